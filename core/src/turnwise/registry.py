@@ -1,0 +1,107 @@
+"""Names to factories: the typed object that each registration hook receives. It builds nothing by itself."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+from attrs import define, field, frozen
+
+from turnwise.errors import DuplicateNameError, PluginError
+from turnwise.protocols import Resources
+
+T = TypeVar("T")
+Factory = Callable[[Any, Resources], T]
+"""Called with an instance of the entry's config class and the run's resources; a class with that `__init__` fits."""
+
+
+@frozen
+class NoConfig:
+    """Config of a plugin that has no options."""
+
+
+@frozen(kw_only=True)
+class Entry(Generic[T]):
+    """
+    One registered name.
+
+    Attributes:
+        name: what configs call it.
+        factory: builds it.
+        config: attrs class of its options.
+        owner: entry-point name of the plugin that registered it.
+    """
+
+    name: str
+    factory: Factory[T]
+    config: type
+    owner: str
+
+
+@define
+class Registry(Generic[T]):
+    """
+    What one hook fills: names of one kind.
+
+    Attributes:
+        kind: what it holds, in the singular, for texts.
+    """
+
+    kind: str
+    _entries: dict[str, Entry[T]] = field(factory=dict, init=False)
+    _owner: str = field(default="", init=False)
+
+    def add(self, name: str, factory: Factory[T], config: type = NoConfig) -> None:
+        """
+        Register a factory.
+
+        Args:
+            name: what configs call it.
+            factory: called as ``factory(config, resources)`` in every process that needs it.
+            config: attrs class of its options, structured from the config section that names it.
+
+        Raises:
+            DuplicateNameError: another plugin has the name; the text names both.
+        """
+        if name in self._entries:
+            raise DuplicateNameError(
+                f"{self.kind} {name!r} is registered by two plugins: {self._entries[name].owner!r} and {self._owner!r}"
+            )
+        self._entries[name] = Entry(name=name, factory=factory, config=config, owner=self._owner)
+
+    @contextmanager
+    def owned_by(self, owner: str) -> Iterator[None]:
+        """Say which plugin is registering, for the texts of conflicts."""
+        self._owner, before = owner, self._owner
+        try:
+            yield
+        finally:
+            self._owner = before
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether the name is registered."""
+        return name in self._entries
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names, sorted."""
+        return tuple(sorted(self._entries))
+
+    def entries(self) -> Mapping[str, Entry[T]]:
+        """Return the entries by name, sorted."""
+        return {name: self._entries[name] for name in self.names()}
+
+    def get(self, name: str) -> Entry[T]:
+        """Return an entry; `PluginError` with what is there and a did-you-mean when it is missing."""
+        if name in self._entries:
+            return self._entries[name]
+        raise PluginError(f"unknown {self.kind} {name!r}{did_you_mean(name, self.names())}")
+
+
+def did_you_mean(name: str, known: tuple[str, ...]) -> str:
+    """Return the end of an error text: the closest known name, or all of them."""
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(known)}" if known else "; none is installed"

@@ -1,0 +1,128 @@
+"""What an episode leaves behind: the only thing that travels from a worker to the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from attrs import field, frozen
+
+from turnwise.errors import TrajectoryError
+from turnwise.trajectory import Trajectory
+from turnwise.types import (
+    EpisodeMetrics,
+    Fault,
+    FloatArray,
+    Message,
+    Placement,
+    Score,
+    Status,
+    Task,
+    TokenScore,
+    TrajectoryScore,
+    TurnScore,
+)
+
+
+@frozen(kw_only=True, eq=False)
+class EpisodeResult:
+    """
+    One finished episode, whatever became of it.
+
+    Attributes:
+        task: what it ran.
+        rollout_n: which of its group's episodes it is, from 0.
+        global_step: training step that asked for it.
+        validation: whether it ran with the validation sampling parameters.
+        agent_name: the agent that ran it.
+        status: how it ended.
+        fault: why, for every status but completed and plain truncation.
+        trajectories: one or more records; none when it failed before its prompt was made.
+        scores: one per trajectory, empty when it was not scored.
+        messages: the conversation as text.
+        metrics: counts and wall-clock times.
+    """
+
+    task: Task
+    rollout_n: int = 0
+    global_step: int = 0
+    validation: bool = False
+    agent_name: str = ""
+    status: Status
+    fault: Fault | None = None
+    trajectories: tuple[Trajectory, ...] = ()
+    scores: tuple[Score, ...] = ()
+    messages: tuple[Message, ...] = ()
+    metrics: EpisodeMetrics = field(factory=EpisodeMetrics)
+
+    @property
+    def uid(self) -> str:
+        """Name of the episode, unique in the run's step."""
+        return f"{self.task.uid}/{self.rollout_n}"
+
+    @property
+    def reward(self) -> float | None:
+        """Sum of all scores; None when it was not scored."""
+        return sum(map(total_score, self.scores)) if self.scores else None
+
+    @property
+    def trainable(self) -> bool:
+        """Whether its tokens may enter the loss: a failed episode says nothing about the policy."""
+        return self.status is not Status.FAILED
+
+
+def total_score(score: Score) -> float:
+    """Return the sum of a score's values."""
+    return score.value if isinstance(score, TrajectoryScore) else float(sum(score.values))
+
+
+def score_extra(result: EpisodeResult) -> Mapping[str, Any]:
+    """Return the named numbers that the rewards added, the later ones winning."""
+    return {name: value for score in result.scores for name, value in score.extra.items()}
+
+
+def token_scores(score: Score, trajectory: Trajectory) -> FloatArray:
+    """
+    Lay a score out over the response tokens.
+
+    Returns:
+        (R,) float32, zero where no score sits.
+
+    Raises:
+        TrajectoryError: a turn or token score does not fit the trajectory.
+    """
+    values = np.zeros(trajectory.num_response_tokens, np.float32)
+    if isinstance(score, TokenScore):
+        return _per_token(score, trajectory)
+    if len(values) == 0:
+        return values
+    if isinstance(score, TurnScore):
+        ends = _turn_ends(score, trajectory)
+        values[ends] = score.values
+    else:
+        values[_place(score.at, trajectory)] = score.value
+    return values
+
+
+def _place(at: Placement, trajectory: Trajectory) -> int:
+    turns = trajectory.turns()
+    if at is Placement.LAST_TOKEN or not turns:
+        return -1
+    return max(stop for _start, stop in turns) - 1 - trajectory.num_prompt_tokens
+
+
+def _turn_ends(score: TurnScore, trajectory: Trajectory) -> list[int]:
+    ends = [stop - 1 - trajectory.num_prompt_tokens for _start, stop in trajectory.turns()]
+    if len(ends) != len(score.values):
+        raise TrajectoryError(f"{len(score.values)} turn scores for {len(ends)} turns")
+    return ends
+
+
+def _per_token(score: TokenScore, trajectory: Trajectory) -> FloatArray:
+    values = np.asarray(score.values, np.float32)
+    if values.shape != (trajectory.num_response_tokens,):
+        raise TrajectoryError(f"{len(values)} token scores for {trajectory.num_response_tokens} response tokens")
+    if values[trajectory.response_mask == 0].any():
+        raise TrajectoryError("a token score is not 0 on a token that the policy did not sample")
+    return values

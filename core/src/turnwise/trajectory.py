@@ -1,0 +1,325 @@
+"""
+The token record: the one place where masks, positions and log-probabilities come from.
+
+A `Trajectory` is a prompt and the segments appended after it. Agents append; they can set no mask, no position and no
+visibility, for these follow from the origin of a segment and from forks and joins. Appending costs O(new tokens).
+The record does not know text, rewards or padding.
+
+Layout (parallel thinking as in Parallel-R1, arXiv:2509.07980, for any number of paths): with absolute indices q, k
+``visible(q, k) = k <= q and (k < block_start[q] or k >= path_start[q])``. Every path of a block starts at one position
+p; the first token after the block gets p + the longest path's length, which equals
+``1 + max(position of the visible k < q)``.
+
+Shapes: P prompt tokens, R response tokens, T = P + R.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+from attrs import evolve
+from numpy.typing import ArrayLike, NDArray
+
+from turnwise.errors import TrajectoryError
+from turnwise.record import DTYPES, Origin, Segment, TokenRecord, as_tokens
+from turnwise.types import FloatArray, TokenArray
+
+
+class Path(TokenRecord):
+    """
+    One path of an open block: it sees its trajectory up to the fork and itself, never its siblings.
+
+    Made by `Trajectory.fork`, taken back by `Trajectory.join`, after which it accepts no more tokens.
+    """
+
+    __slots__ = ("_joined", "_trajectory", "index")
+
+    def __init__(self, trajectory: Trajectory, index: int) -> None:
+        super().__init__(trajectory.next_position)
+        self._trajectory = trajectory
+        self._joined = False
+        self.index = index
+
+    @property
+    def own_ids(self) -> TokenArray:
+        """(n,) the path's own ids."""
+        return cast("TokenArray", self._columns.view("token_ids"))
+
+    @property
+    def input_ids(self) -> TokenArray:
+        """(T + n,) all that the path sees: the trajectory up to the fork, then its own ids."""
+        return np.concatenate([self._trajectory.input_ids, self._columns.view("token_ids")])
+
+    @property
+    def position_ids(self) -> TokenArray:
+        """(T + n,) the positions of `input_ids`."""
+        return np.concatenate([self._trajectory.position_ids, self._columns.view("position_ids")])
+
+    @property
+    def num_response_tokens(self) -> int:
+        """Response tokens in the path's context: the trajectory's up to the fork and its own."""
+        return self._trajectory.num_response_tokens + len(self)
+
+    def fork(self, num_paths: int) -> tuple[Path, ...]:
+        """Refuse: two ints per token describe one level of paths, not nested ones."""
+        raise TrajectoryError(f"a path cannot fork into {num_paths}: nested blocks have no layout")
+
+    def _refuse_if_closed(self) -> None:
+        if self._joined:
+            raise TrajectoryError(f"path {self.index} was joined: append to the trajectory instead")
+
+
+class Trajectory(TokenRecord):
+    """
+    Append-only token record of an episode.
+
+    Example:
+        >>> t = Trajectory([5, 6])
+        >>> t.add_action([7, 8], [-0.1, -0.2], weight_version=3)
+        >>> t.add_observation([9])
+        >>> t.response_mask.tolist()
+        [1, 1, 0]
+    """
+
+    __slots__ = ("_num_blocks", "_open_paths", "num_prompt_tokens")
+
+    def __init__(self, prompt_ids: ArrayLike) -> None:
+        """Begin a record with (P,) prompt ids; P may be 0."""
+        super().__init__(next_position=0)
+        self._num_blocks = 0
+        self._open_paths: tuple[Path, ...] = ()
+        ids = as_tokens(prompt_ids)
+        self.num_prompt_tokens = len(ids)
+        self._append(Origin.PROMPT, ids)
+        self._segments.clear()
+
+    # What was recorded
+
+    @property
+    def num_response_tokens(self) -> int:
+        """R: how many tokens follow the prompt."""
+        return len(self._columns) - self.num_prompt_tokens
+
+    @property
+    def input_ids(self) -> TokenArray:
+        """(T,) int32, prompt and response."""
+        return cast("TokenArray", self._columns.view("token_ids"))
+
+    @property
+    def prompt_ids(self) -> TokenArray:
+        """(P,) int32."""
+        return self.input_ids[: self.num_prompt_tokens]
+
+    @property
+    def response_ids(self) -> TokenArray:
+        """(R,) int32."""
+        return cast("TokenArray", self._columns.view("token_ids", self.num_prompt_tokens))
+
+    @property
+    def response_mask(self) -> NDArray[np.uint8]:
+        """(R,) uint8: 1 exactly on tokens that the policy sampled."""
+        origins = self._columns.view("origins", self.num_prompt_tokens)
+        return cast("NDArray[np.uint8]", np.equal(origins, Origin.ACTION).view(np.uint8))
+
+    @property
+    def origins(self) -> NDArray[np.uint8]:
+        """(R,) uint8: the `Origin` of each response token."""
+        return cast("NDArray[np.uint8]", self._columns.view("origins", self.num_prompt_tokens))
+
+    @property
+    def logprobs(self) -> FloatArray:
+        """(R,) float32: of each sampled id when it was sampled; 0.0 elsewhere."""
+        return cast("FloatArray", self._columns.view("logprobs", self.num_prompt_tokens))
+
+    @property
+    def weight_versions(self) -> TokenArray:
+        """(R,) int32: version of the weights that sampled each id; -1 elsewhere."""
+        return cast("TokenArray", self._columns.view("weight_versions", self.num_prompt_tokens))
+
+    # The layout
+
+    @property
+    def position_ids(self) -> TokenArray:
+        """(T,) int32: 1 + the largest position among the visible tokens before; 0 when there is none."""
+        return cast("TokenArray", self._columns.view("position_ids"))
+
+    @property
+    def block_start(self) -> TokenArray:
+        """(T,) int32: absolute index at which the token's block starts; 0 outside blocks."""
+        return cast("TokenArray", self._columns.view("block_start"))
+
+    @property
+    def path_start(self) -> TokenArray:
+        """(T,) int32: absolute index at which the token's own path starts; 0 outside blocks."""
+        return cast("TokenArray", self._columns.view("path_start"))
+
+    @property
+    def next_position(self) -> int:
+        """Position that the next token appended here would get."""
+        return self._next_position
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether any token lies in a path, so that positions are not just 0..T-1."""
+        return any(segment.block >= 0 for segment in self._segments)
+
+    def visible(self, query: int, key: int) -> bool:
+        """Return whether the token at absolute index `query` sees the one at `key`."""
+        block_start, path_start = self.block_start[query], self.path_start[query]
+        return bool(key <= query and (key < block_start or key >= path_start))
+
+    # Forks
+
+    @property
+    def open_paths(self) -> tuple[Path, ...]:
+        """The paths of the block that is open, empty when none is."""
+        return self._open_paths
+
+    def fork(self, num_paths: int) -> tuple[Path, ...]:
+        """
+        Open a block of paths that see this record so far and not each other.
+
+        Until `join`, tokens go to the paths and not to the trajectory.
+
+        Args:
+            num_paths: how many, at least 1.
+
+        Raises:
+            TrajectoryError: a block is open already, or `num_paths` is below 1.
+        """
+        self._refuse_if_closed()
+        if num_paths < 1:
+            raise TrajectoryError(f"a block needs at least 1 path, not {num_paths}")
+        self._open_paths = tuple(Path(self, index) for index in range(num_paths))
+        return self._open_paths
+
+    def join(self, paths: Sequence[Path]) -> None:
+        """
+        Close the open block: append its paths in order; what follows sees all of them.
+
+        Args:
+            paths: what `fork` returned, all of them, in that order; a path may be empty.
+
+        Raises:
+            TrajectoryError: these are not the paths of the open block.
+        """
+        if not self._open_paths:
+            raise TrajectoryError("no block is open: call fork first")
+        if len(paths) != len(self._open_paths) or any(a is not b for a, b in zip(paths, self._open_paths, strict=True)):
+            raise TrajectoryError(f"join takes the {len(self._open_paths)} paths of the open block, in their order")
+        block_start, self._open_paths = len(self._columns), ()
+        for path in paths:
+            self._take(path, block_start)
+        self._next_position += max(len(path) for path in paths)
+        self._num_blocks += 1
+
+    def _take(self, path: Path, block_start: int) -> None:
+        path._joined = True  # noqa: SLF001 - the record and its paths are one idea in two classes
+        start = len(self._columns)
+        own = path._columns  # noqa: SLF001
+        shared = ("token_ids", "logprobs", "origins", "weight_versions", "position_ids")
+        self._columns.extend(
+            len(own), block_start=block_start, path_start=start, **{name: own.view(name) for name in shared}
+        )
+        for segment in path.segments:
+            self._segments.append(
+                Segment(
+                    segment.origin, segment.start + start, segment.stop + start, block=self._num_blocks, path=path.index
+                )
+            )
+
+    def close(self) -> None:
+        """Join a block that was left open, so that what its paths hold is kept; harmless otherwise."""
+        if self._open_paths:
+            self.join(self._open_paths)
+
+    def _refuse_if_closed(self) -> None:
+        if self._open_paths:
+            raise TrajectoryError("a block is open: append to its paths, or join them first")
+
+    # Derived records
+
+    def turns(self) -> tuple[tuple[int, int], ...]:
+        """Return (start, stop) absolute indices of the model's turns: unbroken runs of actions in one path."""
+        return tuple(_merged_actions(self._segments))
+
+    def truncated(self, response_budget: int) -> Trajectory:
+        """
+        Return a record with at most the first `response_budget` response tokens; this one stands.
+
+        A cut inside a block keeps the isolation of the paths that remain.
+
+        Raises:
+            TrajectoryError: the budget is negative, or a block is open.
+        """
+        self._refuse_if_closed()
+        if response_budget < 0:
+            raise TrajectoryError(f"response_budget must be at least 0, not {response_budget}")
+        stop = min(len(self._columns), self.num_prompt_tokens + response_budget)
+        kept = [evolve(s, stop=min(s.stop, stop)) for s in self._segments if s.start < stop]
+        columns = {name: self._columns.view(name)[:stop] for name in DTYPES}
+        return _restored(columns, kept, self.num_prompt_tokens)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return arrays and plain lists that `from_dict` restores, without spare memory."""
+        self._refuse_if_closed()
+        saved: dict[str, Any] = {name: self._columns.view(name).copy() for name in DTYPES}
+        saved["num_prompt_tokens"] = self.num_prompt_tokens
+        saved["segments"] = [[int(s.origin), s.start, s.stop, s.block, s.path] for s in self._segments]
+        return saved
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Trajectory:
+        """
+        Restore what `to_dict` returned; tokens can be appended to it as to the first one.
+
+        Raises:
+            TrajectoryError: a column is missing or the columns differ in length.
+        """
+        missing = [name for name in (*DTYPES, "segments", "num_prompt_tokens") if name not in saved]
+        if missing:
+            raise TrajectoryError(f"a saved trajectory lacks {', '.join(missing)}")
+        columns = {name: np.asarray(saved[name]) for name in DTYPES}
+        if len({len(column) for column in columns.values()}) != 1:
+            raise TrajectoryError("the columns of a saved trajectory differ in length")
+        segments = [Segment(Origin(origin), *rest) for origin, *rest in saved["segments"]]
+        return _restored(columns, segments, int(saved["num_prompt_tokens"]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without spare memory."""
+        return self.to_dict()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Unpickle."""
+        other = Trajectory.from_dict(state)
+        for name in (*TokenRecord.__slots__, *Trajectory.__slots__):
+            setattr(self, name, getattr(other, name))
+
+
+def _restored(columns: dict[str, NDArray[Any]], segments: list[Segment], num_prompt_tokens: int) -> Trajectory:
+    trajectory = Trajectory([])
+    trajectory.num_prompt_tokens = num_prompt_tokens
+    trajectory._columns.extend(len(columns["token_ids"]), **columns)  # noqa: SLF001 - the record's own factory
+    trajectory._segments = segments  # noqa: SLF001
+    trajectory._num_blocks = 1 + max((s.block for s in segments), default=-1)  # noqa: SLF001
+    # Nothing is left open, so the next token sees every token before it.
+    trajectory._next_position = 1 + int(columns["position_ids"].max(initial=-1))  # noqa: SLF001
+    return trajectory
+
+
+def _merged_actions(segments: Sequence[Segment]) -> Iterator[tuple[int, int]]:
+    start = stop = -1
+    home = (-1, -1)
+    for segment in segments:
+        if segment.origin is not Origin.ACTION:
+            continue
+        if segment.start == stop and (segment.block, segment.path) == home:
+            stop = segment.stop
+            continue
+        if stop > start:
+            yield start, stop
+        start, stop, home = segment.start, segment.stop, (segment.block, segment.path)
+    if stop > start:
+        yield start, stop

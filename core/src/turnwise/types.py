@@ -1,0 +1,366 @@
+"""
+Frozen data that crosses every border of turnwise: tasks, messages, requests, results, scores, faults.
+
+Nothing here has behaviour beyond its own invariants, and nothing imports a tensor library: only these types, and
+`turnwise.trajectory.Trajectory`, travel between processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Literal
+
+import numpy as np
+from attrs import evolve, field, frozen, validators
+from numpy.typing import ArrayLike, NDArray
+
+from turnwise.errors import Owner
+
+TokenArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+Message = Mapping[str, Any]
+"""One chat message in the OpenAI form: `role`, `content`, and for assistants perhaps `tool_calls`."""
+
+
+def as_token_array(token_ids: ArrayLike) -> TokenArray:
+    """Return a one-dimensional int32 array of the ids; a `ValueError` names any other shape or kind."""
+    array = np.asarray(token_ids)
+    if array.ndim != 1:
+        raise ValueError(f"token ids must be one-dimensional, got shape {array.shape}")
+    if array.size == 0:
+        return np.empty(0, np.int32)
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"token ids must be integers, got {array.dtype}")
+    if array.dtype != np.int32 and (int(array.max()) > np.iinfo(np.int32).max or int(array.min()) < 0):
+        raise ValueError("token ids must be in 0..2**31-1")
+    return array.astype(np.int32, copy=False)
+
+
+def as_float_array(values: ArrayLike) -> FloatArray:
+    """Return a one-dimensional float32 array of the values."""
+    array = np.asarray(values, np.float32)
+    if array.ndim != 1:
+        raise ValueError(f"values must be one-dimensional, got shape {array.shape}")
+    return array
+
+
+class State(StrEnum):
+    """
+    The common states of an agent's state machine; an agent may name more, as plain strings.
+
+    A value is never empty, and only `TERMINATED` ends an episode.
+    """
+
+    PENDING = "pending"
+    GENERATING = "generating"
+    PROCESSING_TOOLS = "processing_tools"
+    INTERACTING = "interacting"
+    TERMINATED = "terminated"
+
+
+class Status(StrEnum):
+    """How an episode ended. Every episode has one; none is lost."""
+
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    TIMED_OUT = "timed_out"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+class FinishReason(StrEnum):
+    """Why an engine stopped: a stop token or string, the token limit, or an abort."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@frozen(kw_only=True)
+class Task:
+    """
+    One row of the data set.
+
+    Attributes:
+        messages: the conversation so far, at least one message.
+        uid: stable name of the row; the episodes of one GRPO group share it.
+        sample_index: place of the row in the data set, from 0.
+        agent_name: which agent runs it; empty means the config's default.
+        ground_truth: what the reward compares with; any JSON value.
+        data_source: name of the data set that the row came from.
+        extra: every other column of the row, as JSON values.
+    """
+
+    messages: tuple[Message, ...]
+    uid: str
+    sample_index: int = 0
+    agent_name: str = ""
+    ground_truth: Any = None
+    data_source: str = ""
+    extra: Mapping[str, Any] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class SamplingParams:
+    """
+    How the next tokens are drawn; the names are those of vLLM and transformers.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: nucleus mass, in (0, 1].
+        top_k: how many most likely ids stay; -1 keeps all.
+        max_tokens: most tokens of one turn; None leaves it to the episode's budget.
+        stop_token_ids: ids that end a turn besides the model's own end-of-turn ids; they stay in the output.
+        stop: strings that end a turn; needs an engine with the capability `stop_strings`.
+        seed: of this request; None lets the episode derive one from the run's seed.
+    """
+
+    temperature: float = field(default=1.0, validator=validators.ge(0))
+    top_p: float = field(default=1.0, validator=[validators.gt(0), validators.le(1)])
+    top_k: int = field(default=-1)
+    max_tokens: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+    @top_k.validator
+    def _check_top_k(self, _attribute: object, value: int) -> None:
+        if value != -1 and value < 1:
+            raise ValueError(f"'top_k' must be -1 (all) or at least 1: {value}")
+
+    def with_(self, **changes: Any) -> SamplingParams:
+        """Return a copy with some fields changed."""
+        return evolve(self, **changes)
+
+
+@frozen(kw_only=True, eq=False)
+class GenerateRequest:
+    """
+    What an engine is asked: continue these ids.
+
+    Attributes:
+        request_id: unique in the run; `Engine.abort` takes it.
+        trajectory_id: the record that the ids belong to; routers stick to it.
+        token_ids: (num_tokens,) int32, the whole context, never empty.
+        sampling: with `max_tokens` and `stop_token_ids` filled in.
+        group_id: the task's `uid`; requests of one group share a prompt prefix.
+    """
+
+    request_id: str
+    trajectory_id: str
+    token_ids: TokenArray = field(converter=as_token_array)
+    sampling: SamplingParams
+    group_id: str = ""
+
+
+@frozen(kw_only=True, eq=False)
+class GenerateResult:
+    """
+    What an engine answers.
+
+    Attributes:
+        token_ids: (num_new,) int32, as sampled; a stop token is included.
+        logprobs: (num_new,) float32, of each id under the distribution it was drawn from.
+        finish_reason: stop, length or abort; an aborted request returns what it had sampled.
+        weight_version: of the weights the tokens were drawn from: one for all, or (num_new,) int32 when they
+            changed in mid-flight.
+        stop_reason: the stop id or string that ended the turn, when there was one.
+        num_cached_tokens: how many tokens of the context came from a prefix cache.
+    """
+
+    token_ids: TokenArray = field(converter=as_token_array)
+    logprobs: FloatArray = field(converter=as_float_array)
+    finish_reason: FinishReason
+    weight_version: int | TokenArray = 0
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse a result whose arrays disagree, before it can reach a record."""
+        if len(self.token_ids) != len(self.logprobs):
+            raise ValueError(f"{len(self.token_ids)} token ids but {len(self.logprobs)} log-probabilities")
+
+
+@frozen(kw_only=True)
+class Capabilities:
+    """
+    What an engine can do, frozen so that it can be asked across processes.
+
+    Attributes:
+        logprobs: results carry the log-probability of each sampled id.
+        seeds: a request's seed makes its output repeatable.
+        stop_strings: `SamplingParams.stop` is honoured.
+        abort: `Engine.abort` ends a request early and it returns what it had sampled.
+        layouts: requests may carry a fork layout (parallel paths).
+        weight_updates: `Engine.update_weights` works.
+        sleep_levels: which levels `Engine.sleep` accepts.
+        max_context: most tokens of context and output together; None when unknown.
+    """
+
+    logprobs: bool = True
+    seeds: bool = False
+    stop_strings: bool = False
+    abort: bool = False
+    layouts: bool = False
+    weight_updates: bool = False
+    sleep_levels: frozenset[int] = frozenset()
+    max_context: int | None = None
+
+
+@frozen(kw_only=True)
+class ToolCall:
+    """
+    One call that a parser found in a turn.
+
+    Attributes:
+        name: the tool asked for; empty when it could not be read.
+        arguments: its JSON object; empty when malformed.
+        error: why the call cannot be run, as a text for the model; empty for a good call.
+        raw: the text between the tags, as sampled.
+    """
+
+    name: str = ""
+    arguments: Mapping[str, Any] = field(factory=dict)
+    error: str = ""
+    raw: str = ""
+
+
+@frozen(kw_only=True)
+class ToolResult:
+    """
+    What a tool answers.
+
+    Attributes:
+        text: what the model reads.
+        reward: what the call itself earned, if the tool gives rewards.
+        metrics: numbers for the logs.
+        error: the call failed and `text` says how; the model may try again.
+    """
+
+    text: str
+    reward: float | None = None
+    metrics: Mapping[str, float] = field(factory=dict)
+    error: bool = False
+
+
+class Placement(StrEnum):
+    """Where a trajectory's score sits among its tokens."""
+
+    LAST_ACTION = "last_action"
+    LAST_TOKEN = "last_token"
+
+
+@frozen(kw_only=True)
+class TrajectoryScore:
+    """One number for a whole trajectory, set on its last action token unless `at` says otherwise."""
+
+    value: float
+    at: Placement = Placement.LAST_ACTION
+    extra: Mapping[str, float] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class TurnScore:
+    """One number per turn of the model, each set on the turn's last action token."""
+
+    values: tuple[float, ...]
+    extra: Mapping[str, float] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class TokenScore:
+    """One number per response token; those that are not actions must be 0."""
+
+    values: tuple[float, ...]
+    extra: Mapping[str, float] = field(factory=dict)
+
+
+Score = TrajectoryScore | TurnScore | TokenScore
+
+
+@frozen(kw_only=True)
+class Fault:
+    """
+    Why an episode failed, timed out or was cut.
+
+    Attributes:
+        owner: whose code or machine it was.
+        kind: the exception's class name.
+        message: one line.
+        traceback: the frames, for the log.
+    """
+
+    owner: Owner
+    kind: str
+    message: str
+    traceback: str = ""
+
+
+@frozen(kw_only=True)
+class EpisodeMetrics:
+    """
+    What one episode cost; the times are wall-clock seconds and so differ from run to run.
+
+    Attributes:
+        total_s: from the first step to the end, reward included.
+        llm_s: sum over generate calls.
+        tool_s: sum over tool calls (parallel calls add up).
+        reward_s: spent in the reward.
+        num_turns: generate calls that returned tokens.
+        num_tool_calls: tool calls asked for, malformed ones included.
+        num_tool_errors: those that ended in an error text.
+        num_tokens: by origin: prompt, action, observation, forced.
+        mask_ratio: action tokens over response tokens.
+        tool_reward: sum of what tools gave.
+        num_cached_tokens: context tokens that came from a prefix cache.
+        extra: what the agent added with `Episode.record_metric`.
+    """
+
+    total_s: float = 0.0
+    llm_s: float = 0.0
+    tool_s: float = 0.0
+    reward_s: float = 0.0
+    num_turns: int = 0
+    num_tool_calls: int = 0
+    num_tool_errors: int = 0
+    num_tokens: Mapping[str, int] = field(factory=dict)
+    mask_ratio: float = 0.0
+    tool_reward: float = 0.0
+    num_cached_tokens: int = 0
+    extra: Mapping[str, float] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class PluginPin:
+    """
+    Where a plugin was found by the driver, so that a worker can prove it has the same one.
+
+    Attributes:
+        name: entry-point name.
+        module: what the entry point loads.
+        distribution: name of the installed distribution.
+        version: its version.
+    """
+
+    name: str
+    module: str
+    distribution: str
+    version: str
+
+
+@frozen(kw_only=True)
+class PluginRecipe:
+    """
+    All that crosses a process border of the plugin system: what to load, never what was loaded.
+
+    Attributes:
+        allow: entry-point names to load; None loads all that are installed.
+        pins: what the driver resolved them to; loading raises `PluginError` on a difference.
+    """
+
+    allow: tuple[str, ...] | None = None
+    pins: tuple[PluginPin, ...] = ()
+
+
+SectionKind = Literal["agent", "engine", "interaction", "parser", "reward", "tool"]

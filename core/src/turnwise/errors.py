@@ -7,6 +7,7 @@ what happens next: a bad config stops a run, a bad episode is data (see `turnwis
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -92,7 +93,7 @@ class BoundaryError(TurnwiseError):
 @contextmanager
 def boundary(owner: Owner, where: str) -> Iterator[None]:
     """
-    Say whose code is running: any ordinary exception inside leaves as a `BoundaryError` of that owner.
+    Say whose code is running: any exception inside leaves as a `BoundaryError` of that owner.
 
     Episode ends and boundaries further in pass unchanged; an `InfrastructureError` is owned by `infra` and an
     `EngineError` by `engine`, whoever was running.
@@ -103,11 +104,12 @@ def boundary(owner: Owner, where: str) -> Iterator[None]:
     """
     try:
         yield
-    except (EpisodeEnd, BoundaryError):
+    except (EpisodeEnd, BoundaryError, CancelledError, KeyboardInterrupt, GeneratorExit):
         raise
     except InfrastructureError as error:
         raise BoundaryError("infra", where, error) from error
     except EngineError as error:
         raise BoundaryError("engine", where, error) from error
-    except Exception as error:
+    except BaseException as error:
+        # A plugin that calls sys.exit() ends its own episode, not the process.
         raise BoundaryError(owner, where, error) from error

@@ -190,12 +190,16 @@ class Episode(Protocol):
     are the same for every agent.
     """
 
-    task: Task
     state: str
+    """Where the agent's machine stands; the driver sets it to what `step` returned."""
     messages: list[Message]
     """The conversation as text, for rewards, simulators and people; the model is fed from `trajectory` alone."""
     memory: dict[str, Any]
     """The agent's own notes, JSON values only: with the trajectory they are all that a checkpoint needs."""
+
+    @property
+    def task(self) -> Task:
+        """The row that it runs."""
 
     @property
     def uid(self) -> str:

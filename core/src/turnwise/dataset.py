@@ -1,0 +1,377 @@
+"""
+Tasks from files: JSONL, a JSON list, or Parquet, in turnwise's own row form or in verl's as it is.
+
+A row needs `messages`, or `prompt` (a list of messages, or a text that becomes one user message). These columns are
+understood, and every other one is kept in `Task.extra`, `reward_model` and `extra_info` included:
+
+- `uid`, a text or an integer; derived from the content when the row has none.
+- `sample_index`, or verl's ``extra_info.index``; the row's number when neither is an integer from 0.
+- `ground_truth`, or verl's ``reward_model.ground_truth``.
+- `agent_name` and `data_source`.
+
+Nothing is ever unpickled: a Parquet column must be made of plain types.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import numpy as np
+from attrs import evolve
+
+from turnwise.errors import DataError
+from turnwise.types import Message, Task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROLES: Final = ("system", "user", "assistant", "tool", "developer")
+"""What the `role` of a message may be."""
+
+FORMATS: Final[Mapping[str, str]] = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet"}
+"""The format that a file's suffix stands for."""
+
+_BATCH_ROWS: Final = 1024
+_UID_CHARACTERS: Final = 16
+_Located = tuple[str, Any]
+"""Where a row stands, for error texts, and the row."""
+
+
+def load_tasks(
+    path: str | Path,
+    *,
+    format: str | None = None,
+    offset: int = 0,
+    limit: int | None = None,
+    shuffle_seed: int | None = None,
+) -> list[Task]:
+    """
+    Read the tasks of a file.
+
+    Args:
+        path: a file whose suffix is one of `FORMATS`.
+        format: `jsonl`, `json` or `parquet`; None goes by the suffix.
+        offset: how many tasks to leave out at the beginning, after shuffling.
+        limit: most tasks to return; None returns all. Unless shuffled, rows after the last one are not read.
+        shuffle_seed: shuffle all tasks by this seed first; None keeps the order of the file.
+
+    Returns:
+        At least one task; their `uid` differ. A derived `uid` is a hash of the row's messages and index, the same
+        wherever the file lies and whichever format it has, and holds neither "_" nor "/".
+
+    Raises:
+        DataError: the file cannot be read, or a row of it is no task; the text names the file and the row.
+    """
+    file = Path(path)
+    if offset < 0:
+        raise DataError(f"{file}: 'offset' must be at least 0, not {offset}")
+    if limit is not None and limit < 1:
+        raise DataError(f"{file}: 'limit' must be at least 1, not {limit}")
+    stop = None if limit is None else offset + limit
+    tasks = list(islice(_tasks(file, format), stop if shuffle_seed is None else None))
+    if not tasks:
+        raise DataError(f"{file}: holds no rows")
+    if shuffle_seed is not None:
+        random.Random(shuffle_seed).shuffle(tasks)
+    if offset >= len(tasks):
+        raise DataError(f"{file}: 'offset' {offset} is past its {len(tasks)} rows")
+    return tasks[offset:stop]
+
+
+def task_from_row(row: Mapping[str, Any], *, row_number: int = 0, where: str = "row") -> Task:
+    """
+    Make a task of one row, whose values may be numpy or pyarrow scalars and arrays.
+
+    Args:
+        row: columns by name.
+        row_number: index of the row when it names none itself.
+        where: what stands before the error text, such as the file and the line.
+
+    Raises:
+        DataError: the row has no messages, or a value that is no JSON value.
+    """
+    values = _plain_row(row, where)
+    messages = _take_messages(values, where)
+    for name in ("reward_model", "extra_info"):
+        if values.get(name) is not None:
+            values[name] = _object(values[name], f"{where}: {name}")
+    index = _take_index(values, row_number, where)
+    truth = values.pop("ground_truth", None)
+    if truth is None:
+        truth = (values.get("reward_model") or {}).get("ground_truth")
+    return Task(
+        messages=messages,
+        uid=_own_uid(values.pop("uid", None), where) or _content_hash([messages, index]),
+        sample_index=index if isinstance(index, int) and index >= 0 else row_number,
+        agent_name=_text(values.pop("agent_name", None), f"{where}: agent_name"),
+        ground_truth=truth,
+        data_source=_text(values.pop("data_source", None), f"{where}: data_source"),
+        extra=values,
+    )
+
+
+def _tasks(file: Path, format: str | None) -> Iterator[Task]:
+    first_seen: dict[str, str] = {}
+    repeats: Counter[str] = Counter()
+    for number, (where, row) in enumerate(_rows(file, format)):
+        if not isinstance(row, Mapping):
+            raise DataError(f"{where}: expected an object, got {_kind(row)}")
+        task = task_from_row(row, row_number=number, where=where)
+        if row.get("uid") is None:
+            # Some data sets repeat a row with its index on purpose: each copy is a task of its own.
+            repeats[task.uid] += 1
+            if repeats[task.uid] > 1:
+                task = evolve(task, uid=f"{task.uid}-{repeats[task.uid]}")
+        if task.uid in first_seen:
+            raise DataError(f"{where}: uid {task.uid!r} is also that of {first_seen[task.uid]}")
+        first_seen[task.uid] = where
+        yield task
+
+
+# Files
+
+
+def _rows(file: Path, format: str | None) -> Iterator[_Located]:
+    name = FORMATS.get(file.suffix.lower(), "") if format is None else format
+    if name not in _READERS:
+        wrong, known = (f"suffix {file.suffix!r}", FORMATS) if format is None else (f"format {format!r}", _READERS)
+        raise DataError(f"{file}: {wrong} is none of {', '.join(known)}")
+    if not file.exists():
+        raise DataError(f"{file}: no such file")
+    if file.is_dir():
+        raise DataError(f"{file}: is a directory, not a file")
+    try:
+        yield from _READERS[name](file)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {_first_line(error)}") from error
+
+
+def _jsonl_rows(file: Path) -> Iterator[_Located]:
+    start = 0
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            text = _decoded(line, file, number, start)
+            start += len(line)
+            if text.strip():
+                yield f"{file}, line {number}", _json(text, file, number)
+
+
+def _json_rows(file: Path) -> Iterator[_Located]:
+    rows = _json(_decoded(file.read_bytes(), file, 1, 0), file, 1)
+    if not isinstance(rows, list):
+        raise DataError(f"{file}: expected a list of objects, got {_kind(rows)}")
+    for number, row in enumerate(rows):
+        yield f"{file}, row {number}", row
+
+
+def _parquet_rows(file: Path) -> Iterator[_Located]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(file) as parquet:
+            for column in parquet.schema_arrow:
+                _refuse_unplain(column, file)
+            for batch in parquet.iter_batches(batch_size=_BATCH_ROWS):
+                for row in batch.to_pylist():
+                    yield f"{file}, row {number}", row
+                    number += 1
+    except (pa.ArrowException, ValueError) as error:
+        raise DataError(f"{file}: not a readable Parquet file: {_first_line(error)}") from error
+
+
+_READERS: Final[Mapping[str, Callable[[Path], Iterator[_Located]]]] = {
+    "jsonl": _jsonl_rows,
+    "json": _json_rows,
+    "parquet": _parquet_rows,
+}
+
+
+def _decoded(data: bytes, file: Path, line: int, start: int) -> str:
+    """Return the text of some lines of a file, the first being `line`, at byte `start`; a BOM is dropped."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line += data.count(b"\n", 0, error.start)
+        raise DataError(f"{file}, line {line}: not UTF-8 at byte {start + error.start} of the file") from None
+    return text.removeprefix("\ufeff") if start == 0 else text
+
+
+def _json(text: str, file: Path, line: int) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        place = f"{file}, line {line + error.lineno - 1}"
+        raise DataError(f"{place}: invalid JSON at column {error.colno}: {error.msg}") from None
+    except RecursionError:
+        raise DataError(f"{file}, line {line}: invalid JSON: nested too deeply") from None
+    except ValueError as error:
+        raise DataError(f"{file}, line {line}: invalid JSON: {_first_line(error)}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _refuse_unplain(column: pa.Field, file: Path) -> None:
+    wrong = _unplain(column)
+    if wrong is not None:
+        raise DataError(
+            f"{file}: column {column.name!r} has type {wrong}; only text, numbers, booleans, lists and structs are read"
+        )
+
+
+def _unplain(field: pa.Field) -> str | None:
+    """Return the first type in a column that is not plain, if any."""
+    import pyarrow as pa
+
+    type_ = field.type
+    name = (field.metadata or {}).get(b"ARROW:extension:name")
+    if name is not None or isinstance(type_, pa.BaseExtensionType):
+        return f"extension<{name.decode(errors='replace')}>" if name else _first_line(type_)
+    if pa.types.is_dictionary(type_):
+        return _unplain(pa.field(field.name, type_.value_type))
+    if pa.types.is_struct(type_):
+        return next(filter(None, (_unplain(type_.field(i)) for i in range(type_.num_fields))), None)
+    if any(test(type_) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)):
+        return _unplain(type_.value_field)
+    plain = ("null", "boolean", "integer", "floating", "string", "large_string", "string_view")
+    return None if any(getattr(pa.types, f"is_{name}")(type_) for name in plain) else str(type_)
+
+
+# Values
+
+
+def _plain_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    try:
+        return {_encodable(str(name), where): _plain(value, f"{where}: {name}") for name, value in row.items()}
+    except RecursionError:
+        raise DataError(f"{where}: nested too deeply") from None
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Return a value as JSON would hold it: None, bool, int, float, str, list or dict."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    elif hasattr(value, "as_py"):
+        value = value.as_py()
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, str):
+        return _encodable(value, where)
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, Mapping):
+        return {_encodable(str(name), where): _plain(item, f"{where}.{name}") for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    raise DataError(f"{where}: {value if isinstance(value, float) else _kind(value)} is no JSON value")
+
+
+def _encodable(text: str, where: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{where}: the text holds half of a surrogate pair, which is no character") from None
+    return text
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    """Return a struct that may have been written as JSON text."""
+    if isinstance(value, str):
+        try:
+            value = _plain(json.loads(value, parse_constant=_refuse_constant), where)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where}: not a JSON object: {_first_line(error)}") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{where}: expected an object, got {_kind(value)}")
+    return value
+
+
+def _text(value: Any, where: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise DataError(f"{where}: expected a text, got {_kind(value)}")
+    return value
+
+
+def _own_uid(value: Any, where: str) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+        raise DataError(f"{where}: uid: expected a text that is not empty, got {value!r:.60}")
+    return str(value)
+
+
+def _take_index(values: dict[str, Any], row_number: int, where: str) -> Any:
+    """Return what tells equal rows apart: `sample_index`, else ``extra_info.index`` of any kind, else the number."""
+    own = _as_integer(values.pop("sample_index", None))
+    if own is not None:
+        if isinstance(own, bool) or not isinstance(own, int) or own < 0:
+            raise DataError(f"{where}: sample_index: expected an integer from 0, got {own!r:.60}")
+        return own
+    given = _as_integer((values.get("extra_info") or {}).get("index"))
+    return row_number if given is None or isinstance(given, bool) else given
+
+
+def _as_integer(value: Any) -> Any:
+    """Undo what pandas does to a column of integers with gaps: it makes them floats."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _content_hash(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_UID_CHARACTERS]
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else type(value).__name__
+
+
+def _first_line(error: object) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+# Messages
+
+
+def _take_messages(values: dict[str, Any], where: str) -> tuple[Message, ...]:
+    messages, column = values.pop("messages", None), "messages"
+    if messages is None:
+        messages, column = values.pop("prompt", None), "prompt"
+    if messages is None:
+        raise DataError(f"{where}: has neither 'messages' nor 'prompt'")
+    if messages in ("", []):
+        raise DataError(f"{where}: {column} is empty")
+    if isinstance(messages, str) and column == "prompt":
+        return ({"role": "user", "content": messages},)
+    if not isinstance(messages, list):
+        raise DataError(f"{where}: {column}: expected a list of {{role, content}}, got {_kind(messages)}")
+    return tuple(_message(message, f"{where}: {column}[{index}]") for index, message in enumerate(messages))
+
+
+def _message(message: Any, where: str) -> Message:
+    if not isinstance(message, dict):
+        raise DataError(f"{where}: expected {{role, content}}, got {_kind(message)}")
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise DataError(f"{where}.role: {role!r:.60} is none of {', '.join(ROLES)}")
+    # Parquet gives every message the keys of all: those without a value were never there.
+    kept = {name: value for name, value in message.items() if value is not None}
+    if isinstance(content, str):
+        return kept
+    if content is None and role == "assistant" and kept.get("tool_calls"):
+        return {**kept, "content": None}
+    if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("type"), str) for p in content):
+        return {**kept, "content": [{k: v for k, v in part.items() if v is not None} for part in content]}
+    raise DataError(f"{where}.content: expected a text or a list of typed parts, got {_kind(content)}")

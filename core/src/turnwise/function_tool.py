@@ -1,0 +1,306 @@
+"""
+Tools made from typed Python functions: annotations become the schema, the docstring its descriptions.
+
+Sync functions run in threads, so that a tool that blocks never blocks the episodes of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Annotated, Any, Final, Literal, Union
+
+from attrs import field, frozen
+
+from turnwise.errors import ConfigError
+from turnwise.tool_schema import CompiledSchema, Schema, compile_schema
+from turnwise.types import Task, ToolResult
+
+Convert = Callable[[Any], Any]
+"""From a JSON value that fits the schema to the Python value that the function's annotation promises."""
+
+
+@frozen(kw_only=True, eq=False)
+class FunctionTool:
+    """
+    A tool made from a Python function by `function_tool`; it has no sessions and gives no rewards of its own.
+
+    Attributes:
+        func: sync or async; a sync one runs in a thread, so it may block but must be thread-safe, and it goes on in
+            its thread after the call's deadline has passed.
+        schema: in OpenAI form.
+    """
+
+    func: Callable[..., Any]
+    schema: Schema
+    _converters: Mapping[str, Convert] = field(factory=dict, repr=False)
+    _is_async: bool = False
+
+    async def create(self, task: Task) -> None:
+        """Begin nothing: a function keeps nothing between calls."""
+
+    async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
+        """Call the function with the arguments as keywords."""
+        keywords = dict(arguments)
+        for name in self._converters.keys() & keywords.keys():
+            keywords[name] = self._converters[name](keywords[name])
+        if self._is_async:
+            return as_result(await self.func(**keywords))
+        return as_result(await asyncio.to_thread(_call, self.func, keywords))
+
+    async def release(self, session: object) -> None:
+        """End nothing."""
+
+
+def _call(func: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
+    try:
+        return func(**keywords)
+    except StopIteration as error:
+        # A future cannot hold a StopIteration: whoever waits for it would wait for ever.
+        raise RuntimeError(f"StopIteration: {error}") from error
+
+
+def function_tool(func: Callable[..., Any], *, name: str = "", schema: Schema | None = None) -> FunctionTool:
+    """
+    Make a tool of a typed function.
+
+    The schema comes from its annotations and its Google-style docstring (see `function_schema`). It may return
+    a `ToolResult`, a string, None for no text, or anything else, which the model sees as JSON.
+
+    Args:
+        func: sync or async.
+        name: in place of the function's own.
+        schema: in place of one from annotations; arguments are then passed as they are in JSON.
+
+    Raises:
+        ConfigError: one line: which parameter or which part of the schema is wrong.
+
+    Example:
+        >>> def add(a: int, b: int = 1) -> int:
+        ...     '''Add two numbers.'''
+        ...     return a + b
+        >>> function_tool(add).schema["function"]["parameters"]["required"]
+        ['a']
+    """
+    described, converters = function_schema(func, name) if schema is None else (schema, {})
+    compiled = compile_schema(described, getattr(func, "__qualname__", ""))
+    if schema is not None:
+        _refuse_mismatch(func, compiled)
+    is_async = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(getattr(func, "__call__", None))  # noqa: B004 - the method is looked at, not called
+    return FunctionTool(func=func, schema=described, converters=converters, is_async=is_async)
+
+
+def _refuse_mismatch(func: Callable[..., Any], compiled: CompiledSchema) -> None:
+    """Refuse a schema whose arguments the function could not be called with."""
+    body = compiled.schema["function"].get("parameters", {})
+    signature = inspect.signature(func)
+    for names in (body.get("required", ()), body.get("properties", ())):
+        try:
+            signature.bind(**dict.fromkeys(names))
+        except TypeError as error:
+            raise ConfigError(f"tool {compiled.name!r}: its schema does not fit the function: {error}") from error
+
+
+def as_result(value: object) -> ToolResult:
+    """Return what a function returned as a `ToolResult`; see `function_tool`."""
+    if isinstance(value, ToolResult):
+        return value
+    if value is None or isinstance(value, str):
+        return ToolResult(text=value or "")
+    return ToolResult(text=json.dumps(value, ensure_ascii=False, default=str))
+
+
+# Schemas from annotations
+
+
+@frozen(eq=False)
+class Described:
+    """The schema of an annotation, and how a JSON value becomes what the annotation promises (None: as it is)."""
+
+    schema: dict[str, Any]
+    convert: Convert | None = None
+
+
+def function_schema(func: Callable[..., Any], name: str = "") -> tuple[Schema, Mapping[str, Convert]]:
+    """
+    Describe a typed function: its annotations become the schema, its Google-style docstring the descriptions.
+
+    Annotations may be str, int, float, bool, None, Any, list, dict, Literal, Enum, unions of these, and
+    ``Annotated[T, "description"]``. A parameter with a default is not required.
+
+    Args:
+        func: what the model may call, with keyword arguments.
+        name: in place of the function's own.
+
+    Returns:
+        schema: in OpenAI form.
+        converters: by parameter, for those whose JSON value is not yet what the annotation promises.
+
+    Raises:
+        ConfigError: a parameter has no annotation, or one that JSON cannot carry.
+    """
+    name = name or getattr(func, "__name__", "")
+    hints, parameters = _hints(func, name), inspect.signature(func).parameters.values()
+    described = {p.name: _described_parameter(p, hints, f"tool {name!r}: parameter {p.name!r}") for p in parameters}
+    summary, docs = parse_docstring(inspect.getdoc(_described_by(func)) or "")
+    properties = {key: _with_doc(value.schema, docs.get(key, "")) for key, value in described.items()}
+    required = [p.name for p in parameters if p.default is inspect.Parameter.empty]
+    body = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    schema = {"type": "function", "function": {"name": name, "description": summary, "parameters": body}}
+    return schema, {key: value.convert for key, value in described.items() if value.convert is not None}
+
+
+def _described_by(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what carries the annotations and the docstring of a callable."""
+    if isinstance(func, functools.partial):
+        return _described_by(func.func)
+    return func if inspect.isroutine(func) else type(func).__call__
+
+
+def _hints(func: Callable[..., Any], name: str) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(_described_by(func), include_extras=True)
+    except (NameError, TypeError) as error:
+        raise ConfigError(f"tool {name!r}: its annotations cannot be read: {error}") from error
+
+
+def _described_parameter(parameter: inspect.Parameter, hints: Mapping[str, Any], where: str) -> Described:
+    if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
+        raise ConfigError(f"{where} must be an ordinary or keyword-only one: models call tools by keyword")
+    if parameter.name not in hints:
+        raise ConfigError(f"{where} has no type annotation")
+    described = describe(hints[parameter.name], where)
+    default = parameter.default.value if isinstance(parameter.default, Enum) else parameter.default
+    if default is None or isinstance(default, str | int | float | bool):
+        return Described({**described.schema, "default": default}, described.convert)
+    return described
+
+
+def _with_doc(schema: dict[str, Any], text: str) -> dict[str, Any]:
+    return {**schema, "description": text} if text else schema
+
+
+def describe(annotation: Any, where: str) -> Described:
+    """Return the JSON schema of one annotation; `ConfigError` says which annotation JSON cannot carry."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in _PLAIN:
+        return _PLAIN[annotation]
+    if origin is Annotated:
+        texts = [text for text in arguments[1:] if isinstance(text, str)]
+        inner = describe(arguments[0], where)
+        return Described(_with_doc(inner.schema, " ".join(texts)), inner.convert)
+    if origin is Literal:
+        return Described(_enumeration(arguments, where))
+    if inspect.isclass(annotation) and issubclass(annotation, Enum):
+        return Described(_enumeration([member.value for member in annotation], where), annotation)
+    if origin in (Union, types.UnionType):
+        return _union([describe(argument, where) for argument in arguments], where)
+    if origin in (list, Sequence):
+        return _array(describe(arguments[0], where))
+    if origin in (dict, Mapping) and arguments[0] is str:
+        return _map(describe(arguments[1], where))
+    raise ConfigError(f"{where} has a type that JSON cannot carry: {inspect.formatannotation(annotation)}")
+
+
+def _whole(value: Any) -> Any:
+    # JSON schema counts 3.0 as an integer; Python code that indexes with it does not.
+    return int(value) if isinstance(value, float) else value
+
+
+_PLAIN: Final[Mapping[Any, Described]] = {
+    Any: Described({}),
+    str: Described({"type": "string"}),
+    int: Described({"type": "integer"}, _whole),
+    float: Described({"type": "number"}),
+    bool: Described({"type": "boolean"}),
+    None: Described({"type": "null"}),
+    types.NoneType: Described({"type": "null"}),
+    list: Described({"type": "array"}),
+    dict: Described({"type": "object"}),
+}
+_JSON_TYPES: Final = {str: "string", bool: "boolean", int: "integer", float: "number", types.NoneType: "null"}
+
+
+def _enumeration(values: Sequence[Any], where: str) -> dict[str, Any]:
+    kinds = {_JSON_TYPES.get(type(value), "") for value in values}
+    if "" in kinds:
+        raise ConfigError(f"{where} may only be one of texts, numbers and booleans, got {list(values)!r}")
+    schema: dict[str, Any] = {"enum": list(values)}
+    return {"type": kinds.pop(), **schema} if len(kinds) == 1 else schema
+
+
+def _union(members: Sequence[Described], where: str) -> Described:
+    simple = all(set(member.schema) == {"type"} and isinstance(member.schema["type"], str) for member in members)
+    schemas = [member.schema for member in members]
+    schema = {"type": [s["type"] for s in schemas]} if simple else {"anyOf": schemas}
+    rest = [member for member in members if member.schema != {"type": "null"}]
+    if len(rest) == 1 and rest[0].convert is not None:
+        return Described(schema, _unless_none(rest[0].convert))
+    if any(member.convert not in (None, _whole) for member in members):
+        raise ConfigError(f"{where} mixes types that JSON cannot tell apart: an Enum may only be joined with None")
+    return Described(schema)
+
+
+def _unless_none(convert: Convert) -> Convert:
+    return lambda value: None if value is None else convert(value)
+
+
+def _array(item: Described) -> Described:
+    convert = item.convert
+    schema = {"type": "array", "items": item.schema}
+    return Described(schema, None if convert is None else lambda values: [convert(value) for value in values])
+
+
+def _map(value: Described) -> Described:
+    convert = value.convert
+    schema = {"type": "object", "additionalProperties": value.schema}
+    if convert is None:
+        return Described(schema)
+    return Described(schema, lambda pairs: {key: convert(each) for key, each in pairs.items()})
+
+
+_SECTION: Final = re.compile(
+    r"^(Args|Arguments|Parameters|Attributes|Returns|Yields|Raises|Examples?|Notes?|Warnings?|See Also|References):\s*$"
+)
+_PARAMETER: Final = re.compile(r"^(\w+)(?:\s*\([^)]*\))?:\s*(.*)$")
+
+
+def parse_docstring(text: str) -> tuple[str, Mapping[str, str]]:
+    """
+    Read a Google-style docstring, as `inspect.getdoc` returns it.
+
+    Returns:
+        summary: all before the first section, as one paragraph.
+        parameters: description by name, from the section ``Args``.
+    """
+    section, summary, arguments = "", [], []
+    for line in text.splitlines():
+        header = _SECTION.match(line)
+        if header:
+            section = header.group(1)
+        elif not section:
+            summary.append(line)
+        elif section in ("Args", "Arguments", "Parameters"):
+            arguments.append(line)
+    return " ".join(" ".join(summary).split()), _parameter_docs(arguments)
+
+
+def _parameter_docs(lines: Sequence[str]) -> dict[str, str]:
+    filled = [line for line in lines if line.strip()]
+    indent = min((len(line) - len(line.lstrip()) for line in filled), default=0)
+    docs: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in filled:
+        match = _PARAMETER.match(line[indent:])
+        if match:
+            current = docs.setdefault(match.group(1), [match.group(2)])
+        else:
+            current.append(line.strip())
+    return {name: " ".join(texts).strip() for name, texts in docs.items()}

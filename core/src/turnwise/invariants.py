@@ -1,0 +1,158 @@
+"""
+The promises of the token record, checked on every trajectory that leaves the orchestrator.
+
+Positions and visibility are derived here a second time, from the segments alone, so that a fault in
+`turnwise.trajectory` shows as a disagreement. The check costs O(tokens) in numpy and O(segments) in Python.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.errors import InvariantError
+from turnwise.record import NO_VERSION, Origin, Segment
+from turnwise.trajectory import Trajectory
+from turnwise.types import GenerateResult, TokenArray
+
+
+def check_trajectory(trajectory: Trajectory) -> None:
+    """
+    Check all that can be said of a record by itself.
+
+    Raises:
+        InvariantError: naming the promise that is broken and the first place where it is.
+    """
+    _check_lengths(trajectory)
+    _check_segments(trajectory)
+    _check_actions(trajectory)
+    _check_layout(trajectory)
+
+
+def check_sampled(trajectory: Trajectory, sampled: Sequence[GenerateResult]) -> None:
+    """
+    Check that the actions of a record are exactly what the engine returned, in some order of turns.
+
+    Args:
+        trajectory: a record without blocks, or cut from one.
+        sampled: every answer that was appended to it, in order.
+
+    Raises:
+        InvariantError: an id, a log-probability or a token differs from what was sampled.
+    """
+    if trajectory.has_blocks:
+        _check_sampled_multiset(trajectory, sampled)
+        return
+    where = trajectory.response_mask.astype(bool)
+    for name, recorded, answers in (
+        ("token ids", trajectory.response_ids[where], [result.token_ids for result in sampled]),
+        ("log-probabilities", trajectory.logprobs[where], [result.logprobs for result in sampled]),
+    ):
+        expected = np.concatenate(answers) if answers else np.empty(0)
+        if not np.array_equal(recorded, expected[: len(recorded)]):
+            raise InvariantError(f"the recorded {name} are not those that the engine returned")
+
+
+def _check_sampled_multiset(trajectory: Trajectory, sampled: Sequence[GenerateResult]) -> None:
+    # Paths finish in any order, so only the collection of sampled pairs is known here.
+    where = trajectory.response_mask.astype(bool)
+    recorded = Counter(zip(trajectory.response_ids[where].tolist(), trajectory.logprobs[where].tolist(), strict=True))
+    expected: Counter[tuple[int, float]] = Counter()
+    for result in sampled:
+        expected.update(zip(result.token_ids.tolist(), result.logprobs.tolist(), strict=True))
+    if not recorded <= expected:
+        raise InvariantError("the recorded actions are not those that the engine returned")
+
+
+def _check_lengths(trajectory: Trajectory) -> None:
+    response, total = trajectory.num_response_tokens, len(trajectory)
+    for name, column, length in (
+        ("response_ids", trajectory.response_ids, response),
+        ("response_mask", trajectory.response_mask, response),
+        ("logprobs", trajectory.logprobs, response),
+        ("weight_versions", trajectory.weight_versions, response),
+        ("position_ids", trajectory.position_ids, total),
+        ("block_start", trajectory.block_start, total),
+        ("path_start", trajectory.path_start, total),
+    ):
+        if len(column) != length:
+            raise InvariantError(f"{name} has {len(column)} entries, expected {length}")
+
+
+def _check_segments(trajectory: Trajectory) -> None:
+    """Segments tile the response without gap or overlap, and the origin of each token is its segment's."""
+    stop = trajectory.num_prompt_tokens
+    for segment in trajectory.segments:
+        if segment.start != stop or segment.stop <= segment.start:
+            raise InvariantError(f"segment {segment.start}:{segment.stop} does not follow token {stop}")
+        stop = segment.stop
+    if stop != len(trajectory):
+        raise InvariantError(f"segments end at {stop}, the record at {len(trajectory)}")
+    lengths = [s.stop - s.start for s in trajectory.segments]
+    origins = np.repeat(np.array([s.origin for s in trajectory.segments], np.uint8), lengths)
+    _refuse_difference("origins", trajectory.origins, origins, trajectory.num_prompt_tokens)
+
+
+def _check_actions(trajectory: Trajectory) -> None:
+    """The mask is 1 exactly on actions; only they have log-probabilities and weight versions."""
+    action = trajectory.origins == Origin.ACTION
+    _refuse_difference("response_mask", trajectory.response_mask, action, trajectory.num_prompt_tokens)
+    if not np.isfinite(trajectory.logprobs).all():
+        raise InvariantError("a log-probability is not finite")
+    if trajectory.logprobs[~action].any():
+        raise InvariantError("a token that was not sampled has a log-probability")
+    if ((trajectory.weight_versions >= 0) != action).any():
+        raise InvariantError(f"weight versions must be >= 0 on actions and {NO_VERSION} elsewhere")
+
+
+def _check_layout(trajectory: Trajectory) -> None:
+    columns = [trajectory.position_ids, trajectory.block_start, trajectory.path_start]
+    expected = expected_layout(trajectory.num_prompt_tokens, trajectory.segments)
+    for name, recorded, derived in zip(("position_ids", "block_start", "path_start"), columns, expected, strict=True):
+        _refuse_difference(name, recorded, derived, 0)
+
+
+def expected_layout(num_prompt_tokens: int, segments: Sequence[Segment]) -> tuple[TokenArray, TokenArray, TokenArray]:
+    """
+    Derive the layout from the segments alone.
+
+    Returns:
+        position_ids, block_start, path_start: each (T,) int32.
+    """
+    total = segments[-1].stop if segments else num_prompt_tokens
+    positions, block_start, path_start = (np.zeros(total, np.int32) for _ in range(3))
+    positions[:num_prompt_tokens] = np.arange(num_prompt_tokens)
+    # `top` is the largest position that the next token outside the block sees, `base` what its paths see.
+    top = base = num_prompt_tokens - 1
+    for run, starts_block in _runs(segments):
+        start, stop = run[0].start, run[-1].stop
+        if run[0].block < 0 or starts_block:
+            base, first = top, start
+        positions[start:stop] = base + 1 + np.arange(stop - start)
+        if run[0].block >= 0:
+            block_start[start:stop], path_start[start:stop] = first, start
+        top = max(top, int(positions[stop - 1]))
+    return positions, block_start, path_start
+
+
+def _runs(segments: Sequence[Segment]) -> Iterator[tuple[list[Segment], bool]]:
+    """Yield the segments of one path, or between blocks, together, and whether a block starts with them."""
+    run: list[Segment] = []
+    block = -1
+    for segment in segments:
+        if run and (segment.block, segment.path) != (run[-1].block, run[-1].path):
+            yield run, run[0].block != block
+            block, run = run[0].block, []
+        run.append(segment)
+    if run:
+        yield run, run[0].block != block
+
+
+def _refuse_difference(name: str, recorded: NDArray[np.generic], derived: NDArray[np.generic], offset: int) -> None:
+    differs = recorded != derived
+    if differs.any():
+        at = int(differs.argmax())
+        raise InvariantError(f"{name} at token {at + offset} is {recorded[at]}, expected {derived[at]}")

@@ -1,0 +1,288 @@
+"""
+The driver's side of a run: tasks in, finished episodes or a batch out.
+
+The runtime lives on an event loop in a thread of its own, so `generate` may be called from a script, a notebook or a
+trainer, and an interrupt in the caller's thread never loses what has finished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from attrs import define, field, frozen
+
+from turnwise.episode_setup import EpisodeSpec, PromptTooLongError
+from turnwise.errors import DataError, TurnwiseError
+from turnwise.observer import RunStarted
+from turnwise.protocols import Postprocessor
+from turnwise.registry import did_you_mean
+from turnwise.result import EpisodeResult
+from turnwise.runtime.loop_thread import LoopThread
+from turnwise.runtime.worker import Deliver
+from turnwise.telemetry import Observers
+from turnwise.types import SamplingParams, Task
+
+if TYPE_CHECKING:
+    from turnwise.batch import RolloutBatch
+
+Finished = tuple[int, EpisodeResult] | BaseException | None
+
+
+class Runtime(Protocol):
+    """Where episodes run: in this process, or on a cluster."""
+
+    async def start(self) -> None:
+        """Get ready."""
+
+    async def run(self, specs: Sequence[EpisodeSpec], deliver: Deliver) -> None:
+        """Run every spec and deliver each exactly once, with its place."""
+
+    async def abort(self) -> None:
+        """End soon, delivering everything."""
+
+    async def stop(self) -> None:
+        """Free everything; harmless a second time."""
+
+
+@frozen(kw_only=True)
+class RolloutPlan:
+    """
+    How tasks become episodes and episodes a batch.
+
+    Attributes:
+        default_agent: runs tasks that name no agent.
+        agent_names: the agents that there are.
+        n: episodes per task.
+        validation_n: episodes per task in validation.
+        seed: of the run.
+        sampling: how tokens are drawn.
+        validation_sampling: the same in validation.
+        prompt_policy: what a prompt that is too long does to the run.
+        pad_token_id: fills padded batches.
+        prompt_length: width of a batch's prompts; None for the longest in it.
+        response_length: likewise of its responses.
+        postprocessors: add fields to batches, in this order.
+    """
+
+    default_agent: str
+    agent_names: frozenset[str]
+    n: int = 1
+    validation_n: int = 1
+    seed: int = 0
+    sampling: SamplingParams = field(factory=SamplingParams)
+    validation_sampling: SamplingParams = field(factory=lambda: SamplingParams(temperature=0.0))
+    prompt_policy: str = "error"
+    pad_token_id: int = 0
+    prompt_length: int | None = None
+    response_length: int | None = None
+    postprocessors: tuple[Postprocessor, ...] = ()
+
+    def specs(self, tasks: Iterable[Task], *, global_step: int, validation: bool) -> list[EpisodeSpec]:
+        """
+        Return one spec per episode: the rollouts of a task stand together, in task order.
+
+        Raises:
+            DataError: there is no task, or one names an agent that is not there.
+        """
+        count = self.validation_n if validation else self.n
+        sampling = self.validation_sampling if validation else self.sampling
+        specs = [
+            EpisodeSpec(
+                task=task,
+                agent_name=self._agent_of(task),
+                rollout_n=rollout_n,
+                global_step=global_step,
+                validation=validation,
+                seed=self.seed,
+                sampling=sampling,
+            )
+            for task in tasks
+            for rollout_n in range(count)
+        ]
+        if not specs:
+            raise DataError("there are no tasks to run")
+        return specs
+
+    def _agent_of(self, task: Task) -> str:
+        name = task.agent_name or self.default_agent
+        if name not in self.agent_names:
+            known = did_you_mean(name, tuple(sorted(self.agent_names)))
+            raise DataError(f"row {task.sample_index} (task {task.uid!r}) names the unknown agent {name!r}{known}")
+        return name
+
+
+@define(eq=False)
+class FinishedEpisodes:
+    """Episodes with their places, as they finish. Not a generator, so that an interrupt does not end it."""
+
+    _finished: queue.SimpleQueue[Finished]
+    _accept: Callable[[tuple[int, EpisodeResult] | BaseException], tuple[int, EpisodeResult] | None]
+
+    def __iter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> tuple[int, EpisodeResult]:
+        """Wait for the next episode."""
+        while (item := self._finished.get()) is not None:
+            if accepted := self._accept(item):
+                return accepted
+        self._finished.put(None)
+        raise StopIteration
+
+
+@define(eq=False)
+class RolloutManager:
+    """
+    Runs tasks and hands back what a trainer can use. Use it as a context manager, or call `start` and `stop`.
+
+    Make one with `turnwise.runtime.assembly.manager_of`.
+
+    Example:
+        >>> with manager_of(load_config("run.yaml")) as manager:  # doctest: +SKIP
+        ...     batch = manager.generate(tasks, global_step=1)
+    """
+
+    runtime: Runtime
+    plan: RolloutPlan
+    observers: Observers = field(factory=Observers)
+    _thread: LoopThread | None = field(default=None, init=False)
+
+    def start(self) -> None:
+        """Start the runtime and its engines."""
+        if self._thread is None:
+            self._thread = LoopThread()
+            try:
+                self._thread.call(self.runtime.start())
+            except BaseException:
+                self.stop()
+                raise
+
+    def stop(self) -> None:
+        """Stop everything; harmless a second time."""
+        if self._thread is not None:
+            thread, self._thread = self._thread, None
+            try:
+                thread.call(self.runtime.stop())
+            finally:
+                thread.close()
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop."""
+        self.stop()
+
+    def generate(self, tasks: Iterable[Task], *, global_step: int = 0, validation: bool = False) -> RolloutBatch:
+        """
+        Run every task and return the batch: a barrier.
+
+        Returns:
+            One row per trajectory, in the order of the tasks; the rollouts of a task stand together.
+        """
+        return self.collate(self.rollout(tasks, global_step=global_step, validation=validation))
+
+    def rollout(self, tasks: Iterable[Task], *, global_step: int = 0, validation: bool = False) -> list[EpisodeResult]:
+        """Run every task and return the episodes in the order of the tasks."""
+        numbered = self._numbered(tasks, global_step=global_step, validation=validation)
+        return [result for _number, result in sorted(numbered, key=lambda pair: pair[0])]
+
+    def iterate(
+        self, tasks: Iterable[Task], *, global_step: int = 0, validation: bool = False
+    ) -> Iterator[EpisodeResult]:
+        """
+        Return an iterator over the episodes as they finish, in no order.
+
+        It can be asked again after an exception, such as an interrupt: call `abort`, and the rest follows soon with
+        what it has.
+        """
+        numbered = self._numbered(tasks, global_step=global_step, validation=validation)
+        return map(_result_of, numbered)
+
+    async def stream(
+        self, tasks: Iterable[Task], *, global_step: int = 0, validation: bool = False
+    ) -> AsyncIterator[EpisodeResult]:
+        """Yield episodes as they finish, on the caller's own event loop; leaving the loop early aborts the rest."""
+        loop, finished = asyncio.get_running_loop(), asyncio.Queue[Finished]()
+        specs = self.plan.specs(tasks, global_step=global_step, validation=validation)
+
+        def put(item: Finished) -> None:
+            loop.call_soon_threadsafe(finished.put_nowait, item)
+
+        self._launch(specs, put)
+        complete = False
+        try:
+            while (item := await finished.get()) is not None:
+                if result := self._accepted(item):
+                    yield result[1]
+            complete = True
+        finally:
+            if not complete:
+                self.abort()
+
+    def abort(self) -> None:
+        """Ask every running episode to stop; the calls that wait for them return soon."""
+        if self._thread is not None:
+            self._thread.submit(self.runtime.abort())
+
+    def collate(self, results: Sequence[EpisodeResult]) -> RolloutBatch:
+        """Return the batch of some episodes, with the fields of the postprocessors."""
+        from turnwise.batch import collate  # torch is only needed here
+
+        batch = collate(
+            results,
+            pad_token_id=self.plan.pad_token_id,
+            prompt_length=self.plan.prompt_length,
+            response_length=self.plan.response_length,
+        )
+        for postprocessor in self.plan.postprocessors:
+            batch = batch.with_fields(postprocessor.process(batch))
+        return batch
+
+    def _numbered(self, tasks: Iterable[Task], *, global_step: int, validation: bool) -> FinishedEpisodes:
+        finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
+        self._launch(self.plan.specs(tasks, global_step=global_step, validation=validation), finished.put)
+        return FinishedEpisodes(finished, self._accepted)
+
+    def _launch(self, specs: Sequence[EpisodeSpec], put: Callable[[Finished], None]) -> None:
+        if self._thread is None:
+            raise TurnwiseError("the manager is not running: use it in a with statement, or call start()")
+        first = specs[0]
+        event = RunStarted(num_episodes=len(specs), global_step=first.global_step, validation=first.validation)
+        self.observers.emit("on_run_started", event)
+        self._thread.submit(self._run(specs, put))
+
+    async def _run(self, specs: Sequence[EpisodeSpec], put: Callable[[Finished], None]) -> None:
+        """Run on the runtime's loop; the last thing put is None, after an exception if there was one."""
+        try:
+            await self.runtime.run(specs, lambda number, result: put((number, result)))
+        except BaseException as error:
+            put(error)
+            raise
+        finally:
+            put(None)
+
+    def _accepted(self, item: tuple[int, EpisodeResult] | BaseException) -> tuple[int, EpisodeResult] | None:
+        """Return what the caller gets to see: by the prompt policy a long prompt ends the run or is left out."""
+        if isinstance(item, BaseException):
+            raise item
+        fault = item[1].fault
+        if fault is None or fault.kind != PromptTooLongError.__name__:
+            return item
+        if self.plan.prompt_policy == "drop":
+            return None
+        self.abort()
+        raise PromptTooLongError(fault.message)
+
+
+def _result_of(numbered: tuple[int, EpisodeResult]) -> EpisodeResult:
+    return numbered[1]

@@ -1,0 +1,118 @@
+"""
+A worker: drives many episodes at once on one event loop.
+
+It knows neither where its episodes come from nor where results go; a runtime gives it both. Finished or not, every
+spec it takes is delivered exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+
+from attrs import define, evolve, field, frozen
+
+from turnwise.driver import Recipe, run_episode
+from turnwise.episode import LiveEpisode
+from turnwise.episode_setup import EngineClient, EpisodeSpec, Limits, Services
+from turnwise.protocols import Interaction
+from turnwise.result import EpisodeResult
+from turnwise.telemetry import Observers
+from turnwise.types import Fault, Status
+
+Numbered = tuple[int, EpisodeSpec]
+Deliver = Callable[[int, EpisodeResult], None]
+
+
+@frozen(kw_only=True)
+class WorkerParts:
+    """
+    What a worker is made of.
+
+    Attributes:
+        engine: where tokens come from.
+        recipes: what drives an episode, by agent name.
+        limits: of every episode.
+        stop_token_ids: the chat template's end-of-turn ids, added to every request.
+        interaction: the user simulator, if one is configured.
+        observers: who hears the events.
+        max_in_flight: most episodes at once.
+    """
+
+    engine: EngineClient
+    recipes: Mapping[str, Recipe]
+    limits: Limits
+    stop_token_ids: tuple[int, ...] = ()
+    interaction: Interaction | None = None
+    observers: Observers = field(factory=Observers)
+    max_in_flight: int = 256
+
+
+@define(eq=False)
+class Worker:
+    """Drives episodes; `abort` ends those that run and delivers the rest unstarted."""
+
+    parts: WorkerParts
+    _live: set[LiveEpisode] = field(factory=set, init=False)
+    _aborting: bool = field(default=False, init=False)
+
+    async def run(self, specs: Iterator[Numbered], deliver: Deliver) -> None:
+        """
+        Run specs until there are none left.
+
+        Args:
+            specs: numbered specs; several workers may take from one iterator.
+            deliver: called on the event loop with the number and the result of each.
+        """
+        self._aborting = False
+        async with asyncio.TaskGroup() as background, asyncio.TaskGroup() as slots:
+            services = Services(
+                engine=self.parts.engine,
+                spawn=background.create_task,
+                interaction=self.parts.interaction,
+                observers=self.parts.observers,
+            )
+            for _ in range(self.parts.max_in_flight):
+                first = next(specs, None)
+                if first is None:
+                    break
+                slots.create_task(self._slot(first, specs, deliver, services))
+
+    def abort(self) -> None:
+        """End soon: running episodes return what they have."""
+        self._aborting = True
+        for episode in tuple(self._live):
+            episode.abort()
+
+    async def _slot(self, first: Numbered, specs: Iterator[Numbered], deliver: Deliver, services: Services) -> None:
+        """Run one episode after the other; as many slots as episodes may run at once."""
+        taken: Numbered | None = first
+        while taken is not None:
+            number, spec = taken
+            deliver(number, unstarted(spec) if self._aborting else await self._run_one(spec, services))
+            taken = next(specs, None)
+
+    async def _run_one(self, spec: EpisodeSpec, services: Services) -> EpisodeResult:
+        stops = (*spec.sampling.stop_token_ids, *self.parts.stop_token_ids)
+        sampling = spec.sampling.with_(stop_token_ids=tuple(dict.fromkeys(stops)))
+        episode = LiveEpisode(evolve(spec, sampling=sampling), self.parts.limits, services)
+        self._live.add(episode)
+        try:
+            return await run_episode(episode, self.parts.recipes[spec.agent_name])
+        finally:
+            self._live.discard(episode)
+
+
+def unstarted(spec: EpisodeSpec) -> EpisodeResult:
+    """Return the result of an episode that was aborted before its first step."""
+    fault = Fault(owner="infra", kind="EpisodeAborted", message="the run was asked to stop before it began")
+    return EpisodeResult(
+        task=spec.task,
+        rollout_n=spec.rollout_n,
+        global_step=spec.global_step,
+        validation=spec.validation,
+        agent_name=spec.agent_name,
+        status=Status.ABORTED,
+        fault=fault,
+        messages=tuple(spec.task.messages),
+    )

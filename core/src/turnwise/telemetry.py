@@ -1,0 +1,107 @@
+"""
+Logs and observers: the one place that configures structlog, and the dispatcher of events.
+
+Anyone may call ``structlog.get_logger()``; only `configure_logging` says where lines go. The dispatcher builds one
+tuple of methods per event when an observer is added, so an event that nobody overrides costs one empty loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TextIO
+
+import structlog
+from attrs import define, field
+
+from turnwise.observer import Observer
+
+LogFormat = Literal["auto", "console", "json"]
+EVENTS = tuple(name for name in vars(Observer) if name.startswith("on_"))
+
+
+def configure_logging(level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None) -> None:
+    """
+    Send every log line of this process to one stream.
+
+    Args:
+        level: debug, info, warning or error.
+        log_format: `console` for people, `json` for one JSON object per line, `auto` for console on a terminal.
+        stream: standard error when None.
+    """
+    out = sys.stderr if stream is None else stream
+    console = log_format == "console" or (log_format == "auto" and out.isatty())
+    renderer: Any = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *([] if console else [structlog.processors.format_exc_info]),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(out),
+        # A cached logger cannot be pickled after its first line, and would outlive a change of stream.
+        cache_logger_on_first_use=False,
+    )
+
+
+@define
+class Observers:
+    """
+    The observers of a run, asked in the order in which they were added.
+
+    An observer that raises is switched off and logged once; the run goes on.
+    """
+
+    _observers: list[Observer] = field(factory=list, init=False)
+    _listeners: dict[str, tuple[Callable[[Any], None], ...]] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Begin with nobody listening."""
+        self._rebuild()
+
+    @classmethod
+    def of(cls, observers: Iterable[Observer]) -> Observers:
+        """Return a dispatcher to these observers."""
+        dispatcher = cls()
+        for observer in observers:
+            dispatcher.add(observer)
+        return dispatcher
+
+    def add(self, observer: Observer) -> None:
+        """Listen with one more observer, to the events whose methods its class overrides."""
+        self._observers.append(observer)
+        self._rebuild()
+
+    def heard(self, event_name: str) -> bool:
+        """Return whether anybody listens; ask before making an event that costs something to make."""
+        return bool(self._listeners[event_name])
+
+    def emit(self, event_name: str, event: object) -> None:
+        """Tell everyone who listens to this event."""
+        for listener in self._listeners[event_name]:
+            try:
+                listener(event)
+            except Exception:  # noqa: BLE001 - whatever an observer does, the run is not its business
+                self._switch_off(listener, event_name)
+
+    def _switch_off(self, listener: Callable[[Any], None], event_name: str) -> None:
+        observer = listener.__self__  # type: ignore[attr-defined]  # listeners are bound methods
+        self._observers = [other for other in self._observers if other is not observer]
+        self._rebuild()
+        structlog.get_logger().exception(
+            "observer switched off", observer=type(observer).__qualname__, event_name=event_name
+        )
+
+    def _rebuild(self) -> None:
+        self._listeners = {
+            name: tuple(
+                getattr(observer, name)
+                for observer in self._observers
+                if getattr(type(observer), name) is not getattr(Observer, name)
+            )
+            for name in EVENTS
+        }

@@ -1,0 +1,88 @@
+"""Hypothesis strategies for token records: what a stranger's properties, and ours, are tried on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import field, frozen
+from hypothesis import strategies as st
+
+from turnwise.record import TokenRecord
+from turnwise.trajectory import Trajectory
+
+TOKEN_IDS = st.integers(min_value=0, max_value=2**20)
+LOGPROBS = st.floats(min_value=-30, max_value=0, width=32)
+
+
+@frozen
+class Append:
+    """One append: `kind` is action, observation or forced; the lists have one length."""
+
+    kind: str
+    token_ids: list[int]
+    logprobs: list[float] = field(factory=list)
+    weight_version: int = 0
+
+    def apply(self, record: TokenRecord) -> None:
+        """Append to a trajectory or a path."""
+        if self.kind == "action":
+            record.add_action(self.token_ids, self.logprobs, self.weight_version)
+        elif self.kind == "observation":
+            record.add_observation(self.token_ids)
+        else:
+            record.add_forced(self.token_ids)
+
+
+@frozen
+class Block:
+    """A fork: the appends of each path, then the join."""
+
+    paths: list[list[Append]]
+
+    def apply(self, trajectory: Trajectory) -> None:
+        """Fork, append to every path, and join."""
+        paths = trajectory.fork(len(self.paths))
+        for path, appends in zip(paths, self.paths, strict=True):
+            for append in appends:
+                append.apply(path)
+        trajectory.join(paths)
+
+
+@frozen
+class Script:
+    """How to build a record from nothing; building twice gives equal records."""
+
+    prompt_ids: list[int]
+    steps: list[Append | Block]
+
+    def build(self, num_steps: int | None = None) -> Trajectory:
+        """Build the record, or only its first steps."""
+        trajectory = Trajectory(self.prompt_ids)
+        for step in self.steps[:num_steps]:
+            step.apply(trajectory)
+        return trajectory
+
+
+@st.composite
+def appends(draw: st.DrawFn, max_tokens: int = 6) -> Append:
+    """Draw one append of 0 to `max_tokens` tokens."""
+    token_ids = draw(st.lists(TOKEN_IDS, max_size=max_tokens))
+    kind = draw(st.sampled_from(["action", "observation", "forced"]))
+    logprobs = draw(st.lists(LOGPROBS, min_size=len(token_ids), max_size=len(token_ids))) if kind == "action" else []
+    return Append(kind, token_ids, logprobs, draw(st.integers(0, 5)))
+
+
+def blocks(max_paths: int = 8) -> st.SearchStrategy[Block]:
+    """Draw a block of 1 to `max_paths` paths, empty ones included."""
+    return st.lists(st.lists(appends(), max_size=3), min_size=1, max_size=max_paths).map(Block)
+
+
+def scripts(*, max_steps: int = 8, with_blocks: bool = True) -> st.SearchStrategy[Script]:
+    """Draw how to build a record: linear, or with several blocks."""
+    step: Any = st.one_of(appends(), blocks()) if with_blocks else appends()
+    return st.builds(Script, st.lists(TOKEN_IDS, max_size=8), st.lists(step, max_size=max_steps))
+
+
+def trajectories(*, max_steps: int = 8, with_blocks: bool = True) -> st.SearchStrategy[Trajectory]:
+    """Draw a token record: linear, or with several blocks of 1 to 8 paths."""
+    return scripts(max_steps=max_steps, with_blocks=with_blocks).map(Script.build)

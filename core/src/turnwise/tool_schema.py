@@ -1,0 +1,114 @@
+"""
+What a tool accepts: an OpenAI function schema, checked and compiled once.
+
+Checking the arguments of a call then costs about a microsecond. This module makes no schema and runs no tool.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any, Final
+
+import jsonschema_rs
+from attrs import field, frozen
+
+from turnwise.errors import ConfigError
+
+Schema = Mapping[str, Any]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MAX_COMPLAINTS: Final = 5
+_MAX_COMPLAINT_CHARS: Final = 300
+_NO_PARAMETERS: Final[Schema] = {"type": "object", "properties": {}}
+_TYPE_NAMES: Final = "array, boolean, integer, null, number, object or string"
+
+
+@frozen(eq=False)
+class CompiledSchema:
+    """
+    A tool schema that was found valid.
+
+    Attributes:
+        name: of the tool.
+        schema: as the tool gave it.
+    """
+
+    name: str
+    schema: Schema
+    _validator: Any = field(repr=False)
+
+    def complaint(self, arguments: Mapping[str, Any]) -> str:
+        """Return what is wrong with the arguments of a call, as a text for the model; empty when they fit."""
+        plain = arguments if isinstance(arguments, dict) else dict(arguments)
+        try:
+            if self._validator.is_valid(plain):
+                return ""
+            errors = list(islice(self._validator.iter_errors(plain), _MAX_COMPLAINTS))
+        except ValueError as error:  # nested too deeply, a lone surrogate, a key that is no string
+            return f"they cannot be read as JSON: {_clipped(str(error))}"
+        return "; ".join(map(_complaint, errors))
+
+
+def compile_schema(schema: object, origin: str = "") -> CompiledSchema:
+    """
+    Check a tool schema and make it ready to check arguments.
+
+    Args:
+        schema: OpenAI form, ``{"type": "function", "function": {"name", "description", "parameters"}}``.
+        origin: where it comes from, for the text of an error; the tool's own name is added when it has one.
+
+    Raises:
+        ConfigError: one line that names the tool and what is wrong.
+    """
+    function = schema.get("function") if isinstance(schema, Mapping) else None
+    if not isinstance(schema, Mapping) or schema.get("type") != "function" or not isinstance(function, Mapping):
+        expected = "{'type': 'function', 'function': {'name': ..., 'parameters': ...}}"
+        raise ConfigError(
+            f"tool {origin or '?'}: its schema must have the form {expected}, got {_clipped(repr(schema))}"
+        )
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(f"tool {origin or '?'}: its name must be 1 to 64 of A-Z a-z 0-9 _ . -, got {name!r}")
+    where = f"tool {name!r}" + (f" ({origin})" if origin and origin != repr(name) else "")
+    if not isinstance(function.get("description", ""), str):
+        raise ConfigError(f"{where}: its description must be a string")
+    return CompiledSchema(name, schema, _validator(function.get("parameters", _NO_PARAMETERS), where))
+
+
+def _validator(parameters: object, where: str) -> Any:
+    if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
+        raise ConfigError(f"{where}: its parameters must be a JSON schema with type 'object'")
+    try:
+        # Values stay out of the texts: a wrong argument may be megabytes.
+        return jsonschema_rs.validator_for(dict(parameters), mask="the value", retriever=_refuse_remote)
+    except jsonschema_rs.ValidationError as error:
+        path = ".".join(["parameters", *map(str, error.instance_path)])
+        hint = f" (a type is one of {_TYPE_NAMES})" if path.endswith(".type") else ""
+        raise ConfigError(f"{where}: {path}: {_clipped(error.message)}{hint}") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: its parameters are not JSON: {_clipped(str(error))}") from error
+
+
+def _refuse_remote(uri: str) -> Any:
+    raise ValueError(f"a schema may only refer to itself, not to {uri}")
+
+
+def _complaint(error: Any) -> str:
+    place = _place(error.instance_path)
+    branches = error.kind.as_dict().get("context") if error.kind.name in ("anyOf", "oneOf") else None
+    # Of alternatives that all fail, what each of them wanted says more than that none of them fits.
+    text = " and ".join(branch[0].message for branch in branches if branch) if branches else error.message
+    return f"{place}: {_clipped(text)}" if place else _clipped(text)
+
+
+def _place(path: Iterable[str | int]) -> str:
+    """Return a path such as ``filters.tags[2]``."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")
+
+
+def _clipped(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_COMPLAINT_CHARS else f"{line[:_MAX_COMPLAINT_CHARS]}..."

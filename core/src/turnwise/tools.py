@@ -1,0 +1,378 @@
+"""
+Tools: the sessions that an episode has of them, and how a run builds them from its config.
+
+A call that goes wrong is an answer that the model can read; only a failure that says nothing about the model leaves as
+an exception. Deadlines, metrics and truncation are not here: see `turnwise.episode` and the agents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import math
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import cattrs
+import structlog
+from attrs import evolve, field, frozen
+
+from turnwise.errors import ConfigError, EngineError, InfrastructureError, PluginError, ToolError
+from turnwise.function_tool import FunctionTool, function_tool
+from turnwise.protocols import Resources, Tool
+from turnwise.registry import Registry, did_you_mean
+from turnwise.tool_schema import CompiledSchema, Schema, compile_schema
+from turnwise.types import Task, ToolCall, ToolResult
+
+
+def _by_name(tools: Iterable[Tool] | Mapping[str, Tool]) -> Mapping[str, Tool]:
+    by_name: dict[str, Tool] = {}
+    for tool in tools.values() if isinstance(tools, Mapping) else tools:
+        name = compile_schema(tool.schema, type(tool).__qualname__).name
+        if name in by_name:
+            raise ConfigError(f"two tools are named {name!r}: give one of them another name in its schema")
+        by_name[name] = tool
+    return by_name
+
+
+@frozen(eq=False)
+class ToolBox:
+    """
+    The tools of a run, ready to be called in many episodes at once.
+
+    Making one raises `ConfigError` when a schema is not valid or two tools have one name.
+
+    Attributes:
+        tools: by name, in configured order.
+        release_s: seconds that releasing a session of one tool may take.
+    """
+
+    tools: Mapping[str, Tool] = field(converter=_by_name)
+    release_s: float = 30.0
+    _compiled: Mapping[str, CompiledSchema] = field(init=False, repr=False)
+
+    @_compiled.default
+    def _compile(self) -> Mapping[str, CompiledSchema]:
+        return {name: compile_schema(tool.schema) for name, tool in self.tools.items()}
+
+    @property
+    def schemas(self) -> tuple[Schema, ...]:
+        """The schemas of all tools, in configured order."""
+        return tuple(tool.schema for tool in self.tools.values())
+
+    @asynccontextmanager
+    async def session(self, task: Task) -> AsyncIterator[ToolSession]:
+        """Open an episode's session; whatever happens inside, what was created is released at the end."""
+        session = ToolSession(task, self.tools, self._compiled, self.release_s)
+        try:
+            yield session
+        finally:
+            await session.release()
+
+
+class ToolSession:
+    """
+    One episode's use of the tools; each tool's own session begins with its first call.
+
+    Attributes:
+        released_reward: what the sessions gave when they were released, in sum; 0.0 before.
+        release_failures: by tool name, what a release raised; it is logged too.
+    """
+
+    def __init__(
+        self, task: Task, tools: Mapping[str, Tool], compiled: Mapping[str, CompiledSchema], release_s: float
+    ) -> None:
+        """Begin with nothing created; made by `ToolBox.session`."""
+        self.released_reward = 0.0
+        self.release_failures: dict[str, BaseException] = {}
+        self._task = task
+        self._tools = tools
+        self._compiled = compiled
+        self._release_s = release_s
+        self._sessions: dict[str, object] = {}
+        self._creating: dict[str, asyncio.Lock] = {}
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """
+        Run one call; calls may run at the same time.
+
+        Returns:
+            What the tool answered, or a result with `error` and a text for the model: the call is malformed, the
+            tool unknown, an argument wrong, or the tool raised.
+
+        Raises:
+            InfrastructureError, EngineError: what the tool stands on failed, which says nothing about the model.
+        """
+        complaint = self._complaint(call)
+        if complaint:
+            return ToolResult(text=complaint, error=True)
+        try:
+            result = await self._execute(call)
+        except (InfrastructureError, EngineError, KeyboardInterrupt, GeneratorExit):
+            raise
+        except ToolError as error:
+            return ToolResult(text=_encodable(str(error)), error=True)
+        except BaseException as error:  # a tool may raise anything, exits included; the model reads it
+            if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
+                raise
+            return _failed(error)
+        return result
+
+    async def release(self) -> None:
+        """End every session that was begun; one that fails is reported and stops no other."""
+        sessions, self._sessions = self._sessions, {}
+        if len(sessions) < 2:
+            for name, session in sessions.items():
+                await self._release(name, session)
+            return
+        # Together, so that a cancellation reaches each of them and a slow one delays no other.
+        async with asyncio.TaskGroup() as group:
+            for name, session in sessions.items():
+                group.create_task(self._release(name, session))
+
+    def _complaint(self, call: ToolCall) -> str:
+        if call.error:
+            return call.error
+        compiled = self._compiled.get(call.name)
+        if compiled is None:
+            known = ", ".join(self._tools) or "none"
+            return f"Error: there is no tool {call.name!r}; the tools are: {known}"
+        complaint = compiled.complaint(call.arguments)
+        return f"Error: the arguments of {call.name!r} do not fit: {complaint}" if complaint else ""
+
+    async def _execute(self, call: ToolCall) -> ToolResult:
+        session = await self._session_of(call.name)
+        result: Any = await self._tools[call.name].execute(session, call.arguments)
+        if not isinstance(result, ToolResult):
+            raise TypeError(f"the tool returned {type(result).__name__} in place of a ToolResult")
+        _finite(result.reward)
+        text = _encodable(result.text)
+        return result if text is result.text else evolve(result, text=text)
+
+    async def _session_of(self, name: str) -> object:
+        if name not in self._sessions:
+            # Calls of one turn run together; the first of them creates, the others wait for it.
+            async with self._creating.setdefault(name, asyncio.Lock()):
+                if name not in self._sessions:
+                    self._sessions[name] = await self._tools[name].create(self._task)
+        return self._sessions[name]
+
+    async def _release(self, name: str, session: object) -> None:
+        try:
+            async with asyncio.timeout(self._release_s):
+                reward = await self._tools[name].release(session)
+            self.released_reward += _finite(reward) or 0.0
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # reported; the episode and the other tools are not its business
+            if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
+                raise
+            self.release_failures[name] = error
+            structlog.get_logger().warning("tool release failed", tool=name, error=repr(error))
+
+
+def _is_being_cancelled() -> bool:
+    """Return whether somebody cancelled this task, rather than the tool something of its own."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _finite(reward: float | None) -> float | None:
+    if reward is not None and not math.isfinite(reward):
+        raise ValueError(f"the tool gave a reward that is not finite: {reward}")
+    return reward
+
+
+def _failed(error: BaseException) -> ToolResult:
+    kind, text = type(error).__name__, str(error)
+    return ToolResult(text=_encodable(f"Error: {kind}: {text}" if text else f"Error: {kind}"), error=True)
+
+
+def _encodable(text: str) -> str:
+    """Return a text that every tokenizer takes: lone surrogates, as file names may hold, become question marks."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="replace").decode()
+    return text
+
+
+# Tools from a config
+
+
+@frozen(kw_only=True)
+class ToolSpec:
+    """
+    One entry of a config's list of tools: exactly one of `name`, `function` and `class_path`.
+
+    Attributes:
+        name: registered by a plugin.
+        function: ``package.module:function``, see `function_tool`; its module must be allowed.
+        class_path: ``package.module:Class``, a `Tool` built with `options` as keywords; its module must be allowed.
+        options: of the registered tool or the class.
+        schema: in place of the tool's own.
+    """
+
+    name: str = ""
+    function: str = ""
+    class_path: str = ""
+    options: Mapping[str, Any] = field(factory=dict)
+    schema: Schema | None = None
+
+    @property
+    def label(self) -> str:
+        """What texts call it."""
+        return repr(self.name or self.function or self.class_path)
+
+
+_KEYS: Final = {"name": "name", "function": "function", "class": "class_path", "options": "options", "schema": "schema"}
+_KINDS: Final = "'name' (a registered tool), 'function' or 'class' (package.module:name)"
+
+
+def tool_specs(entries: object, where: str = "tools") -> tuple[ToolSpec, ...]:
+    """
+    Read a list of tools as a YAML file holds it.
+
+    Args:
+        entries: a list, or a mapping with the one key `tools`; an entry is a registered name or a mapping with one of
+            `name`, `function` and `class`, and perhaps `options` and `schema`.
+        where: place of the list, for the text of an error.
+
+    Raises:
+        ConfigError: one line that names the entry and what was expected.
+    """
+    if isinstance(entries, Mapping) and set(entries) == {"tools"}:
+        entries = entries["tools"]
+    if not isinstance(entries, Sequence) or isinstance(entries, str):
+        raise ConfigError(f"{where}: expected a list of tools, got {type(entries).__name__}")
+    return tuple(_spec(entry, f"{where}[{index}]") for index, entry in enumerate(entries))
+
+
+def _spec(entry: object, where: str) -> ToolSpec:
+    if isinstance(entry, ToolSpec):
+        return entry
+    if isinstance(entry, str):
+        entry = {"function" if ":" in entry else "name": entry}
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{where}: expected a name or a mapping with {_KINDS}, got {type(entry).__name__}")
+    for key in entry:
+        if key not in _KEYS:
+            raise ConfigError(f"{where}: unknown key {key!r}{did_you_mean(str(key), tuple(_KEYS))}")
+    if sum(bool(entry.get(key)) for key in ("name", "function", "class")) != 1:
+        raise ConfigError(f"{where}: expected exactly one of {_KINDS}")
+    for key, kind in (("name", str), ("function", str), ("class", str), ("options", Mapping), ("schema", Mapping)):
+        if entry.get(key) is not None and not isinstance(entry[key], kind):
+            raise ConfigError(f"{where}.{key}: expected a {_KIND_NAMES[kind]}, got {entry[key]!r}")
+    return ToolSpec(**{_KEYS[key]: value for key, value in entry.items() if value is not None})
+
+
+_KIND_NAMES: Final[Mapping[type, str]] = {str: "string", Mapping: "mapping"}
+
+
+def load_tools(
+    specs: Iterable[ToolSpec], registry: Registry[Tool], resources: Resources, allowed_modules: Sequence[str] = ()
+) -> dict[str, Tool]:
+    """
+    Build the tools of a run.
+
+    Args:
+        specs: what the config asks for.
+        registry: of the tools that plugins registered.
+        resources: for the factories of registered tools.
+        allowed_modules: modules, with all below them, from which functions and classes may come.
+
+    Returns:
+        The tools by the name in their schema, in the order of `specs`.
+
+    Raises:
+        ConfigError: one line that names the tool and what is wrong with it.
+    """
+    tools: list[Tool] = []
+    for spec in specs:
+        tool = _built(spec, registry, resources, allowed_modules)
+        compile_schema(tool.schema, spec.label)
+        tools.append(tool)
+    return dict(_by_name(tools))
+
+
+def _built(spec: ToolSpec, registry: Registry[Tool], resources: Resources, allowed: Sequence[str]) -> Tool:
+    try:
+        if spec.function:
+            return _from_function(spec, allowed)
+        if spec.class_path:
+            tool = _allowed_object(spec.class_path, allowed)(**spec.options)
+        else:
+            entry = registry.get(spec.name)
+            tool = entry.factory(_structured(spec.options, entry.config), resources)
+    except (ConfigError, PluginError) as error:
+        raise ConfigError(str(error)) from error
+    except Exception as error:
+        raise ConfigError(f"tool {spec.label} cannot be made: {type(error).__name__}: {error}") from error
+    missing = [name for name in ("schema", "create", "execute", "release") if not hasattr(tool, name)]
+    if missing:
+        raise ConfigError(f"tool {spec.label} is not a Tool: {type(tool).__name__} has no {', '.join(missing)}")
+    return tool if spec.schema is None else DescribedTool(tool, spec.schema)
+
+
+def _from_function(spec: ToolSpec, allowed: Sequence[str]) -> Tool:
+    if spec.options:
+        raise ConfigError(f"tool {spec.label}: a function takes no options")
+    found = _allowed_object(spec.function, allowed)
+    if isinstance(found, FunctionTool):
+        return found if spec.schema is None else DescribedTool(found, spec.schema)
+    return function_tool(found, schema=spec.schema)
+
+
+def _allowed_object(path: str, allowed: Sequence[str]) -> Any:
+    """Import what ``package.module:name`` names, when both the module and the home of what it holds are allowed."""
+    module_name, _, name = path.partition(":")
+    if not module_name or not name.isidentifier():
+        raise ConfigError(f"tool {path!r}: expected the form package.module:name")
+    _refuse_unlisted(path, module_name, allowed)
+    module = importlib.import_module(module_name)
+    if not hasattr(module, name):
+        public = tuple(each for each, value in vars(module).items() if callable(value) and not each.startswith("_"))
+        raise ConfigError(f"tool {path!r}: module {module_name} has no {name!r}{did_you_mean(name, public)}")
+    found = getattr(module, name)
+    # A listed module imports others: what it only borrows, such as os.system, is not what the user listed.
+    home = getattr(found.func if isinstance(found, FunctionTool) else found, "__module__", None)
+    _refuse_unlisted(path, home or module_name, allowed)
+    return found
+
+
+def _refuse_unlisted(path: str, module_name: str, allowed: Sequence[str]) -> None:
+    if not any(module_name == entry or module_name.startswith(f"{entry}.") for entry in allowed):
+        listed = ", ".join(allowed) or "nothing"
+        raise ConfigError(
+            f"tool {path!r}: module {module_name!r} is not allowed; add it to allowed_modules (which lists {listed})"
+        )
+
+
+def _structured(options: Any, config: type) -> Any:
+    if isinstance(options, config):
+        return options
+    try:
+        return cattrs.Converter(forbid_extra_keys=True).structure(options, config)
+    except Exception as error:
+        raise ConfigError("; ".join(cattrs.transform_error(error, path="options"))) from error
+
+
+@frozen(eq=False)
+class DescribedTool:
+    """A tool under another schema: perhaps another name, other descriptions or narrower parameters."""
+
+    tool: Tool
+    schema: Schema
+
+    async def create(self, task: Task) -> object:
+        """Begin the tool's own session."""
+        return await self.tool.create(task)
+
+    async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
+        """Run the tool's own call."""
+        return await self.tool.execute(session, arguments)
+
+    async def release(self, session: object) -> float | None:
+        """End the tool's own session."""
+        return await self.tool.release(session)

@@ -1,6 +1,51 @@
 """
 The core's own plugin: what turnwise itself registers, through the same door as every other plugin.
 
-The entry point ``builtins`` of the group ``turnwise`` names this module, and `turnwise.host.load` always loads it. It
-has no hooks: every engine, parser, agent and reward is a package of its own.
+The entry point ``builtins`` of the group ``turnwise`` names this module, and `turnwise.host.load` always loads it.
 """
+
+from __future__ import annotations
+
+from turnwise.hookspecs import hookimpl
+from turnwise.protocols import Command, Resources
+from turnwise.registry import NoConfig, Registry
+
+
+def _rollout(_config: NoConfig, _resources: Resources) -> Command:
+    from turnwise.cli.rollout_command import RolloutCommand
+
+    return RolloutCommand()
+
+
+def _show(_config: NoConfig, _resources: Resources) -> Command:
+    from turnwise.cli.show_command import ShowCommand
+
+    return ShowCommand()
+
+
+def _plugins(_config: NoConfig, _resources: Resources) -> Command:
+    from turnwise.cli.plugins_command import PluginsCommand
+
+    return PluginsCommand()
+
+
+def _config(_no_config: NoConfig, _resources: Resources) -> Command:
+    from turnwise.cli.config_command import ConfigCommand
+
+    return ConfigCommand()
+
+
+def _check(_config: NoConfig, _resources: Resources) -> Command:
+    from turnwise.cli.check_command import CheckCommand
+
+    return CheckCommand()
+
+
+@hookimpl
+def register_commands(registry: Registry[Command]) -> None:
+    """Add the commands that need no plugin."""
+    registry.add("rollout", _rollout)
+    registry.add("show", _show)
+    registry.add("plugins", _plugins)
+    registry.add("config", _config)
+    registry.add("check", _check)

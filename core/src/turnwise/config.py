@@ -12,6 +12,7 @@ import importlib.util
 import math
 import re
 from collections.abc import Callable, Mapping
+from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
@@ -35,8 +36,8 @@ SCHEMA: Final = "turnwise_schema"
 """Key of a field's metadata: JSON Schema keywords for what its validator checks."""
 
 _PACKAGE: Final = "package:"
-_MODULE: Final = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
-TARGET_PATTERN: Final = rf"^{_MODULE}:[A-Za-z_]\w*$"
+_MODULE: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
+TARGET_PATTERN: Final = rf"^{_MODULE}:[A-Za-z_][A-Za-z0-9_]*$"
 MODULE_PATTERN: Final = rf"^{_MODULE}$"
 # SHA-1 or SHA-256, written out: an abbreviation or a branch can come to mean another commit.
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -44,18 +45,20 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 def plain(value: Any) -> Any:
     """
-    Return a copy made of what JSON and YAML can hold: None, booleans, numbers, text, lists, and mappings with text keys.
+    Return a copy made of what JSON and YAML can hold: null, booleans, numbers, text, lists, mappings with text keys.
 
     Raises:
         ValueError: there is anything else in it, such as a date, an object or a number that is not finite.
     """
+    if isinstance(value, Enum):
+        return plain(value.value)
     if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
         return value
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, Mapping) and all(type(key) is str for key in value):
         return {key: plain(item) for key, item in value.items()}
-    raise ValueError(f"expected a plain value (text, number, true, false, null, list, mapping), got {value!r}")
+    raise ValueError(f"expected text, a number, true, false, null, a list or a mapping with text keys, got {value!r}")
 
 
 def _not_empty(_instance: object, attribute: Attribute[Any], value: str) -> None:
@@ -72,22 +75,16 @@ def _each_matches(pattern: str, what: str) -> Callable[[object, Attribute[Any], 
     return check
 
 
-def _text(**arguments: Any) -> Any:
-    return field(validator=_not_empty, metadata={SCHEMA: {"minLength": 1}}, **arguments)
+def _absolute(path: Path) -> Path:
+    return path.absolute()
 
 
-def _target() -> Any:
-    check = _each_matches(TARGET_PATTERN, "'package.module:name'")
-    return field(validator=check, metadata={SCHEMA: {"pattern": TARGET_PATTERN}})
-
-
-def _count(default: int | None, at_least: int = 1) -> Any:
-    check = validators.ge(at_least)
-    return field(default=default, validator=check if default is not None else validators.optional(check))
-
-
-def _seconds(default: float) -> Any:
-    return field(default=default, validator=validators.gt(0))
+_at_least_0: Final = validators.ge(0)
+_at_least_1: Final = validators.ge(1)
+_more_than_0: Final = validators.gt(0.0)
+_is_path: Final = validators.optional(_not_empty)
+_FILLED: Final = {SCHEMA: {"minLength": 1}}
+_is_target: Final = _each_matches(TARGET_PATTERN, "'package.module:name'")
 
 
 @frozen
@@ -100,7 +97,7 @@ class Choice:
         options: of that part; checked against the plugin's config class by `turnwise.host.resolve`.
     """
 
-    name: str = _text()
+    name: str = field(validator=_not_empty, metadata=_FILLED)
     options: Mapping[str, Any] = field(factory=dict, converter=plain)
 
     def __attrs_post_init__(self) -> None:
@@ -118,7 +115,7 @@ class ToolFunction:
         function: where it is, as `package.module:name`; the module must be in `tool_modules`.
     """
 
-    function: str = _target()
+    function: str = field(validator=_is_target, metadata={SCHEMA: {"pattern": TARGET_PATTERN}})
 
 
 @frozen
@@ -132,7 +129,7 @@ class ToolClass:
         options: keyword arguments for it; every other key of the section.
     """
 
-    target: str = _target()
+    target: str = field(validator=_is_target, metadata={SCHEMA: {"pattern": TARGET_PATTERN}})
     options: Mapping[str, Any] = field(factory=dict, converter=plain)
 
     def __attrs_post_init__(self) -> None:
@@ -159,10 +156,10 @@ class ModelConfig:
         template_options: keyword arguments for the template, such as `enable_thinking`.
     """
 
-    path: str | None = None
+    path: str | None = field(default=None, validator=_is_path, metadata=_FILLED)
     trust_remote_code: bool = False
     revision: str | None = None
-    chat_template: str | None = None
+    chat_template: str | None = field(default=None, validator=_is_path, metadata=_FILLED)
     template_options: Mapping[str, Any] = field(factory=dict, converter=plain)
 
     def __attrs_post_init__(self) -> None:
@@ -189,11 +186,11 @@ class DataConfig:
             leaves the task out, `truncate_left` keeps the end of the prompt and `truncate_right` its start.
     """
 
-    path: str = _text()
-    validation_path: str | None = None
+    path: str = field(validator=_not_empty, metadata=_FILLED)
+    validation_path: str | None = field(default=None, validator=_is_path, metadata=_FILLED)
     format: DataFormat = "auto"
-    limit: int | None = _count(None)
-    offset: int = _count(0, at_least=0)
+    limit: int | None = field(default=None, validator=validators.optional(_at_least_1))
+    offset: int = field(default=0, validator=_at_least_0)
     shuffle: bool = False
     prompt_policy: PromptPolicy = "error"
 
@@ -211,11 +208,11 @@ class DeadlinesConfig:
         abort_grace_s: what an engine gets to hand back what it had sampled.
     """
 
-    tool_call_s: float = _seconds(60.0)
-    turn_s: float = _seconds(600.0)
-    episode_s: float = _seconds(3600.0)
-    reward_s: float = _seconds(60.0)
-    abort_grace_s: float = _seconds(5.0)
+    tool_call_s: float = field(default=60.0, validator=_more_than_0)
+    turn_s: float = field(default=600.0, validator=_more_than_0)
+    episode_s: float = field(default=3600.0, validator=_more_than_0)
+    reward_s: float = field(default=60.0, validator=_more_than_0)
+    abort_grace_s: float = field(default=5.0, validator=_more_than_0)
 
 
 @frozen(kw_only=True)
@@ -239,18 +236,18 @@ class RolloutConfig:
         check_invariants: check every trajectory against the promises of the token record.
     """
 
-    n: int = _count(1)
-    validation_n: int = _count(1)
-    prompt_length: int = _count(1024)
-    response_length: int = _count(1024)
-    seed: int = _count(0, at_least=0)
-    global_step: int = _count(0, at_least=0)
+    n: int = field(default=1, validator=_at_least_1)
+    validation_n: int = field(default=1, validator=_at_least_1)
+    prompt_length: int = field(default=1024, validator=_at_least_1)
+    response_length: int = field(default=1024, validator=_at_least_1)
+    seed: int = field(default=0, validator=_at_least_0)
+    global_step: int = field(default=0, validator=_at_least_0)
     validation: bool = False
     sampling: SamplingParams = field(factory=SamplingParams)
     validation_sampling: SamplingParams = field(factory=lambda: SamplingParams(temperature=0.0))
     deadlines: DeadlinesConfig = field(factory=DeadlinesConfig)
-    max_steps: int = _count(1000)
-    max_in_flight: int = _count(256)
+    max_steps: int = field(default=1000, validator=_at_least_1)
+    max_in_flight: int = field(default=256, validator=_at_least_1)
     check_invariants: bool = True
 
 
@@ -265,7 +262,7 @@ class RuntimeConfig:
     """
 
     name: RuntimeName = "local"
-    num_workers: int = _count(1)
+    num_workers: int = field(default=1, validator=_at_least_1)
 
 
 @frozen(kw_only=True)
@@ -280,10 +277,6 @@ class TelemetryConfig:
 
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
-
-
-def _choice(kind: str, **arguments: Any) -> Any:
-    return field(metadata={KIND: kind}, **arguments)
 
 
 @frozen(kw_only=True)
@@ -314,27 +307,27 @@ class RunConfig:
     """
 
     data: DataConfig
-    agent: Choice = _choice("agents")
-    engine: Choice = _choice("engines")
+    agent: Choice = field(metadata={KIND: "agents"})
+    engine: Choice = field(metadata={KIND: "engines"})
     model: ModelConfig = field(factory=ModelConfig)
-    agents: Mapping[str, Choice] = _choice("agents", factory=dict)
-    parser: Choice | None = _choice("tool_parsers", default=None)
-    reward: Choice | None = _choice("rewards", default=None)
-    interaction: Choice | None = _choice("interactions", default=None)
-    tools: tuple[ToolEntry, ...] = _choice("tools", default=())
-    tools_file: str | None = None
+    agents: Mapping[str, Choice] = field(factory=dict, metadata={KIND: "agents"})
+    parser: Choice | None = field(default=None, metadata={KIND: "tool_parsers"})
+    reward: Choice | None = field(default=None, metadata={KIND: "rewards"})
+    interaction: Choice | None = field(default=None, metadata={KIND: "interactions"})
+    tools: tuple[ToolEntry, ...] = field(default=(), metadata={KIND: "tools"})
+    tools_file: str | None = field(default=None, validator=_is_path, metadata=_FILLED)
     tool_modules: tuple[str, ...] = field(
         default=(),
         validator=_each_matches(MODULE_PATTERN, "module names"),
         metadata={SCHEMA: {"items": {"type": "string", "pattern": MODULE_PATTERN}}},
     )
-    postprocessors: tuple[Choice, ...] = _choice("postprocessors", default=())
-    observers: tuple[Choice, ...] = _choice("observers", default=())
+    postprocessors: tuple[Choice, ...] = field(default=(), metadata={KIND: "postprocessors"})
+    observers: tuple[Choice, ...] = field(default=(), metadata={KIND: "observers"})
     rollout: RolloutConfig = field(factory=RolloutConfig)
     runtime: RuntimeConfig = field(factory=RuntimeConfig)
     telemetry: TelemetryConfig = field(factory=TelemetryConfig)
     plugins: tuple[str, ...] | None = None
-    base_dir: Path = field(factory=Path, metadata={IN_FILE: False})
+    base_dir: Path = field(factory=Path, converter=_absolute, metadata={IN_FILE: False})
 
     def __attrs_post_init__(self) -> None:
         """Refuse Python code of modules that were not allowed."""
@@ -383,7 +376,9 @@ def _in_package(path: str) -> Path:
         raise ConfigError(f"{path}: expected package:NAME/PATH with a top-level package and a path inside it")
     # find_spec does not import a top-level package, so a model can be found without what its package needs to run.
     spec = importlib.util.find_spec(name)
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+    if spec is None:
+        raise ConfigError(f"{path}: no package {name!r} is installed")
+    for folder in spec.submodule_search_locations or ():
         if (found := Path(folder, inner)).exists():
             return found
-    raise ConfigError(f"{path}: {f'package {name!r} does not ship {rest!r}' if spec else f'no package {name!r} is installed'}")
+    raise ConfigError(f"{path}: the package {name!r} does not ship {rest!r}")

@@ -144,11 +144,11 @@ def _rows(file: Path, format: str | None) -> Iterator[_Located]:
     if name not in _READERS:
         wrong, known = (f"suffix {file.suffix!r}", FORMATS) if format is None else (f"format {format!r}", _READERS)
         raise DataError(f"{file}: {wrong} is none of {', '.join(known)}")
-    if not file.exists():
-        raise DataError(f"{file}: no such file")
-    if file.is_dir():
-        raise DataError(f"{file}: is a directory, not a file")
     try:
+        if not file.exists():
+            raise DataError(f"{file}: no such file")
+        if file.is_dir():
+            raise DataError(f"{file}: is a directory, not a file")
         yield from _READERS[name](file)
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {_first_line(error)}") from error

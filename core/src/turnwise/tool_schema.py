@@ -85,8 +85,9 @@ def _validator(parameters: object, where: str) -> Any:
         return jsonschema_rs.validator_for(dict(parameters), mask="the value", retriever=_refuse_remote)
     except jsonschema_rs.ValidationError as error:
         path = ".".join(["parameters", *map(str, error.instance_path)])
-        hint = f" (a type is one of {_TYPE_NAMES})" if path.endswith(".type") else ""
-        raise ConfigError(f"{where}: {path}: {_clipped(error.message)}{hint}") from error
+        what = f"a type is one of {_TYPE_NAMES}" if path.endswith(".type") else _clipped(error.message)
+        got = f", got {_clipped(repr(error.instance))}" if error.instance_path else ""
+        raise ConfigError(f"{where}: {path}: {what}{got}") from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: its parameters are not JSON: {_clipped(str(error))}") from error
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import math
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -18,12 +18,15 @@ import cattrs
 import structlog
 from attrs import evolve, field, frozen
 
-from turnwise.errors import ConfigError, EngineError, InfrastructureError, PluginError, ToolError
+from turnwise.errors import ConfigError, EngineError, InfrastructureError, ToolError, TurnwiseError
 from turnwise.function_tool import FunctionTool, function_tool
 from turnwise.protocols import Resources, Tool
 from turnwise.registry import Registry, did_you_mean
 from turnwise.tool_schema import CompiledSchema, Schema, compile_schema
 from turnwise.types import Task, ToolCall, ToolResult
+
+_MAX_NAME: Final = 64
+"""Characters of a tool's name; what a model writes in its place may be megabytes."""
 
 
 def _by_name(tools: Iterable[Tool] | Mapping[str, Tool]) -> Mapping[str, Tool]:
@@ -137,7 +140,7 @@ class ToolSession:
         compiled = self._compiled.get(call.name)
         if compiled is None:
             known = ", ".join(self._tools) or "none"
-            return f"Error: there is no tool {call.name!r}; the tools are: {known}"
+            return f"Error: there is no tool {call.name[:_MAX_NAME]!r}; the tools are: {known}"
         complaint = compiled.complaint(call.arguments)
         return f"Error: the arguments of {call.name!r} do not fit: {complaint}" if complaint else ""
 
@@ -226,8 +229,7 @@ class ToolSpec:
         return repr(self.name or self.function or self.class_path)
 
 
-_KEYS: Final = {"name": "name", "function": "function", "class": "class_path", "options": "options", "schema": "schema"}
-_KINDS: Final = "'name' (a registered tool), 'function' or 'class' (package.module:name)"
+_KINDS: Final = ("name", "function", "class")
 
 
 def tool_specs(entries: object, where: str = "tools") -> tuple[ToolSpec, ...]:
@@ -235,8 +237,8 @@ def tool_specs(entries: object, where: str = "tools") -> tuple[ToolSpec, ...]:
     Read a list of tools as a YAML file holds it.
 
     Args:
-        entries: a list, or a mapping with the one key `tools`; an entry is a registered name or a mapping with one of
-            `name`, `function` and `class`, and perhaps `options` and `schema`.
+        entries: a list, or a mapping with the one key `tools`. An entry is the name of a registered tool, or a mapping
+            with one of `name`, `function` and `class`, perhaps `schema`, and options as further keys.
         where: place of the list, for the text of an error.
 
     Raises:
@@ -250,28 +252,39 @@ def tool_specs(entries: object, where: str = "tools") -> tuple[ToolSpec, ...]:
 
 
 def _spec(entry: object, where: str) -> ToolSpec:
-    if isinstance(entry, ToolSpec):
-        return entry
     if isinstance(entry, str):
-        entry = {"function" if ":" in entry else "name": entry}
-    if not isinstance(entry, Mapping):
-        raise ConfigError(f"{where}: expected a name or a mapping with {_KINDS}, got {type(entry).__name__}")
-    for key in entry:
-        if key not in _KEYS:
-            raise ConfigError(f"{where}: unknown key {key!r}{did_you_mean(str(key), tuple(_KEYS))}")
-    if sum(bool(entry.get(key)) for key in ("name", "function", "class")) != 1:
-        raise ConfigError(f"{where}: expected exactly one of {_KINDS}")
-    for key, kind in (("name", str), ("function", str), ("class", str), ("options", Mapping), ("schema", Mapping)):
-        if entry.get(key) is not None and not isinstance(entry[key], kind):
-            raise ConfigError(f"{where}.{key}: expected a {_KIND_NAMES[kind]}, got {entry[key]!r}")
-    return ToolSpec(**{_KEYS[key]: value for key, value in entry.items() if value is not None})
+        entry = {"name": entry}
+    if not isinstance(entry, Mapping) or any(not isinstance(key, str) for key in entry):
+        raise ConfigError(f"{where}: expected a name, or a section with one of {', '.join(_KINDS)}, got {entry!r}")
+    given = [kind for kind in _KINDS if kind in entry]
+    if len(given) != 1:
+        raise ConfigError(f"{where}: expected exactly one of the keys {', '.join(_KINDS)}, got {', '.join(entry)}")
+    target, schema = entry[given[0]], entry.get("schema")
+    if not isinstance(target, str) or not target:
+        raise ConfigError(f"{where}.{given[0]}: expected text, got {target!r}")
+    if schema is not None and not isinstance(schema, Mapping):
+        raise ConfigError(f"{where}.schema: expected a section, got {schema!r}")
+    options = {key: value for key, value in entry.items() if key not in (*_KINDS, "schema")}
+    fields = {"name": "name", "function": "function", "class": "class_path"}
+    return ToolSpec(**{fields[given[0]]: target}, options=options, schema=schema)
 
 
-_KIND_NAMES: Final[Mapping[type, str]] = {str: "string", Mapping: "mapping"}
+def structure_options(options: Any, config: type) -> Any:
+    """Make an object of a config class from plain options; `ConfigError` says which option does not fit."""
+    if isinstance(options, config):
+        return options
+    try:
+        return cattrs.Converter(forbid_extra_keys=True).structure(options, config)
+    except Exception as error:
+        raise ConfigError("; ".join(cattrs.transform_error(error, path="options"))) from error
 
 
 def load_tools(
-    specs: Iterable[ToolSpec], registry: Registry[Tool], resources: Resources, allowed_modules: Sequence[str] = ()
+    specs: Iterable[ToolSpec],
+    registry: Registry[Tool],
+    resources: Resources,
+    allowed_modules: Sequence[str] = (),
+    structure: Callable[[Any, type], Any] = structure_options,
 ) -> dict[str, Tool]:
     """
     Build the tools of a run.
@@ -281,6 +294,7 @@ def load_tools(
         registry: of the tools that plugins registered.
         resources: for the factories of registered tools.
         allowed_modules: modules, with all below them, from which functions and classes may come.
+        structure: makes the options of a registered tool an object of its config class.
 
     Returns:
         The tools by the name in their schema, in the order of `specs`.
@@ -290,72 +304,69 @@ def load_tools(
     """
     tools: list[Tool] = []
     for spec in specs:
-        tool = _built(spec, registry, resources, allowed_modules)
-        compile_schema(tool.schema, spec.label)
-        tools.append(tool)
+        try:
+            tool = _built(spec, registry, resources, allowed_modules, structure)
+        except TurnwiseError as error:
+            raise ConfigError(f"tool {spec.label}: {error}") from error
+        except Exception as error:
+            raise ConfigError(f"tool {spec.label} cannot be made: {type(error).__name__}: {error}") from error
+        tools.append(_checked(tool, spec))
     return dict(_by_name(tools))
 
 
-def _built(spec: ToolSpec, registry: Registry[Tool], resources: Resources, allowed: Sequence[str]) -> Tool:
-    try:
-        if spec.function:
-            return _from_function(spec, allowed)
-        if spec.class_path:
-            tool = _allowed_object(spec.class_path, allowed)(**spec.options)
-        else:
-            entry = registry.get(spec.name)
-            tool = entry.factory(_structured(spec.options, entry.config), resources)
-    except (ConfigError, PluginError) as error:
-        raise ConfigError(str(error)) from error
-    except Exception as error:
-        raise ConfigError(f"tool {spec.label} cannot be made: {type(error).__name__}: {error}") from error
+def _built(
+    spec: ToolSpec,
+    registry: Registry[Tool],
+    resources: Resources,
+    allowed: Sequence[str],
+    structure: Callable[[Any, type], Any],
+) -> Tool:
+    if spec.function:
+        return _from_function(spec, allowed)
+    if spec.class_path:
+        made: Tool = _allowed_object(spec.class_path, allowed)(**spec.options)
+        return made
+    entry = registry.get(spec.name)
+    return entry.factory(structure(spec.options, entry.config), resources)
+
+
+def _checked(tool: Tool, spec: ToolSpec) -> Tool:
     missing = [name for name in ("schema", "create", "execute", "release") if not hasattr(tool, name)]
     if missing:
         raise ConfigError(f"tool {spec.label} is not a Tool: {type(tool).__name__} has no {', '.join(missing)}")
-    return tool if spec.schema is None else DescribedTool(tool, spec.schema)
+    described = tool if spec.schema in (None, tool.schema) else DescribedTool(tool, spec.schema)
+    compile_schema(described.schema, spec.label)
+    return described
 
 
 def _from_function(spec: ToolSpec, allowed: Sequence[str]) -> Tool:
     if spec.options:
-        raise ConfigError(f"tool {spec.label}: a function takes no options")
+        raise ConfigError(f"a function takes no options, got {', '.join(spec.options)}")
     found = _allowed_object(spec.function, allowed)
-    if isinstance(found, FunctionTool):
-        return found if spec.schema is None else DescribedTool(found, spec.schema)
-    return function_tool(found, schema=spec.schema)
+    return found if isinstance(found, FunctionTool) else function_tool(found, schema=spec.schema)
 
 
 def _allowed_object(path: str, allowed: Sequence[str]) -> Any:
     """Import what ``package.module:name`` names, when both the module and the home of what it holds are allowed."""
     module_name, _, name = path.partition(":")
     if not module_name or not name.isidentifier():
-        raise ConfigError(f"tool {path!r}: expected the form package.module:name")
-    _refuse_unlisted(path, module_name, allowed)
+        raise ConfigError("expected the form package.module:name")
+    _refuse_unlisted(module_name, allowed)
     module = importlib.import_module(module_name)
     if not hasattr(module, name):
         public = tuple(each for each, value in vars(module).items() if callable(value) and not each.startswith("_"))
-        raise ConfigError(f"tool {path!r}: module {module_name} has no {name!r}{did_you_mean(name, public)}")
+        raise ConfigError(f"module {module_name} has no {name!r}{did_you_mean(name, public)}")
     found = getattr(module, name)
     # A listed module imports others: what it only borrows, such as os.system, is not what the user listed.
     home = getattr(found.func if isinstance(found, FunctionTool) else found, "__module__", None)
-    _refuse_unlisted(path, home or module_name, allowed)
+    _refuse_unlisted(home or module_name, allowed)
     return found
 
 
-def _refuse_unlisted(path: str, module_name: str, allowed: Sequence[str]) -> None:
+def _refuse_unlisted(module_name: str, allowed: Sequence[str]) -> None:
     if not any(module_name == entry or module_name.startswith(f"{entry}.") for entry in allowed):
         listed = ", ".join(allowed) or "nothing"
-        raise ConfigError(
-            f"tool {path!r}: module {module_name!r} is not allowed; add it to allowed_modules (which lists {listed})"
-        )
-
-
-def _structured(options: Any, config: type) -> Any:
-    if isinstance(options, config):
-        return options
-    try:
-        return cattrs.Converter(forbid_extra_keys=True).structure(options, config)
-    except Exception as error:
-        raise ConfigError("; ".join(cattrs.transform_error(error, path="options"))) from error
+        raise ConfigError(f"module {module_name!r} is not allowed; list it in tool_modules, which holds {listed}")
 
 
 @frozen(eq=False)

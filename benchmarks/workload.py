@@ -1,0 +1,225 @@
+"""
+The workload that the cost of a turn is measured on: what the policy says, what the tool answers, how long both take.
+
+Everything is deterministic and known beforehand, so that a record can be compared with what must be in it. The engine
+finds the episode and the turn from the context alone: the id stands in the user message, and the turn is the number
+of assistant headers before.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import field, frozen
+
+VOCABULARY = 16_000
+WORDS = "time name list value index model data file path state code type line test size count order point".split()
+LOOKUP_SCHEMA: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "Look a key up in a slow external store.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "key": {"type": "string", "description": "episode:turn"},
+                "ms": {"type": "number", "description": "simulated latency in milliseconds"},
+                "chars": {"type": "integer", "description": "length of the reply in characters"},
+            },
+            "required": ["key", "ms", "chars"],
+        },
+    },
+}
+
+
+def schemas(count: int) -> list[dict[str, Any]]:
+    """Return the tool's schema and `count - 1` others of the same size that nobody calls."""
+    others = []
+    for index in range(1, count):
+        other = json.loads(json.dumps(LOOKUP_SCHEMA))
+        other["function"]["name"] = f"lookup_{index}"
+        others.append(other)
+    return [LOOKUP_SCHEMA, *others]
+
+
+@frozen
+class Turn:
+    """One turn of the policy: how many tokens, and how long the tool called at its end takes; the last calls none."""
+
+    num_tokens: int
+    tool_s: float = 0.0
+    final: bool = False
+
+
+@frozen
+class Workload:
+    """
+    Episodes and the engine's speed.
+
+    Attributes:
+        episodes: the turns of each.
+        seconds_per_token: the engine's latency, whatever its load.
+        prompt_words: length of the user's message, about 2.2 tokens each.
+        reply_chars: length of a tool's answer.
+    """
+
+    episodes: tuple[tuple[Turn, ...], ...]
+    seconds_per_token: float = 0.0
+    prompt_words: int = 215
+    reply_chars: int = 200
+
+    @property
+    def num_turns(self) -> int:
+        """Turns of all episodes."""
+        return sum(map(len, self.episodes))
+
+    def critical_path_s(self) -> float:
+        """Seconds of the slowest episode by itself: nobody can be faster."""
+        return max(
+            sum(turn.num_tokens * self.seconds_per_token + turn.tool_s for turn in turns) for turns in self.episodes
+        )
+
+    def messages(self, episode: int) -> list[dict[str, str]]:
+        """Return the prompt of an episode."""
+        rng = random.Random(episode)
+        body = " ".join(rng.choice(WORDS) for _ in range(self.prompt_words))
+        return [
+            {"role": "system", "content": "Use the tool when needed, then answer."},
+            {"role": "user", "content": f"ID{episode:06d} {body}"},
+        ]
+
+    def reply(self, key: str) -> str:
+        """Return what the tool answers to a key."""
+        rng = random.Random(key)
+        words = [f"value of {key} is"]
+        while sum(map(len, words)) + len(words) < self.reply_chars:
+            words.append(rng.choice(WORDS))
+        return " ".join(words)[: self.reply_chars]
+
+    def arguments(self, episode: int, turn: int) -> dict[str, Any]:
+        """Return what the policy calls the tool with at the end of a turn."""
+        tool_ms = round(self.episodes[episode][turn].tool_s * 1e3, 3)
+        return {"key": f"{episode}:{turn}", "ms": tool_ms, "chars": self.reply_chars}
+
+    def script(self, encode: Callable[[str], list[int]], eos: int) -> list[list[list[int]]]:
+        """Return the ids of every turn of every episode."""
+        return [list(self._turns(number, turns, encode, eos)) for number, turns in enumerate(self.episodes)]
+
+    def _turns(
+        self, number: int, turns: Sequence[Turn], encode: Callable[[str], list[int]], eos: int
+    ) -> Iterator[list[int]]:
+        for index, turn in enumerate(turns):
+            call = json.dumps({"name": "lookup", "arguments": self.arguments(number, index)})
+            tail = [eos] if turn.final else [*encode(f"\n<tool_call>\n{call}\n</tool_call>"), eos]
+            rng = random.Random(number * 1000 + index)
+            yield [rng.randrange(1000, VOCABULARY - 100) for _ in range(max(1, turn.num_tokens - len(tail)))] + tail
+
+
+def uniform(num_episodes: int, *, turns: int = 4, tokens: int = 200, **options: Any) -> Workload:
+    """Return episodes that are all alike: `turns` turns of `tokens` tokens."""
+    one = (*[Turn(tokens)] * (turns - 1), Turn(tokens, final=True))
+    return Workload((one,) * num_episodes, **options)
+
+
+def heavy_tail(
+    num_episodes: int, *, median_s: float, sigma: float = 1.2, cap_s: float = 10.0, seed: int = 0, **options: Any
+) -> Workload:
+    """Return `uniform`'s episodes of 4 turns, with log-normal tool latencies."""
+    rng = random.Random(seed)
+    episodes = tuple(
+        (
+            *[Turn(200, min(cap_s, median_s * math.exp(rng.gauss(0, sigma)))) for _ in range(3)],
+            Turn(200, final=True),
+        )
+        for _ in range(num_episodes)
+    )
+    return Workload(episodes, **options)
+
+
+@frozen
+class Oracle:
+    """
+    What the policy says next, found from the context alone.
+
+    Attributes:
+        script: ids by episode and turn.
+        header: id of ``<|im_start|>``.
+        digits: value of each digit's id.
+    """
+
+    script: list[list[list[int]]]
+    header: int
+    digits: dict[int, int]
+    logprobs: dict[int, list[float]] = field(factory=dict)
+
+    @classmethod
+    def of(cls, workload: Workload, tokenizer: Any) -> Oracle:
+        """Return the oracle of a workload for a tokenizer."""
+        digits = {tokenizer.convert_tokens_to_ids(str(digit)): digit for digit in range(10)}
+        script = workload.script(lambda text: tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id)
+        return cls(script, tokenizer.convert_tokens_to_ids("<|im_start|>"), digits)
+
+    def answer(self, ids: Sequence[int] | np.ndarray) -> tuple[list[int], list[float]]:
+        """Return the ids and log-probabilities that follow a context."""
+        headers = self._headers(ids)
+        turns = self.script[self._episode(ids[headers[1] + 1 : headers[1] + 24])]
+        turn = turns[min((len(headers) - 3) // 2, len(turns) - 1)]
+        logprobs = self.logprobs.setdefault(len(turn), [-0.5 - 1e-4 * i for i in range(len(turn))])
+        return turn, logprobs
+
+    def _headers(self, ids: Sequence[int] | np.ndarray) -> list[int]:
+        if isinstance(ids, np.ndarray):
+            return np.flatnonzero(ids == self.header).tolist()
+        return [index for index, token in enumerate(ids) if token == self.header]
+
+    def _episode(self, ids: Sequence[int] | np.ndarray) -> int:
+        found = [self.digits[int(token)] for token in ids if int(token) in self.digits]
+        return int("".join(map(str, found[:6])))
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """Return a 16,000-token byte-level tokenizer with a ChatML tool template, trained once on the standard library."""
+    from transformers import PreTrainedTokenizerFast
+
+    from turnwise.testing.tokenizers import CHATML
+
+    if not (folder / "tokenizer.json").exists():
+        _train(folder)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+def _train(folder: Path) -> None:
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    split = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(split, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    files = sorted(map(str, Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
+    tokenizer.train(files, trainer)
+    tags = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))

@@ -1,0 +1,280 @@
+"""
+Chat templates that only ever append: a prompt once, and from then on the ids of what is new.
+
+What the model sampled is never rendered or tokenized again. `delta` gives the ids that new messages add behind a turn
+of the model, as the template would render them; that it does is proven when a `ChatTemplate` is made, on probe
+conversations (see `turnwise.chat_delta`), each kind of message by itself.
+
+    chat = load_chat(ModelSpec(path=Path("models/qwen")))
+    ids = chat.prompt([{"role": "user", "content": "What is 6 * 7?"}], tools)
+    ids = [*ids, *sampled]
+    ids = [*ids, *chat.delta([{"role": "tool", "content": "42"}], last_token_id=ids[-1])]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from turnwise.chat_delta import Joint, JointFinder
+from turnwise.chat_probe import BASE, with_answer_keys
+from turnwise.chat_render import (
+    MAX_TEMPLATE_BYTES,
+    HeadCache,
+    HuggingFaceTokenizer,
+    Renderer,
+    content_text,
+    plain_message,
+)
+from turnwise.errors import ConfigError, TemplateError
+from turnwise.protocols import ModelSpec
+from turnwise.types import Message, TokenArray
+
+_VERIFIED_ROLES = (("user",), ("tool",), ("tool", "tool"), ("tool", "user"))
+_PLAIN_KEYS = frozenset({"role", "content", "name", "tool_call_id"})
+_CALL_FORMS: tuple[dict[str, bool], ...] = (
+    {},
+    {"none_as_text": True},
+    {"none_as_text": True, "arguments_as_text": True},
+)
+"""How templates want tool calls of earlier turns, the most common form first; DeepSeek's is the last."""
+
+
+@frozen(kw_only=True)
+class Verdict:
+    """
+    What the proof found for one kind of new messages.
+
+    Attributes:
+        roles: of the messages, in order.
+        problem: why they cannot be appended; empty when they can.
+        rewrites: what a whole rendering would do to earlier turns, such as dropping their reasoning; the record keeps
+            them as they were sampled. Empty when a whole rendering keeps them too.
+        concatenated: their text is put together without the template, which is about twice as fast.
+    """
+
+    roles: tuple[str, ...]
+    problem: str = ""
+    rewrites: str = ""
+    concatenated: bool = False
+
+
+class ChatTemplate:
+    """
+    `turnwise.protocols.Chat` over a transformers tokenizer and its chat template.
+
+    Args:
+        tokenizer: any tokenizer of transformers, with `chat_template` set.
+        template_options: keyword arguments for the template, such as `enable_thinking`.
+        stop_token_ids: ids that end a turn, besides those that the template and the tokenizer name.
+        name: what error texts call the template.
+
+    Raises:
+        TemplateError: the template is missing, larger than 1 MiB, does not parse, or can append neither user messages
+            nor tool results.
+        ConfigError: an option is not one of the template.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        template_options: Mapping[str, Any] | None = None,
+        *,
+        stop_token_ids: Sequence[int] = (),
+        name: str = "the chat template",
+    ) -> None:
+        self._tokenizer = HuggingFaceTokenizer(tokenizer)
+        self._renderer = Renderer(tokenizer, template_options or {}, name)
+        self._finder = JointFinder(self._renderer, self._tokenizer)
+        self._heads = HeadCache(self._tokenizer)
+        self._joints: dict[tuple[str, ...], Joint | str] = {}
+        self._renderer.render(BASE)
+        self.verify()
+        self._stops = self._stop_texts(stop_token_ids)
+
+    @property
+    def tokenizer(self) -> HuggingFaceTokenizer:
+        """What turns its text into ids."""
+        return self._tokenizer
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a turn of the model: the template's first, then the tokenizer's and those given."""
+        return tuple(self._stops)
+
+    def verify(self) -> tuple[Verdict, ...]:
+        """
+        Return what was proven of user messages, one and two tool results, and tool results before a user message.
+
+        Kinds that are asked for later are proven then. Each proof runs once; calling this again is free.
+
+        Raises:
+            TemplateError: neither user messages nor tool results can be appended.
+        """
+        found = {roles: self._judged(roles) for roles in _VERIFIED_ROLES}
+        user, tool = found["user",], found["tool",]
+        if isinstance(user, str) and isinstance(tool, str):
+            raise TemplateError(f"{user}; {tool}")
+        return tuple(_verdict(roles, joint) for roles, joint in found.items())
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> TokenArray:
+        """
+        Return (P,) int32 ids of a conversation up to where the model's turn begins.
+
+        Args:
+            messages: at least one; contents are strings, None, or lists of text parts.
+            tools: OpenAI function schemas.
+
+        Raises:
+            TemplateError: the template refuses the conversation, or a content is not text.
+        """
+        if not messages:
+            raise TemplateError("a prompt needs at least one message")
+        return self._heads.encode(self._render(messages, tools))
+
+    def delta(self, messages: Sequence[Message], last_token_id: int) -> TokenArray:
+        """
+        Return (n,) int32 ids that new messages append after a turn of the model, up to where its next turn begins.
+
+        Args:
+            messages: at least one, of the environment: tool results in the order of their calls, user messages. Some
+                templates show the tool's name; these need `name` in tool messages.
+            last_token_id: the record's last id; a turn that was cut before its end-of-turn token is closed first.
+
+        Raises:
+            TemplateError: messages of these roles cannot be appended, or a content is not text.
+        """
+        joint = self._joint(messages)
+        start = joint.start(self._stops.get(last_token_id))
+        # The text begins with the token before the delta, so that what follows is split as it is in a conversation.
+        return np.array(self._tokenizer.encode(start + self._opening(joint, messages)), np.int32)[1:]
+
+    def text(self, token_ids: Sequence[int] | TokenArray) -> str:
+        """Return the text of a turn of the model, without its end-of-turn token; tags and other tokens stay."""
+        end = len(token_ids)
+        while end and token_ids[end - 1] in self._stops:
+            end -= 1
+        return self._tokenizer.decode(token_ids[:end])
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+        *forms, last_form = _CALL_FORMS if any(message.get("tool_calls") for message in messages) else ({},)
+        for form in forms:
+            try:
+                return self._renderer.render([plain_message(message, **form) for message in messages], tools)
+            except TemplateError:
+                continue
+        return self._renderer.render([plain_message(message, **last_form) for message in messages], tools)
+
+    def _joint(self, messages: Sequence[Message]) -> Joint:
+        try:
+            roles = tuple([message["role"] for message in messages])
+        except KeyError as error:
+            raise TemplateError("a message has no role") from error
+        joint = self._joints.get(roles) or self._judged(roles)
+        if isinstance(joint, str):
+            raise TemplateError(joint)
+        return joint
+
+    def _judged(self, roles: tuple[str, ...]) -> Joint | str:
+        """Return the joint of messages of these roles, or why there is none."""
+        if roles not in self._joints:
+            try:
+                self._joints[roles] = self._find(roles)
+            except TemplateError as error:
+                self._joints[roles] = str(error)
+        return self._joints[roles]
+
+    def _find(self, roles: tuple[str, ...]) -> Joint:
+        if not roles or "assistant" in roles:
+            raise TemplateError("a delta takes messages of the environment, at least one; the model's are sampled")
+        return self._finder.find(roles)
+
+    def _opening(self, joint: Joint, messages: Sequence[Message]) -> str:
+        """Return the text of the messages and the next generation prompt."""
+        if joint.pieces is not None and all(message.keys() <= _PLAIN_KEYS for message in messages):
+            return joint.fill([content_text(message) for message in messages])
+        plain = [plain_message(message) for message in messages]
+        for key in joint.needs:
+            if any(message["role"] == "tool" and not message.get(key) for message in plain):
+                raise TemplateError(f"{self._renderer.name} shows {key!r} of a tool message, so each needs one")
+        return joint.opening(self._finder.whole(joint, with_answer_keys(plain)))
+
+    def _stop_texts(self, more: Sequence[int]) -> dict[int, str]:
+        """Return the text of each id that ends a turn."""
+        joints = [joint for joint in self._joints.values() if isinstance(joint, Joint)]
+        ids = [self._tokenizer.encode(joint.stop)[0] for joint in joints]
+        if self._tokenizer.eos_token_id is not None:
+            ids.append(self._tokenizer.eos_token_id)
+        return {token_id: self._tokenizer.decode([token_id]) for token_id in dict.fromkeys((*ids, *more))}
+
+
+def _verdict(roles: tuple[str, ...], joint: Joint | str) -> Verdict:
+    if isinstance(joint, str):
+        return Verdict(roles=roles, problem=joint)
+    return Verdict(roles=roles, rewrites=joint.rewrites, concatenated=joint.pieces is not None)
+
+
+def load_chat(spec: ModelSpec) -> ChatTemplate:
+    """
+    Load the tokenizer and chat template of a model directory; nothing is downloaded.
+
+    Raises:
+        ConfigError: the directory or a file is missing or cannot be read, there is no chat template, or
+            `trust_remote_code` comes without `revision`.
+        TemplateError: the template cannot be used (see `ChatTemplate`).
+    """
+    if spec.path is None:
+        raise ConfigError("model.path: a chat template needs the directory of a model")
+    if not spec.path.is_dir():
+        raise ConfigError(f"model.path: there is no directory {str(spec.path)!r}")
+    if spec.trust_remote_code and not spec.revision:
+        raise ConfigError("model.trust_remote_code: running a model's code needs its commit in model.revision")
+    tokenizer = _load_tokenizer(spec.path, spec)
+    name = f"the chat template of {str(spec.path)!r}"
+    if spec.chat_template is not None:
+        tokenizer.chat_template = _read_template(spec.chat_template)
+        name = f"the chat template {str(spec.chat_template)!r}"
+    if not tokenizer.chat_template:
+        raise ConfigError(f"{str(spec.path)!r} has no chat template; name a file of one in model.chat_template")
+    return ChatTemplate(tokenizer, spec.template_options, stop_token_ids=_generation_stops(spec.path), name=name)
+
+
+def _load_tokenizer(path: Path, spec: ModelSpec) -> Any:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise ConfigError("model.path: tokenizers need `pip install 'turnwise[tokenizers]'`") from error
+    options = {"revision": spec.revision} if spec.revision else {}
+    try:
+        return AutoTokenizer.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=spec.trust_remote_code, **options
+        )
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"model.path: no tokenizer can be loaded from {str(path)!r}: {reason}") from error
+
+
+def _read_template(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_TEMPLATE_BYTES:
+            raise ConfigError(f"model.chat_template: {str(path)!r} is larger than {MAX_TEMPLATE_BYTES} bytes")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"model.chat_template: cannot read {str(path)!r}: {error}") from error
+
+
+def _generation_stops(path: Path) -> tuple[int, ...]:
+    """Return `eos_token_id` of the model's generation config: none, one or several."""
+    file = path / "generation_config.json"
+    if not file.is_file():
+        return ()
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+        return () if found is None else tuple(int(token_id) for token_id in np.atleast_1d(found))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"model.path: cannot read 'eos_token_id' in {str(file)!r}: {error}") from error

@@ -1,0 +1,244 @@
+"""
+Text of messages and ids of text: the two things that are asked of a transformers tokenizer.
+
+The template itself is rendered by transformers, in its sandboxed Jinja environment.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from turnwise.chat_probe import common_start
+from turnwise.errors import ConfigError, TemplateError
+from turnwise.types import Message, TokenArray
+
+MAX_TEMPLATE_BYTES = 1 << 20
+_ARGUMENTS = frozenset(
+    {"chat_template", "continue_final_message", "conversation", "documents", "max_length", "messages", "padding"}
+    | {"add_generation_prompt", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize"}
+    | {"tokenizer_kwargs", "tools", "truncation"}
+)
+"""What `apply_chat_template` takes besides options of the template."""
+
+
+class HuggingFaceTokenizer:
+    """
+    `turnwise.protocols.Tokenizer` over a transformers tokenizer, fast or slow.
+
+    Attributes:
+        special: texts of the special tokens.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        # Called directly, and without the offsets that nobody asks for, it takes half the time of `tokenizer.encode`.
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self.special = _special_tokens(tokenizer)
+        longest_first = sorted(self.special, key=len, reverse=True)
+        self._special_pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The tokenizer's `eos_token`, if it has one."""
+        eos = self._tokenizer.eos_token_id
+        return None if eos is None else int(eos)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of the text; special tokens spelled in it are parsed, none is added."""
+        backend = self._backend
+        if backend is None:
+            return [int(token_id) for token_id in self._tokenizer.encode(text, add_special_tokens=False)]
+        if backend.truncation is not None or backend.padding is not None:
+            # Left over from another caller's `tokenizer(..., truncation=True)`; its next call sets them anew.
+            backend.no_truncation()
+            backend.no_padding()
+        ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int] | TokenArray) -> str:
+        """Return the text of the ids, special tokens included."""
+        ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    def special_spans(self, text: str) -> list[tuple[int, int]]:
+        """Return (start, end) of each special token that the text spells, in order."""
+        return [match.span() for match in self._special_pattern.finditer(text)]
+
+
+def _special_tokens(tokenizer: Any) -> frozenset[str]:
+    added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+    special = {str(token) for token in added.values() if token.special} | set(tokenizer.all_special_tokens)
+    return frozenset(special - {""})
+
+
+class Renderer:
+    """
+    A tokenizer's chat template with the options of a run.
+
+    Attributes:
+        name: what error texts call the template.
+        sources: Jinja sources; more than one where a model names a template of its own for tools.
+
+    Raises:
+        TemplateError: there is no template, or it is larger than 1 MiB.
+        ConfigError: an option would replace an argument of the rendering itself.
+    """
+
+    def __init__(self, tokenizer: Any, options: Mapping[str, Any], name: str) -> None:
+        if taken := _ARGUMENTS & set(options):
+            raise ConfigError(f"model.template_options: {min(taken)!r} is not an option of a template")
+        template = getattr(tokenizer, "chat_template", None)
+        self.name = name
+        self.sources: tuple[str, ...] = tuple(template.values()) if isinstance(template, dict) else (template or "",)
+        self._tokenizer = tokenizer
+        self._options = dict(options)
+        if not any(self.sources):
+            raise TemplateError(f"{name} is missing: the tokenizer has no `chat_template`")
+        if max(len(source.encode()) for source in self.sources) > MAX_TEMPLATE_BYTES:
+            raise TemplateError(f"{name} is larger than {MAX_TEMPLATE_BYTES} bytes")
+
+    def render(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        generate: bool = True,
+    ) -> str:
+        """
+        Return the text of messages in plain form; `generate` adds where the model's turn begins.
+
+        Raises:
+            TemplateError: the template does not parse, or refuses the messages; the text is the template's own.
+        """
+        import jinja2
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=[dict(tool) for tool in tools] or None,
+                tokenize=False,
+                add_generation_prompt=generate,
+                **self._options,
+            )
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(f"{self.name} does not parse: line {error.lineno}: {error.message}") from error
+        # What the expressions of a template may raise when a message is not what they expect.
+        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise TemplateError(f"{self.name} fails: {_one_line(error)}") from error
+        return text
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def content_text(message: Message) -> str:
+    """
+    Return a message's content as one string; None is empty, text parts are joined.
+
+    Raises:
+        TemplateError: the content is, or holds, something other than text.
+    """
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence) and not isinstance(content, bytes):
+        return "".join(map(_part_text, content))
+    raise TemplateError(f"the content of a message must be text, not {type(content).__name__}")
+
+
+def _part_text(part: object) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise TemplateError(f"the content of a message may hold parts of type 'text' only, not {kind!r}")
+
+
+def plain_message(message: Message, *, none_as_text: bool = False, arguments_as_text: bool = False) -> dict[str, Any]:
+    """
+    Return a message as templates expect it: content as one string, no keys that hold None.
+
+    Args:
+        message: in the OpenAI form.
+        none_as_text: beside tool calls, content that is None becomes empty as it does elsewhere.
+        arguments_as_text: the arguments of a call are JSON; else they are the object that most templates expect.
+    """
+    plain = {key: value for key, value in message.items() if value is not None}
+    plain["content"] = content_text(message)
+    if calls := plain.get("tool_calls"):
+        plain["tool_calls"] = [_plain_call(call, arguments_as_text) for call in calls]
+        if message.get("content") is None and not none_as_text:
+            plain["content"] = None
+    return plain
+
+
+def _plain_call(call: Mapping[str, Any], arguments_as_text: bool) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        return dict(call)
+    arguments = function.get("arguments")
+    if arguments_as_text and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    elif not arguments_as_text and isinstance(arguments, str):
+        arguments = _object_or_text(arguments)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _object_or_text(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, dict) else text
+
+
+class HeadCache:
+    """
+    Encodes whole prompts, remembering the ids of the beginnings that they share.
+
+    With forty tools a prompt is 25 kB of schemas, the same in every episode of a run, and encoding it costs twenty
+    times its rendering. A head is known by its text and the special token behind it, where a tokenizer splits any
+    text; it is kept only if head and rest, encoded one by one, gave the ids of the whole.
+    """
+
+    min_chars = 512
+    max_heads = 8
+
+    def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._heads: dict[str, tuple[int, TokenArray]] = {}
+        self._last = ""
+
+    def encode(self, text: str) -> TokenArray:
+        """Return the ids of the text, the same that `HuggingFaceTokenizer.encode` gives."""
+        known = max((known for known in self._heads if text.startswith(known)), key=len, default=None)
+        if known is not None:
+            num_chars, head_ids = self._heads[known]
+            return np.concatenate((head_ids, self._ids(text[num_chars:])))
+        ids = self._ids(text)
+        self._learn(text, ids)
+        self._last = text
+        return ids
+
+    def _ids(self, text: str) -> TokenArray:
+        return np.array(self._tokenizer.encode(text), np.int32)
+
+    def _learn(self, text: str, ids: TokenArray) -> None:
+        spans = self._tokenizer.special_spans(text[: common_start(text, self._last)])
+        if not spans or spans[-1][0] < self.min_chars:
+            return
+        start, end = spans[-1]
+        head_ids = self._ids(text[:start])
+        if not np.array_equal(ids, np.concatenate((head_ids, self._ids(text[start:])))):
+            return
+        if len(self._heads) == self.max_heads:
+            del self._heads[next(iter(self._heads))]
+        self._heads[text[:end]] = (start, head_ids)

@@ -1,0 +1,61 @@
+"""The command line: `turnwise COMMAND`. Every command is registered through the hook `register_commands`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from turnwise.cli.exit_codes import FAILED, exit_code_of
+from turnwise.errors import TurnwiseError
+from turnwise.host import Host, load
+from turnwise.protocols import Command, Resources
+from turnwise.registry import NoConfig
+from turnwise.types import PluginRecipe
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """
+    Run one command.
+
+    Returns:
+        0; 2 for a bad config or bad input, after one line on standard error; 1 for anything else that failed.
+    """
+    try:
+        host = load(PluginRecipe())
+        parser = make_parser(host)
+        options = parser.parse_args(arguments)
+        command: Command = options.command
+        return command.run(options)
+    except TurnwiseError as error:
+        sys.stderr.write(f"turnwise: error: {error}\n")
+        return exit_code_of(error)
+    except KeyboardInterrupt:
+        sys.stderr.write("turnwise: interrupted\n")
+        return FAILED
+    except BrokenPipeError:
+        # The reader of our output has gone, as `turnwise show | head` does.
+        sys.stderr.close()
+        return FAILED
+
+
+def make_parser(host: Host) -> argparse.ArgumentParser:
+    """Return the parser with one subcommand per registered command."""
+    parser = argparse.ArgumentParser(
+        prog="turnwise",
+        description="Run multi-turn language-model agents for reinforcement learning.",
+        epilog="Examples:\n  turnwise rollout examples/calculator.yaml --out runs/first\n  turnwise show runs/first 0",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, entry in host.commands.entries().items():
+        command = entry.factory(NoConfig(), Resources())
+        sub = subparsers.add_parser(
+            name,
+            help=command.help,
+            description=command.help,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(sub)
+        sub.set_defaults(command=command)
+    return parser

@@ -1,0 +1,49 @@
+"""`turnwise check`: the conformance checks of a plugin, without pytest."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+
+from turnwise.cli.exit_codes import FAILED, OK
+from turnwise.config_file import load_config
+from turnwise.errors import PluginError
+from turnwise.host import load
+from turnwise.runtime.assembly import host_of, resources_of
+
+_STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
+
+
+class CheckCommand:
+    """Run the checks that the conformance suites run."""
+
+    help = "run the conformance checks of an engine, parser, agent or reward"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare `NAME [--config FILE] [a.b=c ...]`."""
+        parser.epilog = (
+            "Examples:\n  turnwise check hermes\n  turnwise check tool_agent\n"
+            "  turnwise check transformers --config examples/calculator.yaml"
+        )
+        parser.add_argument("name", help="a registered name, or a plugin's for all that it registers")
+        parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="set a value of the config")
+        parser.add_argument("--config", help="run config with the model and the options; engines need one")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Print a line per check; 1 when one failed."""
+        try:
+            from turnwise.testing.check_run import run_checks
+        except ModuleNotFoundError as error:
+            raise PluginError(f"the checks need {error.name}: pip install 'turnwise[testing]'") from error
+        config = load_config(arguments.config, arguments.overrides) if arguments.config else None
+        host = host_of(config) if config else load()
+        resources = resources_of(config, host) if config else None
+        console = Console()
+        failed = 0
+        for outcome in run_checks(host, arguments.name, config, resources):
+            failed += outcome.verdict == "failed"
+            reason = f"  ({outcome.reason})" if outcome.reason else ""
+            console.print(f"[{_STYLES[outcome.verdict]}]{outcome.verdict:7}[/]", end=" ")
+            console.print(f"{outcome.name}: {outcome.check}{reason}", markup=False, highlight=False)
+        return FAILED if failed else OK

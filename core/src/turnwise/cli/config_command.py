@@ -1,0 +1,49 @@
+"""`turnwise config show` and `turnwise config schema`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from turnwise.cli.exit_codes import OK
+from turnwise.config_file import dump_yaml, load_config
+from turnwise.config_schema import json_schema
+from turnwise.host import load, resolve
+from turnwise.runtime.assembly import host_of
+from turnwise.types import PluginRecipe
+
+
+class ConfigCommand:
+    """Show what a config means, or what a config may hold."""
+
+    help = "show a config with every default filled in, or the JSON schema of configs"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare `show CONFIG [a.b=c ...]` and `schema`."""
+        parser.epilog = (
+            "Examples:\n  turnwise config show examples/calculator.yaml rollout.n=4\n"
+            "  turnwise config schema > turnwise.schema.json"
+        )
+        actions = parser.add_subparsers(metavar="ACTION", required=True)
+        show = actions.add_parser("show", help="print the resolved config as YAML")
+        show.add_argument("config", help="YAML or TOML file")
+        show.add_argument("overrides", nargs="*", metavar="a.b=c", help="set a value, such as rollout.n=4")
+        show.set_defaults(action=_show)
+        schema = actions.add_parser("schema", help="print the JSON schema, with the options of installed plugins")
+        schema.set_defaults(action=_schema)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do what was asked."""
+        text: str = arguments.action(arguments)
+        sys.stdout.write(text)
+        return OK
+
+
+def _show(arguments: argparse.Namespace) -> str:
+    config = load_config(arguments.config, arguments.overrides)
+    return dump_yaml(resolve(config, host_of(config)))
+
+
+def _schema(_arguments: argparse.Namespace) -> str:
+    return json.dumps(json_schema(load(PluginRecipe())), indent=2) + "\n"

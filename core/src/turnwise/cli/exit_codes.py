@@ -1,0 +1,16 @@
+"""What the exit codes mean."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from turnwise.errors import ConfigError, DataError, PluginError, TemplateError, TurnwiseError
+
+OK: Final = 0
+FAILED: Final = 1
+BAD_INPUT: Final = 2
+
+
+def exit_code_of(error: TurnwiseError) -> int:
+    """Return 2 for what the user can put right in a file or on the command line, 1 for the rest."""
+    return BAD_INPUT if isinstance(error, ConfigError | DataError | PluginError | TemplateError) else FAILED

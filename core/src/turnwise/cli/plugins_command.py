@@ -1,0 +1,59 @@
+"""`turnwise plugins`: what is installed, what it registers, and what is broken."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from turnwise.cli.exit_codes import OK
+from turnwise.host import Host, load
+from turnwise.types import PluginRecipe
+
+
+class PluginsCommand:
+    """List every plugin; nothing heavy is imported."""
+
+    help = "list plugins: version, what each registers, and whether it loads"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare `--json`."""
+        parser.epilog = "Examples:\n  turnwise plugins\n  turnwise plugins --json"
+        parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Print the list."""
+        rows = plugin_rows(load(PluginRecipe()))
+        if arguments.json:
+            sys.stdout.write(json.dumps({"plugins": rows}, indent=2) + "\n")
+        else:
+            Console().print(_table(rows))
+        return OK
+
+
+def plugin_rows(host: Host) -> list[dict[str, Any]]:
+    """Return one JSON object per plugin, sorted by name."""
+    return [
+        {
+            "name": plugin.name,
+            "distribution": plugin.distribution,
+            "version": plugin.version,
+            "module": plugin.module,
+            "state": plugin.state,
+            "error": plugin.error,
+            "registers": {kind: list(names) for kind, names in plugin.registers.items()},
+        }
+        for plugin in host.plugins
+    ]
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table("plugin", "version", "state", "registers")
+    for row in rows:
+        registers = "\n".join(f"{kind}: {', '.join(names)}" for kind, names in row["registers"].items())
+        table.add_row(row["name"], row["version"], row["state"], row["error"] or registers)
+    return table

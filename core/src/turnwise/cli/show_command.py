@@ -1,0 +1,76 @@
+"""`turnwise show`: look at the trajectories of a run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from turnwise.chat import load_chat
+from turnwise.cli.exit_codes import OK
+from turnwise.cli.rollout_command import CONFIG_FILE, TRAJECTORIES_FILE
+from turnwise.config_file import load_config
+from turnwise.display import results_table, trajectory_text
+from turnwise.errors import ConfigError, DataError, TurnwiseError
+from turnwise.result import EpisodeResult
+from turnwise.storage import read_results
+from turnwise.types import TokenArray
+
+Decode = Callable[[TokenArray], str]
+
+
+class ShowCommand:
+    """Print the episodes of a run, or one of them with the origin of its tokens in colours."""
+
+    help = "list the episodes of a run, or print one with action, observation and forced tokens in colours"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare `DIR [INDEX]`."""
+        parser.epilog = "Examples:\n  turnwise show runs/first\n  turnwise show runs/first 0 --no-color"
+        parser.add_argument("dir", type=Path, help="what `turnwise rollout --out` wrote")
+        parser.add_argument("index", nargs="?", type=int, help="which episode, from 0; a table of all when left out")
+        parser.add_argument("--no-color", action="store_true", help="mark origins with brackets instead of colours")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Print."""
+        path: Path = arguments.dir
+        file = path / TRAJECTORIES_FILE if path.is_dir() else path
+        if not file.exists():
+            raise DataError(f"{path}: holds no {TRAJECTORIES_FILE}; give the folder that `turnwise rollout` wrote")
+        # The file holds episodes as they finished; people count them as they were asked for.
+        results = sorted(read_results(file), key=lambda r: (r.task.sample_index, r.task.uid, r.rollout_n))
+        console = Console(no_color=arguments.no_color or None, soft_wrap=arguments.index is not None)
+        if arguments.index is None:
+            console.print(results_table(results))
+        else:
+            _print_one(console, results, arguments.index, decoder(file.parent))
+        return OK
+
+
+def _print_one(console: Console, results: Sequence[EpisodeResult], index: int, decode: Decode) -> None:
+    if not 0 <= index < len(results):
+        raise ConfigError(f"there is no episode {index}: the run has {len(results)}, counted from 0")
+    result = results[index]
+    console.print(results_table([result]))
+    for trajectory in result.trajectories:
+        console.print(trajectory_text(trajectory, decode, color=not console.no_color and console.is_terminal))
+    fault = result.fault
+    if fault is not None:
+        console.print(f"{result.status}: {fault.owner}: {fault.kind}: {fault.message}", markup=False)
+
+
+def decoder(folder: Path) -> Decode:
+    """Return what turns ids into text: the run's own tokenizer, or the bare ids when it cannot be had."""
+    try:
+        model = load_config(folder / CONFIG_FILE).model_spec()
+        if model.path is not None:
+            return load_chat(model).tokenizer.decode
+    except TurnwiseError:
+        pass
+    return _ids_as_text
+
+
+def _ids_as_text(token_ids: TokenArray) -> str:
+    return " ".join(map(str, token_ids.tolist()))

@@ -1,0 +1,296 @@
+"""
+Config files: YAML or TOML to a `RunConfig`, with overrides from a command line, and back to YAML.
+
+YAML is read by the rules of its version 1.2 core schema, so ``1e-3`` is a number, and ``yes``, ``3:30`` and
+``2026-01-01`` are text. What a config does not need is refused: aliases and anchors (a small file can grow without
+bound), tags, duplicate keys, more than one document, and more than `MAX_BYTES` or `MAX_DEPTH`. Nothing is taken from
+the environment.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from turnwise.config import RunConfig
+from turnwise.config_structure import shown, structure_config, to_dict
+from turnwise.errors import ConfigError
+
+MAX_BYTES: Final = 1 << 20
+MAX_DEPTH: Final = 32
+_MAX_INTEGER: Final = 2**63 - 1
+_LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_RARE_LINE_BREAK: Final = re.compile("[\x85\u2028\u2029]")
+_TAG: Final = "tag:yaml.org,2002:"
+_INTEGER: Final = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_CORE_SCHEMA: Final = {
+    "null": re.compile(r"~|null|Null|NULL|"),
+    "bool": re.compile(r"true|True|TRUE|false|False|FALSE"),
+    "int": _INTEGER,
+    "float": _FLOAT,
+}
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """
+    Read a run's config.
+
+    Args:
+        path: a file that ends in .yaml, .yml or .toml; paths in the config are relative to its folder.
+        overrides: such as ``rollout.n=8`` or ``tools.0=search``, applied in order (see `apply_overrides`).
+
+    Raises:
+        ConfigError: the file cannot be read or does not fit; one line for each thing that is wrong.
+    """
+    overrides = tuple(overrides)
+    data = apply_overrides(read_mapping(path), overrides)
+    source = f"{path} with overrides" if overrides else str(path)
+    try:
+        return structure_config(data, Path(path).absolute().parent)
+    except ConfigError as error:
+        lines = str(error).splitlines()
+        raise ConfigError("\n".join(f"{source}: {line}" for line in lines)) from error
+
+
+def dump_yaml(config: RunConfig) -> str:
+    """Return the config as YAML that `load_config` reads back; relative paths stay relative to its `base_dir`."""
+    text: str = yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return text
+
+
+def read_mapping(path: str | Path) -> dict[str, Any]:
+    """
+    Read a YAML or TOML file that holds a mapping, such as a config or a tools file, as plain values.
+
+    Raises:
+        ConfigError: one line with the path, and the line of the file where there is one.
+    """
+    try:
+        return _parsed(Path(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: {_too_deep()}") from error
+    # tomllib lets the ValueError of a number with thousands of digits pass.
+    except (ConfigError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """
+    Return plain config values with some of them changed.
+
+    An override is ``path=value``. The path's parts are joined by dots, and a number is a place in a list, where the
+    length of the list appends to it. A value that begins with a quote, ``[`` or ``{`` is YAML; any other is one scalar
+    as a whole, so that text needs no quotes; nothing is null. Sections that are not there are made. Where a bare name
+    stands for a section with `name`, as in ``agent: single_turn``, it becomes that section.
+
+    Raises:
+        ConfigError: one is not of this form, or its path leads through something that is no section or list.
+    """
+    root: dict[str, Any] = _copy(data)
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise ConfigError(f"override {override!r}: expected path=value, such as rollout.n=8")
+        try:
+            _set(root, keys, _override_value(text.strip()))
+            _check(root, "", 1)
+        except ConfigError as error:
+            raise ConfigError(f"override {override!r}: {error}") from error
+    return root
+
+
+def _parsed(file: Path) -> dict[str, Any]:
+    suffix = file.suffix.lower()
+    if suffix not in (".yaml", ".yml", ".toml"):
+        raise ConfigError("expected a file that ends in .yaml, .yml or .toml")
+    text = _read_text(file)
+    data = tomllib.loads(text) if suffix == ".toml" else _load_yaml(text)
+    if not isinstance(data, dict):
+        raise ConfigError("the file is empty" if data is None else f"expected keys with values, got {shown(data)}")
+    _check(data, "", 1)
+    return data
+
+
+def _read_text(file: Path) -> str:
+    with file.open("rb") as stream:
+        data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"the file is larger than {MAX_BYTES} bytes")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"expected UTF-8 text; byte {error.start} is not") from error
+
+
+def _too_deep() -> str:
+    return f"values are nested more than {MAX_DEPTH} levels deep"
+
+
+def _check(value: Any, path: str, depth: int) -> None:
+    """Refuse what a config cannot hold; the caller puts the source in front."""
+    if depth > MAX_DEPTH:
+        raise ConfigError(_too_deep())
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check(item, f"{path}.{key}" if path else key, depth + 1)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check(item, f"{path}.{index}", depth + 1)
+    elif type(value) is str and _LONE_SURROGATE.search(value):
+        raise ConfigError(f"{path}: the text is not valid Unicode")
+    elif type(value) is int and abs(value) > _MAX_INTEGER:
+        raise ConfigError(f"{path}: the number does not fit 64 bits")
+    elif not (value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))):
+        raise ConfigError(f"{path}: expected text, a finite number, true, false or null, got {value}")
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
+def _override_value(text: str) -> Any:
+    return _load_yaml(text) if text[:1] in ("'", '"', "[", "{") else _scalar(text)
+
+
+def _set(container: Any, keys: list[str], value: Any) -> None:
+    for place, key in enumerate(keys[:-1]):
+        child = _get(container, key, keys[: place + 1])
+        if child is None:
+            child = [] if _is_index(keys[place + 1]) else {}
+        elif isinstance(child, str) and not _is_index(keys[place + 1]):
+            child = {"name": child}
+        elif not isinstance(child, dict | list):
+            raise ConfigError(f"{'.'.join(keys[: place + 1])} is {shown(child)}, which has no parts")
+        _put(container, key, child)
+        container = child
+    _get(container, keys[-1], keys)  # refuses a place that the list does not have
+    _put(container, keys[-1], value)
+
+
+def _is_index(key: str) -> bool:
+    return key.isdecimal() and len(key) < 10
+
+
+def _get(container: dict[str, Any] | list[Any], key: str, path: list[str]) -> Any:
+    if isinstance(container, dict):
+        return container.get(key)
+    if not _is_index(key) or int(key) > len(container):
+        raise ConfigError(f"{'.'.join(path)}: expected a place in the list, 0 to {len(container)}, got {key!r}")
+    return container[int(key)] if int(key) < len(container) else None
+
+
+def _put(container: dict[str, Any] | list[Any], key: str, value: Any) -> None:
+    if isinstance(container, dict):
+        container[key] = value
+    else:
+        container[int(key) : int(key) + 1] = [value]
+
+
+def _load_yaml(text: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        text = ": ".join(part for part in (error.context, error.problem) if part)
+        raise ConfigError(f"{where}{text}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+
+
+def _tag_of(text: str) -> str:
+    return next((tag for tag, pattern in _CORE_SCHEMA.items() if pattern.fullmatch(text)), "str")
+
+
+def _scalar(text: str) -> Any:
+    """Return what an unquoted scalar means in the core schema of YAML 1.2."""
+    tag = _tag_of(text)
+    if tag == "int":
+        # Python refuses to read thousands of digits, and no field holds that many.
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)) if len(text) < 100 else _MAX_INTEGER + 1
+    if tag == "float":
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    if tag == "bool":
+        return text.lower() == "true"
+    return None if tag == "null" else text
+
+
+class _CoreSchema(yaml.resolver.BaseResolver):
+    """The resolver of YAML 1.2, where PyYAML has that of 1.1; the reader and the writer share it."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
+        """Return the tag of a node; quoted scalars are text."""
+        if kind is yaml.ScalarNode:
+            return _TAG + (_tag_of(value) if implicit[0] else "str")
+        return _TAG + ("seq" if kind is yaml.SequenceNode else "map")
+
+
+class _Loader(_CoreSchema, yaml.SafeLoader):
+    """Reads one document of plain values."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Compose one node, or refuse it before what it holds is looked at."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+            raise _refusal("aliases and anchors are refused", event.start_mark)
+        if event.tag is not None:
+            raise _refusal(f"tags are refused: {event.tag}", event.start_mark)
+        if self._depth >= MAX_DEPTH:
+            raise _refusal(_too_deep(), event.start_mark)
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Construct a mapping, or refuse keys that are not text or stand there twice."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.tag != f"{_TAG}str":
+                raise _refusal("keys must be text; put this one in quotes", key.start_mark)
+            if key.value in seen:
+                raise _refusal(f"duplicate key {key.value!r}", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(_CoreSchema, yaml.SafeDumper):
+    """Writes what `_Loader` reads as the same values."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write a value that stands in two places twice."""
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    # PyYAML writes these line breaks unescaped in single quotes, where its reader takes them for spaces.
+    style = '"' if _RARE_LINE_BREAK.search(value) else None
+    return dumper.represent_scalar(f"{_TAG}str", value, style)
+
+
+def _refusal(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+
+def _construct_scalar(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+    return _scalar(node.value)
+
+
+_Dumper.add_representer(str, _represent_text)
+for _name in ("null", "bool", "int", "float"):
+    _Loader.add_constructor(_TAG + _name, _construct_scalar)

@@ -1,0 +1,190 @@
+"""
+The JSON Schema of a run's config, for editors and for checks outside Python.
+
+It is read off the attrs classes: types, defaults, bounds, and descriptions from the docstrings. With a host it knows
+the names that plugins registered and their options. It says less than `turnwise.config_file` does where JSON Schema
+cannot: 1.0 passes for an integer, and rules between two fields or in a validator of a plugin's own are not in it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
+
+import attrs
+from attrs import define, field
+
+from turnwise.config import KIND, SCHEMA, TARGET_PATTERN, Choice, RunConfig, RuntimeConfig, ToolClass
+from turnwise.config_structure import file_fields, unstructure
+from turnwise.registry import Entry
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+Schema = dict[str, Any]
+
+_SCALARS: Mapping[Any, Schema] = {
+    type(None): {"type": "null"},
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+    Path: {"type": "string", "minLength": 1},
+}
+_BOUNDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
+
+
+def json_schema(host: Any = None) -> Schema:
+    """
+    Return the schema of `RunConfig` in the dialect 2020-12.
+
+    Args:
+        host: anything with a `turnwise.registry.Registry` in the attributes `engines`, `agents` and the like, such as
+            a `turnwise.host.Host`. With it, only registered names and their options are valid; without it, any.
+    """
+    builder = _Builder(host)
+    root = builder.section(RunConfig)
+    return {"$schema": DIALECT, "title": "turnwise run config", **root, "$defs": builder.definitions}
+
+
+def attribute_docs(kind: type) -> dict[str, str]:
+    """Return what the `Attributes:` section of a class's docstring says of each attribute."""
+    section = re.search(r"^Attributes:\n((?:    .*\n?|\n)*)", inspect.getdoc(kind) or "", re.MULTILINE)
+    if section is None:
+        return {}
+    found = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", section[1], re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+@define
+class _Builder:
+    """Makes one schema; each class gets one definition, so that classes may hold themselves."""
+
+    host: Any
+    definitions: dict[str, Schema] = field(factory=dict, init=False)
+    _names: dict[type, str] = field(factory=lambda: {Choice: "Choice"}, init=False)
+
+    def section(self, kind: type) -> Schema:
+        """Return the schema of an attrs class."""
+        docs = attribute_docs(kind)
+        fields = file_fields(kind)
+        properties = {item.name: self._property(item, docs.get(item.name, "")) for item in fields}
+        required = [item.name for item in fields if item.default is attrs.NOTHING]
+        return _described(
+            {
+                "type": "object",
+                "properties": properties,
+                **({"required": required} if required else {}),
+                "additionalProperties": False,
+            },
+            _summary(kind),
+        )
+
+    def _property(self, item: attrs.Attribute[Any], doc: str) -> Schema:
+        schema = {**self._of(item.type, item.metadata.get(KIND, "")), **_rules(item.validator)}
+        schema.update(item.metadata.get(SCHEMA, {}))
+        default: Any = item.default
+        if hasattr(default, "factory"):
+            default = attrs.NOTHING if default.takes_self else default.factory()
+        if default is not attrs.NOTHING:
+            schema["default"] = unstructure(default)
+        return _described(schema, doc)
+
+    def _of(self, kind: Any, registry: str = "") -> Schema:
+        """Return the schema of a type; one that is not known here may hold anything."""
+        origin: Any = get_origin(kind)
+        if origin is Annotated or isinstance(kind, NewType):
+            return self._of(kind.__supertype__ if isinstance(kind, NewType) else get_args(kind)[0], registry)
+        if origin in (Union, types.UnionType):
+            return _any_of([self._of(member, registry) for member in get_args(kind)])
+        if origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
+            return {"enum": [each.value if isinstance(each, Enum) else each for each in get_args(kind) or kind]}
+        if kind in _SCALARS:
+            return dict(_SCALARS[kind])
+        if kind is Choice:
+            known = registry if self.host is not None else ""
+            return self._named(f"Choice.{known}" if known else "Choice", lambda: self._choice(known))
+        if attrs.has(kind):
+            return self._class(kind)
+        return self._collection(origin or kind, get_args(kind), registry)
+
+    def _class(self, kind: type) -> Schema:
+        namesakes = sum(other.__name__ == kind.__name__ for other in self._names)
+        name = self._names.setdefault(kind, f"{kind.__name__}.{namesakes + 1}" if namesakes else kind.__name__)
+        if kind is ToolClass:
+            return self._named(name, _tool_class)
+        reference = self._named(name, lambda: self.section(kind))
+        if kind is RuntimeConfig:
+            return _any_of([self._of(attrs.fields(RuntimeConfig).name.type), reference])
+        return reference
+
+    def _named(self, name: str, make: Callable[[], Schema]) -> Schema:
+        if name not in self.definitions:
+            self.definitions[name] = {}  # a class that holds itself finds its name taken
+            self.definitions[name] = make()
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _choice(self, registry: str) -> Schema:
+        if not registry:
+            name = {"type": "string", "minLength": 1}
+            section = {"type": "object", "properties": {"name": name}, "required": ["name"]}
+            return _described(_any_of([name, section]), _summary(Choice))
+        entries: Mapping[str, Entry[Any]] = getattr(self.host, registry).entries()
+        if not entries:
+            return {"not": {}, "description": "no plugin that has one is installed"}
+        sections = [self._options(entry) for entry in entries.values()]
+        bare = [name for name, section in zip(entries, sections, strict=True) if section["required"] == ["name"]]
+        return {"oneOf": [*([{"enum": bare}] if bare else []), *sections]}
+
+    def _options(self, entry: Entry[Any]) -> Schema:
+        section = self.section(entry.config)
+        section["properties"] = {"name": {"const": entry.name}, **section["properties"]}
+        section["required"] = ["name", *section.get("required", ())]
+        return section
+
+    def _collection(self, origin: Any, members: tuple[Any, ...], registry: str) -> Schema:
+        if not isinstance(origin, type):
+            return {}
+        if issubclass(origin, Mapping):
+            return {"type": "object", "additionalProperties": self._of(members[1], registry) if members else True}
+        if issubclass(origin, tuple) and members and Ellipsis not in members:
+            items = [self._of(member, registry) for member in members]
+            return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
+        if issubclass(origin, Sequence | AbstractSet):
+            return {"type": "array", "items": self._of(members[0], registry) if members else {}}
+        return {}
+
+
+def _tool_class() -> Schema:
+    target = {"type": "string", "pattern": TARGET_PATTERN}
+    # With a name it is a registered tool, and the other keys are that tool's options.
+    section = {"type": "object", "properties": {"class": target, "name": False}, "required": ["class"]}
+    return _described(section, _summary(ToolClass))
+
+
+def _any_of(schemas: list[Schema]) -> Schema:
+    if all(set(schema) == {"type"} for schema in schemas):
+        return {"type": [schema["type"] for schema in schemas]}
+    return {"anyOf": schemas}
+
+
+def _summary(kind: type) -> str:
+    return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
+
+
+def _described(schema: Schema, text: str) -> Schema:
+    return {**schema, "description": text} if text else schema
+
+
+def _rules(validator: Any) -> Schema:
+    """Return the keywords for the bounds that an attrs validator sets; null has none, so `optional` is looked into."""
+    operator = getattr(validator, "compare_op", None)
+    if operator in _BOUNDS:
+        return {_BOUNDS[operator]: validator.bound}
+    inner = (*getattr(validator, "_validators", ()), *filter(None, [getattr(validator, "validator", None)]))
+    return {key: value for each in inner for key, value in _rules(each).items()}

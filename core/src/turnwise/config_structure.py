@@ -1,0 +1,396 @@
+"""
+Plain values to config classes and back: strict, and with errors that name the path, the value and what was expected.
+
+Strict means that nothing is guessed: text is not read as a number, true is not 1, a text is not a list of letters, and
+an unknown key is an error. The one conversion is from a whole number to a float. All errors of a value are reported,
+one a line. `turnwise.host` uses this for the options of plugins too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from enum import Enum
+from functools import lru_cache
+from itertools import repeat
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+import attrs
+from cattrs import Converter
+from cattrs.cols import is_mapping, mapping_structure_factory
+from cattrs.errors import (
+    AttributeValidationNote,
+    BaseValidationError,
+    CattrsError,
+    ForbiddenExtraKeysError,
+    IterableValidationError,
+    IterableValidationNote,
+    StructureHandlerNotFoundError,
+)
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
+
+from turnwise.config import IN_FILE, Choice, RunConfig, RuntimeConfig, ToolClass, ToolEntry, ToolFunction, plain
+from turnwise.errors import ConfigError, PluginError
+from turnwise.registry import did_you_mean
+
+T = TypeVar("T")
+Structure = Callable[[Any, Any], Any]
+
+_WORDS = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    Choice: "a name, or a section with 'name' and options",
+    Path: "a path",
+    type(None): "null",
+}
+_MAX_SHOWN = 80
+_MISFITS = (ValueError, TypeError, KeyError, OverflowError, CattrsError)
+
+
+class _MisfitAtKeyError(ValueError):
+    """A misfit below the value at hand: `key` says where."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+def structure(data: Any, kind: type[T] | Any, *, path: str = "", base_dir: Path | None = None) -> T:
+    """
+    Make an object of a config class, or of any type that a field of one may have, from plain values.
+
+    Args:
+        data: what a file held.
+        kind: the class or type, such as a plugin's config class.
+        path: where `data` stands, for the errors.
+        base_dir: folder that relative `pathlib.Path` values start from; None leaves them as they are.
+
+    Raises:
+        ConfigError: it does not fit; one line for each misfit.
+        PluginError: `kind` holds a type that no config value can have.
+    """
+    try:
+        result: T = _converter(base_dir).structure(data, kind)
+    except StructureHandlerNotFoundError as error:
+        raise PluginError(f"{_dotted(path, '')}{kind} cannot be read from a config: {error}") from error
+    except _MISFITS as error:
+        raise ConfigError("\n".join(_lines(error, path, kind))) from error
+    return result
+
+
+def structure_config(data: Any, base_dir: Path) -> RunConfig:
+    """Make a run's config from plain values; `ConfigError` with one line for each misfit."""
+    config: RunConfig = structure(data, RunConfig)
+    return attrs.evolve(config, base_dir=base_dir)
+
+
+def unstructure(value: Any) -> Any:
+    """
+    Return an object of a config class as what JSON and YAML can hold: the inverse of `structure`.
+
+    Raises:
+        PluginError: it holds a value that they cannot.
+    """
+    try:
+        return plain(_converter(None).unstructure(value))
+    except ValueError as error:
+        raise PluginError(f"{type(value).__name__} cannot be written as a config: {error}") from error
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """Return what `structure_config` takes: every key but `base_dir`, the defaults included."""
+    result: dict[str, Any] = unstructure(config)
+    return result
+
+
+def file_fields(kind: type) -> tuple[attrs.Attribute[Any], ...]:
+    """Return the fields of an attrs class that a file may set, their annotations resolved."""
+    attrs.resolve_types(kind)
+    return tuple(item for item in attrs.fields(kind) if item.init and item.metadata.get(IN_FILE, True))
+
+
+def shown(value: Any) -> str:
+    """Return a value as an error text shows it: in a file's words, and cut when long."""
+    if value is None or value is True or value is False:
+        return "null" if value is None else str(value).lower()
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+# Paths are relative to the config file, so there is one converter for each of its folders.
+@lru_cache(maxsize=16)
+def _converter(base_dir: Path | None) -> Converter:
+    converter = Converter(
+        forbid_extra_keys=True,
+        unstruct_collection_overrides={Sequence: list, AbstractSet: sorted},
+    )
+    for kind in (bool, int, float, str):
+        converter.register_structure_hook(kind, _structure_scalar)
+    converter.register_structure_hook(Path, lambda value, _: _structure_path(value, base_dir))
+    converter.register_structure_hook(Choice, _structure_choice)
+    converter.register_unstructure_hook(Choice, lambda choice: {"name": choice.name, **choice.options})
+    converter.register_unstructure_hook(ToolClass, lambda tool: {"class": tool.target, **tool.options})
+    # Later registrations are asked first.
+    converter.register_structure_hook_factory(attrs.has, lambda kind: _class_hook(kind, converter))
+    converter.register_structure_hook_func(_is_enum, _structure_scalar)
+    converter.register_structure_hook_func(_is_literal, _structure_literal)
+    converter.register_structure_hook_factory(_is_list, lambda kind: _list_hook(kind, converter))
+    converter.register_structure_hook_factory(is_mapping, lambda kind: _mapping_hook(kind, converter))
+    converter.register_structure_hook_factory(_is_alternative, lambda kind: _alternative_hook(kind, converter))
+    converter.register_structure_hook_func(lambda kind: kind == ToolEntry, _tool_hook(converter))
+    converter.register_structure_hook(RuntimeConfig, _named(_class_hook(RuntimeConfig, converter)))
+    return converter
+
+
+def _named(section: Structure) -> Structure:
+    """Read a bare text as the section's `name`."""
+    return lambda value, kind: section({"name": value} if isinstance(value, str) else value, kind)
+
+
+def _is_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+def _is_literal(kind: Any) -> bool:
+    origin: Any = get_origin(kind)
+    return origin is Literal
+
+
+def _is_list(kind: Any) -> bool:
+    origin = get_origin(kind) or kind
+    return origin in (list, tuple, set, frozenset, Sequence, AbstractSet)
+
+
+def _is_alternative(kind: Any) -> bool:
+    """Return whether it is a union of more than one type besides null; cattrs does the others well."""
+    return get_origin(kind) in (Union, types.UnionType) and len(set(get_args(kind)) - {type(None)}) > 1
+
+
+def _expected(kind: Any) -> str:
+    if _is_enum(kind):
+        return f"one of {', '.join(map(str, (member.value for member in kind)))}"
+    if _is_literal(kind):
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(_expected(member) for member in get_args(kind))
+    if _is_list(kind):
+        return "a list"
+    return _WORDS.get(kind, "a section of keys")
+
+
+def _misfit(kind: Any, value: Any, end: str = "") -> ValueError:
+    return ValueError(f"expected {_expected(kind)}, got {shown(value)}{end}")
+
+
+def _structure_scalar(value: Any, kind: Any) -> Any:
+    # An enum of text is a subclass of str, so cattrs may bring it here as one.
+    if _is_enum(kind):
+        return kind(_one_of(value, tuple(member.value for member in kind), kind))
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        quotes = "; put it in quotes" if kind is str and type(value) in (bool, int, float) else ""
+        raise _misfit(kind, value, quotes)
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"expected a finite number, got {value}")
+    return value
+
+
+def _structure_literal(value: Any, kind: Any) -> Any:
+    return _one_of(value, get_args(kind), kind)
+
+
+def _one_of(value: Any, allowed: tuple[Any, ...], kind: Any) -> Any:
+    for member in allowed:
+        # True == 1, and neither is the other here.
+        if type(value) is type(member) and value == member:
+            return member
+    names = tuple(str(member) for member in allowed)
+    hint = did_you_mean(value, names) if isinstance(value, str) else ""
+    raise _misfit(kind, value, hint if "did you mean" in hint else "")
+
+
+def _structure_path(value: Any, base_dir: Path | None) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise _misfit(Path, value)
+    return Path(value).expanduser() if base_dir is None else base_dir / Path(value).expanduser()
+
+
+def _structure_choice(value: Any, _kind: Any) -> Choice:
+    if isinstance(value, str):
+        return Choice(value)
+    if not isinstance(value, Mapping):
+        raise _misfit(Choice, value)
+    if "name" not in value:
+        raise _MisfitAtKeyError("name", f"missing; the section has only {_keys(value)}")
+    if not isinstance(value["name"], str):
+        raise _MisfitAtKeyError("name", f"expected text, got {shown(value['name'])}")
+    return Choice(value["name"], {key: item for key, item in value.items() if key != "name"})
+
+
+def _tool_hook(converter: Converter) -> Structure:
+    def structure_tool(value: Any, _kind: Any) -> ToolEntry:
+        if not isinstance(value, Mapping) or "name" in value:
+            return _structure_choice(value, Choice)
+        if "class" in value:
+            options = {key: item for key, item in value.items() if key != "class"}
+            try:
+                return ToolClass(converter.structure(value["class"], str), options)
+            except ValueError as error:
+                raise _MisfitAtKeyError("class", str(error).removeprefix("'target' ")) from error
+        if "function" in value:
+            return converter.structure(value, ToolFunction)
+        raise ValueError(f"expected one of the keys name, function and class, got {_keys(value)}")
+
+    return structure_tool
+
+
+def _keys(value: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, value)) or "no keys"
+
+
+def _list_hook(kind: Any, converter: Converter) -> Structure:
+    origin = get_origin(kind) or kind
+    build = {Sequence: tuple, AbstractSet: frozenset}.get(origin, origin)
+    kinds = get_args(kind) or (Any, ...)
+    fixed = origin is tuple and Ellipsis not in kinds
+
+    def structure_list(value: Any, _kind: Any) -> Any:
+        if not isinstance(value, list | tuple | AbstractSet):
+            raise _misfit(kind, value)
+        if fixed and len(value) != len(kinds):
+            raise ValueError(f"expected a list of {len(kinds)} items, got {shown(value)}")
+        return build(_items(value, kinds if fixed else repeat(kinds[0]), converter))
+
+    return structure_list
+
+
+def _items(values: Any, kinds: Any, converter: Converter) -> list[Any]:
+    items: list[Any] = []
+    errors: list[Exception] = []
+    for index, (value, kind) in enumerate(zip(values, kinds, strict=False)):
+        try:
+            items.append(converter.structure(value, kind))
+        except _MISFITS as error:
+            error.add_note(IterableValidationNote(f"item {index}", index, kind))
+            errors.append(error)
+    if errors:
+        raise IterableValidationError("list", errors, list)
+    return items
+
+
+def _mapping_hook(kind: Any, converter: Converter) -> Structure:
+    inner = mapping_structure_factory(kind, converter, structure_to=dict)
+
+    def structure_mapping(value: Any, _kind: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise _misfit(kind, value)
+        return inner(value, kind)
+
+    return structure_mapping
+
+
+def _alternative_hook(kind: Any, converter: Converter) -> Structure:
+    # The exact type first, so that 1 stays an integer where a float would do as well.
+    def structure_alternative(value: Any, _kind: Any) -> Any:
+        for member in sorted(get_args(kind), key=lambda member: type(value) is not member):
+            if member is type(None):
+                if value is None:
+                    return None
+                continue
+            try:
+                return converter.structure(value, member)
+            except _MISFITS:
+                continue
+        raise _misfit(kind, value)
+
+    return structure_alternative
+
+
+def _class_hook(kind: Any, converter: Converter) -> Structure:
+    fields = file_fields(kind)
+    # Any: mypy takes a ** for all of the keyword parameters.
+    omitted: Any = {item.name: override(omit=True) for item in attrs.fields(kind) if item.init and item not in fields}
+    checked: Any = {item.name: override(struct_hook=_checked(item, converter)) for item in fields if item.validator}
+    inner = make_dict_structure_fn(kind, converter, **checked, **omitted)
+    if omitted:
+        converter.register_unstructure_hook(kind, make_dict_unstructure_fn(kind, converter, **omitted))
+
+    def structure_class(value: Any, _kind: Any) -> Any:
+        if not isinstance(value, Mapping):
+            empty = "; remove the key to use the defaults" if value is None else ""
+            raise _misfit(kind, value, empty)
+        return inner(value, kind)
+
+    return structure_class
+
+
+def _checked(item: attrs.Attribute[Any], converter: Converter) -> Structure:
+    """Validate a field where it is read: attrs itself stops at the first field that is wrong."""
+
+    def structure_field(value: Any, _kind: Any) -> Any:
+        result: Any = converter.structure(value, item.type or Any)
+        if item.validator is not None and item.converter is None:
+            # A validator that looks at other fields has none here; attrs runs it again, on the whole object.
+            with suppress(AttributeError):
+                item.validator(None, item, result)
+        return result
+
+    return structure_field
+
+
+def _lines(error: BaseException, path: str, kind: Any) -> Iterator[str]:
+    """Yield one line for each misfit, in the order of the fields."""
+    if isinstance(error, BaseValidationError):
+        for each in error.exceptions:
+            key, inner = _place(each)
+            yield from _lines(each, _joined(path, key), inner or error.cl)
+    elif isinstance(error, ForbiddenExtraKeysError):
+        known = tuple(item.name for item in file_fields(error.cl))
+        for key in sorted(map(str, error.extra_fields)):
+            yield f"{_joined(path, key)}: unknown key{_hint(key, known)}"
+    elif isinstance(error, _MisfitAtKeyError):
+        yield f"{_joined(path, error.key)}: {error}"
+    elif isinstance(error, KeyError) and error.args == (path.rpartition(".")[2],):
+        yield f"{path}: missing; expected {_expected(kind)}"
+    else:
+        yield _line(str(error.args[0]) if error.args else type(error).__name__, path, kind)
+
+
+def _hint(key: str, known: tuple[str, ...]) -> str:
+    return did_you_mean(key, known) if known else "; there are no options"
+
+
+def _place(error: BaseException) -> tuple[str, Any]:
+    for note in getattr(error, "__notes__", ()):
+        if isinstance(note, AttributeValidationNote):
+            return note.name, note.type
+        if isinstance(note, IterableValidationNote):
+            return str(note.index), note.type
+    return "", None
+
+
+def _line(text: str, path: str, kind: Any) -> str:
+    """Move the quoted name at the start of a validator's text into the path."""
+    named = re.match(r"'(\w+)([\w.]*)' (.*)", text, re.DOTALL)
+    if named is not None and named[1] == path.rpartition(".")[2]:
+        return f"{path}: {named[3]}"
+    classes = [each for each in (kind, *get_args(kind)) if attrs.has(each)]
+    if named is not None and any(named[1] in attrs.fields_dict(each) for each in classes):
+        return f"{_joined(path, named[1] + named[2])}: {named[3]}"
+    return _dotted(path, " ".join(text.splitlines()))
+
+
+def _joined(path: str, key: str) -> str:
+    return f"{path}.{key}" if path and key else path or key
+
+
+def _dotted(path: str, text: str) -> str:
+    return f"{path}: {text}" if path else text

@@ -1,0 +1,206 @@
+"""
+Trajectories and results for people, on a terminal or in a log.
+
+What a model or a tool wrote is shown literally: markup in it is text, and control characters, which could move the
+cursor or hide what follows, are shown as escapes. Without colour, markers say where a token came from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final
+
+from attrs import frozen
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from turnwise.record import Origin, Segment
+from turnwise.result import EpisodeResult
+from turnwise.trajectory import Trajectory
+from turnwise.types import TokenArray
+
+STYLES: Final[Mapping[Origin, str]] = {
+    Origin.PROMPT: "dim",
+    Origin.ACTION: "bold green",
+    Origin.OBSERVATION: "cyan",
+    Origin.FORCED: "magenta",
+}
+"""How tokens of each origin look in colour."""
+
+MARKERS: Final[Mapping[Origin, str]] = {
+    Origin.PROMPT: "⟦prompt⟧",
+    Origin.ACTION: "⟦act⟧",
+    Origin.OBSERVATION: "⟦obs⟧",
+    Origin.FORCED: "⟦forced⟧",
+}
+"""What stands before tokens of each origin without colour."""
+
+_PATH_STYLE: Final = "bold yellow"
+_STATUS_STYLES: Final[Mapping[str, str]] = {"completed": "green", "truncated": "yellow", "failed": "bold red"}
+# C0 and C1 controls but tab and newline, soft hyphen, marks that are not seen or turn the direction of writing, line
+# and paragraph separators, tags, and halves of surrogate pairs.
+_HARMFUL: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f\ud800-\udfff]"
+)
+_BRACKETS: Final = re.compile("[⟦⟧]")
+
+Decode = Callable[[TokenArray], str]
+"""Token ids to text, special tokens included, such as `Tokenizer.decode`."""
+
+
+def literal(text: str) -> str:
+    """Return a text with characters that a terminal would act on, or that nobody would see, as escapes."""
+    return _HARMFUL.sub(_escape, text)
+
+
+@frozen
+class _Run:
+    """Tokens of one origin in one path: absolute indices `start` to `stop`."""
+
+    origin: Origin
+    start: int
+    stop: int
+    block: int
+    path: int
+
+
+def trajectory_text(trajectory: Trajectory, decode: Decode, *, color: bool = True, legend: bool = True) -> Text:
+    """
+    Show a record from beginning to end; parallel paths follow one another under a heading each.
+
+    Args:
+        trajectory: what to show.
+        decode: token ids to text.
+        color: tell origins apart by style; if not, by the `MARKERS`, which quoted markers cannot imitate.
+        legend: begin with a line that explains the styles or markers.
+    """
+    text = _legend(color).append("\n\n") if legend else Text()
+    where = (-1, -1)
+    for run in _runs(trajectory):
+        if (run.block, run.path) != where:
+            where = (run.block, run.path)
+            heading = f"path {run.path} of block {run.block}" if run.block >= 0 else "joined"
+            text.append(f"\n⟦{heading}⟧\n", _PATH_STYLE if color else "")
+        text.append_text(_shown(trajectory, run, decode, color=color))
+    return text
+
+
+def trajectory_view(
+    trajectory: Trajectory, decode: Decode, *, color: bool = True, legend: bool = True
+) -> RenderableType:
+    """Show a record as `trajectory_text` does, but the paths of a block side by side in columns."""
+    parts: list[RenderableType] = [_legend(color), Text()] if legend else []
+    for block, runs in groupby(_runs(trajectory), key=lambda run: run.block):
+        if block < 0:
+            parts.append(_joined(trajectory, runs, decode, color=color))
+            continue
+        columns = Table.grid(expand=True)
+        panels = []
+        for path, own in groupby(runs, key=lambda run: run.path):
+            columns.add_column(ratio=1)
+            title = Text(f"path {path}", _PATH_STYLE if color else "")
+            panels.append(Panel(_joined(trajectory, own, decode, color=color), title=title))
+        columns.add_row(*panels)
+        parts.append(columns)
+    return Group(*parts)
+
+
+def results_table(results: Sequence[EpisodeResult], limit: int | None = None) -> Table:
+    """
+    Return a line for each episode: uid, status, reward, turns, tool calls, tokens of the response, seconds.
+
+    Args:
+        results: finished episodes.
+        limit: most lines to show; a caption says when there are more.
+    """
+    shown = results[:limit]
+    caption = f"{len(shown)} of {len(results)} episodes" if len(shown) < len(results) else None
+    table = Table(caption=caption)
+    # The only column that may shrink; its texts keep to one line by themselves.
+    table.add_column("episode")
+    table.add_column("status", no_wrap=True)
+    for name in ("reward", "turns", "tools", "tokens", "s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for result in shown:
+        uid = Text(_one_line(result.uid), no_wrap=True, overflow="ellipsis")
+        table.add_row(uid, _status(result), *map(Text, _numbers(result)))
+    return table
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    """Return a line for each entry of a summary (see `turnwise.summary.summarize`); nested names stand side by side."""
+    table = Table(show_header=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("value")
+    for name, value in summary.items():
+        if isinstance(value, Mapping):
+            value = "  ".join(f"{key} {_number(item)}" for key, item in value.items())
+        table.add_row(Text(_one_line(str(name))), Text(_one_line(_number(value))))
+    return table
+
+
+def _runs(trajectory: Trajectory) -> Iterable[_Run]:
+    """Yield prompt and segments, neighbours of one origin and path together."""
+    if trajectory.num_prompt_tokens:
+        yield _Run(Origin.PROMPT, 0, trajectory.num_prompt_tokens, -1, -1)
+    for (origin, block, path), group in groupby(trajectory.segments, key=_kind):
+        segments = list(group)
+        yield _Run(origin, segments[0].start, segments[-1].stop, block, path)
+
+
+def _kind(segment: Segment) -> tuple[Origin, int, int]:
+    return segment.origin, segment.block, segment.path
+
+
+def _joined(trajectory: Trajectory, runs: Iterable[_Run], decode: Decode, *, color: bool) -> Text:
+    return Text().join(_shown(trajectory, run, decode, color=color) for run in runs)
+
+
+def _shown(trajectory: Trajectory, run: _Run, decode: Decode, *, color: bool) -> Text:
+    text = literal(decode(trajectory.input_ids[run.start : run.stop]))
+    if color:
+        return Text(text, STYLES[run.origin])
+    return Text(MARKERS[run.origin] + _BRACKETS.sub(_escape, text))
+
+
+def _legend(color: bool) -> Text:
+    if color:
+        names = [Text(origin.name.lower(), STYLES[origin]) for origin in Origin]
+        return Text(" ").join(names)
+    return Text("  ".join(f"{MARKERS[origin]} {origin.name.lower()}" for origin in Origin))
+
+
+def _status(result: EpisodeResult) -> Text:
+    name = str(result.status)
+    owner = f" ({result.fault.owner})" if result.fault else ""
+    return Text(name + owner, _STATUS_STYLES.get(name, ""))
+
+
+def _numbers(result: EpisodeResult) -> list[str]:
+    metrics = result.metrics
+    return [
+        "-" if result.reward is None else f"{result.reward:.3g}",
+        str(metrics.num_turns),
+        str(metrics.num_tool_calls),
+        str(sum(trajectory.num_response_tokens for trajectory in result.trajectories)),
+        f"{metrics.total_s:.1f}",
+    ]
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _one_line(text: str) -> str:
+    return literal(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()

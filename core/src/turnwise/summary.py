@@ -1,0 +1,118 @@
+"""What a run amounts to in numbers: counts, rewards, tokens and times over finished episodes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from turnwise.record import Origin
+from turnwise.result import EpisodeResult
+from turnwise.types import Status
+
+
+def summarize(results: Sequence[EpisodeResult], wall_s: float) -> dict[str, Any]:
+    """
+    Summarise finished episodes.
+
+    Args:
+        results: episodes; none gives zeros and None.
+        wall_s: seconds that the run took, by the clock.
+
+    Returns:
+        JSON values only. Spreads are ``{"min", "mean", "max"}``, None without values.
+
+        - `episodes`, `wall_s`, `status` (number of episodes by status).
+        - `reward`: spread over the episodes that were scored, and how many (`scored`).
+        - `groups`: how many tasks (`count`), most episodes of one (`n`), and over the tasks with a scored episode the
+          mean of their mean reward (`mean@n`) and of their best (`best@n`).
+        - `num_turns`: spread; `num_tool_calls`, `num_tool_errors`: sums.
+        - `num_tokens`: by origin, counted in the records; `mask_ratio`: action over response tokens.
+        - `action_tokens_per_s`, `episodes_per_s`: over `wall_s`.
+        - `total_s`, `llm_s`, `tool_s`: spreads over the episodes; `slowest`: uid of the one with the largest `total_s`.
+    """
+    metrics = [result.metrics for result in results]
+    num_tokens = _num_tokens(results)
+    response_tokens = sum(num_tokens.values()) - num_tokens["prompt"]
+    slowest = max(results, key=lambda result: result.metrics.total_s, default=None)
+    rewards = [result.reward for result in results if result.reward is not None]
+    return {
+        "episodes": len(results),
+        "wall_s": wall_s,
+        "status": _by_status(results),
+        "reward": {"scored": len(rewards), **_spread(rewards)},
+        "groups": _groups(results),
+        "num_turns": _spread([m.num_turns for m in metrics]),
+        "num_tool_calls": sum(m.num_tool_calls for m in metrics),
+        "num_tool_errors": sum(m.num_tool_errors for m in metrics),
+        "num_tokens": num_tokens,
+        "mask_ratio": num_tokens["action"] / response_tokens if response_tokens else None,
+        "action_tokens_per_s": num_tokens["action"] / wall_s if wall_s > 0 else None,
+        "episodes_per_s": len(results) / wall_s if wall_s > 0 else None,
+        "total_s": _spread([m.total_s for m in metrics]),
+        "llm_s": _spread([m.llm_s for m in metrics]),
+        "tool_s": _spread([m.tool_s for m in metrics]),
+        "slowest": None if slowest is None else slowest.uid,
+    }
+
+
+def write_metrics(path: str | Path, summary: Mapping[str, Any]) -> None:
+    """Write a summary as JSON, whole or not at all; numbers that JSON has not, such as nan, become null."""
+    file, partial = Path(path), Path(f"{path}.partial")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial.write_text(json.dumps(_finite(summary), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(partial, file)
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    if not values:
+        return {"min": None, "mean": None, "max": None}
+    return {"min": min(values), "mean": sum(values) / len(values), "max": max(values)}
+
+
+def _by_status(results: Sequence[EpisodeResult]) -> dict[str, int]:
+    counts = Counter(result.status for result in results)
+    return {str(status): counts[status] for status in Status}
+
+
+def _groups(results: Sequence[EpisodeResult]) -> dict[str, Any]:
+    sizes = Counter(_group(result) for result in results)
+    rewards: dict[object, list[float]] = {}
+    for result in results:
+        if result.reward is not None:
+            rewards.setdefault(_group(result), []).append(result.reward)
+    return {
+        "count": len(sizes),
+        "n": max(sizes.values(), default=0),
+        "mean@n": _spread([sum(values) / len(values) for values in rewards.values()])["mean"],
+        "best@n": _spread([max(values) for values in rewards.values()])["mean"],
+    }
+
+
+def _group(result: EpisodeResult) -> tuple[str, int, bool]:
+    return result.task.uid, result.global_step, result.validation
+
+
+def _num_tokens(results: Sequence[EpisodeResult]) -> dict[str, int]:
+    counts = np.zeros(len(Origin), np.int64)
+    for result in results:
+        for trajectory in result.trajectories:
+            counts += np.bincount(trajectory.origins, minlength=len(Origin))
+            counts[Origin.PROMPT] += trajectory.num_prompt_tokens
+    return {origin.name.lower(): int(counts[origin]) for origin in Origin}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

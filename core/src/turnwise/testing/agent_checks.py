@@ -1,0 +1,232 @@
+"""
+What every agent must do, as plain functions without pytest.
+
+A check takes an `AgentProbe` and raises `AssertionError` with a text that says what the agent did. Not covered: what
+an agent is for; its own tests say that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+import numpy as np
+from attrs import field, frozen
+
+from turnwise.invariants import check_sampled, check_trajectory
+from turnwise.protocols import Agent, Episode
+from turnwise.record import Origin
+from turnwise.testing.agent_probe import AgentProbe, Run
+from turnwise.testing.engine_probe import expect, expect_equal
+from turnwise.testing.scripted import Failure
+from turnwise.types import GenerateRequest, State, Status
+
+AgentCheck = Callable[[AgentProbe], Coroutine[Any, Any, None]]
+
+AGENT_CHECKS: dict[str, AgentCheck] = {}
+"""Every check by the name of its function without `check_`."""
+
+_ENDED = (Status.COMPLETED, Status.TRUNCATED)
+
+
+def _check(function: AgentCheck) -> AgentCheck:
+    AGENT_CHECKS[getattr(function, "__name__", "").removeprefix("check_")] = function
+    return function
+
+
+@_check
+async def check_finishes(probe: AgentProbe) -> None:
+    """Every episode ends by itself, completed or truncated, and the agent raised nothing."""
+    for run in await probe.run_all():
+        _expect_ended(run)
+
+
+@_check
+async def check_records_hold(probe: AgentProbe) -> None:
+    """The record keeps every invariant, and its mask is 1 exactly on what the engine returned."""
+    for run in await probe.run_all():
+        _expect_sound(run)
+
+
+@_check
+async def check_last_turn_is_the_models(probe: AgentProbe) -> None:
+    """Nothing is observed that the model does not answer, whatever the budget."""
+    for budget in _budgets(probe):
+        run = await probe.run(probe.tasks[0], limits=probe.limits(response_length=budget))
+        for trajectory in run.result.trajectories:
+            last = trajectory.segments[-1].origin if trajectory.segments else Origin.ACTION
+            expect(last != Origin.OBSERVATION, f"with a budget of {budget} the record ends with an observation")
+
+
+@_check
+async def check_budget_is_kept(probe: AgentProbe) -> None:
+    """The response never exceeds the budget, and a budget that is too small ends the episode in good order."""
+    for budget in _budgets(probe):
+        for task in probe.tasks[:3]:
+            run = await probe.run(task, limits=probe.limits(response_length=budget))
+            _expect_ended(run)
+            _expect_sound(run)
+            for trajectory in run.result.trajectories:
+                num_tokens = trajectory.num_response_tokens
+                expect(num_tokens <= budget, f"{num_tokens} response tokens with a budget of {budget}")
+
+
+@_check
+async def check_memory_is_json(probe: AgentProbe) -> None:
+    """After every step, `Episode.memory` holds what JSON gives back unchanged."""
+    agent = _Watching(probe.make_agent())
+    await probe.run_all(agent=agent)
+    expect(not agent.problems, "; ".join(agent.problems[:3]))
+
+
+@_check
+async def check_steps_need_only_the_record_and_memory(probe: AgentProbe) -> None:
+    """A new agent with the memory out of a checkpoint takes the next step as the old one would have."""
+    for task in probe.tasks:
+        usual, resumed = await probe.run(task), await probe.run(task, agent=_Forgetful(probe.make_agent))
+        _expect_same(resumed, usual, "an episode resumed after every step")
+
+
+@_check
+async def check_is_repeatable(probe: AgentProbe) -> None:
+    """The same task and seed give the same record, on the same agent and on a new one."""
+    agent = probe.make_agent()
+    for task in probe.tasks:
+        first = await probe.run(task, agent=agent)
+        _expect_same(await probe.run(task, agent=agent), first, "the same task again")
+        _expect_same(await probe.run(task), first, "the same task with a new agent")
+
+
+@_check
+async def check_many_at_once_do_not_mix(probe: AgentProbe) -> None:
+    """One agent object serves many episodes at once, and each is as it is alone."""
+    agent, engine = probe.make_agent(), probe.engine(latency_s=_uneven)
+    alone = await probe.run_all(agent=agent)
+    await engine.start()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(probe.run(task, agent=agent, engine=engine)) for task in probe.tasks]
+    for run, expected in zip([task.result() for task in tasks], alone, strict=True):
+        _expect_same(run, expected, "an episode among others")
+
+
+@_check
+async def check_engine_failure_is_the_engines(probe: AgentProbe) -> None:
+    """When a generate call fails, the episode fails, owned by the engine, and what was sampled before is kept."""
+    for number in range(3):
+        for task in probe.tasks[:4]:
+            engine = probe.engine(failures={number: Failure.ERROR})
+            await engine.start()
+            run = await probe.run(task, engine=engine)
+            if engine.num_calls <= number:
+                _expect_ended(run)
+                continue
+            fault = run.result.fault
+            expect_equal(run.result.status, Status.FAILED, f"status when generate call {number} fails")
+            expect_equal(fault and fault.owner, "engine", "owner of the fault")
+            _expect_sound(run)
+
+
+@_check
+async def check_abort_keeps_what_was_sampled(probe: AgentProbe) -> None:
+    """An aborted episode ends soon, as aborted, with the tokens that it had."""
+    for after_s in (0.0, 0.02, 0.05):
+        engine = probe.slow_engine(turn_s=0.2)
+        await engine.start()
+        run = await probe.run(probe.tasks[0], engine=engine, abort_after_s=after_s)
+        expect_equal(run.result.status, Status.ABORTED, f"status when aborted after {after_s} s")
+        _expect_sound(run)
+
+
+@_check
+async def check_deadline_keeps_what_was_sampled(probe: AgentProbe) -> None:
+    """An episode that is late ends as timed out, with the tokens that it had."""
+    engine = probe.slow_engine(turn_s=0.2)
+    await engine.start()
+    run = await probe.run(probe.tasks[0], engine=engine, limits=probe.limits(episode_s=0.04))
+    expect_equal(run.result.status, Status.TIMED_OUT, "status of a late episode")
+    expect(sum(run.result.metrics.num_tokens.values()) > 0, "the late episode kept no token")
+    _expect_sound(run)
+
+
+@_check
+async def check_long_prompt_is_the_datas(probe: AgentProbe) -> None:
+    """A prompt that the run does not take fails the episode, owned by the data; the agent does not hide it."""
+    run = await probe.run(probe.tasks[0], limits=probe.limits(prompt_length=1))
+    expect_equal(run.result.status, Status.FAILED, "status with a prompt that is too long")
+    expect_equal(run.result.fault and run.result.fault.owner, "data", "owner of the fault")
+
+
+async def run_agent_checks(probe: AgentProbe, names: Iterable[str] = AGENT_CHECKS) -> None:
+    """Run checks one after the other; the first that fails raises."""
+    for name in names:
+        await AGENT_CHECKS[name](probe)
+
+
+def _budgets(probe: AgentProbe) -> list[int]:
+    """Return every small budget and some larger ones."""
+    return [*range(1, 40), *range(40, probe.response_length, max(1, probe.response_length // 30))]
+
+
+def _uneven(request: GenerateRequest) -> float:
+    """Return a latency that makes episodes overtake each other."""
+    return float(int(request.token_ids.sum()) % 7) / 1000
+
+
+def _expect_ended(run: Run) -> None:
+    fault = run.result.fault
+    text = f"{fault.owner} {fault.kind}: {fault.message}\n{fault.traceback}" if fault else ""
+    expect(run.result.status in _ENDED, f"the episode ended as {run.result.status}: {text}")
+
+
+def _expect_sound(run: Run) -> None:
+    """Check the record against the invariants and against what the engine returned."""
+    trajectories, answers = run.result.trajectories, list(run.answers)
+    for trajectory in trajectories:
+        check_trajectory(trajectory)
+    if len(trajectories) == 1:
+        check_sampled(trajectories[0], answers)
+    recorded: Counter[int] = Counter()
+    for trajectory in trajectories:
+        recorded.update(trajectory.response_ids[trajectory.response_mask == 1].tolist())
+    returned = Counter(np.concatenate([answer.token_ids for answer in answers]).tolist()) if answers else Counter()
+    expect_equal(recorded, returned, "tokens with mask 1, against those that the engine returned")
+
+
+def _expect_same(run: Run, expected: Run, what: str) -> None:
+    expect_equal(run.records, expected.records, f"records of {what}")
+    expect_equal(run.result.status, expected.result.status, f"status of {what}")
+    expect_equal(run.result.messages, expected.result.messages, f"messages of {what}")
+    expect_equal(run.episode.memory, expected.episode.memory, f"memory of {what}")
+
+
+@frozen
+class _Watching:
+    """Steps an agent and notes where its memory is not JSON."""
+
+    agent: Agent
+    problems: list[str] = field(factory=list)
+
+    async def step(self, episode: Episode) -> State | str:
+        before = str(episode.state)
+        state = await self.agent.step(episode)
+        try:
+            if json.loads(json.dumps(episode.memory, allow_nan=False)) != episode.memory:
+                self.problems.append(f"memory changes in JSON after state {before!r}: {episode.memory!r}")
+        except (TypeError, ValueError) as error:
+            self.problems.append(f"memory is not JSON after state {before!r}: {error}")
+        return state
+
+
+@frozen
+class _Forgetful:
+    """Takes every step with a new agent and with memory that went through JSON."""
+
+    make_agent: Callable[[], Agent]
+
+    async def step(self, episode: Episode) -> State | str:
+        state = await self.make_agent().step(episode)
+        episode.memory = json.loads(json.dumps(episode.memory))
+        return str(state)

@@ -1,0 +1,112 @@
+"""
+What engine checks ask and expect: the probe, and assertions that hold under `python -O` too.
+
+Nothing here knows pytest, or what a check is about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import count
+from typing import Any, TypeVar
+
+import numpy as np
+from attrs import field, frozen, validators
+
+from turnwise.errors import EngineError
+from turnwise.protocols import Engine
+from turnwise.types import GenerateRequest, GenerateResult, SamplingParams
+
+T = TypeVar("T")
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+"""What most checks ask for: eight tokens that any engine samples the same way each time."""
+_numbers = count()
+
+
+@frozen(kw_only=True)
+class EngineProbe:
+    """
+    What the checks ask an engine.
+
+    Attributes:
+        vocab_size: ids of the prompts, and of what is sampled, are below it.
+        prompts: contexts; eight short ones, of different lengths, unless given.
+        num_long_tokens: output of a request that can still be caught in flight.
+        num_concurrent: how many requests are sent at once.
+        weights: makes a valid argument of `update_weights`; none changes nothing.
+        timeout_s: longest wait for one request.
+    """
+
+    vocab_size: int = field(validator=validators.ge(1))
+    prompts: tuple[tuple[int, ...], ...] = field()
+    num_long_tokens: int = 64
+    num_concurrent: int = 32
+    weights: Callable[[], Iterable[tuple[str, Any]]] = tuple
+    timeout_s: float = 60.0
+
+    @prompts.default
+    def _spread(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple((7 * i + 3 * j + 1) % self.vocab_size for j in range(4 + i)) for i in range(8))
+
+    def request(self, prompt: int = 0, sampling: SamplingParams = GREEDY) -> GenerateRequest:
+        """Return a request with a new id for one of the prompts."""
+        return make_request(f"check-{next(_numbers)}", self.prompts[prompt % len(self.prompts)], sampling)
+
+    def long_request(self) -> GenerateRequest:
+        """Return a greedy request that samples for a while."""
+        return self.request(sampling=GREEDY.with_(max_tokens=self.num_long_tokens))
+
+    async def ask(self, engine: Engine, request: GenerateRequest) -> GenerateResult:
+        """Return the engine's answer; an `AssertionError` when none comes in time."""
+        return await self.within(engine.generate(request), f"request {request.request_id!r}")
+
+    async def ask_together(self, engine: Engine, requests: Iterable[GenerateRequest]) -> list[GenerateResult]:
+        """Return the answers to requests sent at once, in their order."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self.ask(engine, request)) for request in requests]
+        return [task.result() for task in tasks]
+
+    async def within(self, awaitable: Awaitable[T], what: str) -> T:
+        """Wait for something, but not forever."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                return await awaitable
+        except TimeoutError:
+            raise AssertionError(f"{what} took more than {self.timeout_s} s") from None
+
+    async def settles(self, engine: Engine, num_running: int) -> None:
+        """Wait until this many requests run; an `AssertionError` when it does not come to that."""
+        await self.within(_poll(engine, num_running), f"num_running to become {num_running}")
+
+
+def make_request(request_id: str, token_ids: Iterable[int], sampling: SamplingParams) -> GenerateRequest:
+    """Return a request that is its own trajectory."""
+    ids = np.array(tuple(token_ids), np.int32)
+    return GenerateRequest(request_id=request_id, trajectory_id=request_id, token_ids=ids, sampling=sampling)
+
+
+async def _poll(engine: Engine, num_running: int) -> None:
+    while engine.stats()["num_running"] != num_running:  # noqa: ASYNC110 - an engine has no event for it
+        await asyncio.sleep(0.002)
+
+
+def expect(condition: bool | np.bool_, text: str) -> None:
+    """Raise `AssertionError` with the text unless the condition holds."""
+    if not condition:
+        raise AssertionError(text)
+
+
+def expect_equal(actual: object, expected: object, what: str) -> None:
+    """Raise `AssertionError` that shows both values unless they are equal."""
+    expect(actual == expected, f"{what}: expected {expected!r}, got {actual!r}")
+
+
+async def expect_refusal(awaitable: Awaitable[object], what: str) -> None:
+    """Raise `AssertionError` unless awaiting raises `EngineError`."""
+    try:
+        result = await awaitable
+    except EngineError:
+        return
+    raise AssertionError(f"{what}: expected an EngineError, got {result!r}")

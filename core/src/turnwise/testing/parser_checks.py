@@ -1,0 +1,204 @@
+"""
+What every tool parser must do, as plain functions without pytest.
+
+A check takes a `ParserProbe` and raises `AssertionError` with a text that says what the parser did. Not covered: the
+fine points of a format, such as tags inside arguments or reasoning; a parser's own tests say those.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from turnwise.protocols import Chat, ToolParser
+from turnwise.testing.engine_probe import expect, expect_equal
+from turnwise.types import ToolCall, as_token_array
+
+Parsed = tuple[str, tuple[ToolCall, ...]]
+
+PLAIN_TEXTS = (
+    "",
+    "The answer is 42.",
+    "Two\nlines,  spaces \t and a tab.\n",
+    'JSON that is no call: {"name": "add", "arguments": {}}',
+    "<b>tags</b> of another kind, 1 < 2 > 0, and &lt;",
+    "Grüße, 世界 🌍",
+)
+ARGUMENTS: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"query": "plain"},
+    {"n": -3, "x": 2.5, "yes": True, "nothing": None},
+    {"text": 'quotes " and \\ back\nslashes', "more": "Grüße 世界 🌍"},
+    {"nested": {"list": [1, [2, {"deep": []}]], "empty": {}}},
+)
+
+
+@frozen(kw_only=True)
+class ParserProbe:
+    """
+    What the checks ask a parser.
+
+    Attributes:
+        parser: under test.
+        chat: whose tokenizer it reads with.
+        write_call: writes a call, from a name and arguments, as the model would.
+        malformed: texts of calls that cannot be run, each with at least one.
+        tags_are_tokens: the parser finds tags by their ids, so a tag spelled in other tokens is not one.
+    """
+
+    parser: ToolParser
+    chat: Chat
+    write_call: Callable[[str, Mapping[str, Any]], str]
+    malformed: tuple[str, ...] = ()
+    tags_are_tokens: bool = False
+
+    def parse(self, text: str) -> Parsed:
+        """Parse a text as the tokenizer encodes it."""
+        return self.parse_ids(self.chat.tokenizer.encode(text))
+
+    def parse_ids(self, token_ids: Sequence[int]) -> Parsed:
+        """Parse ids, and check what holds of every answer."""
+        ids = as_token_array(token_ids)
+        before = ids.copy()
+        content, calls = self.parser.parse(ids)
+        expect(np.array_equal(ids, before), "parse changed the ids that it was given")
+        expect(isinstance(content, str), f"the content is a {type(content).__name__}, not a string")
+        expect(isinstance(calls, tuple), f"the calls are a {type(calls).__name__}, not a tuple")
+        for call in calls:
+            _expect_call(call)
+        return content, calls
+
+    def good_turn(self) -> str:
+        """Return a turn with text around two calls."""
+        calls = [self.write_call(f"tool_{i}", arguments) for i, arguments in enumerate(ARGUMENTS[-2:])]
+        return f"First {calls[0]} then {calls[1]} done."
+
+
+ParserCheck = Callable[[ParserProbe], None]
+
+PARSER_CHECKS: dict[str, ParserCheck] = {}
+"""Every check by the name of its function without `check_`."""
+
+
+def _check(function: ParserCheck) -> ParserCheck:
+    PARSER_CHECKS[getattr(function, "__name__", "").removeprefix("check_")] = function
+    return function
+
+
+@_check
+def check_plain_text_has_no_calls(probe: ParserProbe) -> None:
+    """A text without calls comes back as it is."""
+    for text in PLAIN_TEXTS:
+        expect_equal(probe.parse(text), (text, ()), "a text without calls")
+
+
+@_check
+def check_a_good_call_is_found(probe: ParserProbe) -> None:
+    """Name and arguments are those that were written, whatever JSON they hold."""
+    for arguments in ARGUMENTS:
+        _content, calls = probe.parse(probe.write_call("some_tool", arguments))
+        _expect_calls(calls, [("some_tool", arguments)])
+
+
+@_check
+def check_calls_keep_their_order(probe: ParserProbe) -> None:
+    """Several calls of one turn are found in order, and the text around them is the content."""
+    expected = [(f"tool_{i}", arguments) for i, arguments in enumerate(ARGUMENTS)]
+    written = [probe.write_call(name, arguments) for name, arguments in expected]
+    content, calls = probe.parse("Before. " + "\n".join(written) + " After.")
+    _expect_calls(calls, expected)
+    expect_equal(content.split(), ["Before.", "After."], "words of the text around the calls")
+
+
+@_check
+def check_end_of_turn_changes_nothing(probe: ParserProbe) -> None:
+    """The end-of-turn token that an engine returns with a turn is no part of a call."""
+    ids = probe.chat.tokenizer.encode(probe.write_call("some_tool", ARGUMENTS[2]))
+    for stop in probe.chat.stop_token_ids:
+        _content, calls = probe.parse_ids([*ids, stop])
+        _expect_calls(calls, [("some_tool", ARGUMENTS[2])])
+
+
+@_check
+def check_malformed_is_a_value(probe: ParserProbe) -> None:
+    """A malformed call is a `ToolCall` with a text for the model in `error`; nothing is raised."""
+    expect(bool(probe.malformed), "give the probe texts of malformed calls")
+    for text in probe.malformed:
+        _content, calls = probe.parse(text)
+        expect(any(call.error for call in calls), f"no call with an error in {text!r}: {calls!r}")
+
+
+@_check
+def check_a_turn_may_be_cut_anywhere(probe: ParserProbe) -> None:
+    """Every beginning of a turn has an answer, and calls that ended before the cut are found."""
+    ids = probe.chat.tokenizer.encode(probe.good_turn())
+    whole = probe.parse_ids(ids)[1]
+    for stop in range(len(ids)):
+        calls = [call for call in probe.parse_ids(ids[:stop])[1] if not call.error]
+        expect_equal(calls, list(whole[: len(calls)]), f"good calls in the first {stop} tokens")
+
+
+@_check
+def check_splitting_changes_nothing(probe: ParserProbe) -> None:
+    """The same text in other tokens has the same calls."""
+    if probe.tags_are_tokens:
+        return
+    for text in (probe.good_turn(), *probe.malformed):
+        one_by_one = [token_id for char in text for token_id in probe.chat.tokenizer.encode(char)]
+        expect_equal(probe.parse_ids(one_by_one), probe.parse(text), f"{text!r}, each character by itself")
+
+
+@_check
+def check_any_ids_have_an_answer(probe: ParserProbe) -> None:
+    """Shuffled turns, bytes at random and ids beyond the vocabulary are parsed without raising."""
+    for ids in _odd_ids(probe):
+        probe.parse_ids(ids)
+
+
+@_check
+def check_is_repeatable(probe: ParserProbe) -> None:
+    """The parser keeps nothing: the same ids have the same answer, whatever came between."""
+    texts = (probe.good_turn(), *probe.malformed, *PLAIN_TEXTS)
+    first = [probe.parse(text) for text in texts]
+    expect_equal([probe.parse(text) for text in reversed(texts)], first[::-1], "the same turns again")
+
+
+def run_parser_checks(probe: ParserProbe, names: Iterable[str] = PARSER_CHECKS) -> None:
+    """Run checks one after the other; the first that fails raises."""
+    for name in names:
+        PARSER_CHECKS[name](probe)
+
+
+def _odd_ids(probe: ParserProbe) -> Iterator[list[int]]:
+    generator = np.random.default_rng(0)
+    for text in (probe.good_turn(), *probe.malformed):
+        ids = probe.chat.tokenizer.encode(text)
+        for _ in range(20):
+            yield generator.permutation(ids).tolist()
+            yield generator.choice(ids, 2 * len(ids)).tolist()
+            start = int(generator.integers(len(ids)))
+            yield [*ids[start:], *ids[:start], *ids]
+    for bound in (128, 256, 300, 100_000, 2**31 - 1):
+        for _ in range(10):
+            yield generator.integers(0, bound, 64).tolist()
+
+
+def _expect_call(call: ToolCall) -> None:
+    expect(isinstance(call, ToolCall), f"a call is a {type(call).__name__}, not a ToolCall")
+    if call.error:
+        return
+    expect(isinstance(call.name, str) and bool(call.name), f"a call without an error has the name {call.name!r}")
+    try:
+        same = json.loads(json.dumps(call.arguments, allow_nan=False)) == call.arguments
+    except (TypeError, ValueError, RecursionError) as error:
+        raise AssertionError(f"arguments of a call without an error are not JSON: {error}") from error
+    expect(same, f"arguments of a call change in JSON: {call.arguments!r}")
+
+
+def _expect_calls(calls: Sequence[ToolCall], expected: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    expect_equal([call.error for call in calls], [""] * len(expected), "errors of good calls")
+    expect_equal([(call.name, dict(call.arguments)) for call in calls], list(expected), "calls")

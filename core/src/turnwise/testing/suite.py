@@ -1,0 +1,120 @@
+"""
+The part of a conformance suite that all plugins share: it is found, it is light, it registers what it says.
+
+A plugin subclasses the suite of its kind, sets the names and overrides the fixtures; the standard tests come with it
+and may be neither removed nor replaced. A known failure is shown as such::
+
+    @pytest.mark.xfail(strict=True, reason="the server merges equal requests")
+    def test_concurrent_requests_keep_identity(self, checker):
+        super().test_concurrent_requests_keep_identity(checker)
+
+The suites are part of the core's version: a new test comes with a minor release.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from typing import Any, ClassVar
+
+import pytest
+
+from turnwise.protocols import Resources
+from turnwise.registry import Entry, Registry
+
+HEAVY_MODULES = ("torch", "ray", "vllm", "sglang", "transformers")
+_META_TEST = "test_no_standard_test_is_overridden"
+
+
+class PluginSuite:
+    """
+    What every plugin must pass.
+
+    Must be set by the plugin:
+        entry_point: name in the entry-point group `turnwise`.
+        module: what it loads.
+        registered: the name that configs use.
+
+    Set by the suite of each kind:
+        hook: which hook registers it, such as `register_engines`.
+
+    May be overridden: the fixtures `config` and `resources`.
+    """
+
+    entry_point: ClassVar[str]
+    module: ClassVar[str]
+    registered: ClassVar[str]
+    hook: ClassVar[str]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # The test that finds overridden tests cannot find that it was overridden itself.
+        if _META_TEST in vars(cls):
+            raise TypeError(f"{cls.__name__} must not override {_META_TEST}")
+
+    @pytest.fixture
+    def config(self) -> object:
+        """An instance of the registered config class; may be overridden, and must be when it has required options."""
+        return self.entry().config()
+
+    @pytest.fixture
+    def resources(self) -> Resources:
+        """What the factory gets besides the config; may be overridden."""
+        return Resources()
+
+    def entry(self) -> Entry[Any]:
+        """Return what the plugin's hook registers under its name, without any other plugin."""
+        registry: Registry[Any] = Registry(self.hook.removeprefix("register_").removesuffix("s"))
+        with registry.owned_by(self.entry_point):
+            getattr(importlib.import_module(self.module), self.hook)(registry=registry)
+        return registry.get(self.registered)
+
+    def test_entry_point_is_discovered(self) -> None:
+        """The installed distribution announces the plugin under its name."""
+        found = [each.value for each in entry_points(group="turnwise", name=self.entry_point)]
+
+        assert found == [self.module]
+
+    def test_import_is_light(self) -> None:
+        """Importing the plugin in a fresh interpreter loads no engine and no tensor library."""
+        code = f"import sys, {self.module}; print(*[name for name in {HEAVY_MODULES!r} if name in sys.modules])"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+        assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")
+
+    def test_registers_its_name(self) -> None:
+        """The hook registers a factory and an attrs config class, and does so again in the next process."""
+        entry, again = self.entry(), self.entry()
+
+        assert callable(entry.factory)
+        assert hasattr(entry.config, "__attrs_attrs__")
+        assert (again.name, again.config) == (entry.name, entry.config)
+
+    def test_config_survives_a_pickle(self, config: object) -> None:
+        """A config is what crosses a process border: it comes out of a pickle equal."""
+        assert pickle.loads(pickle.dumps(config)) == config
+
+    def test_no_standard_test_is_overridden(self) -> None:
+        """A plugin adds tests; it removes and replaces none, but for known failures that say why."""
+        assert overridden_tests(type(self)) == []
+
+
+def overridden_tests(suite: type) -> list[str]:
+    """Return the standard tests that a suite removes or replaces without a strict xfail and its reason, sorted."""
+    standard = {
+        name: function
+        for base in reversed(suite.__mro__)
+        if base.__module__.startswith("turnwise.testing.")
+        for name, function in vars(base).items()
+        if name.startswith("test_")
+    }
+    changed = [name for name, function in standard.items() if getattr(suite, name, None) is not function]
+    return sorted(name for name in changed if not _is_known_failure(getattr(suite, name, None)))
+
+
+def _is_known_failure(test: object) -> bool:
+    marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "xfail"]
+    return any(mark.kwargs.get("strict") is True and mark.kwargs.get("reason") for mark in marks)

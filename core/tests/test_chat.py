@@ -1,0 +1,517 @@
+"""Chat templates that only append: prompts, deltas, what is refused, and loading from a directory."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.chat import ChatTemplate, load_chat
+from turnwise.chat_probe import TURN_MARK, common_start, excerpt
+from turnwise.chat_render import HeadCache, HuggingFaceTokenizer
+from turnwise.errors import ConfigError, TemplateError
+from turnwise.protocols import ModelSpec
+from turnwise.testing.tokenizers import CHATML, SPECIAL_TOKENS, TAGS, byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+CHAT = ChatTemplate(TOKENIZER)
+IM_END = 258
+USER = {"role": "user", "content": "What is 6 * 7?"}
+RESULT = {"role": "tool", "content": "42"}
+TOOL = {"type": "function", "function": {"name": "multiply", "parameters": {"type": "object", "properties": {}}}}
+CALL = {"id": "abcdefgh0", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 6}'}}
+
+# One line a role, content verbatim: what the variants below start from.
+PLAIN = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + ':' + message.content + '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant:' }}{% endif %}"
+)
+
+
+def chat_of(template: str, **options) -> ChatTemplate:
+    return ChatTemplate(byte_tokenizer(template, bos_token="<s>"), options)
+
+
+def plain_with(before: str = "", content: str = "message.content") -> str:
+    return before + PLAIN.replace("message.content", content)
+
+
+def delta_text(chat: ChatTemplate, messages: list[dict], last_token_id: int = IM_END) -> str:
+    return chat.tokenizer.decode(chat.delta(messages, last_token_id))
+
+
+def whole_ids(messages: list[dict], tools: list[dict] | None = None) -> list[int]:
+    text = TOKENIZER.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+    return TOKENIZER.encode(text)
+
+
+CONTENTS = st.text() | st.lists(
+    st.sampled_from([" ", "\n", "x", "é", "🙂", *SPECIAL_TOKENS, *TAGS, TURN_MARK, "tw7new0x", '{"a": 1}'])
+).map("".join)
+NEW_MESSAGES = st.lists(CONTENTS.map(lambda text: {"role": "tool", "content": text}), min_size=1, max_size=3).flatmap(
+    lambda results: st.sampled_from([results, [*results, USER], [{**results[0], "role": "user"}], [USER, USER]])
+)
+
+
+class TestByteTokenizer:
+    """The tokenizer that needs no download."""
+
+    @given(st.text())
+    def test_round_trip(self, text):
+        """Any text decodes to itself, and a byte's id is the byte unless a tag spells it."""
+        ids = TOKENIZER.encode(text)
+        assert text == TOKENIZER.decode(ids)
+        assert text.encode() == bytes(ids) or any(tag in text for tag in (*SPECIAL_TOKENS, *TAGS))
+
+    def test_special_tokens_and_tags(self):
+        """Special tokens may be skipped in decoding, tags are not."""
+        ids = TOKENIZER.encode("a<|im_start|><tool_call>b</think><|im_end|>")
+        assert ids == [97, 257, 259, 98, 264, 258]
+        assert TOKENIZER.decode(ids, skip_special_tokens=True) == "a<tool_call>b</think>"
+        assert (TOKENIZER.eos_token_id, TOKENIZER.pad_token_id) == (IM_END, 256)
+
+    def test_other_special_tokens(self):
+        """The tokens of another template take the place of ChatML's."""
+        tokenizer = byte_tokenizer(None, ["<a>", "<b>"], tags=["<b>", "<c>"], bos_token="<s>", eos_token="<b>")
+        assert tokenizer.encode("<a><b><s><c>") == [256, 257, 258, 259]
+        assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.chat_template) == (258, 257, None)
+        assert byte_tokenizer(None, [], eos_token=None).eos_token_id is None
+
+    def test_saves_and_loads(self, tmp_path):
+        """A saved tokenizer is a model directory's."""
+        TOKENIZER.save_pretrained(tmp_path)
+        chat = load_chat(ModelSpec(path=tmp_path))
+        assert CHAT.prompt([USER], [TOOL]).tolist() == chat.prompt([USER], [TOOL]).tolist()
+
+
+class TestPrompt:
+    """From messages to where the model's turn begins."""
+
+    @pytest.mark.parametrize("tools", [[], [TOOL]])
+    def test_is_the_template_of_transformers(self, tools):
+        """The ids are those of `apply_chat_template`."""
+        messages = [{"role": "system", "content": "Be brief."}, USER]
+        ids = CHAT.prompt(messages, tools)
+        assert whole_ids(messages, tools) == ids.tolist()
+        assert np.int32 == ids.dtype
+
+    def test_content_forms(self):
+        """Text parts are joined, None is empty."""
+        parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "6 * 7?"}]
+        assert CHAT.prompt([USER]).tolist() == CHAT.prompt([{"role": "user", "content": parts}]).tolist()
+        assert whole_ids([{"role": "user", "content": ""}]) == CHAT.prompt([{"role": "user", "content": None}]).tolist()
+
+    def test_calls_of_earlier_turns(self):
+        """Arguments that are JSON reach the template as an object; keys that hold None do not reach it."""
+        turn = {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None}
+        text = CHAT.tokenizer.decode(CHAT.prompt([USER, turn, RESULT]))
+        assert '<|im_start|>assistant\n<tool_call>\n{"name": "multiply", "arguments": {"a": 6}}\n</tool_call>' in text
+
+    @pytest.mark.parametrize("arguments", ["not json", "[1]", {"a": 6}])
+    def test_arguments_of_any_form(self, arguments):
+        """What is no JSON object stays as it is."""
+        call = {**CALL, "function": {"name": "f", "arguments": arguments}}
+        text = CHAT.tokenizer.decode(CHAT.prompt([USER, {"role": "assistant", "tool_calls": [call]}]))
+        assert f'"arguments": {json.dumps(arguments)}}}' in text
+
+    def test_templates_that_join_arguments_to_text(self):
+        """A template that fails on the common form of calls gets the others."""
+        call = (
+            "'<|im_end|>' + (message.content + message.tool_calls[0].function.arguments if message.tool_calls else '')"
+        )
+        chat = chat_of(PLAIN.replace("'<|im_end|>'", call))
+        turn = {"role": "assistant", "content": None, "tool_calls": [{**CALL, "function": {"arguments": {"a": 6}}}]}
+        assert '<|im_end|>{"a": 6}' in chat.tokenizer.decode(chat.prompt([USER, turn]))
+        with pytest.raises(TemplateError, match="has no attribute 'function'"):
+            chat.prompt([USER, {"role": "assistant", "tool_calls": [{"id": "flat"}]}])
+
+    @pytest.mark.parametrize(
+        ("messages", "text"),
+        [
+            ([], "at least one message"),
+            ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], "parts of type 'text' only, not 'image'"),
+            ([{"role": "user", "content": ["x"]}], "parts of type 'text' only, not 'str'"),
+            ([{"role": "user", "content": 3}], "must be text, not int"),
+            ([{"role": "user", "content": b"x"}], "must be text, not bytes"),
+        ],
+    )
+    def test_refuses(self, messages, text):
+        """What is no text is refused by name."""
+        with pytest.raises(TemplateError, match=text):
+            CHAT.prompt(messages)
+
+
+class TestDelta:
+    """What new messages append."""
+
+    def test_worked_example(self):
+        """The separator behind the end-of-turn token, the messages, and the next generation prompt."""
+        start, end = "\n<|im_start|>user", "<|im_end|>\n<|im_start|>assistant\n"
+        result = "\n<tool_response>\n42\n</tool_response>"
+        assert f"{start}\nhi{end}" == delta_text(CHAT, [{"role": "user", "content": "hi"}])
+        assert f"{start}{result}{end}" == delta_text(CHAT, [RESULT])
+        assert f"{start}{result}{result}{end}" == delta_text(CHAT, [RESULT, RESULT])
+
+    def test_cut_turn_is_closed_first(self):
+        """Behind any id that ends no turn the end-of-turn token comes first; behind any stop token it does not."""
+        chat = ChatTemplate(TOKENIZER, stop_token_ids=[256])
+        assert "<|im_end|>" + delta_text(chat, [RESULT]) == delta_text(chat, [RESULT], ord("x"))
+        assert delta_text(chat, [RESULT]) == delta_text(chat, [RESULT], 256)
+        assert delta_text(chat, [RESULT]) == delta_text(chat, [RESULT], np.int32(IM_END))
+
+    def test_closing_of_several_tokens(self):
+        """A turn that ended within its closing is closed from there on."""
+        template = PLAIN.replace(
+            "'<|im_end|>'", "('<|endoftext|>' if message.role == 'assistant' else '') + '<|im_end|>'"
+        )
+        chat = ChatTemplate(byte_tokenizer(template), stop_token_ids=[256])
+        texts = [delta_text(chat, [USER], last) for last in (ord("x"), 256, IM_END)]
+        assert [text[:28] for text in texts[:2]] == ["<|endoftext|><|im_end|><|im_", "<|im_end|><|im_start|>user:W"]
+        assert texts[2].startswith("<|im_start|>user:What")
+
+    @given(CONTENTS, CONTENTS, NEW_MESSAGES)
+    def test_agrees_with_the_whole(self, question, turn, new):
+        """Prompt, sampled turn and delta are the ids of the whole conversation, whatever the contents."""
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": turn}]
+        record = [*CHAT.prompt(messages[:1]), *TOKENIZER.encode(turn), IM_END]
+        assert whole_ids([*messages, *new]) == [*record, *CHAT.delta(new, record[-1])]
+
+    @given(st.lists(st.tuples(st.lists(st.integers(0, 255)), st.booleans(), NEW_MESSAGES), max_size=4))
+    def test_record_only_grows(self, rounds):
+        """Sampled ids of any kind stand unchanged, and every delta ends where the model goes on."""
+        record = CHAT.prompt([USER], [TOOL]).tolist()
+        for sampled, cut, new in rounds:
+            longer = [*record, *sampled, *([] if cut else [IM_END])]
+            delta = CHAT.delta(new, longer[-1]).tolist()
+            assert longer[: len(record)] == record
+            assert delta[-len(b"assistant\n") - 1 :] == [257, *b"assistant\n"]
+            assert (longer[-1] == IM_END) != (delta[0] == IM_END)
+            record = longer + delta
+
+    @pytest.mark.parametrize(
+        ("before", "shown"),
+        [
+            ("{{ bos_token }}", "<s>"),
+            (
+                "{% if messages[0].role != 'system' %}{{ '<|im_start|>system:Be good.<|im_end|>' }}{% endif %}",
+                "Be good",
+            ),
+            ("{{ '<|im_start|>system:' + strftime_now('%Y') + '<|im_end|>' }}", "system:2"),
+        ],
+    )
+    def test_what_stands_before_is_no_part_of_it(self, before, shown):
+        """A BOS token, a default system prompt or a date is in the prompt and in no delta."""
+        chat = chat_of(plain_with(before))
+        assert shown in chat.tokenizer.decode(chat.prompt([USER]))
+        assert delta_text(chat, [USER]) == "<|im_start|>user:What is 6 * 7?<|im_end|><|im_start|>assistant:"
+
+    @pytest.mark.parametrize("change", ["| trim", "| tojson", "| upper", "| replace('x', 'y')", "[:200]"])
+    def test_content_that_a_template_changes(self, change):
+        """Whether put together or rendered, the text is the template's."""
+        chat = chat_of(plain_with(content=f"(message.content {change})"))
+        messages = [{"role": "user", "content": ' X "x"\n'}, {"role": "tool", "content": "\tyx "}]
+        expected = chat._finder.whole(chat._joints["tool",], messages).split("assistant:tw7turn<|im_end|>")[1]
+        assert expected == delta_text(chat, messages)
+
+    def test_special_treatment_of_a_content(self):
+        """A template that looks for a text of its own in the content is rendered for each delta."""
+        chat = chat_of(plain_with(content="message.content + ('' if message.content.endswith('/no') else '/no')"))
+        assert not any(verdict.concatenated for verdict in chat.verify())
+        assert "user:x/no<|im_end|>" in delta_text(chat, [{"role": "user", "content": "x"}])
+        assert "user:x/no<|im_end|>" in delta_text(chat, [{"role": "user", "content": "x/no"}])
+
+    def test_keys_beside_the_content(self):
+        """A message with keys that a template may read is rendered."""
+        chat = chat_of(plain_with(content="message.content + (message.mood or '')"))
+        assert "user:hi!<|im_end|>" in delta_text(chat, [{"role": "user", "content": "hi", "mood": "!"}])
+
+    def test_roles_of_any_kind(self):
+        """A kind of message that was not verified at first is verified when it comes."""
+        assert "<|im_start|>system\nhi<|im_end|>" in delta_text(CHAT, [{"role": "system", "content": "hi"}])
+        with pytest.raises(TemplateError, match="cannot append a critic message: it leaves out the content"):
+            CHAT.delta([{"role": "critic", "content": "hi"}], IM_END)
+
+    @pytest.mark.parametrize(
+        ("messages", "text"),
+        [
+            ([], "at least one"),
+            ([{"role": "assistant", "content": "hi"}], "the model's are sampled"),
+            ([{"content": "hi"}], "a message has no role"),
+            ([{"role": "tool", "content": [{"type": "image"}]}], "not 'image'"),
+        ],
+    )
+    def test_refuses(self, messages, text):
+        """What cannot be appended is refused."""
+        with pytest.raises(TemplateError, match=text):
+            CHAT.delta(messages, IM_END)
+
+
+class TestProof:
+    """Templates that cannot be used by appending, or only for some kinds of messages."""
+
+    NO_TOOLS = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('No tools here.') }}{% endif %}{% endfor %}"
+    )
+
+    def test_roles_are_judged_separately(self):
+        """A template without tools serves user messages, and only tool messages raise."""
+        chat = chat_of(plain_with(self.NO_TOOLS))
+        assert [verdict.problem and "x" for verdict in chat.verify()] == ["", "x", "x", "x"]
+        assert delta_text(chat, [USER]).startswith("<|im_start|>user:")
+        with pytest.raises(TemplateError, match="chat template cannot append a tool message: it fails: No tools here"):
+            chat.delta([RESULT], IM_END)
+
+    @pytest.mark.parametrize(
+        ("template", "text"),
+        [
+            (PLAIN.replace("<|im_", "<im_"), "no special token separates them from the turn of the model"),
+            (plain_with(content="(message.content if message.role == 'user' and loop.first else '')"), "leaves out"),
+            (plain_with("{{ messages[-1].content }}", "(message.content if not loop.last else '')"), "before the turn"),
+            (
+                plain_with(content="message.content + (tools | tojson if tools else '')"),
+                "differently when tools are given",
+            ),
+            (plain_with(content="loop.index | string + message.content"), "differently behind a system message"),
+            (PLAIN.replace("'<|im_end|>'", "('' if 'x' in messages[-1].content else '<|im_end|>')"), "separates them"),
+            (plain_with(content="(message.content if message.role != 'assistant' else '')"), "leaves out the turn"),
+        ],
+    )
+    def test_unusable(self, template, text):
+        """What disagrees is said in the words of the template's text."""
+        with pytest.raises(TemplateError, match=f"cannot append a user message: .*{text}"):
+            chat_of(template)
+
+    def test_end_of_turn_that_depends_on_what_follows(self):
+        """An end-of-turn token that some contents take away cannot be appended to."""
+        end = "('<|im_end|>' if messages[-1].content or not add_generation_prompt else '')"
+        with pytest.raises(TemplateError, match="a turn before them may end differently"):
+            chat_of(PLAIN.replace("'<|im_end|>'", end))
+
+    def test_ids_that_depend_on_their_context(self):
+        """A tokenizer that joins the end-of-turn token with its neighbours is seen at token level."""
+
+        class Joining:
+            def __getattr__(self, name):
+                return getattr(TOKENIZER, name)
+
+            backend_tokenizer = None
+
+            def encode(self, text, add_special_tokens):
+                return TOKENIZER.encode(text.replace("?<|im_end|>\n", "!") if len(text) > 130 else text)
+
+        with pytest.raises(TemplateError, match="their ids depend on what stands before them"):
+            ChatTemplate(Joining(), name="joining")._finder._prove_ids("<|im_end|>", "?<|im_end|>\n" * 40, "\n")
+
+    @pytest.mark.parametrize(
+        ("template", "rewrites"),
+        [
+            (PLAIN, ""),
+            (plain_with(content="message.content.split('</think>')[-1]"), "drops the reasoning of an earlier turn"),
+            (PLAIN.replace("'<|im_start|>assistant:'", "'<|im_start|>assistant:<think>\\n'"), ""),
+            (
+                PLAIN.replace("'<|im_start|>assistant:'", "'<|im_start|>assistant:>>'"),
+                "renders the prompt of an earlier",
+            ),
+        ],
+    )
+    def test_rewritten_history_is_told(self, template, rewrites):
+        """A template that rewrites earlier turns can be appended to, and what it does is told."""
+        verdict = chat_of(template).verify()[0]
+        assert verdict.problem == ""
+        assert verdict.rewrites.startswith(rewrites)
+        assert bool(rewrites) == bool(verdict.rewrites)
+
+    def test_reasoning_that_is_refused(self):
+        """A template may refuse reasoning."""
+        refuse = "{% for m in messages %}{% if m.thinking %}{{ raise_exception('No.') }}{% endif %}{% endfor %}"
+        assert [
+            verdict.rewrites for verdict in chat_of(plain_with(refuse)).verify() if verdict.roles[0] == "user"
+        ] * 2 == ["", ""]
+
+    def test_tokens_that_swallow_what_follows(self):
+        """Phi's end-of-turn token takes the line break behind it; a delta has no line break then either."""
+        from transformers import AddedToken
+
+        tokenizer = byte_tokenizer(PLAIN.replace("<|im_end|>'", "<|end|>\\n'"), ["<|im_start|>"], eos_token=None)
+        tokenizer.add_special_tokens({"eos_token": AddedToken("<|end|>", rstrip=True, special=True)})
+        chat = ChatTemplate(tokenizer)
+        whole = tokenizer.apply_chat_template(
+            [USER, {"role": "assistant", "content": "42"}, USER], add_generation_prompt=True, return_dict=False
+        )
+        record = [*chat.prompt([USER]), *b"42", tokenizer.eos_token_id]
+        assert whole == [*record, *chat.delta([USER], record[-1])]
+
+    def test_slow_tokenizers(self):
+        """A tokenizer that is written in Python works too."""
+        from transformers import ByT5Tokenizer
+
+        tokenizer = ByT5Tokenizer()
+        tokenizer.chat_template = PLAIN.replace("<|im_end|>", "</s>").replace("<|im_start|>", "")
+        chat = ChatTemplate(tokenizer)
+        assert (tokenizer.eos_token_id,) == chat.stop_token_ids
+        assert delta_text(chat, [USER], tokenizer.eos_token_id) == "user:What is 6 * 7?</s>assistant:"
+
+
+class TestTemplate:
+    """What is asked of a template before any proof."""
+
+    def test_options(self):
+        """Options reach the template; arguments of the rendering are none."""
+        chat = chat_of(plain_with("{{ '<|im_start|>' + mood }}"), mood="calm")
+        assert chat.tokenizer.decode(chat.prompt([USER])).startswith("<|im_start|>calm")
+        with pytest.raises(ConfigError, match="'tokenize' is not an option of a template"):
+            ChatTemplate(TOKENIZER, {"tokenize": True})
+
+    def test_named_templates(self):
+        """A model may have a template of its own for tools."""
+        tokenizer = byte_tokenizer()
+        tokenizer.chat_template = {"default": CHATML.replace("if tools", "if false"), "tool_use": CHATML}
+        assert CHAT.prompt([USER], [TOOL]).tolist() == ChatTemplate(tokenizer).prompt([USER], [TOOL]).tolist()
+
+    @pytest.mark.parametrize(
+        ("template", "text"),
+        [
+            (None, "has no `chat_template`"),
+            (PLAIN + " " * (1 << 20), "larger than 1048576 bytes"),
+            ("\n{% for message in", "does not parse: line 2: "),
+            ("{{ messages[0].content.mood.nothing }}", "fails: .* has no attribute 'mood'"),
+            ("{{ [].append.__globals__ }}", "fails: access to attribute '__globals__' .* is unsafe"),
+        ],
+    )
+    def test_broken(self, template, text):
+        """Each names the template and what is wrong with it, in one line."""
+        with pytest.raises(TemplateError, match=text) as caught:
+            chat_of(template)
+        assert "\n" not in str(caught.value)
+
+    def test_text_of_a_turn(self):
+        """The end-of-turn token goes, from lists and arrays; tags and other tokens stay."""
+        ids = TOKENIZER.encode("<think>\nhm\n</think>\n<|im_start|><tool_call>{}</tool_call>")
+        expected = "<think>\nhm\n</think>\n<|im_start|><tool_call>{}</tool_call>"
+        assert expected == CHAT.text(ids)
+        assert expected == CHAT.text([*ids, IM_END])
+        assert expected == CHAT.text(np.array([*ids, IM_END, IM_END], np.int32))
+        assert CHAT.text([]) == ""
+
+    def test_truncation_left_by_others(self):
+        """What another caller asked of the same tokenizer changes nothing here."""
+        tokenizer = byte_tokenizer()
+        chat = ChatTemplate(tokenizer)
+        tokenizer("a long text", truncation=True, max_length=2, padding="max_length")
+        assert CHAT.prompt([USER]).tolist() == chat.prompt([USER]).tolist()
+
+    def test_excerpts(self):
+        """Error texts show where two texts part."""
+        assert common_start("abcd", "abxd") == 2
+        assert [common_start(*pair) for pair in (("", "a"), ("b", "a"), ("abc", "abc"))] == [0, 0, 3]
+        assert excerpt("x" * 50 + "abc", "x" * 50 + "abd", 20) == f"'{'x' * 13}abc' instead of '{'x' * 13}abd'"
+
+
+class TestHeadCache:
+    """Beginnings that prompts share are encoded once."""
+
+    @given(st.lists(st.tuples(st.sampled_from([0, 1, 2]), CONTENTS), max_size=12))
+    def test_ids_are_those_of_the_whole(self, prompts):
+        """Whatever the order, the ids are those of an encoding without memory."""
+        cache = HeadCache(CHAT.tokenizer)
+        systems = ["<|im_start|>" + str(index) * 600 + "<|im_end|>\n" for index in range(3)]
+        for index, content in prompts:
+            text = f"{systems[index]}<|im_start|>{content}"
+            assert TOKENIZER.encode(text) == cache.encode(text).tolist()
+
+    def test_learns_few_heads(self):
+        """The oldest head is dropped when there are too many; short ones are not worth it."""
+        cache = HeadCache(CHAT.tokenizer)
+        for text in [text for index in range(12) for text in (f"{index:600d}<|im_end|>a", f"{index:600d}<|im_end|>b")]:
+            cache.encode(text)
+        cache.encode("short<|im_end|>")
+        cache.encode("short<|im_end|>")
+        assert [f"{index:600d}<|im_end|>" for index in range(4, 12)] == list(cache._heads)
+
+    def test_heads_that_do_not_stand_alone(self):
+        """A special token that changes what stands before it makes no head."""
+        from transformers import AddedToken
+
+        tokenizer = byte_tokenizer()
+        tokenizer.add_tokens([AddedToken("<|left|>", lstrip=True, special=True)], special_tokens=True)
+        cache = HeadCache(HuggingFaceTokenizer(tokenizer))
+        for end in "ab":
+            text = "x" * 600 + "  <|left|>" + end
+            assert tokenizer.encode(text) == cache.encode(text).tolist()
+        assert not cache._heads
+
+
+class TestLoading:
+    """A model directory."""
+
+    @pytest.fixture
+    def folder(self, tmp_path) -> Path:
+        TOKENIZER.save_pretrained(tmp_path)
+        return tmp_path
+
+    def test_stop_token_ids(self, folder):
+        """The template's end-of-turn token first, then those of the generation config: none, one or several."""
+        found = []
+        for config in ({}, {"eos_token_id": 256}, {"eos_token_id": [258, 256, 261]}):
+            (folder / "generation_config.json").write_text(json.dumps(config))
+            found.append(load_chat(ModelSpec(path=folder)).stop_token_ids)
+        assert found == [(258,), (258, 256), (258, 256, 261)]
+
+    @pytest.mark.parametrize("config", ["[]", "{", '{"eos_token_id": "x"}'])
+    def test_broken_generation_config(self, folder, config):
+        """A generation config that cannot be read is named."""
+        (folder / "generation_config.json").write_text(config)
+        with pytest.raises(ConfigError, match="cannot read 'eos_token_id' in .*generation_config.json"):
+            load_chat(ModelSpec(path=folder))
+
+    def test_other_template(self, folder, tmp_path):
+        """A file replaces the model's template, and error texts name it."""
+        file = tmp_path / "own.jinja"
+        file.write_text(plain_with("{{ mood }}"))
+        spec = ModelSpec(path=folder, chat_template=file, template_options={"mood": "calm"})
+        chat = load_chat(spec)
+        assert chat.tokenizer.decode(chat.prompt([USER])).startswith("calm<|im_start|>user:")
+        file.write_text("{% endfor %}")
+        with pytest.raises(TemplateError, match=r"the chat template '.*own\.jinja' does not parse: line 1"):
+            load_chat(spec)
+
+    def test_trusted_code_needs_a_commit(self, folder):
+        """Code of a model runs only at a pinned commit."""
+        with pytest.raises(ConfigError, match=r"needs its commit in model\.revision"):
+            load_chat(ModelSpec(path=folder, trust_remote_code=True))
+        spec = ModelSpec(path=folder, trust_remote_code=True, revision="0123abc")
+        assert load_chat(spec).stop_token_ids == (IM_END,)
+
+    def test_no_template(self, tmp_path):
+        """The directory and the option are named."""
+        byte_tokenizer(None).save_pretrained(tmp_path)
+        with pytest.raises(ConfigError, match=r"has no chat template; name a file of one in model\.chat_template"):
+            load_chat(ModelSpec(path=tmp_path))
+
+    def test_what_is_missing(self, folder, tmp_path):
+        """Each missing piece is named by its option."""
+        empty = tmp_path / "empty"
+        empty.mkdir()
+        large = tmp_path / "large.jinja"
+        large.write_bytes(b" " * (1 << 21))
+        cases = {
+            r"model\.path: a chat template needs the directory": ModelSpec(),
+            r"model\.path: there is no directory '.*nowhere'": ModelSpec(path=tmp_path / "nowhere"),
+            r"model\.path: no tokenizer can be loaded from '.*empty'": ModelSpec(path=empty),
+            r"model\.chat_template: cannot read '.*nowhere'": ModelSpec(
+                path=folder, chat_template=tmp_path / "nowhere"
+            ),
+            r"model\.chat_template: '.*large\.jinja' is larger": ModelSpec(path=folder, chat_template=large),
+        }
+        for text, spec in cases.items():
+            with pytest.raises(ConfigError, match=text) as caught:
+                load_chat(spec)
+            assert "\n" not in str(caught.value)
+
+    def test_without_transformers(self, folder, monkeypatch):
+        """The extra that brings tokenizers is named."""
+        monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+        with pytest.raises(ConfigError, match="pip install 'turnwise\\[tokenizers\\]'"):
+            load_chat(ModelSpec(path=folder))

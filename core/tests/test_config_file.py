@@ -1,0 +1,447 @@
+"""Config files: YAML 1.2 and TOML, what is refused, overrides, and the way back to YAML."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.config import (
+    Choice,
+    DataConfig,
+    DeadlinesConfig,
+    ModelConfig,
+    RolloutConfig,
+    RunConfig,
+    RuntimeConfig,
+    TelemetryConfig,
+    ToolClass,
+    ToolFunction,
+)
+from turnwise.config_file import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    apply_overrides,
+    dump_yaml,
+    load_config,
+    read_mapping,
+)
+from turnwise.config_structure import structure_config, to_dict
+from turnwise.errors import ConfigError
+from turnwise.types import SamplingParams
+
+MINIMAL = "data: {path: t.jsonl}\nagent: a\nengine: e\n"
+
+# Every text that YAML 1.1, YAML 1.2 or PyYAML's scanner gives a meaning of its own stands a chance here.
+TRAPS = ["", "yes", "no", "on", "~", "null", "1e3", "1e-3", "012", "0o7", "0x1f", "3:30", "=", "<<", "2026-01-01"]
+TRAPS += [
+    "- a",
+    "a: b",
+    "# c",
+    "a #b",
+    "*a",
+    "&a",
+    "!t",
+    "%d",
+    "@x",
+    "`x",
+    "'",
+    '"',
+    "{",
+    "[",
+    "|",
+    ">",
+    "?",
+    "---",
+    "...",
+]
+TRAPS += [
+    " lead",
+    "trail ",
+    "a\nb",
+    "a\n\nb\n",
+    "\t",
+    "\x85",
+    "\u2028",
+    "\ufeff",
+    "\x00",
+    "\x7f",
+    "😀",
+    ".inf",
+    ".nan",
+    "1_000",
+]
+text = st.sampled_from(TRAPS) | st.text(max_size=20)
+name = text.filter(bool)
+integers = st.integers(-(2**63 - 1), 2**63 - 1)
+scalars = st.none() | st.booleans() | integers | st.floats(allow_nan=False, allow_infinity=False) | text
+values = st.recursive(scalars, lambda v: st.lists(v, max_size=3) | st.dictionaries(text, v, max_size=3), max_leaves=8)
+options = st.dictionaries(text.filter(lambda key: key not in ("name", "class")), values, max_size=3)
+choices = st.builds(Choice, name, options)
+counts = st.integers(1, 2**40)
+seconds = st.floats(1e-9, 1e12)
+samplings = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 1e6),
+    top_p=st.floats(0, 1, exclude_min=True),
+    top_k=st.just(-1) | counts,
+    max_tokens=st.none() | counts,
+    stop_token_ids=st.lists(integers, max_size=3).map(tuple),
+    stop=st.lists(text, max_size=3).map(tuple),
+    seed=st.none() | integers,
+)
+rollouts = st.builds(
+    RolloutConfig,
+    n=counts,
+    seed=st.integers(0, 2**40),
+    validation=st.booleans(),
+    sampling=samplings,
+    validation_sampling=samplings,
+    deadlines=st.builds(DeadlinesConfig, tool_call_s=seconds, turn_s=seconds, episode_s=seconds),
+    max_in_flight=counts,
+    check_invariants=st.booleans(),
+)
+models = st.builds(
+    ModelConfig,
+    path=st.none() | name,
+    trust_remote_code=st.booleans(),
+    revision=st.just("0123456789" * 4),
+    template_options=options,
+)
+tools = choices | st.just(ToolFunction("m.n:f")) | st.builds(ToolClass, st.just("m:C"), options)
+configs = st.builds(
+    RunConfig,
+    data=st.builds(DataConfig, path=name, limit=st.none() | counts, shuffle=st.booleans()),
+    agent=choices,
+    engine=choices,
+    model=models,
+    agents=st.dictionaries(text, choices, max_size=2),
+    parser=st.none() | choices,
+    reward=st.none() | choices,
+    tools=st.lists(tools, max_size=3).map(tuple),
+    tool_modules=st.just(("m",)),
+    observers=st.lists(choices, max_size=2).map(tuple),
+    rollout=rollouts,
+    runtime=st.builds(RuntimeConfig, num_workers=counts),
+    telemetry=st.builds(TelemetryConfig, log_level=st.sampled_from(["debug", "error"])),
+    plugins=st.none() | st.lists(text, max_size=2).map(tuple),
+    base_dir=st.just(Path("/base")),
+)
+
+
+def written(folder: Path, content: str | bytes, file: str = "run.yaml") -> Path:
+    path = folder / file
+    path.write_bytes(content if isinstance(content, bytes) else textwrap.dedent(content).encode())
+    return path
+
+
+def complaint(call, *arguments: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        call(*arguments)
+    return str(caught.value)
+
+
+def test_a_config_is_read_with_its_folder_and_defaults(tmp_path):
+    """The smallest file makes a whole config."""
+    config = load_config(written(tmp_path, MINIMAL))
+    expected = RunConfig(data=DataConfig(path="t.jsonl"), agent=Choice("a"), engine=Choice("e"), base_dir=tmp_path)
+    assert expected == config
+    assert tmp_path / "t.jsonl" == config.locate(config.data.path)
+
+
+def test_the_folder_does_not_depend_on_how_the_file_was_named(tmp_path, monkeypatch):
+    """A relative file name means the same folder as an absolute one."""
+    path = written(tmp_path, MINIMAL)
+    monkeypatch.chdir(tmp_path)
+    assert load_config(path) == load_config("run.yaml")
+
+
+def test_toml_and_yaml_mean_the_same(tmp_path):
+    """Users may choose."""
+    yaml = written(
+        tmp_path,
+        """\
+        data: {path: t}
+        agent: {name: a, max_turns: 3}
+        engine: e
+        rollout:
+          n: 4
+          sampling: {temperature: 1e-1, stop: [x]}
+        """,
+    )
+    toml = written(
+        tmp_path,
+        """\
+        engine = "e"
+        [data]
+        path = "t"
+        [agent]
+        name = "a"
+        max_turns = 3
+        [rollout]
+        n = 4
+        sampling = {temperature = 1e-1, stop = ["x"]}
+        """,
+        "run.toml",
+    )
+    assert load_config(toml) == load_config(yaml)
+
+
+@pytest.mark.parametrize(
+    ("scalar", "value"),
+    [
+        ("1e-3", 0.001),
+        ("1e3", 1000.0),
+        (".5", 0.5),
+        ("-1.", -1.0),
+        ("1.5E+2", 150.0),
+        ("12", 12),
+        ("+3", 3),
+        ("012", 12),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("1_000", "1_000"),
+        ("3:30", "3:30"),
+        ("2026-01-01", "2026-01-01"),
+        ("yes", "yes"),
+        ("No", "No"),
+        ("on", "on"),
+        ("OFF", "OFF"),
+        ("y", "y"),
+        ("true", True),
+        ("False", False),
+        ("tRUE", "tRUE"),
+        ("~", None),
+        ("null", None),
+        ("", None),
+        ("''", ""),
+        ("'12'", "12"),
+        ('"true"', "true"),
+        ("=", "="),
+        ("1e", "1e"),
+        (".", "."),
+        ("0b1", "0b1"),
+    ],
+)
+def test_scalars_mean_what_yaml_1_2_says(tmp_path, scalar, value):
+    """YAML 1.1 made numbers of times, booleans of Norway, and text of 1e3."""
+    found = read_mapping(written(tmp_path, f"key: {scalar}\n"))["key"]
+    assert (type(value), value) == (type(found), found)
+
+
+def test_keys_are_text_as_they_stand(tmp_path):
+    """`on` and `<<` are keys like any other."""
+    assert read_mapping(written(tmp_path, "on: 1\n<<: {a: 1}\n")) == {"on": 1, "<<": {"a": 1}}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("a: &x 1\nb: *x\n", "line 1, column 4: aliases and anchors are refused"),
+        ("a: *x\n", "line 1, column 4: aliases and anchors are refused"),
+        (
+            "a: !!python/name:os.system x\n",
+            "line 1, column 4: tags are refused: tag:yaml.org,2002:python/name:os.system",
+        ),
+        ("a: !include x\n", "line 1, column 4: tags are refused: !include"),
+        ("a: 1\nb: 2\na: 3\n", "line 3, column 1: duplicate key 'a'"),
+        ("a:\n  - {b: 1, 'b': 2}\n", "line 2, column 12: duplicate key 'b'"),
+        ("1: 2\n", "line 1, column 1: keys must be text; put this one in quotes"),
+        ("? [a]\n: 1\n", "line 1, column 3: keys must be text; put this one in quotes"),
+        ("a: 1\n---\nb: 2\n", "expected a single document in the stream: but found another document"),
+        ("a: [\n", "line 2, column 1: while parsing a flow node"),
+        ("a: b: c\n", "line 1, column 5: mapping values are not allowed here"),
+        ("a: \x01\n", "unacceptable character #x0001"),
+        ('a: {b: ["\\ud800"]}\n', "a.b.0: the text is not valid Unicode"),
+        ("a: 9223372036854775808\n", "a: the number does not fit 64 bits"),
+        (f"a: {'9' * 5000}\n", "a: the number does not fit 64 bits"),
+        ("a: {b: -.inf}\n", "a.b: expected text, a finite number, true, false or null, got -inf"),
+        ("a: .NaN\n", "a: expected text, a finite number, true, false or null, got nan"),
+        ("a: 1e999\n", "a: expected text, a finite number"),
+        ("", "the file is empty"),
+        ("# only a comment\n", "the file is empty"),
+        ("[1, 2]\n", "expected keys with values, got [1, 2]"),
+        ("just text\n", "expected keys with values, got 'just text'"),
+        (b"a: \xff\n", "expected UTF-8 text; byte 3 is not"),
+        (b"a: " + b"x" * MAX_BYTES, f"the file is larger than {MAX_BYTES} bytes"),
+        ("a: " + "[" * MAX_DEPTH + "]" * MAX_DEPTH, f"line 1, column 35: values are nested more than {MAX_DEPTH}"),
+        ("[" * 100_000, f"values are nested more than {MAX_DEPTH} levels deep"),
+        ("- " * 100_000, f"values are nested more than {MAX_DEPTH} levels deep"),
+    ],
+)
+def test_yaml_that_a_config_does_not_need_is_refused(tmp_path, content, expected):
+    """The error is one line with the file, and the place where there is one."""
+    path = written(tmp_path, content)
+    line = complaint(read_mapping, path)
+    assert line.startswith(f"{path}: ")
+    assert expected in line
+    assert len(line.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("a = \n", "Invalid value (at line 1, column 5)"),
+        ("a = 1\na = 2\n", "Cannot overwrite a value"),
+        ("a = 2026-01-01\n", "a: expected text, a finite number, true, false or null, got 2026-01-01"),
+        ("[a]\nb = inf\n", "a.b: expected text, a finite number"),
+        (f"a = {'9' * 5000}\n", "Exceeds the limit"),
+        ("a = " + "[" * 100_000, f"values are nested more than {MAX_DEPTH} levels deep"),
+        (".".join("a" * 100) + " = 1\n", f"values are nested more than {MAX_DEPTH} levels deep"),
+        ("a = 9223372036854775808\n", "a: the number does not fit 64 bits"),
+    ],
+)
+def test_toml_that_a_config_cannot_hold_is_refused(tmp_path, content, expected):
+    """Dates and numbers without end have no place in a config."""
+    path = written(tmp_path, content, "run.toml")
+    line = complaint(read_mapping, path)
+    assert line.startswith(f"{path}: ")
+    assert expected in line
+    assert len(line.splitlines()) == 1
+
+
+def test_an_empty_toml_file_lacks_its_keys(tmp_path):
+    """It is a mapping without keys, so the keys that are missing are named."""
+    path = written(tmp_path, "", "run.toml")
+    lines = complaint(load_config, path).splitlines()
+    assert [f"{path}: {key}: missing" for key in ("data", "agent", "engine")] == [
+        line.partition(";")[0] for line in lines
+    ]
+
+
+def test_files_that_cannot_be_read_say_why(tmp_path):
+    """The path comes first, then the reason."""
+    missing = tmp_path / "none.yaml"
+    assert f"{missing}: No such file or directory" == complaint(load_config, missing)
+    (tmp_path / "folder.yaml").mkdir()
+    assert complaint(load_config, tmp_path / "folder.yaml").endswith("folder.yaml: Is a directory")
+    other = written(tmp_path, "{}", "run.json")
+    assert f"{other}: expected a file that ends in .yaml, .yml or .toml" == complaint(load_config, other)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path):
+    """Some editors write one."""
+    assert read_mapping(written(tmp_path, b"\xef\xbb\xbfa: 1\n")) == {"a": 1}
+    assert read_mapping(written(tmp_path, b"\xef\xbb\xbfa = 1\r\n", "x.toml")) == {"a": 1}
+
+
+def test_every_misfit_is_a_line_with_the_file(tmp_path):
+    """All are reported at once, and the source says whether overrides took part."""
+    path = written(tmp_path, MINIMAL + "rollout: {n: 0}\nagnt: x\n")
+    expected = ["rollout.n: must be >= 1: 0", "agnt: unknown key; did you mean 'agent'?"]
+    assert [f"{path}: {line}" for line in expected] == complaint(load_config, path).splitlines()
+    lines = complaint(load_config, path, ["rollout.sed=1"]).splitlines()
+    assert f"{path} with overrides: rollout.sed: unknown key; did you mean 'seed'?" in lines
+
+
+def test_overrides_change_what_the_file_says(tmp_path):
+    """They are applied in order, to values that are there and to those that are not."""
+    path = written(tmp_path, MINIMAL + "tools: [x]\n")
+    overrides = ["rollout.n=8", "rollout.n=2", "agent.max_turns=3", "tools.1=y", "tools.0.k=[1, 1e3]", "reward=r"]
+    config = load_config(path, [*overrides, "rollout.sampling.stop=['3', x]", "observers.0=o"])
+    assert config.rollout.n == 2
+    assert Choice("a", {"max_turns": 3}) == config.agent
+    assert (Choice("x", {"k": [1, 1000.0]}), Choice("y")) == config.tools
+    assert Choice("r") == config.reward
+    assert config.rollout.sampling.stop == ("3", "x")
+    assert (Choice("o"),) == config.observers
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("1", 1),
+        ("1e-3", 0.001),
+        ("", None),
+        ("null", None),
+        ("true", True),
+        ("yes", "yes"),
+        ("'1'", "1"),
+        ('"a b"', "a b"),
+        ("''", ""),
+        ("[1, {a: b}]", [1, {"a": "b"}]),
+        ("{}", {}),
+        ("You are: kind # really", "You are: kind # really"),
+        ("- x", "- x"),
+        ("*x", "*x"),
+        ("a=b", "a=b"),
+        ("  7 ", 7),
+    ],
+)
+def test_the_value_of_an_override_is_one_scalar_or_yaml_in_brackets_or_quotes(value, expected):
+    """Text needs no quotes, whatever YAML would make of a colon or a hash in it."""
+    found = apply_overrides({}, [f"k.v={value}"])["k"]["v"]
+    assert (type(expected), expected) == (type(found), found)
+
+
+def test_overrides_leave_what_they_were_given_alone():
+    """The same base may be used with other overrides."""
+    base = {"a": {"b": [1]}, "c": None}
+    assert apply_overrides(base, ["a.b.0=2", "c.d.0=5"]) == {"a": {"b": [2]}, "c": {"d": [5]}}
+    assert base == {"a": {"b": [1]}, "c": None}
+
+
+def test_a_number_is_a_key_where_there_is_a_section():
+    """Only lists have places."""
+    assert apply_overrides({"a": {"0": 1}}, ["a.0=2"]) == {"a": {"0": 2}}
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("rollout.n", "expected path=value, such as rollout.n=8"),
+        ("=1", "expected path=value"),
+        ("a..b=1", "expected path=value"),
+        ("list.2=1", "list.2: expected a place in the list, 0 to 1, got '2'"),
+        ("list.-1=1", "list.-1: expected a place in the list, 0 to 1, got '-1'"),
+        ("list.x.y=1", "list.x: expected a place in the list, 0 to 1, got 'x'"),
+        (f"list.{'9' * 5000}=1", "expected a place in the list"),
+        ("number.x=1", "number is 3, which has no parts"),
+        ("text.0=1", "text is 't', which has no parts"),
+        ("a=[1", "line 1, column 3: while parsing a flow sequence"),
+        ("a=[*x]", "line 1, column 2: aliases and anchors are refused"),
+        ("a='x' y", "line 1, column 5"),
+        ("a=.inf", "a: expected text, a finite number"),
+        (".".join("a" * 50) + "=1", f"values are nested more than {MAX_DEPTH} levels deep"),
+    ],
+)
+def test_overrides_that_cannot_be_applied_say_why(override, expected):
+    """The error quotes the override as it was given."""
+    line = complaint(apply_overrides, {"list": [0], "number": 3, "text": "t"}, [override])
+    assert line.startswith(f"override {override!r}: ")
+    assert expected in line
+
+
+def test_nothing_is_taken_from_the_environment(tmp_path, monkeypatch):
+    """A config that reads secrets would write them into every log of it."""
+    monkeypatch.setenv("SECRET", "hidden")
+    path = written(tmp_path, MINIMAL + "reward: {name: r, key: '${SECRET}', other: $SECRET}\n")
+    assert load_config(path).reward.options == {"key": "${SECRET}", "other": "$SECRET"}
+    assert "hidden" not in dump_yaml(load_config(path))
+
+
+def test_the_dump_repeats_values_instead_of_pointing_at_them(tmp_path):
+    """Values that are shared in memory would become aliases, which the reader refuses."""
+    shared = {"k": ["x"]}
+    config = RunConfig(
+        data=DataConfig(path="t"),
+        agent=Choice("a", shared),
+        engine=Choice("e", {"one": shared, "two": shared}),
+        base_dir=tmp_path,
+    )
+    assert config == load_config(written(tmp_path, dump_yaml(config)))
+
+
+@given(configs)
+def test_structuring_inverts_unstructuring(config):
+    """A config is what its plain values say, and nothing else."""
+    assert config == structure_config(to_dict(config), config.base_dir)
+
+
+@given(configs)
+def test_yaml_reads_back_as_what_was_dumped(tmp_path_factory, config):
+    """Writing a config down loses nothing, whatever text is in it."""
+    path = tmp_path_factory.getbasetemp() / "dumped.yaml"
+    path.write_text(dump_yaml(config), newline="")
+    assert to_dict(config) == to_dict(load_config(path))

@@ -1,0 +1,333 @@
+"""Plain values to config classes: what is taken, what is refused, and what the errors say."""
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from attrs import field, frozen, validators
+
+from turnwise.config import Choice, ToolClass, ToolFunction
+from turnwise.config_structure import structure, structure_config, to_dict, unstructure
+from turnwise.errors import ConfigError, PluginError
+
+MINIMAL = {"data": {"path": "t"}, "agent": "a", "engine": "e"}
+
+
+class Level(StrEnum):
+    LOW = "low"
+    HIGH = "high"
+
+
+class Bits(Enum):
+    EIGHT = 8
+    AUTO = "auto"
+
+
+@frozen
+class Inner:
+    x: int = 1
+
+
+@frozen
+class Options:
+    """Every kind of field that plugins use."""
+
+    level: Level = Level.LOW
+    bits: Bits = Bits.EIGHT
+    mode: Literal["a", "b", 3] = "a"
+    path: Path = Path("x")
+    either: int | str | None = None
+    betas: tuple[float, float] = (0.9, 0.95)
+    inner: list[Inner] = field(factory=list)
+    counts: Mapping[str, int] = field(factory=dict)
+    names: frozenset[str] = frozenset()
+    numbers: Sequence[float] = ()
+    anything: Any = None
+    optional: Inner | None = None
+    one_or_more: int | list[int] = 1
+    bare: list = field(factory=list)
+
+
+def misfits(data: object, kind: object = Options, path: str = "engine") -> list[str]:
+    """Return the lines of the error that `structure` raises."""
+    with pytest.raises(ConfigError) as caught:
+        structure(data, kind, path=path)
+    return str(caught.value).splitlines()
+
+
+def config_misfits(**changes: object) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        structure_config({**MINIMAL, **changes}, Path("/base"))
+    return str(caught.value).splitlines()
+
+
+def test_every_kind_of_field_is_read_and_written():
+    """Structuring gives the annotated types, and unstructuring gives the plain values back."""
+    plain = {
+        "level": "high",
+        "bits": "auto",
+        "mode": 3,
+        "path": "/p",
+        "either": "x",
+        "betas": [0.5, 0.25],
+        "inner": [{"x": 2}],
+        "counts": {"k": 1},
+        "names": ["n"],
+        "numbers": [1.0],
+        "anything": {"deep": [1, None]},
+        "optional": {"x": 3},
+        "one_or_more": [1, 2],
+        "bare": [1, "x"],
+    }
+    expected = Options(
+        level=Level.HIGH,
+        bits=Bits.AUTO,
+        mode=3,
+        path=Path("/p"),
+        either="x",
+        betas=(0.5, 0.25),
+        inner=[Inner(2)],
+        counts={"k": 1},
+        names=frozenset({"n"}),
+        numbers=(1.0,),
+        anything={"deep": [1, None]},
+        optional=Inner(3),
+        one_or_more=[1, 2],
+        bare=[1, "x"],
+    )
+    assert expected == structure(plain, Options)
+    assert plain == unstructure(expected)
+    assert Options() == structure({}, Options)
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        ({"level": "hgh"}, ["engine.level: expected one of low, high, got 'hgh'; did you mean 'high'?"]),
+        ({"bits": "8"}, ["engine.bits: expected one of 8, auto, got '8'; did you mean '8'?"]),
+        ({"mode": True}, ["engine.mode: expected one of a, b, 3, got true"]),
+        ({"path": 3}, ["engine.path: expected a path, got 3"]),
+        ({"path": ""}, ["engine.path: expected a path, got ''"]),
+        ({"either": 1.5}, ["engine.either: expected an integer or text or null, got 1.5"]),
+        ({"betas": [1]}, ["engine.betas: expected a list of 2 items, got [1]"]),
+        ({"betas": [1, "2"]}, ["engine.betas.1: expected a number, got '2'"]),
+        ({"inner": [{"x": 1}, {"x": "1"}]}, ["engine.inner.1.x: expected an integer, got '1'"]),
+        ({"inner": {"x": 1}}, ["engine.inner: expected a list, got {'x': 1}"]),
+        ({"counts": {"a": 1, "b": True}}, ["engine.counts.b: expected an integer, got true"]),
+        ({"counts": [1]}, ["engine.counts: expected a section of keys, got [1]"]),
+        ({"names": "abc"}, ["engine.names: expected a list, got 'abc'"]),
+        ({"numbers": [10**400]}, ["engine.numbers.0: int too large to convert to float"]),
+        ({"optional": {"y": 1}}, ["engine.optional.y: unknown key; known: x"]),
+        ({"optional": 1}, ["engine.optional: expected a section of keys, got 1"]),
+        ({"one_or_more": "1"}, ["engine.one_or_more: expected an integer or a list, got '1'"]),
+        (None, ["engine: expected a section of keys, got null; remove the key to use the defaults"]),
+    ],
+)
+def test_misfits_name_path_value_and_what_was_expected(data, lines):
+    """One line says all that a user needs to put a value right."""
+    assert lines == misfits(data)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        ("3", int, "expected an integer, got '3'"),
+        (True, int, "expected an integer, got true"),
+        (1.0, int, "expected an integer, got 1.0"),
+        (None, int, "expected an integer, got null"),
+        ("1e-3", float, "expected a number, got '1e-3'"),
+        (False, float, "expected a number, got false"),
+        (float("nan"), float, "expected a finite number, got nan"),
+        (0, bool, "expected true or false, got 0"),
+        ("yes", bool, "expected true or false, got 'yes'"),
+        (12, str, "expected text, got 12; put it in quotes"),
+        (True, str, "expected text, got true; put it in quotes"),
+        (None, str, "expected text, got null"),
+        ([], str, "expected text, got []"),
+    ],
+)
+def test_nothing_is_guessed(value, kind, text):
+    """A value of the wrong type is an error, even where Python could convert it."""
+    assert [f"key: {text}"] == misfits(value, kind, "key")
+
+
+def test_a_whole_number_may_stand_for_a_float():
+    """It is the only conversion, and the result is a float."""
+    result = structure(1, float)
+    assert (float, 1.0) == (type(result), result)
+
+
+def test_the_exact_type_of_a_union_wins():
+    """1 stays an integer where a float would fit as well, in either order of the annotation."""
+    assert [int, int, float] == [type(structure(value, float | int)) for value in (1, 2, 1.0)]
+    assert [int, float] == [type(structure(value, int | float)) for value in (1, 1.5)]
+
+
+def test_long_values_are_cut():
+    """An error stays readable when somebody passes a book."""
+    [line] = misfits("x" * 1000, int, "key")
+    assert len(line) < 120
+
+
+def test_all_misfits_are_reported_at_once():
+    """Fixing a config does not take one run for each mistake, also where validators find two in one section."""
+    lines = config_misfits(
+        agnt="x",
+        rollout={"n": 0, "seed": -1, "prompt_length": "3", "sampling": {"temperture": 1, "top_k": 0}},
+        telemetry={"log_level": "warn"},
+    )
+    assert lines == [
+        "rollout.n: must be >= 1: 0",
+        "rollout.prompt_length: expected an integer, got '3'",
+        "rollout.seed: must be >= 0: -1",
+        "rollout.sampling.top_k: must be -1 (all) or at least 1: 0",
+        "rollout.sampling.temperture: unknown key; did you mean 'temperature'?",
+        "telemetry.log_level: expected one of debug, info, warning, error, got 'warn'; did you mean 'warning'?",
+        "agnt: unknown key; did you mean 'agent'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        ({"data": {}}, ["data.path: missing; expected text"]),
+        ({"data": {"path": ""}}, ["data.path: must not be empty"]),
+        ({"rollout": None}, ["rollout: expected a section of keys, got null; remove the key to use the defaults"]),
+        ({"engine": None}, ["engine: expected a name, or a section with 'name' and options, got null"]),
+        ({"engine": {"nme": "x"}}, ["engine.name: missing; the section has only nme"]),
+        ({"engine": {}}, ["engine.name: missing; the section has only no keys"]),
+        ({"engine": {"name": 3}}, ["engine.name: expected text, got 3"]),
+        ({"engine": ""}, ["engine.name: must not be empty"]),
+        ({"reward": ""}, ["reward.name: must not be empty"]),
+        ({"agents": {"x": 3}}, ["agents.x: expected a name, or a section with 'name' and options, got 3"]),
+        ({"plugins": "vllm"}, ["plugins: expected a list, got 'vllm'"]),
+        ({"runtime": "rey"}, ["runtime.name: expected one of local, got 'rey'"]),
+        ({"base_dir": "/"}, ["base_dir: unknown key"]),
+        ({"tools": [{"class": "x"}]}, ["tools.0.class: must be 'package.module:name': 'x'"]),
+        ({"tools": [{"class": 3}]}, ["tools.0.class: expected text, got 3; put it in quotes"]),
+        ({"tools": [{"function": "x"}]}, ["tools.0.function: must be 'package.module:name': 'x'"]),
+        ({"tools": [{"function": "a:b", "k": 1}]}, ["tools.0.k: unknown key; known: function"]),
+        ({"tools": ["x", {"k": 1}]}, ["tools.1: expected one of the keys name, function and class, got k"]),
+        ({"tools": [3]}, ["tools.0: expected a name, or a section with 'name' and options, got 3"]),
+        (
+            {"tools": [{"class": "a.b:C"}]},
+            ["tools.0: names the module 'a.b'; list it in tool_modules to allow it"],
+        ),
+        (
+            {"model": {"trust_remote_code": True}},
+            ["model.revision: must be a whole commit hash when trust_remote_code is true: None"],
+        ),
+        (
+            {"model": {"template_options": {"a": object}}},
+            ["model: expected text, a number, true, false, null, a list or a mapping with text keys, got <class"],
+        ),
+    ],
+)
+def test_sections_of_a_config_say_what_they_take(changes, lines):
+    """Plugin choices, tools and rules between fields have paths of their own."""
+    found = config_misfits(**changes)
+    assert lines == [actual[: len(line)] for line, actual in zip(lines, found, strict=True)]
+
+
+def test_a_choice_is_a_name_or_a_section():
+    """The options are every key but the name, and are not looked at without the plugin."""
+    config = structure_config({**MINIMAL, "reward": {"name": "r", "k": [1]}, "observers": ["o"]}, Path("/base"))
+    assert Choice("r", {"k": [1]}) == config.reward
+    assert (Choice("o"),) == config.observers
+    assert Choice("a") == config.agent
+    assert Path("/base") == config.base_dir
+
+
+def test_tools_are_told_apart_by_their_key():
+    """A section with a name is a registered tool, whatever its options are called."""
+    tools = ["r", {"name": "s", "function": 1}, {"function": "m:f"}, {"class": "m.n:C", "k": 1}]
+    config = structure_config({**MINIMAL, "tools": tools, "tool_modules": ["m"]}, Path("/"))
+    expected = (Choice("r"), Choice("s", {"function": 1}), ToolFunction("m:f"), ToolClass("m.n:C", {"k": 1}))
+    assert expected == config.tools
+    assert [{"name": "r"}, *tools[1:]] == to_dict(config)["tools"]
+
+
+def test_a_runtime_may_be_its_bare_name():
+    """`runtime: local` means the section with that name and defaults."""
+    plain = to_dict(structure_config({**MINIMAL, "runtime": "local"}, Path("/")))
+    assert plain["runtime"] == {"name": "local", "num_workers": 1}
+
+
+def test_paths_among_options_start_from_the_config():
+    """The folder is given once; without one, paths stay as they are."""
+    assert Path("/base/x") == structure({"path": "x"}, Options, base_dir=Path("/base")).path
+    assert Path("/abs") == structure({"path": "/abs"}, Options, base_dir=Path("/base")).path
+    assert Path("x") == structure({"path": "x"}, Options).path
+
+
+def test_a_validator_that_needs_the_whole_object_runs_once_it_is_there():
+    """Fields are validated one by one first, where a validator sees no other field."""
+
+    @frozen
+    class Range:
+        low: int = field(validator=validators.ge(0))
+        high: int = field()
+
+        @high.validator
+        def _check(self, _attribute, value):
+            if value < self.low:
+                raise ValueError(f"'high' must be at least {self.low}: {value}")
+
+    assert Range(1, 2) == structure({"low": 1, "high": 2}, Range)
+    assert misfits({"low": 3, "high": 2}, Range) == ["engine.high: must be at least 3: 2"]
+
+
+def test_a_validators_text_becomes_one_line():
+    """Errors are one line each, also when a plugin's validator is talkative or says nothing."""
+
+    @frozen
+    class Talkative:
+        x: int = field()
+        y: int = 0
+
+        @x.validator
+        def _check(self, _attribute, value):
+            raise ValueError("first\nsecond") if value else ValueError
+
+    assert misfits({"x": 1}, Talkative) == ["engine.x: first second"]
+    assert misfits({"x": 0}, Talkative) == ["engine.x: ValueError"]
+
+
+def test_a_class_without_fields_takes_no_options():
+    """The hint does not offer keys that are not there."""
+
+    @frozen
+    class Nothing:
+        pass
+
+    assert misfits({"x": 1}, Nothing) == ["engine.x: unknown key; there are no options"]
+
+
+def test_a_type_that_no_config_can_hold_is_the_plugins_fault():
+    """The user can do nothing about it, so it is no `ConfigError`."""
+
+    @frozen
+    class Impossible:
+        callback: Callable[[int], int] = print
+
+    with pytest.raises(PluginError, match=r"^engine: .*Impossible.* cannot be read from a config"):
+        structure({}, Impossible, path="engine")
+
+
+def test_a_default_that_no_config_can_hold_is_the_plugins_fault():
+    """Filling in defaults would otherwise write a config that cannot be read."""
+
+    @frozen
+    class Impossible:
+        thing: Any = field(factory=object)
+
+    with pytest.raises(PluginError, match="Impossible cannot be written as a config"):
+        unstructure(Impossible())
+
+
+def test_values_without_a_path_have_errors_without_one():
+    """The top of a document has no name."""
+    assert misfits("x", int, "") == ["expected an integer, got 'x'"]
+    assert misfits(["x"], list[int], "") == ["0: expected an integer, got 'x'"]

@@ -1,0 +1,232 @@
+"""Tests of `turnwise.display`."""
+
+import io
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from turnwise.display import MARKERS, literal, results_table, summary_table, trajectory_text, trajectory_view
+from turnwise.record import Origin
+from turnwise.result import EpisodeResult
+from turnwise.summary import summarize
+from turnwise.testing.strategies import trajectories
+from turnwise.trajectory import Trajectory
+from turnwise.types import EpisodeMetrics, Fault, Status, Task, TrajectoryScore
+
+WORDS = ["<user>", "think", "4", "obs", "forced", "left path", "right path", "done"]
+few = settings(max_examples=30, deadline=None)
+
+
+def decode(ids) -> str:
+    return " ".join(WORDS[i] for i in ids)
+
+
+def printed(shown: RenderableType, *, color: bool = False, width: int = 100) -> str:
+    """Return what a terminal would get."""
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=color, no_color=not color, legacy_windows=False)
+    console.print(shown)
+    return out.getvalue()
+
+
+def linear() -> Trajectory:
+    record = Trajectory([0])
+    record.add_action([1], [-1.0])
+    record.add_action([2], [-1.0])
+    record.add_observation([3])
+    record.add_forced([4])
+    return record
+
+
+def forked() -> Trajectory:
+    record = linear()
+    left, right = record.fork(2)
+    left.add_action([5], [-1.0])
+    right.add_forced([4])
+    right.add_action([6], [-1.0])
+    record.join((left, right))
+    record.add_action([7], [-1.0])
+    return record
+
+
+class TestTrajectoryText:
+    """A record as one text."""
+
+    def test_without_color(self):
+        """Markers say where tokens came from; neighbours of one origin stand together."""
+        expected = "⟦prompt⟧<user>⟦act⟧think 4⟦obs⟧obs⟦forced⟧forced"
+        assert expected == trajectory_text(linear(), decode, color=False, legend=False).plain
+
+    def test_legend(self):
+        """A first line explains the markers, or the styles."""
+        first, blank, *_rest = trajectory_text(linear(), decode, color=False).plain.split("\n")
+        assert first == "⟦prompt⟧ prompt  ⟦act⟧ action  ⟦obs⟧ observation  ⟦forced⟧ forced"
+        assert blank == ""
+        assert trajectory_text(linear(), decode).plain.startswith("prompt action observation forced\n\n")
+
+    def test_styles(self):
+        """In colour each origin has a style of its own, and no marker."""
+        text = trajectory_text(linear(), decode, legend=False)
+        assert text.plain == "<user>think 4obsforced"
+        assert len({str(span.style) for span in text.spans}) == 4
+
+    def test_paths_have_headings(self):
+        """Paths follow one another, each under its name."""
+        shown = trajectory_text(forked(), decode, color=False, legend=False).plain
+        expected = (
+            "⟦prompt⟧<user>⟦act⟧think 4⟦obs⟧obs⟦forced⟧forced\n⟦path 0 of block 0⟧\n⟦act⟧left path\n"
+            "⟦path 1 of block 0⟧\n⟦forced⟧forced⟦act⟧right path\n⟦joined⟧\n⟦act⟧done"
+        )
+        assert expected == shown
+
+    @few
+    @given(trajectories(), st.booleans())
+    def test_every_token_is_shown_once(self, record, color):
+        """Whatever the record, all its tokens stand there in order."""
+        shown = trajectory_text(record, lambda ids: "".join(f"<{i}>" for i in ids), color=color, legend=False).plain
+        assert [str(i) for i in record.input_ids] == [part.split(">")[0] for part in shown.split("<")[1:]]
+
+    def test_empty_record(self):
+        """Nothing is shown as nothing."""
+        assert trajectory_text(Trajectory([]), decode, legend=False).plain == ""
+
+
+class TestTrajectoryView:
+    """Paths side by side."""
+
+    @pytest.mark.parametrize("color", [True, False])
+    def test_paths_share_lines(self, color):
+        """The first lines of both paths are on one line, and what follows the block is below."""
+        lines = printed(trajectory_view(forked(), decode, color=color)).splitlines()
+        (at,) = [i for i, line in enumerate(lines) if "left path" in line]
+        assert "right path" in lines[at]
+        assert "path 0" in lines[at - 1]
+        assert "path 1" in lines[at - 1]
+        assert "done" in lines[at + 2]
+
+    def test_linear_record_looks_like_its_text(self):
+        """Without blocks there is nothing to put side by side."""
+        expected = printed(trajectory_text(linear(), decode, color=False))
+        assert expected == printed(trajectory_view(linear(), decode, color=False))
+        assert printed(trajectory_view(Trajectory([]), decode, legend=False)) == ""
+
+    @few
+    @given(trajectories())
+    def test_any_record_can_be_shown(self, record):
+        """Empty paths and many of them are no trouble."""
+        printed(trajectory_view(record, lambda ids: "x" * len(ids)))
+
+
+class TestHarmlessness:
+    """Text of models and tools reaches the terminal as text."""
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("a\n\tb é 漢 👩\u200d🔬", "a\n\tb é 漢 👩\u200d🔬"),
+            ("\x1b[2J", "\\x1b[2J"),
+            ("a\r\x08b\x07", "a\\r\\x08b\\x07"),
+            ("\x9b31m\x7f", "\\x9b31m\\x7f"),
+            ("\u202eabc\u2066", "\\u202eabc\\u2066"),
+            ("\u2028\ufeff\u200b", "\\u2028\\ufeff\\u200b"),
+            ("\U000e0041", "\\U000e0041"),
+            ("\ud800", "\\ud800"),
+        ],
+    )
+    def test_literal(self, text, expected):
+        """What a terminal would act on, or nobody would see, becomes an escape; all else stays."""
+        assert expected == literal(text)
+
+    @few
+    @given(st.text(st.characters() | st.sampled_from("\x1b\r\x9b\u202e⟦[]"), max_size=30), st.booleans())
+    def test_no_control_reaches_the_terminal(self, said, color):
+        """Only rich's own escapes, of styles, are printed, whatever was said."""
+        record = Trajectory([0])
+        record.add_action([1], [-1.0])
+        for show in (trajectory_text, trajectory_view):
+            out = printed(show(record, lambda _ids: said, color=color))
+            assert not set(out) & set("\x1b\r\x9b\x07\x08\u202e")
+            out.encode()
+
+    def test_markup_is_text(self):
+        """Brackets mean nothing."""
+        said = "[bold red]x[/] [link=http://a]y :smile:"
+        assert said in printed(trajectory_text(Trajectory([0]), lambda _ids: said))
+
+    def test_markers_cannot_be_imitated(self):
+        """A quoted marker is an escape where markers are used, and is literal where they are not."""
+        said = "⟦act⟧ me"
+        shown = trajectory_text(Trajectory([0]), lambda _ids: said, color=False, legend=False).plain
+        assert shown == MARKERS[Origin.PROMPT] + "\\u27e6act\\u27e7 me"
+        assert said == trajectory_text(Trajectory([0]), lambda _ids: said, legend=False).plain
+
+
+def episode(uid: str = "t0", **columns: object) -> EpisodeResult:
+    task = Task(messages=({"role": "user", "content": "a"},), uid=uid)
+    return EpisodeResult(**{"task": task, "status": Status.COMPLETED, "trajectories": (linear(),)} | columns)
+
+
+class TestResultsTable:
+    """One line for each episode."""
+
+    def test_line(self):
+        """What happened, in the order of the columns."""
+        metrics = EpisodeMetrics(total_s=3.25, num_turns=2, num_tool_calls=1)
+        result = episode(scores=(TrajectoryScore(value=0.5),), metrics=metrics)
+        lines = printed(results_table([result])).splitlines()
+        head, line = (re.sub("[┃│ ]+", " ", lines[i]).strip() for i in (1, 3))
+        assert head == "episode status reward turns tools tokens s"
+        assert line == "t0/0 completed 0.5 2 1 4 3.2"
+        assert len(lines) == 5
+
+    def test_failure_names_the_owner(self):
+        """An unscored episode has no reward, and a failure says whose it was."""
+        fault = Fault(owner="infra", kind="OSError", message="gone")
+        out = printed(results_table([episode(status=Status.FAILED, fault=fault)]))
+        assert "│ failed (infra) │      - │" in out
+
+    def test_limit(self):
+        """A caption says that there are more."""
+        out = printed(results_table([episode(f"t{i}") for i in range(5)], limit=2))
+        assert "t1/0" in out
+        assert "t2/0" not in out
+        assert "2 of 5 episodes" in out
+        assert "episodes" not in printed(results_table([episode()], limit=2))
+
+    def test_long_and_hostile_names(self):
+        """A uid keeps to its line and column, and leaves the numbers room."""
+        lines = printed(results_table([episode("a b " * 50), episode("[red]\x1b[2J\n")]), width=80).splitlines()
+        assert len(lines) == 6
+        assert lines[3].count("│") == 8
+        assert "…" in lines[3]
+        assert "completed" in lines[3]
+        assert "[red]\\x1b[2J\\n/0" in lines[4]
+
+
+class TestSummaryTable:
+    """One line for each entry."""
+
+    def test_lines(self):
+        """Nested entries stand side by side; what there is not is a dash."""
+        out = printed(summary_table(summarize([episode("x\x1b")], 2.0)))
+        assert "│ episodes            │ 1 " in out
+        assert "│ reward              │ scored 0  min -  mean -  max - " in out
+        assert "│ action_tokens_per_s │ 1 " in out
+        assert "│ slowest             │ x\\x1b/0 " in out
+        assert len(out.splitlines()) == 2 + len(summarize([], 1.0))
+
+    def test_values_of_strangers(self):
+        """Markup and controls in a summary that was read from a file are text too."""
+        out = printed(summary_table({"[b]a": "\x1b]8;;http://x", "nested": {"k": 0.123456}}))
+        assert "[b]a" in out
+        assert "\\x1b]8;;http://x" in out
+        assert "k 0.1235" in out
+
+
+def test_texts_are_rich_texts():
+    """Callers may go on styling what they get."""
+    assert isinstance(trajectory_text(linear(), decode), Text)

@@ -1,0 +1,464 @@
+"""Plugins: which are found, what they may register, and how each failure names the one that is to blame."""
+
+import importlib
+import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import get_args
+
+import attrs
+import pytest
+from attrs import frozen
+
+from turnwise.config import KIND, Choice, DataConfig, RunConfig, ToolFunction
+from turnwise.errors import ConfigError, DuplicateNameError, EngineError, PluginError
+from turnwise.host import ALLOW_VARIABLE, KINDS, Host, Kind, LoadedPlugin, load, resolve
+from turnwise.protocols import Resources
+from turnwise.registry import NoConfig
+from turnwise.types import PluginPin, PluginRecipe
+
+HEADER = "from attrs import frozen\nimport turnwise\n"
+ENGINE = """\
+    @frozen
+    class Config:
+        dtype: str = "float32"
+
+    @turnwise.hookimpl
+    def register_engines(registry):
+        registry.add("{name}", lambda config, resources: (config.dtype, resources.seed), config=Config)
+    """
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder of `sys.path` for fake distributions; what they import is forgotten afterwards."""
+    monkeypatch.delenv(ALLOW_VARIABLE, raising=False)
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("fake_"):
+            del sys.modules[name]
+
+
+def install(
+    site: Path, name: str, code: str = "", *, entry: str = "", version: str = "1.0", header: str = HEADER
+) -> None:
+    """Write a distribution `fake-NAME` with the module `fake_NAME`, announced as the plugin NAME."""
+    (site / f"fake_{name}.py").write_text(HEADER + textwrap.dedent(code))
+    info = site / f"fake_{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: fake-{name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(f"[turnwise]\n{entry or name} = fake_{name}\n")
+    importlib.invalidate_caches()
+
+
+def only(*names: str) -> PluginRecipe:
+    return PluginRecipe(allow=names)
+
+
+def complaint(error: type[Exception], call, *arguments: object, **options: object) -> str:
+    with pytest.raises(error) as caught:
+        call(*arguments, **options)
+    return str(caught.value)
+
+
+def named(host: Host, *names: str) -> list[LoadedPlugin]:
+    return [plugin for plugin in host.plugins if plugin.name in names]
+
+
+def config_of(**changes: object) -> RunConfig:
+    changes = {"agent": Choice("a"), "engine": Choice("e"), **changes}
+    return RunConfig(data=DataConfig(path="t"), base_dir=Path("/base"), **changes)
+
+
+def test_every_hook_has_a_registry_and_every_choice_a_hook():
+    """The names of hooks, registries and kinds cannot drift apart."""
+    hookspecs = importlib.import_module("turnwise.hookspecs")
+    hooks = {name.removeprefix("register_") for name in vars(hookspecs) if name.startswith("register_")}
+    registries = {item.name for item in attrs.fields(Host)} - {"plugins", "skipped"}
+    choices = {item.metadata[KIND] for item in attrs.fields(RunConfig) if KIND in item.metadata}
+    assert hooks == registries == set(KINDS) == set(get_args(Kind))
+    assert choices <= hooks
+
+
+def test_importing_the_host_imports_nothing_heavy_and_loads_nothing():
+    """A command line starts fast, and importing turnwise never runs a plugin."""
+    code = """
+        import sys, turnwise, turnwise.host
+        heavy = {"torch", "ray", "transformers", "vllm", "sglang", "turnwise.builtins"} & set(sys.modules)
+        turnwise.host.load(turnwise.PluginRecipe(allow=()))
+        print(sorted(heavy), sorted({"torch", "ray", "transformers"} & set(sys.modules)))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[] []"
+
+
+def test_a_plugin_is_found_imported_and_asked(site):
+    """The host says where each name came from."""
+    install(site, "one", ENGINE.format(name="vlm"), version="2.5")
+    host = load(only("one"))
+    expected = LoadedPlugin(
+        name="one", module="fake_one", distribution="fake-one", version="2.5", registers={"engines": ("vlm",)}
+    )
+    assert [expected] == named(host, "one")
+    assert host.engines.names() == ("vlm",)
+    assert host.entry("engines", "vlm").owner == "one"
+    assert host.broken == ()
+
+
+def test_the_cores_own_plugin_is_always_loaded(site, monkeypatch):
+    """It comes by its entry point, like any other."""
+    for recipe in (None, only(), PluginRecipe(pins=load(only()).recipe().pins)):
+        [builtins] = named(load(recipe), "builtins")
+        assert (builtins.distribution, builtins.module, builtins.state) == ("turnwise", "turnwise.builtins", "ok")
+    monkeypatch.setenv(ALLOW_VARIABLE, "")
+    assert [plugin.name for plugin in load().plugins] == ["builtins"]
+
+
+def test_plugins_are_loaded_in_the_order_of_their_names(site):
+    """Directory order differs between machines."""
+    for name in ("zz", "aa", "mm"):
+        install(site, name, "import sys\nsys.modules.setdefault('fake_order', []).append(__name__)\n")
+    host = load()
+    assert sys.modules["fake_order"] == ["fake_aa", "fake_mm", "fake_zz"]
+    names = [plugin.name for plugin in host.plugins]
+    assert sorted(names) == names
+
+
+def test_the_allow_list_comes_from_the_recipe_or_the_environment(site, monkeypatch):
+    """A recipe decides over the environment, and what is not allowed is not imported."""
+    install(site, "one")
+    install(site, "two")
+    install(site, "bad", "raise RuntimeError('imported')")
+    monkeypatch.setenv(ALLOW_VARIABLE, " one , ")
+    host = load()
+    assert [plugin.name for plugin in host.plugins] == ["builtins", "one"]
+    assert {"two", "bad"} <= set(host.skipped)
+    assert [plugin.name for plugin in load(only("two")).plugins] == ["builtins", "two"]
+    assert "fake_bad" not in sys.modules
+
+
+def test_a_plugin_that_was_asked_for_must_be_installed(site, monkeypatch):
+    """The text says what there is, and what was probably meant."""
+    install(site, "vllm_engine")
+    text = complaint(PluginError, load, only("vlm_engine"))
+    assert text.startswith("plugin 'vlm_engine' is not installed; installed: ")
+    assert "vllm_engine" in text
+    assert text.endswith("; did you mean 'vllm_engine'?")
+    monkeypatch.setenv(ALLOW_VARIABLE, "qqqqqq")
+    assert "did you mean" not in complaint(PluginError, load)
+
+
+def test_two_distributions_with_one_plugin_name_are_both_named(site):
+    """Which one would be kept follows the order of directories, so neither is."""
+    install(site, "one", entry="same", version="1.1")
+    install(site, "two", entry="same", version="2.2")
+    text = complaint(DuplicateNameError, load, only("same"))
+    sources = "fake-one 1.1 (module fake_one) and fake-two 2.2 (module fake_two)"
+    assert text in [
+        f"two distributions have a plugin 'same': {order}; uninstall one"
+        for order in (sources, " and ".join(reversed(sources.split(" and "))))
+    ]
+    assert "same" in load(only()).skipped
+
+
+def test_two_plugins_that_register_one_name_are_both_named(site):
+    """The second is refused whatever the order of calls."""
+    install(site, "one", ENGINE.format(name="vlm"))
+    install(site, "two", ENGINE.format(name="vlm"))
+    text = complaint(DuplicateNameError, load, only("one", "two"))
+    assert text == "engine 'vlm' is registered by two plugins: 'one' and 'two'"
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("import fake_that_is_not_there", "ModuleNotFoundError: No module named 'fake_that_is_not_there'"),
+        ("raise ValueError('two\\nlines')", "ValueError: two lines"),
+        ("def broken(:", "SyntaxError: "),
+        ("raise SystemExit('no GPU')", "SystemExit: no GPU"),
+    ],
+)
+def test_a_plugin_that_cannot_be_imported(site, code, error):
+    """Asked for, it stops the run at once; merely installed, it waits until a run needs what nobody has."""
+    install(site, "bad", code)
+    text = complaint(PluginError, load, only("bad"))
+    assert text.startswith(f"plugin 'bad' of fake-bad 1.0 (module fake_bad) cannot be imported: {error}")
+    host = load()
+    [broken] = [plugin for plugin in host.broken if plugin.name == "bad"]
+    assert broken.error.startswith(error)
+    assert "\n" not in broken.error
+    assert f"; plugin 'bad' is broken: {error}" in complaint(PluginError, host.entry, "engines", "vlm")
+    assert "bad" not in [pin.name for pin in host.recipe().pins]
+
+
+def test_a_name_that_is_there_does_not_mind_broken_plugins(site):
+    """A run that needs nothing of a broken plugin goes on."""
+    install(site, "bad", "import fake_that_is_not_there")
+    install(site, "one", ENGINE.format(name="vlm"))
+    assert load().build("engines", "vlm", {}, Resources(seed=3)) == ("float32", 3)
+
+
+def test_an_unknown_name_has_a_hint_and_says_what_was_not_loaded(site):
+    """A plugin that is installed and not allowed is the likeliest reason."""
+    install(site, "one", ENGINE.format(name="vllm"))
+    install(site, "two")
+    text = complaint(PluginError, load(only("one")).build, "engines", "vlm", {}, Resources(), path="engine")
+    assert text.startswith("engine: unknown engine 'vlm'; did you mean 'vllm'?; installed but not loaded: ")
+    assert "two" in text
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (
+            "@turnwise.hookimpl\ndef register_engine(registry): pass",
+            "plugin 'bad' has an unknown hook 'register_engine'; did you mean 'register_engines'?",
+        ),
+        (
+            "@turnwise.hookimpl\ndef configure(registry): pass",
+            "plugin 'bad' has an unknown hook 'configure'; known: register_agents, ",
+        ),
+        (
+            "def register_engines(registry): pass",
+            "plugin 'bad' has a function 'register_engines' that is not marked with @turnwise.hookimpl",
+        ),
+        (
+            "@turnwise.hookimpl\ndef register_engines(registri): pass",
+            "plugin 'bad' cannot be registered: PluginValidationError: ",
+        ),
+        (
+            "@turnwise.hookimpl\ndef register_engines(registry):\n    raise KeyError('x')",
+            "hook 'register_engines' of plugin 'bad' raised KeyError: 'x'",
+        ),
+        (
+            "@turnwise.hookimpl\nasync def register_engines(registry): pass",
+            "hook 'register_engines' of plugin 'bad': expected a plain function, neither async nor a wrapper",
+        ),
+        (
+            "@turnwise.hookimpl(wrapper=True)\ndef register_engines(registry):\n    return (yield)",
+            "hook 'register_engines' of plugin 'bad': expected a plain function, neither async nor a wrapper",
+        ),
+        (
+            "@turnwise.hookimpl\ndef register_engines(registry):\n    registry.add('e', print, config=dict)",
+            "engine 'e' of plugin 'bad': expected an attrs class without a field 'name' as config, got <class 'dict'>",
+        ),
+        (
+            "@frozen\nclass C:\n    name: str = ''\n"
+            "@turnwise.hookimpl\ndef register_engines(registry):\n    registry.add('e', print, config=C)",
+            "engine 'e' of plugin 'bad': expected an attrs class without a field 'name' as config, got <class",
+        ),
+    ],
+)
+def test_a_mistake_in_a_hook_names_the_plugin(site, code, expected):
+    """It is an error whether the plugin was asked for or not: silence would look like a missing name later."""
+    install(site, "bad", code)
+    assert complaint(PluginError, load, only("bad")).startswith(expected)
+    assert complaint(PluginError, load).startswith(expected)
+
+
+def test_an_optional_hook_may_be_unknown(site):
+    """That is how a plugin supports a newer turnwise as well."""
+    install(site, "one", "@turnwise.hookimpl(optionalhook=True)\ndef register_planets(registry): pass")
+    assert [plugin.registers for plugin in named(load(only("one")), "one")] == [{}]
+
+
+def test_specifications_that_a_plugin_imports_are_no_hooks_of_its_own(site):
+    """They have the names of hooks, and nobody forgot to mark them."""
+    install(site, "one", "from turnwise.hookspecs import register_engines")
+    assert [plugin.registers for plugin in named(load(only("one")), "one")] == [{}]
+
+
+def test_a_hook_may_leave_out_its_argument_and_have_another_name(site):
+    """Both are ways of pluggy; only the hook counts."""
+    code = """
+        @turnwise.hookimpl
+        def register_agents():
+            pass
+
+        @turnwise.hookimpl(specname="register_tools")
+        def mine(registry):
+            registry.add("t", print)
+    """
+    install(site, "one", code)
+    assert [plugin.registers for plugin in named(load(only("one")), "one")] == [{"tools": ("t",)}]
+
+
+def test_one_module_cannot_be_two_plugins(site):
+    """Its names would have two owners."""
+    install(site, "one")
+    (site / "fake_one-1.0.dist-info" / "entry_points.txt").write_text("[turnwise]\none = fake_one\nuno = fake_one\n")
+    importlib.invalidate_caches()
+    assert complaint(PluginError, load, only("one", "uno")).startswith("plugin 'uno' cannot be registered: ValueError")
+
+
+def test_each_host_starts_from_nothing(site):
+    """Two hosts of one process share no registry, so nothing is registered twice."""
+    install(site, "one", ENGINE.format(name="vlm"))
+    first, second = load(only("one")), load(only("one"))
+    assert first.engines is not second.engines
+    assert first.engines.names() == second.engines.names() == ("vlm",)
+
+
+def test_a_recipe_makes_the_same_host_again(site, monkeypatch):
+    """It crosses to another process as plain data, and the environment there has no say."""
+    install(site, "one", ENGINE.format(name="vlm"))
+    install(site, "two", "import fake_that_is_not_there")
+    recipe = pickle.loads(pickle.dumps(load().recipe()))
+    monkeypatch.setenv(ALLOW_VARIABLE, "nothing_like_this")
+    host = load(recipe)
+    assert recipe == host.recipe()
+    assert host.entry("engines", "vlm").owner == "one"
+    assert PluginPin(name="one", module="fake_one", distribution="fake-one", version="1.0") in recipe.pins
+
+
+def test_pins_alone_say_what_to_load(site):
+    """The core's own plugin need not be pinned by hand."""
+    install(site, "one")
+    install(site, "two", "raise RuntimeError('imported')")
+    pin = PluginPin(name="one", module="fake_one", distribution="fake-one", version="1.0")
+    assert [plugin.name for plugin in load(PluginRecipe(pins=(pin,))).plugins] == ["builtins", "one"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "there"),
+    [
+        ({"version": "2.0"}, "fake-one 2.0 (module fake_one)"),
+        ({"module": "other"}, "fake-one 1.0 (module other)"),
+        ({"distribution": "other"}, "other 1.0 (module fake_one)"),
+    ],
+)
+def test_a_difference_from_a_pin_is_found_before_anything_is_imported(site, changes, there):
+    """Another version's code must not run."""
+    install(site, "one", "raise RuntimeError('imported')")
+    pin = attrs.evolve(PluginPin(name="one", module="fake_one", distribution="fake-one", version="1.0"), **changes)
+    here = "fake-one 1.0 (module fake_one)"
+    text = complaint(PluginError, load, PluginRecipe(pins=(pin,)))
+    assert text == f"plugins differ from the driver's: 'one' is {here} here and {there} in the driver"
+
+
+def test_plugins_that_only_one_side_has_are_differences(site):
+    """In either direction, and all are named."""
+    install(site, "one")
+    pins = (PluginPin(name="two", module="fake_two", distribution="fake-two", version="1.0"),)
+    text = complaint(PluginError, load, PluginRecipe(allow=("one",), pins=pins))
+    assert "'one' is fake-one 1.0 (module fake_one) here and not loaded in the driver" in text
+    assert "'two' is not loaded here and fake-two 1.0 (module fake_two) in the driver" in text
+    assert "plugin 'two' is not installed" in complaint(PluginError, load, PluginRecipe(pins=pins))
+
+
+def test_options_become_the_config_of_the_entry(site):
+    """Misfits have the path at which the options stand."""
+    install(site, "one", ENGINE.format(name="vlm"))
+    host = load(only("one"))
+    assert host.build("engines", "vlm", {"dtype": "x"}, Resources(seed=7)) == ("x", 7)
+    call = (host.build, "engines", "vlm", {"dtyp": "x", "dtype": 3}, Resources())
+    assert complaint(ConfigError, *call, path="engine").splitlines() == [
+        "engine.dtype: expected text, got 3; put it in quotes",
+        "engine.dtyp: unknown key; did you mean 'dtype'?",
+    ]
+
+
+def test_an_unknown_name_without_a_path_is_just_that():
+    """A call from code has no place in a config."""
+    assert complaint(PluginError, Host().build, "tools", "t", {}, Resources()) == "unknown tool 't'; none is installed"
+
+
+@frozen
+class Options:
+    """Options of fakes with a default, a path and a number."""
+
+    path: Path = Path("x")
+    size: int = 1
+
+
+def host_with(factory=lambda config, resources: config, **names: str) -> Host:
+    """Return a host with `Options` under these names."""
+    host = Host()
+    for kind, name in names.items():
+        registry = host.registry(kind)
+        with registry.owned_by("fake"):
+            registry.add(name, factory, config=Options)
+    return host
+
+
+def test_what_a_factory_raises_on_purpose_passes_unchanged():
+    """Its text was written for the user."""
+    error = EngineError("no device")
+
+    def factory(config, resources):
+        raise error
+
+    with pytest.raises(EngineError) as caught:
+        host_with(factory, engines="e").build("engines", "e", {}, Resources())
+    assert error is caught.value
+
+
+def test_what_a_factory_raises_by_mistake_names_the_plugin():
+    """The user learns whom to ask."""
+
+    def factory(config, resources):
+        raise KeyError("x")
+
+    host = host_with(factory, engines="e")
+    text = "engine 'e' of plugin 'fake' cannot be built: KeyError: 'x'"
+    assert f"engine: {text}" == complaint(PluginError, host.build, "engines", "e", {}, Resources(), path="engine")
+    assert f"engines: {text}" == complaint(PluginError, host.build, "engines", "e", {}, Resources())
+
+
+def test_resolving_fills_in_the_defaults_of_plugins():
+    """Every choice of a config is resolved, wherever it stands; paths start from the config's folder."""
+    host = host_with(agents="a", engines="e", tools="t", observers="o", rewards="r")
+    config = config_of(
+        agent=Choice("a", {"size": 2}),
+        agents={"other": Choice("a", {"path": "y"})},
+        reward=Choice("r"),
+        tools=(Choice("t"), ToolFunction("m:f")),
+        tool_modules=("m",),
+        observers=(Choice("o", {"path": "/abs"}),),
+    )
+    resolved = resolve(config, host)
+    assert Choice("a", {"path": "/base/x", "size": 2}) == resolved.agent
+    assert {"other": Choice("a", {"path": "/base/y", "size": 1})} == resolved.agents
+    assert Choice("e", {"path": "/base/x", "size": 1}) == resolved.engine
+    assert Choice("r", {"path": "/base/x", "size": 1}) == resolved.reward
+    assert (Choice("t", {"path": "/base/x", "size": 1}), ToolFunction("m:f")) == resolved.tools
+    assert (Choice("o", {"path": "/abs", "size": 1}),) == resolved.observers
+    assert resolved.parser is None
+
+
+def test_resolving_twice_changes_nothing_more():
+    """A run that is started from the config it recorded is the same run."""
+    host = host_with(agents="a", engines="e")
+    once = resolve(config_of(agent=Choice("a", {"path": "y"})), host)
+    assert once == resolve(once, host)
+
+
+def test_resolving_reports_every_misfit():
+    """One line for each, with its path."""
+    host = host_with(agents="a", tools="t")
+    config = config_of(
+        agent=Choice("a", {"size": "x", "siz": 1}),
+        agents={"b": Choice("aa")},
+        tools=(Choice("t"), Choice("t", {"path": 3})),
+    )
+    assert complaint(ConfigError, resolve, config, host).splitlines() == [
+        "agent.size: expected an integer, got 'x'",
+        "agent.siz: unknown key; did you mean 'size'?",
+        "engine: unknown engine 'e'; none is installed",
+        "agents.b: unknown agent 'aa'; did you mean 'a'?",
+        "tools.1.path: expected a path, got 3",
+    ]
+
+
+def test_a_part_without_options_takes_none():
+    """The hint does not offer keys that are not there."""
+    host = Host()
+    host.agents.add("a", print, config=NoConfig)
+    host.engines.add("e", print)
+    config = config_of(agent=Choice("a", {"x": 1}))
+    assert complaint(ConfigError, resolve, config, host) == "agent.x: unknown key; there are no options"

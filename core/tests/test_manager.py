@@ -1,0 +1,336 @@
+"""The manager and the local runtime: order, barriers, interrupts, and that nothing depends on how work is split."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+from attrs import define
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise import SamplingParams, State, Status, Task
+from turnwise.driver import Recipe
+from turnwise.episode_setup import Limits
+from turnwise.errors import DataError, EngineError, TurnwiseError
+from turnwise.observer import Observer
+from turnwise.runtime.local import LocalRuntime
+from turnwise.runtime.manager import RolloutManager
+from turnwise.runtime.plan import RolloutPlan
+from turnwise.runtime.worker import WorkerParts
+from turnwise.telemetry import Observers
+from turnwise.testing.scripted import Failure, RandomPolicy, ScriptedEngine
+
+END = 255
+
+
+@define
+class ThreeTurns:
+    """Samples three turns with an observation between them; the prompt is the task's uid."""
+
+    async def step(self, episode):
+        if episode.state == State.PENDING:
+            episode.begin(np.frombuffer(episode.task.uid.encode(), np.uint8))
+            return State.GENERATING
+        result = await episode.generate()
+        if len(episode.trajectory.turns()) == 3:
+            return State.TERMINATED
+        episode.observe(result.token_ids[:2])
+        return State.GENERATING
+
+
+class SumReward:
+    """A score that depends on every sampled id."""
+
+    def score(self, episode):
+        return float(episode.trajectory.response_ids.sum() % 97)
+
+
+def tasks(count, **fields):
+    return [
+        Task(messages=({"role": "user", "content": "hi"},), uid=f"task{i}", sample_index=i, **fields)
+        for i in range(count)
+    ]
+
+
+def manager(engine=None, *, num_workers=1, max_in_flight=256, limits=None, observers=(), **plan):
+    engine = engine or ScriptedEngine(policy=RandomPolicy(seed=1, end_token_id=END, mean_tokens=12))
+    heard = Observers.of(observers)
+    parts = WorkerParts(
+        engine=engine,
+        recipes={"three_turns": Recipe(agent=ThreeTurns(), reward=SumReward())},
+        limits=limits or Limits(response_length=200),
+        stop_token_ids=(END,),
+        max_in_flight=max_in_flight,
+        observers=heard,
+    )
+    plan.setdefault("sampling", SamplingParams(max_tokens=40))
+    made = RolloutPlan(default_agent="three_turns", agent_names=frozenset({"three_turns"}), **plan)
+    return RolloutManager(LocalRuntime(engine, parts, num_workers), made, heard)
+
+
+def content(result):
+    """What of a result must not depend on time."""
+    return (
+        result.uid,
+        result.status,
+        result.reward,
+        [t.input_ids.tolist() + t.response_mask.tolist() + t.logprobs.tolist() for t in result.trajectories],
+    )
+
+
+def test_rows_come_in_the_order_of_the_tasks():
+    """
+    The rollouts of a task stand together, numbered, however they finish.
+    """
+    with manager(n=3) as running:
+        results = running.rollout(tasks(4), global_step=7)
+
+    assert [(r.task.uid, r.rollout_n) for r in results] == [(f"task{i}", n) for i in range(4) for n in range(3)]
+    assert {r.global_step for r in results} == {7}
+    assert {r.status for r in results} <= {Status.COMPLETED, Status.TRUNCATED}
+
+
+def test_rollouts_of_a_group_differ():
+    """
+    Every rollout of a task derives its own seeds.
+    """
+    with manager(n=4) as running:
+        results = running.rollout(tasks(1))
+
+    assert len({tuple(r.trajectories[0].response_ids.tolist()) for r in results}) == 4
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 5),
+    st.integers(1, 9),
+    st.randoms(use_true_random=False),
+    st.sampled_from([0.0, 0.003]),
+)
+def test_batches_do_not_depend_on_workers_or_arrival(num_workers, max_in_flight, rng, latency):
+    """
+    A fixed seed gives one batch, bit for bit, for any number of workers and any order of answers.
+    """
+    policy = RandomPolicy(seed=1, end_token_id=END, mean_tokens=12)
+    shuffled = ScriptedEngine(policy=policy, latency_s=lambda _request: rng.random() * latency)
+    with manager(n=2) as running:
+        expected = running.generate(tasks(6))
+    with manager(shuffled, num_workers=num_workers, max_in_flight=max_in_flight, n=2) as running:
+        batch = running.generate(tasks(6))
+
+    for name in ("input_ids", "response_mask", "rollout_log_probs", "rm_scores", "position_ids", "attention_mask"):
+        assert getattr(batch, name).equal(getattr(expected, name)), name
+    assert batch.rows == expected.rows
+
+
+def test_max_in_flight_is_kept():
+    """
+    No worker runs more episodes at once than it may.
+    """
+
+    @define
+    class Gauge(Observer):
+        now: int = 0
+        most: int = 0
+
+        def on_episode_started(self, event):
+            self.now += 1
+            self.most = max(self.most, self.now)
+
+        def on_episode_finished(self, event):
+            self.now -= 1
+
+    gauge = Gauge()
+    engine = ScriptedEngine(policy=RandomPolicy(end_token_id=END, mean_tokens=5), latency_s=0.001)
+    with manager(engine, max_in_flight=3, observers=[gauge]) as running:
+        running.rollout(tasks(20))
+
+    assert (gauge.most, gauge.now) == (3, 0)
+
+
+def test_one_failing_task_leaves_the_others_alone():
+    """
+    A request that fails costs its own episode only, and the batch has a row for it that is not trained on.
+    """
+    with manager(ScriptedEngine(policy=RandomPolicy(end_token_id=END), failures={2: Failure.ERROR})) as running:
+        results = running.rollout(tasks(8))
+        batch = running.collate(results)
+
+    failed = [r for r in results if r.status is Status.FAILED]
+    assert [r.fault.owner for r in failed] == ["engine"]
+    assert len(batch) == 8
+    assert int(batch.loss_mask[results.index(failed[0])].sum()) == 0
+
+
+def test_iterate_yields_as_they_finish():
+    """
+    A short episode is there before a long one ends.
+    """
+    engine = ScriptedEngine(
+        policy=RandomPolicy(end_token_id=END), latency_s=lambda r: 0.3 if r.group_id == "task0" else 0.0
+    )
+    with manager(engine) as running:
+        uids = [r.task.uid for r in running.iterate(tasks(3))]
+
+    assert sorted(uids) == ["task0", "task1", "task2"]
+    assert uids[-1] == "task0"
+
+
+def test_stream_runs_on_the_callers_loop():
+    """
+    An async caller gets the same episodes.
+    """
+
+    async def collect(running):
+        return [result async for result in running.stream(tasks(5))]
+
+    with manager() as running:
+        streamed = asyncio.run(collect(running))
+        again = running.rollout(tasks(5))
+
+    assert sorted(map(content, streamed)) == sorted(map(content, again))
+
+
+def test_leaving_a_stream_aborts_the_rest():
+    """
+    Nothing goes on running for a caller that has left.
+    """
+    finished = []
+
+    class Ear(Observer):
+        def on_episode_finished(self, event):
+            finished.append(event.status)
+
+    engine = ScriptedEngine(
+        policy=RandomPolicy(end_token_id=END), latency_s=lambda r: 0.0 if r.group_id == "task0" else 30.0
+    )
+
+    async def first(running):
+        stream = running.stream(tasks(3))
+        async for result in stream:
+            await stream.aclose()
+            return result
+
+    with manager(engine, observers=[Ear()]) as running:
+        assert asyncio.run(first(running)).task.uid == "task0"
+        running.rollout(tasks(1))
+
+    assert finished.count(Status.ABORTED) == 2
+
+
+def test_abort_keeps_what_there_is():
+    """
+    Every episode is accounted for: finished, cut with its partial record, or never begun.
+    """
+    engine = ScriptedEngine(policy=RandomPolicy(mean_tokens=50), token_latency_s=0.01)
+    with manager(engine, max_in_flight=2) as running:
+        episodes = running.iterate(tasks(6))
+        threading.Timer(0.1, running.abort).start()
+        results = list(episodes)
+
+    assert len(results) == 6
+    assert {r.status for r in results} == {Status.ABORTED}
+    begun = [r for r in results if r.trajectories]
+    assert len(begun) == 2
+    assert all(r.trajectories[0].num_response_tokens > 0 for r in begun)
+
+
+def test_an_interrupt_does_not_end_the_iteration():
+    """
+    After an exception in the caller's thread the iterator still gives everything.
+    """
+    with manager() as running:
+        episodes = running.iterate(tasks(4))
+        next(episodes)
+        with pytest.raises(KeyboardInterrupt):
+            raise KeyboardInterrupt
+        assert len(list(episodes)) == 3
+        assert list(episodes) == []
+
+
+@pytest.mark.parametrize("policy", ["error", "drop", "truncate_left"])
+def test_long_prompts(policy):
+    """
+    By the policy a prompt that is too long stops the run with one line, is left out, or is cut.
+    """
+    limits = Limits(prompt_length=5, response_length=50, prompt_policy=policy)
+    rows = [*tasks(2), Task(messages=({"role": "user", "content": "x"},), uid="task-is-long")]
+    with manager(limits=limits, prompt_policy=policy) as running:
+        if policy == "error":
+            with pytest.raises(DataError, match=r"has 12 tokens, more than prompt_length=5; raise it or set data"):
+                running.rollout(rows)
+        else:
+            uids = [r.task.uid for r in running.rollout(rows)]
+            assert uids == ["task0", "task1"] + (["task-is-long"] if policy == "truncate_left" else [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        ([], "no tasks to run"),
+        (tasks(1, agent_name="three_turn"), "row 0 .* unknown agent 'three_turn'; did you mean 'three_turns'"),
+    ],
+)
+def test_bad_tasks(rows, text):
+    """
+    What cannot run is refused before anything starts.
+    """
+    with manager() as running, pytest.raises(DataError, match=text):
+        running.rollout(rows)
+
+
+def test_validation_has_its_own_sampling():
+    """
+    Validation uses its own count and parameters.
+    """
+    engine = ScriptedEngine(policy=RandomPolicy(end_token_id=END))
+    greedy = SamplingParams(temperature=0.0, max_tokens=9)
+    with manager(engine, n=4, validation_n=2, validation_sampling=greedy) as running:
+        results = running.rollout(tasks(1), validation=True)
+
+    assert len(results) == 2
+    assert all(r.validation for r in results)
+    assert {r.sampling.temperature for r in engine.requests} == {0.0}
+    assert content(results[0])[2:] == content(results[1])[2:]
+
+
+def test_an_engine_that_cannot_start():
+    """
+    The caller gets the engine's own error, and the manager is stopped.
+    """
+
+    class Broken(ScriptedEngine):
+        async def start(self):
+            raise EngineError("no weights in /nowhere")
+
+    running = manager(Broken())
+    with pytest.raises(EngineError, match="no weights"):
+        running.start()
+    with pytest.raises(TurnwiseError, match="not running"):
+        running.rollout(tasks(1))
+
+
+def test_two_runs_at_once():
+    """
+    A validation run beside a rollout does not disturb it.
+    """
+    engine = ScriptedEngine(policy=RandomPolicy(seed=1, end_token_id=END, mean_tokens=12), latency_s=0.002)
+    with manager(engine) as running:
+        expected = sorted(map(content, running.rollout(tasks(5))))
+        first, second = running.iterate(tasks(5)), running.iterate(tasks(5))
+        got = [next(first), next(second), *first], list(second)
+
+    assert sorted(map(content, [got[0][0], *got[0][2:]])) == expected
+    assert sorted(map(content, [got[0][1], *got[1]])) == expected
+
+
+def test_starting_and_stopping_twice():
+    """
+    Both are harmless a second time.
+    """
+    running = manager()
+    running.start()
+    running.start()
+    running.stop()
+    running.stop()

@@ -1,0 +1,279 @@
+"""Tests of `turnwise.packing`."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise.errors import PluginError, TrajectoryError
+from turnwise.packing import (
+    NO_TRAJECTORY,
+    PackedBatch,
+    Padding,
+    alignment_of,
+    concat_packed,
+    group_index,
+    pack,
+    padded_length,
+    rows_of,
+)
+from turnwise.result import EpisodeResult, token_scores
+from turnwise.testing.strategies import trajectories
+from turnwise.trajectory import Trajectory
+from turnwise.types import Placement, Status, Task, TokenScore, TrajectoryScore, TurnScore
+
+PAD = 9
+few = settings(max_examples=30, deadline=None)
+
+
+def task(uid: str = "t0", **columns: object) -> Task:
+    return Task(messages=({"role": "user", "content": "a"},), uid=uid, **columns)
+
+
+def trajectory() -> Trajectory:
+    record = Trajectory([1, 2])
+    record.add_action([3, 4], [-0.5, -0.25], 2)
+    record.add_observation([5])
+    record.add_action([6], [-1.0], 3)
+    return record
+
+
+@st.composite
+def scores_of(draw: st.DrawFn, record: Trajectory):
+    """Draw a score that fits a record, of any level."""
+    values = st.floats(-4, 4, width=32)
+    kind = draw(st.sampled_from(["trajectory", "turn", "token"]))
+    if kind == "trajectory":
+        return TrajectoryScore(value=draw(values), at=draw(st.sampled_from(Placement)))
+    if kind == "turn":
+        return TurnScore(values=tuple(draw(values) for _turn in record.turns()))
+    return TokenScore(values=tuple(draw(values) if mask else 0.0 for mask in record.response_mask))
+
+
+@st.composite
+def episode_results(draw: st.DrawFn):
+    """Draw a finished episode: any status, no record, one or two, scored or not."""
+    records = tuple(draw(st.lists(trajectories(max_steps=4), max_size=2)))
+    scored = draw(st.booleans())
+    return EpisodeResult(
+        task=task(uid=draw(st.sampled_from("abc")), sample_index=draw(st.integers(0, 5)), data_source="sums"),
+        rollout_n=draw(st.integers(0, 3)),
+        global_step=draw(st.integers(0, 1)),
+        validation=draw(st.booleans()),
+        agent_name="tool_agent",
+        status=draw(st.sampled_from(Status)),
+        trajectories=records,
+        scores=tuple(draw(scores_of(record)) for record in records) if scored else (),
+    )
+
+
+def rows_in(packed: PackedBatch, name: str) -> list[list]:
+    """Return one column of a packed batch, row by row."""
+    bounds = packed.cu_seqlens.tolist()
+    column = getattr(packed, name)
+    return [column[start:stop].tolist() for start, stop in pairwise(bounds)]
+
+
+class TestPack:
+    """Episodes laid end to end."""
+
+    @few
+    @given(st.lists(episode_results(), max_size=4))
+    def test_rows_are_the_records(self, results):
+        """Each row holds exactly its record's columns, shifted by nothing."""
+        packed = pack(results, pad_token_id=PAD)
+        records = [record for result in results for record in result.trajectories or (Trajectory([]),)]
+        assert len(records) == len(packed)
+        for name in ("input_ids", "position_ids", "block_start", "path_start"):
+            assert [getattr(record, name).tolist() for record in records] == rows_in(packed, name)
+        for name, own, fill in (
+            ("response_mask", "response_mask", 0),
+            ("rollout_log_probs", "logprobs", 0.0),
+            ("weight_versions", "weight_versions", -1),
+        ):
+            expected = [[fill] * r.num_prompt_tokens + getattr(r, own).tolist() for r in records]
+            assert expected == rows_in(packed, name)
+        assert [len(record.turns()) for record in records] == packed.num_turns.tolist()
+        assert [record.num_prompt_tokens for record in records] == packed.prompt_lens.tolist()
+        assert [record.num_response_tokens for record in records] == packed.response_lens.tolist()
+        assert max(map(len, records), default=0) == packed.max_seqlen
+
+    @few
+    @given(st.lists(episode_results(), max_size=4))
+    def test_scores_lie_where_token_scores_says(self, results):
+        """The scores are those of `token_scores`, and rows without one are marked and hold 0."""
+        packed = pack(results, pad_token_id=PAD)
+        expected, scored = [], []
+        for result in results:
+            for index, record in enumerate(result.trajectories):
+                score = result.scores[index] if result.scores else None
+                values = np.zeros(record.num_response_tokens) if score is None else token_scores(score, record)
+                expected.append([0.0] * record.num_prompt_tokens + values.tolist())
+                scored.append(score is not None)
+            if not result.trajectories:
+                expected.append([])
+                scored.append(False)
+        assert expected == rows_in(packed, "rm_scores")
+        assert scored == packed.scored.tolist()
+
+    @few
+    @given(st.lists(episode_results(), max_size=4))
+    def test_failed_rows_are_masked_from_the_loss(self, results):
+        """The loss mask is the response mask, but 0 in rows that failed."""
+        packed = pack(results, pad_token_id=PAD)
+        kept = [row.status is not Status.FAILED for row in packed.rows]
+        expected = [[m * keep for m in mask] for mask, keep in zip(rows_in(packed, "response_mask"), kept, strict=True)]
+        assert expected == rows_in(packed, "loss_mask")
+
+    def test_types(self):
+        """Ids, positions and masks are int64, as embeddings and trainers take them; the rest is half as wide."""
+        packed = pack(
+            [EpisodeResult(task=task(), status=Status.COMPLETED, trajectories=(trajectory(),))], pad_token_id=0
+        )
+        wide = ("input_ids", "position_ids", "response_mask", "loss_mask", "prompt_lens", "num_turns")
+        assert {torch.int64} == {getattr(packed, name).dtype for name in wide}
+        narrow = ("block_start", "path_start", "weight_versions", "cu_seqlens")
+        assert {torch.int32} == {getattr(packed, name).dtype for name in narrow}
+        assert {torch.float32} == {packed.rollout_log_probs.dtype, packed.rm_scores.dtype}
+
+    def test_row_columns(self):
+        """A row says which episode and which of its trajectories it is."""
+        results = [
+            EpisodeResult(
+                task=task("u", sample_index=4, data_source="sums"),
+                rollout_n=2,
+                global_step=7,
+                validation=True,
+                agent_name="tool_agent",
+                status=Status.TRUNCATED,
+                trajectories=(trajectory(), trajectory()),
+            ),
+            EpisodeResult(task=task("v"), status=Status.FAILED),
+        ]
+        rows = pack(results, pad_token_id=0).rows
+        assert [row.trajectory_index for row in rows] == [0, 1, NO_TRAJECTORY]
+        assert (
+            rows[1].uid,
+            rows[1].sample_index,
+            rows[1].rollout_n,
+            rows[1].global_step,
+            rows[1].validation,
+            rows[1].status,
+            rows[1].agent_name,
+            rows[1].data_source,
+        ) == ("u", 4, 2, 7, True, Status.TRUNCATED, "tool_agent", "sums")
+        names = [attribute.name for attribute in rows[0].__attrs_attrs__]
+        assert rows == rows_of({name: [getattr(row, name) for row in rows] for name in names}, 3)
+
+    def test_no_results(self):
+        """A batch of no rows has all its columns."""
+        packed = pack([], pad_token_id=0)
+        assert (len(packed), packed.cu_seqlens.tolist(), len(packed.input_ids), packed.max_seqlen) == (0, [0], 0, 0)
+
+    def test_scores_that_do_not_fit(self):
+        """The episode is named, whether the number of scores is wrong or one of them."""
+        episode = {"task": task("u"), "rollout_n": 1, "status": Status.COMPLETED, "trajectories": (trajectory(),)}
+        with pytest.raises(TrajectoryError, match=r"^episode u/1: 2 scores for 1 trajectories$"):
+            pack([EpisodeResult(**episode, scores=(TrajectoryScore(value=1.0),) * 2)], pad_token_id=0)
+        with pytest.raises(TrajectoryError, match=r"^episode u/1: 3 turn scores for 2 turns$"):
+            pack([EpisodeResult(**episode, scores=(TurnScore(values=(1.0, 2.0, 3.0)),))], pad_token_id=0)
+
+    @few
+    @given(st.lists(episode_results(), min_size=1, max_size=5), st.integers(0, 5))
+    def test_splitting_changes_nothing(self, results, at):
+        """Packing in two parts and concatenating is packing at once."""
+        parts = [pack(part, pad_token_id=PAD) for part in (results[:at], results[at:])]
+        joined, whole = concat_packed(parts), pack(results, pad_token_id=PAD)
+        assert whole.rows == joined.rows
+        assert whole.cu_seqlens.tolist() == joined.cu_seqlens.tolist()
+        for name in ("input_ids", "rm_scores", "loss_mask", "prompt_lens", "scored", "path_start"):
+            assert torch.equal(getattr(whole, name), getattr(joined, name))
+
+    def test_concat_of_what_does_not_belong_together(self):
+        """Different pad ids, and nothing at all, are refused."""
+        for parts in ([], [pack([], pad_token_id=0), pack([], pad_token_id=1)]):
+            with pytest.raises(TrajectoryError, match="concat takes at least one batch"):
+                concat_packed(parts)
+
+
+class TestGroups:
+    """Which rows belong together."""
+
+    def test_numbers_go_by_first_appearance(self):
+        """A group is one task at one step, training or validation."""
+        episodes = [("b", 0, False), ("a", 0, False), ("b", 0, False), ("b", 1, False), ("b", 0, True)]
+        results = [
+            EpisodeResult(task=task(uid), global_step=step, validation=validation, status=Status.COMPLETED)
+            for uid, step, validation in episodes
+        ]
+        assert group_index(pack(results, pad_token_id=0).rows) == [0, 1, 0, 2, 3]
+
+
+class TestPadding:
+    """Where tokens go."""
+
+    @few
+    @given(
+        st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=5),
+        st.integers(0, 2),
+        st.integers(0, 2),
+        st.sampled_from([(), (2,)]),
+    )
+    def test_unpad_undoes_pad(self, lengths, more_prompt, more_response, trailing):
+        """Whatever the lengths, and whatever stands in a value."""
+        prompts, responses = [p for p, _ in lengths], [r for _, r in lengths]
+        padding = Padding(
+            prompt_lens=prompts,
+            response_lens=responses,
+            prompt_length=max(prompts, default=0) + more_prompt,
+            response_length=max(responses, default=0) + more_response,
+        )
+        total = sum(prompts) + sum(responses)
+        flat = torch.arange(1, 1 + total * (2 if trailing else 1)).reshape(total, *trailing)
+        padded = padding.pad(flat, "token", -7)
+        assert (len(lengths), padding.prompt_length + padding.response_length, *trailing) == tuple(padded.shape)
+        assert torch.equal(flat, padding.unpad(padded, "token"))
+        assert int((padded != -7).sum()) == flat.numel()
+        answers = padding.pad(flat, "response", -7)
+        assert torch.equal(padded[:, padding.prompt_length :], answers)
+        back = padding.unpad(answers, "response", -7)
+        assert torch.equal(answers, padding.pad(back, "response", -7))
+        assert torch.equal(flat, padding.unpad(padding.pad(flat, "row"), "row"))
+
+    @pytest.mark.parametrize(
+        ("lengths", "fixed", "multiple_of", "expected"),
+        [
+            ([3, 5], None, 1, 5),
+            ([3, 5], None, 4, 8),
+            ([3, 8], None, 4, 8),
+            ([], None, 4, 0),
+            ([3], 7, 4, 7),
+            ([3], 3, 1, 3),
+        ],
+    )
+    def test_length(self, lengths, fixed, multiple_of, expected):
+        """The longest, rounded up, or what was asked for."""
+        assert expected == padded_length(lengths, fixed, multiple_of, "prompt")
+
+    def test_length_errors(self):
+        """A row that does not fit is never cut."""
+        with pytest.raises(TrajectoryError, match=r"^row 1 has 5 prompt tokens, 'prompt_length' is 4$"):
+            padded_length([3, 5], 4, 1, "prompt")
+        with pytest.raises(TrajectoryError, match=r"^'pad_to_multiple_of' must be at least 1, not 0$"):
+            padded_length([3], None, 0, "prompt")
+
+    @pytest.mark.parametrize(
+        ("shape", "expected"), [((2,), "row"), ((2, 3), "response"), ((2, 3, 1), "response"), ((2, 7), "token")]
+    )
+    def test_alignment(self, shape, expected):
+        """The shape of a field says what its values belong to."""
+        assert expected == alignment_of("f", shape, 2, 3, 7)
+
+    @pytest.mark.parametrize("shape", [(), (3,), (2, 4), (3, 3)])
+    def test_alignment_of_other_shapes(self, shape):
+        """Any other shape is refused."""
+        with pytest.raises(PluginError, match=r"^field 'f' has shape .*, expected \(2,\), \(2, 3, ...\) or \(2, 7"):
+            alignment_of("f", shape, 2, 3, 7)

@@ -1,0 +1,320 @@
+"""Tests of `turnwise.storage`."""
+
+import json
+import math
+import tempfile
+from pathlib import Path
+from types import MappingProxyType
+
+import attrs
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise.errors import DataError
+from turnwise.result import EpisodeResult
+from turnwise.storage import SCHEMA, TrajectoryWriter, read_results
+from turnwise.testing.strategies import trajectories
+from turnwise.trajectory import Trajectory
+from turnwise.types import (
+    EpisodeMetrics,
+    Fault,
+    Placement,
+    Status,
+    Task,
+    TokenScore,
+    TrajectoryScore,
+    TurnScore,
+)
+
+few = settings(max_examples=25, deadline=None)
+texts = st.text(max_size=8)
+floats = st.floats(allow_nan=False, allow_infinity=False)
+counts = st.integers(0, 1000)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | floats | texts,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2),
+    max_leaves=4,
+)
+json_objects = st.dictionaries(texts, json_values, max_size=2)
+messages = st.lists(json_objects, max_size=2).map(tuple)
+numbers = st.dictionaries(texts, floats, max_size=2)
+
+
+def build_score(record: Trajectory, level: str, value: float, at: Placement, extra: dict):
+    """Make a score of a level that fits a record."""
+    if level == "trajectory":
+        return TrajectoryScore(value=value, at=at, extra=extra)
+    if level == "turn":
+        return TurnScore(values=(value,) * len(record.turns()), extra=extra)
+    return TokenScore(values=tuple(value * mask for mask in record.response_mask.tolist()), extra=extra)
+
+
+@st.composite
+def episode_results(draw: st.DrawFn):
+    """Draw an episode with something in every attribute."""
+    records = tuple(draw(st.lists(trajectories(max_steps=4), max_size=2)))
+    score = st.tuples(st.sampled_from(["trajectory", "turn", "token"]), floats, st.sampled_from(Placement), numbers)
+    scored = draw(st.booleans())
+    return EpisodeResult(
+        task=Task(
+            messages=draw(messages),
+            uid=draw(texts),
+            sample_index=draw(counts),
+            agent_name=draw(texts),
+            ground_truth=draw(json_values),
+            data_source=draw(texts),
+            extra=draw(json_objects),
+        ),
+        rollout_n=draw(counts),
+        global_step=draw(counts),
+        validation=draw(st.booleans()),
+        agent_name=draw(texts),
+        status=draw(st.sampled_from(Status)),
+        fault=draw(st.none() | st.builds(Fault, owner=st.just("tool"), kind=texts, message=texts, traceback=texts)),
+        trajectories=records,
+        scores=tuple(build_score(record, *draw(score)) for record in records) if scored else (),
+        messages=draw(messages),
+        metrics=EpisodeMetrics(
+            total_s=draw(floats),
+            num_turns=draw(counts),
+            num_tokens=draw(st.dictionaries(texts, counts, max_size=2)),
+            mask_ratio=draw(floats),
+            extra=draw(numbers),
+        ),
+    )
+
+
+def assert_same(expected: list[EpisodeResult], actual: list[EpisodeResult]) -> None:
+    """Compare episodes in everything, records array by array and type by type."""
+    assert len(expected) == len(actual)
+    for one, other in zip(expected, actual, strict=True):
+        for attribute in attrs.fields(EpisodeResult):
+            if attribute.name != "trajectories":
+                assert getattr(one, attribute.name) == getattr(other, attribute.name), attribute.name
+        assert len(one.trajectories) == len(other.trajectories)
+        for record, restored in zip(one.trajectories, other.trajectories, strict=True):
+            saved, again = record.to_dict(), restored.to_dict()
+            assert list(saved) == list(again)
+            for name, column in saved.items():
+                assert np.array_equal(column, again[name]), name
+                assert getattr(column, "dtype", None) == getattr(again[name], "dtype", None), name
+            assert record.next_position == restored.next_position
+
+
+def episode(*records: Trajectory, uid: str = "t0", **columns: object) -> EpisodeResult:
+    task = Task(messages=({"role": "user", "content": "a"},), uid=uid)
+    return EpisodeResult(**{"task": task, "status": Status.COMPLETED, "trajectories": records} | columns)
+
+
+def trajectory() -> Trajectory:
+    record = Trajectory([1, 2])
+    record.add_action([3, 4], [-0.5, -0.25], 2)
+    record.add_observation([5])
+    return record
+
+
+def write(path: Path, *results: EpisodeResult, **options: object) -> Path:
+    with TrajectoryWriter(path, **options) as writer:
+        for result in results:
+            writer.write(result)
+    return path
+
+
+FORMATS = pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+
+
+class TestRoundTrip:
+    """What is read is what was written."""
+
+    @FORMATS
+    @few
+    @given(results=st.lists(episode_results(), max_size=4), rows_per_group=st.integers(1, 3))
+    def test_restores_everything(self, suffix, results, rows_per_group):
+        """Records, scores, faults, tasks and metrics come back exactly, in order, however rows were grouped."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = write(Path(folder) / f"trajectories{suffix}", *results, rows_per_group=rows_per_group)
+            assert_same(results, read_results(path))
+            assert_same(results, read_results(folder))
+
+    @FORMATS
+    def test_restored_records_go_on(self, tmp_path, suffix):
+        """A record that was read takes more tokens as the first one would."""
+        (result,) = read_results(write(tmp_path / f"t{suffix}", episode(trajectory())))
+        expected = trajectory()
+        for record in (expected, result.trajectories[0]):
+            record.add_action([9], [-1.0], 4)
+        assert expected.position_ids.tolist() == result.trajectories[0].position_ids.tolist()
+
+    @FORMATS
+    def test_rewards_that_are_no_numbers(self, tmp_path, suffix):
+        """A score may be nan or infinite without costing the run its file."""
+        scores = (TrajectoryScore(value=math.nan, extra={"a": math.inf}),)
+        (result,) = read_results(write(tmp_path / f"t{suffix}", episode(trajectory(), scores=scores)))
+        assert math.isnan(result.scores[0].value)
+        assert result.scores[0].extra == {"a": math.inf}
+
+    @FORMATS
+    def test_what_json_has_not_is_written_as_text(self, tmp_path, suffix):
+        """Arrays become lists, other objects their text, and half surrogate pairs their escape or stay in JSON."""
+        metrics = EpisodeMetrics(extra={"a": np.float32(0.5)})
+        said = ({"role": "tool", "content": "\ud800", "path": Path("x"), "ids": np.arange(2)},)
+        extra = MappingProxyType({"a": 1})
+        fault = Fault(owner="tool", kind="E", message="bad \udcff")
+        task = Task(messages=said, uid="u", extra=extra)
+        result = episode(trajectory(), metrics=metrics, messages=said, fault=fault, task=task)
+        (read,) = read_results(write(tmp_path / f"t{suffix}", result))
+        assert read.messages == ({"role": "tool", "content": "\ud800", "path": "x", "ids": [0, 1]},)
+        assert read.metrics.extra == {"a": 0.5}
+        assert read.task.extra == extra
+        assert read.fault.message == "bad \\udcff"
+
+
+class TestFile:
+    """What stands in the file."""
+
+    def test_columns(self):
+        """Every attribute of what is written has its column, so that nothing new is forgotten."""
+        metrics = {a.name for a in attrs.fields(EpisodeMetrics)} - {"extra"} | {"metrics_extra"}
+        fault = {f"fault_{a.name}" for a in attrs.fields(Fault)}
+        result = {a.name for a in attrs.fields(EpisodeResult)} - {"task", "fault", "trajectories", "scores", "metrics"}
+        task = {a.name for a in attrs.fields(Task)} - {"extra", "messages", "agent_name"}
+        assert metrics | fault | result | task | {"task_messages", "task_agent_name", "task_extra"} <= set(SCHEMA.names)
+
+    def test_parquet_is_plain_and_readable_by_others(self, tmp_path):
+        """Numbers are numbers, texts are texts, the rest is JSON, and the texts are decoded."""
+        scores = (TrajectoryScore(value=0.5),)
+        result = episode(trajectory(), scores=scores, messages=({"role": "user", "content": "é"},))
+        path = write(tmp_path / "t.parquet", result, decode=lambda ids: " ".join(map(str, ids)))
+        (row,) = pq.read_table(path).to_pylist()
+        assert row["prompt_text"] == "1 2"
+        assert row["response_text"] == "3 4 5"
+        assert row["response_mask"] == [1, 1, 0]
+        assert row["reward"] == 0.5
+        assert row["segments"] == [
+            {"origin": "action", "start": 2, "stop": 4, "block": -1, "path": -1},
+            {"origin": "observation", "start": 4, "stop": 5, "block": -1, "path": -1},
+        ]
+        assert row["messages"] == '[{"role": "user", "content": "é"}]'
+        assert row["fault_owner"] is None
+
+    def test_jsonl_has_no_json_within_json(self, tmp_path):
+        """A line is one object."""
+        path = write(tmp_path / "t.jsonl", episode(trajectory()))
+        row = json.loads(path.read_text())
+        assert row["task_messages"] == [{"role": "user", "content": "a"}]
+        assert row["response_ids"] == [3, 4, 5]
+        assert set(row) == set(SCHEMA.names)
+
+    def test_an_episode_without_trajectory_has_a_row(self, tmp_path):
+        """Nothing that happened is lost."""
+        path = write(tmp_path / "t.parquet", episode(status=Status.FAILED))
+        (row,) = pq.read_table(path).to_pylist()
+        assert (row["trajectory_index"], row["prompt_ids"], row["status"]) == (None, None, "failed")
+
+    def test_rows_are_written_as_they_come(self, tmp_path):
+        """A row group is full when enough rows came; the rest follows at the end."""
+        path = write(tmp_path / "t.parquet", *[episode(trajectory())] * 5, rows_per_group=2)
+        metadata = pq.read_metadata(path)
+        assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [2, 2, 1]
+
+
+class TestWriter:
+    """When a file is there."""
+
+    @FORMATS
+    def test_an_interrupt_keeps_what_came(self, tmp_path, suffix):
+        """Leaving by an exception closes: the file is whole, named, and holds all that was written."""
+        path = tmp_path / "new" / f"t{suffix}"
+
+        def run() -> None:
+            with TrajectoryWriter(path) as writer:
+                writer.write(episode(trajectory()))
+                assert not path.exists()
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run()
+        assert len(read_results(path)) == 1
+        assert [file.name for file in path.parent.iterdir()] == [f"t{suffix}"]
+
+    def test_closing_twice(self, tmp_path):
+        """The second time does nothing."""
+        writer = TrajectoryWriter(tmp_path / "t.parquet")
+        writer.close()
+        (tmp_path / "t.parquet").unlink()
+        writer.close()
+        assert not list(tmp_path.iterdir())
+
+    def test_flushed_lines_survive_a_kill(self, tmp_path):
+        """A JSONL file that was never closed holds its lines under the temporary name."""
+        writer = TrajectoryWriter(tmp_path / "t.jsonl", rows_per_group=1)
+        writer.write(episode(trajectory()))
+        assert len((tmp_path / "t.jsonl.partial").read_text().splitlines()) == 1
+        writer.close()
+
+    def test_unknown_suffix(self, tmp_path):
+        """The formats are listed, for reading and for writing."""
+        for act in (TrajectoryWriter, read_results):
+            with pytest.raises(DataError, match=r"t\.csv: suffix '\.csv' is none of \.parquet, \.jsonl$"):
+                act(tmp_path / "t.csv")
+
+    def test_scores_that_do_not_fit(self, tmp_path):
+        """A score per trajectory, or none."""
+        with TrajectoryWriter(tmp_path / "t.jsonl") as writer, pytest.raises(DataError, match="2 scores for 1 traj"):
+            writer.write(episode(trajectory(), scores=(TrajectoryScore(value=1.0),) * 2))
+
+
+class TestReadErrors:
+    """One line for each file that cannot be read."""
+
+    def error_of(self, path: Path) -> str:
+        with pytest.raises(DataError) as caught:
+            read_results(path)
+        assert "\n" not in str(caught.value)
+        return str(caught.value).removeprefix(str(path))
+
+    def test_missing(self, tmp_path):
+        """A file that is not there, and directories with too few or too many."""
+        assert self.error_of(tmp_path / "t.parquet") == ": no such file"
+        assert self.error_of(tmp_path) == ": holds neither of trajectories.parquet and trajectories.jsonl"
+        for suffix in (".parquet", ".jsonl"):
+            write(tmp_path / f"trajectories{suffix}")
+        assert self.error_of(tmp_path) == ": holds both trajectories.parquet and trajectories.jsonl"
+
+    def test_corrupt_parquet(self, tmp_path):
+        """Bytes that are no Parquet file."""
+        (tmp_path / "t.parquet").write_bytes(b"nothing")
+        assert ", row 0: cannot be read as a trajectory: ArrowInvalid: " in self.error_of(tmp_path / "t.parquet")
+
+    def test_other_columns(self, tmp_path):
+        """A Parquet file of something else."""
+        pq.write_table(pa.table({"a": [1]}), tmp_path / "t.parquet")
+        expected = ", row 0: cannot be read as a trajectory: ValueError: the columns are not those of this version"
+        assert self.error_of(tmp_path / "t.parquet").startswith(expected)
+
+    @pytest.mark.parametrize(
+        ("change", "named"),
+        [
+            ({"trajectory_index": 1}, "ValueError: trajectory 1 does not follow the one before it"),
+            ({"status": "fine"}, "ValueError: 'fine' is not a valid Status"),
+            ({"logprobs": [0.0]}, "TrajectoryError: the columns of a saved trajectory differ in length"),
+            ({"segments": None}, "TypeError: "),
+            ({"score_level": "odd"}, "KeyError: 'odd'"),
+        ],
+    )
+    def test_tampered_rows(self, tmp_path, change, named):
+        """The row and what is wrong with it are named; rows are counted from 0."""
+        path = write(tmp_path / "t.jsonl", episode(), episode(trajectory()))
+        first, second = path.read_text().splitlines()
+        path.write_text(f"{first}\n{json.dumps(json.loads(second) | change)}\n")
+        assert self.error_of(path).startswith(f", row 1: cannot be read as a trajectory: {named}")
+
+    def test_a_line_that_was_cut(self, tmp_path):
+        """A torn last line is an error, not a lost episode."""
+        path = write(tmp_path / "t.jsonl", episode(trajectory()))
+        path.write_text(path.read_text() + '{"uid": ')
+        assert ", row 1: cannot be read as a trajectory: JSONDecodeError: " in self.error_of(path)

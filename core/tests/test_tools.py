@@ -1,0 +1,824 @@
+"""Tests of `turnwise.tools`, `turnwise.function_tool` and `turnwise.tool_schema`."""
+
+import asyncio
+import functools
+import json
+import sys
+import textwrap
+import threading
+import time
+import timeit
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Annotated, Any, Literal, Optional, Union
+
+import pytest
+from attrs import define, field, frozen
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise.errors import ConfigError, EngineError, InfrastructureError, ToolError
+from turnwise.function_tool import as_result, function_schema, function_tool, parse_docstring
+from turnwise.protocols import Resources, Tool
+from turnwise.registry import Registry
+from turnwise.tool_schema import compile_schema
+from turnwise.tools import DescribedTool, ToolBox, ToolSpec, load_tools, tool_specs
+from turnwise.types import Task, ToolCall, ToolResult
+
+TASK = Task(messages=({"role": "user", "content": "hi"},), uid="t")
+
+
+class Color(Enum):
+    """Colours of the tests."""
+
+    RED = "red"
+    BLUE = "blue"
+
+
+def schema_of(parameters: Mapping[str, Any], name: str = "probe") -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
+
+
+def parameters_of(func: Any) -> Mapping[str, Any]:
+    return function_schema(func)[0]["function"]["parameters"]
+
+
+def property_of(annotation: Any) -> Any:
+    """Return the schema of one parameter with this annotation."""
+
+    def probe(x): ...
+
+    probe.__annotations__ = {"x": annotation}
+    return parameters_of(probe)["properties"]["x"]
+
+
+def call_once(tool: Tool, **arguments: Any) -> ToolResult:
+    return run_calls(tool, ToolCall(name=tool.schema["function"]["name"], arguments=arguments))[0]
+
+
+def run_calls(tool: Tool, *calls: ToolCall) -> list[ToolResult]:
+    async def run() -> list[ToolResult]:
+        async with ToolBox([tool]).session(TASK) as session:
+            return [await session.call(call) for call in calls]
+
+    return asyncio.run(run())
+
+
+@define(eq=False)
+class Probe:
+    """A tool that notes what is done with it, and may fail anywhere."""
+
+    name: str = "probe"
+    parameters: Mapping[str, Any] = field(factory=lambda: {"type": "object", "properties": {"x": {"type": "integer"}}})
+    answer: Any = field(factory=lambda: ToolResult(text="ok"))
+    release_reward: Any = None
+    create_error: BaseException | None = None
+    release_error: BaseException | None = None
+    delay_s: float = 0.0
+    release_s: float = 0.0
+    log: list[Any] = field(factory=list)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """A schema with one integer."""
+        return schema_of(self.parameters, self.name)
+
+    async def create(self, task: Task) -> object:
+        """Begin."""
+        await asyncio.sleep(self.delay_s)
+        if self.create_error is not None:
+            raise self.create_error
+        self.log.append("create")
+        return f"session {self.log.count('create')}"
+
+    async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
+        """Answer or raise."""
+        self.log.append(("execute", session, dict(arguments)))
+        await asyncio.sleep(self.delay_s)
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+    async def release(self, session: object) -> float | None:
+        """End."""
+        await asyncio.sleep(self.release_s)
+        self.log.append("release")
+        if self.release_error is not None:
+            raise self.release_error
+        return self.release_reward
+
+
+class TestFunctionSchemas:
+    """What annotations and docstrings become."""
+
+    def test_a_typed_function_becomes_an_openai_schema(self):
+        """Name, description, parameters, defaults and docs are all there."""
+
+        def search(query: str, limit: int = 5, *, exact: bool = False) -> list[str]:
+            """
+            Search the web.
+
+            Returns titles only.
+
+            Args:
+                query: What to look for,
+                    in plain words.
+                limit (int): Most results.
+
+            Returns:
+                Titles.
+            """
+            return []
+
+        schema, converters = function_schema(search)
+        assert schema == {
+            "type": "function",
+            "function": {
+                "name": "search",
+                "description": "Search the web. Returns titles only.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {
+                        "query": {"type": "string", "description": "What to look for, in plain words."},
+                        "limit": {"type": "integer", "default": 5, "description": "Most results."},
+                        "exact": {"type": "boolean", "default": False},
+                    },
+                    "required": ["query"],
+                    "additionalProperties": False,
+                },
+            },
+        }
+        assert list(converters) == ["limit"]
+
+    @pytest.mark.parametrize(
+        ("annotation", "expected"),
+        [
+            (str, {"type": "string"}),
+            (int, {"type": "integer"}),
+            (float, {"type": "number"}),
+            (bool, {"type": "boolean"}),
+            (None, {"type": "null"}),
+            (Any, {}),
+            (list, {"type": "array"}),
+            (dict, {"type": "object"}),
+            (list[int], {"type": "array", "items": {"type": "integer"}}),
+            (Sequence[str], {"type": "array", "items": {"type": "string"}}),
+            (dict[str, float], {"type": "object", "additionalProperties": {"type": "number"}}),
+            (Mapping[str, list[int]], property_of(dict[str, list[int]])),
+            (Literal["a", "b"], {"type": "string", "enum": ["a", "b"]}),
+            (Literal["a", 1, None], {"enum": ["a", 1, None]}),
+            (Color, {"type": "string", "enum": ["red", "blue"]}),
+            (Optional[int], {"type": ["integer", "null"]}),  # noqa: UP045 - the old spelling is what is tested
+            (Union[int, str], {"type": ["integer", "string"]}),  # noqa: UP007
+            (int | None, {"type": ["integer", "null"]}),
+            (list[str] | None, {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]}),
+            (Color | None, {"anyOf": [{"type": "string", "enum": ["red", "blue"]}, {"type": "null"}]}),
+            (Annotated[int, "how many", 3], {"type": "integer", "description": "how many"}),
+        ],
+    )
+    def test_each_annotation_has_its_schema(self, annotation: Any, expected: Any):
+        """The mapping, one row a type; each result is a valid schema."""
+        assert expected == property_of(annotation)
+        compile_schema(schema_of({"type": "object", "properties": {"x": expected}}))
+
+    @pytest.mark.parametrize(
+        ("annotation", "text"),
+        [
+            (set[int], "parameter 'x' has a type that JSON cannot carry: set[int]"),
+            (bytes, "parameter 'x' has a type that JSON cannot carry: bytes"),
+            (dict[int, str], "parameter 'x' has a type that JSON cannot carry: dict[int, str]"),
+            (Color | str, "parameter 'x' mixes types that JSON cannot tell apart"),
+            (Enum("Odd", {"A": (1, 2)}), "parameter 'x' may only be one of texts, numbers and booleans"),
+            ("Missing", "its annotations cannot be read: name 'Missing' is not defined"),
+        ],
+    )
+    def test_a_type_that_json_cannot_carry_is_named(self, annotation: Any, text: str):
+        """One line names the tool, the parameter and the type."""
+        with pytest.raises(ConfigError) as caught:
+            property_of(annotation)
+        assert str(caught.value).startswith("tool 'probe': ")
+        assert text in str(caught.value)
+
+    def test_every_parameter_needs_an_annotation_and_a_keyword(self):
+        """What a model cannot fill in is refused when the tool is made."""
+
+        def bare(x): ...
+        def starred(*x: int): ...
+        def keywords(**x: int): ...
+        def positional(x: int, /): ...
+
+        with pytest.raises(ConfigError, match="tool 'bare': parameter 'x' has no type annotation"):
+            function_tool(bare)
+        for func in (starred, keywords, positional):
+            with pytest.raises(ConfigError, match="models call tools by keyword"):
+                function_tool(func)
+
+    def test_methods_partials_and_callables_are_functions_too(self):
+        """Bound methods lose `self`, partials keep their docs, callables need a name."""
+
+        class Index:
+            """An index."""
+
+            def find(self, key: str) -> str:
+                """Find it."""
+                return f"found {key}"
+
+            def __call__(self, key: str) -> str:
+                """Call it."""
+                return f"called {key}"
+
+        def add(a: int, b: int) -> int:
+            """Add up."""
+            return a + b
+
+        assert call_once(function_tool(Index().find), key="k").text == "found k"
+        assert call_once(function_tool(Index(), name="index"), key="k").text == "called k"
+        three = function_tool(functools.partial(add, b=3), name="add_three")
+        assert three.schema["function"]["description"] == "Add up."
+        assert call_once(three, a=1).text == "4"
+        with pytest.raises(ConfigError, match="its name must be 1 to 64 of"):
+            function_tool(Index())
+
+    def test_docstrings_need_no_sections(self):
+        """A plain docstring is the description; none is an empty one."""
+        assert parse_docstring("One\nline.") == ("One line.", {})
+        assert parse_docstring("") == ("", {})
+        assert parse_docstring("A.\n\nReturns:\n    x: no.\n\nArgs:\n    y: yes.") == ("A.", {"y": "yes."})
+
+    def test_arguments_arrive_as_the_annotations_promise(self):
+        """Whole floats become ints, values become Enum members, at any depth."""
+
+        def probe(n: int, c: Color, cs: list[Color], m: dict[str, int], o: Color | None, k: int | None = 1) -> str:
+            return repr((n, c, cs, m, o, k))
+
+        result = call_once(function_tool(probe), n=3.0, c="red", cs=["blue"], m={"a": 2.0}, o=None, k=4.0)
+        assert result.text == repr((3, Color.RED, [Color.BLUE], {"a": 2}, None, 4))
+        result = call_once(function_tool(probe), n=3, c="red", cs=[], m={}, o="blue", k=None)
+        assert result.text == repr((3, Color.RED, [], {}, Color.BLUE, None))
+
+    def test_an_enum_default_shows_its_value(self):
+        """Schemas hold JSON, so a default member stands as its value."""
+
+        def probe(c: Color = Color.BLUE, items: list[int] = []): ...  # noqa: B006 - an unusual default on purpose
+
+        properties = parameters_of(probe)["properties"]
+        assert properties["c"]["default"] == "blue"
+        assert "default" not in properties["items"]
+
+
+class TestFunctionTools:
+    """How functions run and what they may return."""
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            (None, ""),
+            ("ä", "ä"),
+            (3, "3"),
+            (True, "true"),
+            ({"ä": [1]}, '{"ä": [1]}'),
+            ([1, {2}], '[1, "{2}"]'),
+        ],
+    )
+    def test_what_a_function_returns_becomes_text(self, value: object, text: str):
+        """Strings stay, None is empty, the rest is JSON."""
+        assert ToolResult(text=text) == as_result(value)
+
+    def test_a_result_passes_through(self):
+        """A function may give rewards and metrics by returning a result."""
+        result = ToolResult(text="x", reward=0.5, metrics={"m": 1.0})
+        assert as_result(result) is result
+
+    def test_sync_functions_run_in_threads_and_async_ones_inline(self):
+        """A blocking function never blocks the loop, so blocking calls overlap."""
+
+        def block() -> bool:
+            time.sleep(0.1)
+            return threading.current_thread() is threading.main_thread()
+
+        async def inline() -> bool:
+            await asyncio.sleep(0)
+            return threading.current_thread() is threading.main_thread()
+
+        async def run() -> list[str]:
+            async with ToolBox([function_tool(block)]).session(TASK) as session, asyncio.TaskGroup() as group:
+                tasks = [group.create_task(session.call(ToolCall(name="block"))) for _ in range(3)]
+            return [task.result().text for task in tasks]
+
+        started = time.perf_counter()
+        assert asyncio.run(run()) == ["false"] * 3
+        assert time.perf_counter() - started < 0.25
+        assert call_once(function_tool(inline)).text == "true"
+
+    def test_a_stop_iteration_in_a_thread_is_an_answer(self):
+        """`next` on an empty iterator must not hang the call."""
+
+        def probe() -> str:
+            return next(iter(()))
+
+        assert call_once(function_tool(probe)) == ToolResult(text="Error: RuntimeError: StopIteration: ", error=True)
+
+    def test_a_schema_of_ones_own_replaces_the_annotations(self):
+        """Then parameters need no annotation, but the schema must fit the function."""
+
+        def probe(x, y=1):
+            return f"{x}{y}"
+
+        schema = schema_of({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]})
+        assert call_once(function_tool(probe, schema=schema), x=2).text == "21"
+        for wrong in ({"x": {}, "z": {}}, {"y": {}}):
+            bad = schema_of({"type": "object", "properties": wrong})
+            with pytest.raises(ConfigError, match="tool 'probe': its schema does not fit the function"):
+                function_tool(probe, schema=bad)
+
+
+class TestSchemas:
+    """Schemas are checked when a tool is made, arguments when it is called."""
+
+    @pytest.mark.parametrize(
+        ("schema", "text"),
+        [
+            (None, "tool t.py: its schema must have the form {'type': 'function'"),
+            ({"type": "function"}, "its schema must have the form"),
+            ({"type": "tool", "function": {"name": "a"}}, "its schema must have the form"),
+            (schema_of({"type": "object"}, name="a b"), "its name must be 1 to 64 of A-Z a-z 0-9 _ . -, got 'a b'"),
+            (schema_of({"type": "object"}, name=3), "its name must be"),
+            ({"type": "function", "function": {"name": "a", "description": 3}}, "tool 'a' (t.py): its description"),
+            (schema_of({"type": "array"}), "its parameters must be a JSON schema with type 'object'"),
+            (schema_of([]), "its parameters must be a JSON schema with type 'object'"),
+            (
+                schema_of({"type": "object", "properties": {"x": {"type": "int"}}}),
+                "tool 'probe' (t.py): parameters.properties.x.type: a type is one of array, boolean, integer",
+            ),
+            (schema_of({"type": "object", "properties": {"x": {"type": "int"}}}), "object or string, got 'int'"),
+            (
+                schema_of({"type": "object", "properties": {"x": 1}}),
+                'x: the value is not of types "boolean", "object", got 1',
+            ),
+            (
+                schema_of({"type": "object", "required": "x"}),
+                'parameters.required: the value is not of type "array", got',
+            ),
+            (schema_of({"type": "object", "properties": {"x": {"default": {1}}}}), "its parameters are not JSON"),
+            (
+                schema_of({"type": "object", "properties": {"x": {"pattern": "("}}}),
+                'parameters.properties.x.pattern: the value is not a "regex", got',
+            ),
+            (schema_of({"type": "object", "$ref": "#/none"}), "does not exist"),
+            (schema_of({"type": "object", "$ref": "http://localhost/x"}), "a schema may only refer to itself"),
+        ],
+    )
+    def test_a_schema_that_is_not_valid_is_refused_in_one_line(self, schema: object, text: str):
+        """The line names the tool and what is wrong with it."""
+        with pytest.raises(ConfigError) as caught:
+            compile_schema(schema, "t.py")
+        assert text in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            ({"n": 1}, ""),
+            ({"n": "1"}, 'n: the value is not of type "integer"'),
+            ({}, '"n" is a required property'),
+            ({"n": 1, "z": 2}, "Additional properties are not allowed ('z' was unexpected)"),
+            ({"n": 1, "deep": {"tags": ["a", 2]}}, 'deep.tags[1]: the value is not of type "string"'),
+            ({"n": 1, "either": "x"}, 'either: the value is not of type "array" and the value is not of type "null"'),
+            ({"n": 1, "color": "red"}, 'color: the value is not one of "blue" or "green"'),
+            ({"n": "1", "color": "red"}, 'n: the value is not of type "integer"; color: '),
+        ],
+    )
+    def test_a_wrong_argument_is_named_with_what_was_expected(self, arguments: dict[str, Any], text: str):
+        """The model reads which field, and what belongs there."""
+        properties = {
+            "n": {"type": "integer"},
+            "color": {"enum": ["blue", "green"]},
+            "deep": {"properties": {"tags": {"items": {"type": "string"}}}},
+            "either": {"anyOf": [{"type": "array"}, {"type": "null"}]},
+        }
+        compiled = compile_schema(
+            schema_of({"type": "object", "properties": properties, "required": ["n"], "additionalProperties": False})
+        )
+        complaint = compiled.complaint(arguments)
+        assert text in complaint
+        assert bool(text) == bool(complaint)
+
+    def test_a_complaint_never_repeats_a_huge_value(self):
+        """Megabytes of a wrong argument stay out of the text."""
+        compiled = compile_schema(schema_of({"type": "object", "properties": {"n": {"type": "integer"}}}))
+        assert len(compiled.complaint({"n": "x" * 1_000_000})) < 100
+        closed = compile_schema(schema_of({"type": "object", "additionalProperties": False}))
+        assert len(closed.complaint({f"k{i}": i for i in range(10_000)})) < 400
+
+    def test_values_that_are_no_json_are_complained_about(self):
+        """Bottomless nesting and half characters are answered, not raised."""
+        parameters = {"type": "object", "properties": {"y": {"minLength": 1}}, "required": ["y"]}
+        compiled = compile_schema(schema_of(parameters))
+        bottomless: list[Any] = []
+        for _ in range(5000):
+            bottomless = [bottomless]
+        assert "they cannot be read as JSON: Recursion limit reached" in compiled.complaint({"x": bottomless})
+        assert "they cannot be read as JSON" in compiled.complaint({"x": "\ud800"})
+        assert "they cannot be read as JSON" in compiled.complaint({1: 2})
+
+    @settings(max_examples=30)
+    @given(st.dictionaries(st.text(), st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists)))
+    def test_any_arguments_are_checked_without_raising(self, arguments: dict[str, Any]):
+        """Whatever a model may write as an object has an answer."""
+        parameters = {"type": "object", "properties": {"a": {"type": ["string", "null"]}}, "required": ["a"]}
+        assert isinstance(compile_schema(schema_of(parameters)).complaint(arguments), str)
+
+    def test_checking_costs_microseconds(self):
+        """Compiled once; a generous bound, for shared machines."""
+
+        def typed(a: str, b: int = 1): ...
+
+        compiled = compile_schema(schema_of(parameters_of(typed)))
+        seconds = min(timeit.repeat(lambda: compiled.complaint({"a": "x", "b": 2}), number=1000, repeat=5))
+        assert seconds / 1000 < 50e-6
+
+
+class TestSessions:
+    """An episode's use of its tools."""
+
+    def test_sessions_begin_with_the_first_call_and_all_end(self):
+        """A tool that is never called is never created; rewards of releases add up."""
+        used, other, idle = Probe("used", release_reward=0.5), Probe("other", release_reward=0.25), Probe("idle")
+
+        async def run() -> float:
+            async with ToolBox([used, other, idle]).session(TASK) as session:
+                for name in ("used", "used", "other"):
+                    await session.call(ToolCall(name=name, arguments={"x": 1}))
+                assert session.released_reward == 0.0
+            return session.released_reward
+
+        assert asyncio.run(run()) == 0.75
+        execute = ("execute", "session 1", {"x": 1})
+        assert [used.log, other.log, idle.log] == [
+            ["create", execute, execute, "release"],
+            ["create", execute, "release"],
+            [],
+        ]
+
+    def test_calls_at_the_same_time_share_one_session(self):
+        """The first call creates, the others wait for it."""
+        probe = Probe(delay_s=0.01)
+
+        async def run() -> None:
+            async with ToolBox([probe]).session(TASK) as session, asyncio.TaskGroup() as group:
+                for _ in range(5):
+                    group.create_task(session.call(ToolCall(name="probe")))
+
+        asyncio.run(run())
+        assert probe.log.count("create") == 1
+        assert probe.log.count("release") == 1
+
+    @pytest.mark.parametrize(
+        ("call", "text"),
+        [
+            (ToolCall(name="prob"), "Error: there is no tool 'prob'; the tools are: probe"),
+            (ToolCall(name="x" * 999), f"Error: there is no tool '{'x' * 64}'; the tools are: probe"),
+            (ToolCall(name="probe", error="Error: bad JSON"), "Error: bad JSON"),
+            (
+                ToolCall(name="probe", arguments={"x": "1"}),
+                "Error: the arguments of 'probe' do not fit: x: the value is not of type \"integer\"",
+            ),
+        ],
+    )
+    def test_a_call_that_cannot_be_run_is_answered(self, call: ToolCall, text: str):
+        """The tool is not even created."""
+        probe = Probe()
+        assert run_calls(probe, call) == [ToolResult(text=text, error=True)]
+        assert probe.log == []
+
+    @pytest.mark.parametrize(
+        ("error", "text"),
+        [
+            (ToolError("no such page"), "no such page"),
+            (ValueError("bad\nthing"), "Error: ValueError: bad\nthing"),
+            (KeyError(), "Error: KeyError"),
+            (TimeoutError("mine"), "Error: TimeoutError: mine"),
+            (SystemExit(1), "Error: SystemExit: 1"),
+            (asyncio.CancelledError(), "Error: CancelledError"),
+            (type("Odd", (BaseException,), {})("odd"), "Error: Odd: odd"),
+        ],
+    )
+    def test_what_a_tool_raises_is_read_by_the_model(self, error: BaseException, text: str):
+        """Also what is not an `Exception`, and a cancellation that nobody asked for."""
+        assert run_calls(Probe(answer=error), ToolCall(name="probe")) == [ToolResult(text=text, error=True)]
+        assert run_calls(Probe(create_error=error), ToolCall(name="probe")) == [ToolResult(text=text, error=True)]
+
+    def test_a_failed_create_is_tried_again(self):
+        """The next call begins a session anew, and nothing is released that was not created."""
+        probe = Probe(create_error=ToolError("not yet"))
+        assert [r.text for r in run_calls(probe, ToolCall(name="probe"), ToolCall(name="probe"))] == ["not yet"] * 2
+        assert probe.log == []
+
+    @pytest.mark.parametrize("error", [InfrastructureError("disk"), EngineError("judge"), KeyboardInterrupt()])
+    def test_what_says_nothing_about_the_model_is_raised(self, error: BaseException):
+        """The episode fails, and what was created is released."""
+        probe = Probe(answer=error)
+        with pytest.raises(type(error)):
+            run_calls(probe, ToolCall(name="probe"))
+        assert probe.log[-1] == "release"
+
+    @pytest.mark.parametrize(
+        ("answer", "text"),
+        [
+            ("text", "Error: TypeError: the tool returned str in place of a ToolResult"),
+            (None, "Error: TypeError: the tool returned NoneType in place of a ToolResult"),
+            (ToolResult(text="", reward=float("nan")), "Error: ValueError: the tool gave a reward that is not finite"),
+        ],
+    )
+    def test_an_answer_that_breaks_the_contract_is_an_error(self, answer: object, text: str):
+        """It says what the tool did."""
+        (result,) = run_calls(Probe(answer=answer), ToolCall(name="probe"))
+        assert result.error
+        assert result.text.startswith(text)
+
+    def test_texts_can_always_be_encoded(self):
+        """Half a surrogate pair, as in an undecodable file name, must not fail the episode's tokenizer."""
+        (result,) = run_calls(Probe(answer=ToolResult(text="a\ud800b", reward=1.0)), ToolCall(name="probe"))
+        assert result == ToolResult(text="a?b", reward=1.0)
+
+    def test_a_release_that_raises_stops_no_other(self):
+        """It is reported by tool name, and the rewards of the others count."""
+        bad, late = Probe("bad", release_error=SystemExit()), Probe("late", release_s=9.0)
+        odd, good = Probe("odd", release_reward=float("inf")), Probe("good", release_reward=1.0)
+
+        async def run() -> Any:
+            async with ToolBox([bad, late, odd, good], release_s=0.05).session(TASK) as session:
+                for name in ("bad", "late", "odd", "good"):
+                    await session.call(ToolCall(name=name))
+            return session
+
+        session = asyncio.run(run())
+        failures = {name: type(error) for name, error in session.release_failures.items()}
+        assert failures == {"bad": SystemExit, "late": TimeoutError, "odd": ValueError}
+        assert session.released_reward == 1.0
+
+    @pytest.mark.parametrize("num_tools", [1, 3])
+    def test_everything_is_released_when_the_episode_is_cancelled(self, num_tools: int):
+        """Also in the middle of a call."""
+        probes = [Probe(f"p{i}") for i in range(num_tools)]
+        probes[-1].delay_s = 0.05
+
+        async def run() -> None:
+            async with ToolBox(probes).session(TASK) as session:
+                for probe in probes:
+                    await session.call(ToolCall(name=probe.name))
+                await asyncio.sleep(60)
+
+        async def cancel() -> None:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await run()
+
+        asyncio.run(cancel())
+        assert [probe.log[-1] for probe in probes] == ["release"] * num_tools
+
+    def test_a_call_can_be_cancelled_by_its_deadline(self):
+        """A cancellation from outside is passed on, not shown to the model."""
+        probe = Probe(delay_s=60)
+
+        async def run() -> None:
+            async with ToolBox([probe]).session(TASK) as session:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.01):
+                        await session.call(ToolCall(name="probe"))
+
+        asyncio.run(run())
+
+    def test_a_release_can_be_cancelled(self):
+        """Cleaning up takes no longer than the driver allows."""
+        probe = Probe(release_s=60)
+
+        async def run() -> None:
+            async with asyncio.timeout(0.05), ToolBox([probe]).session(TASK) as session:
+                await session.call(ToolCall(name="probe"))
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(run())
+
+    def test_many_episodes_share_one_box(self):
+        """Sessions of different episodes are different."""
+        probe = Probe()
+        box = ToolBox([probe])
+
+        async def one() -> None:
+            async with box.session(TASK) as session:
+                await session.call(ToolCall(name="probe"))
+
+        async def run() -> None:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(10):
+                    group.create_task(one())
+
+        asyncio.run(run())
+        assert probe.log.count("create") == probe.log.count("release") == 10
+
+    def test_a_box_names_its_tools(self):
+        """Names are unique; schemas keep their order."""
+        box = ToolBox([Probe("b"), Probe("a")])
+        assert [schema["function"]["name"] for schema in box.schemas] == ["b", "a"]
+        assert list(box.tools) == ["b", "a"]
+        assert list(ToolBox({"any": Probe("c")}).tools) == ["c"]
+        with pytest.raises(ConfigError, match="two tools are named 'a'"):
+            ToolBox([Probe("a"), Probe("a")])
+        with pytest.raises(ConfigError, match=r"tool 'a' .*parameters must be a JSON schema"):
+            ToolBox([Probe("a", parameters={})])
+        assert ToolBox([]).schemas == ()
+
+
+@frozen
+class ProbeOptions:
+    """Options of the registered tool of these tests."""
+
+    name: str = "registered"
+    size: int = 1
+
+
+@pytest.fixture
+def registry() -> Registry[Tool]:
+    registry: Registry[Tool] = Registry("tool")
+    registry.add("probe", lambda config, _resources: Probe(config.name), config=ProbeOptions)
+    registry.add("broken", lambda _config, _resources: 1 / 0)
+    return registry
+
+
+@pytest.fixture
+def own_tools(tmp_path, monkeypatch) -> None:
+    """A package of the user's own, importable as `own_tools`."""
+    package = tmp_path / "own_tools"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "maths.py").write_text(
+        textwrap.dedent('''
+        from os import getenv
+        from turnwise.function_tool import function_tool
+
+        def add(a: int, b: int) -> int:
+            """Add up."""
+            return a + b
+
+        @function_tool
+        def double(a: int) -> int:
+            """Double it."""
+            return 2 * a
+
+        def untyped(a):
+            return a
+
+        class Counter:
+            def __init__(self, start: int = 0):
+                self.start = start
+            @property
+            def schema(self):
+                return {"type": "function", "function": {"name": "counter", "parameters": {"type": "object"}}}
+            async def create(self, task): return None
+            async def execute(self, session, arguments): ...
+            async def release(self, session): return None
+
+        class NoTool:
+            schema = {}
+        ''')
+    )
+    (package / "failing.py").write_text("raise OSError('no licence')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in [name for name in sys.modules if name.startswith("own_tools")]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("own_tools")
+class TestLoading:
+    """Tools from a config."""
+
+    def load(self, registry: Registry[Tool], *entries: object, allowed: Sequence[str] = ("own_tools",)) -> Any:
+        return load_tools(tool_specs(list(entries)), registry, Resources(), allowed)
+
+    def test_every_kind_of_entry(self, registry):
+        """Registered names, functions, decorated functions and classes, in order."""
+        tools = self.load(
+            registry,
+            "probe",
+            {"name": "probe"} | {"schema": schema_of({"type": "object"}, "renamed")},
+            {"function": "own_tools.maths:add"},
+            {"function": "own_tools.maths:double"},
+            {"class": "own_tools.maths:Counter", "start": 4},
+        )
+        assert list(tools) == ["registered", "renamed", "add", "double", "counter"]
+        assert call_once(tools["add"], a=1, b=2).text == "3"
+        assert call_once(tools["double"], a=2).text == "4"
+        assert tools["counter"].start == 4
+
+    def test_options_reach_a_registered_tool(self, registry):
+        """As its config class, by the caller's own way of structuring when one is given."""
+        assert list(load_tools(tool_specs([{"name": "probe", "size": 2}]), registry, Resources())) == ["registered"]
+        ready = ToolSpec(name="probe", options=ProbeOptions(name="ready"))
+        assert list(load_tools([ready], registry, Resources())) == ["ready"]
+        own = load_tools(
+            [ToolSpec(name="probe", options={"a": 1})],
+            registry,
+            Resources(),
+            structure=lambda options, _kind: ProbeOptions(name=f"own{options['a']}"),
+        )
+        assert list(own) == ["own1"]
+
+    def test_a_schema_of_ones_own_describes_any_kind_of_tool(self, registry):
+        """It is what the model sees and what arguments are checked against."""
+        one = schema_of({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}, "one")
+        for entry in (
+            {"name": "probe"},
+            {"function": "own_tools.maths:untyped"},
+            {"function": "own_tools.maths:double"},
+            {"class": "own_tools.maths:Counter"},
+        ):
+            tools = self.load(registry, {**entry, "schema": one})
+            assert tools["one"].schema == one
+            assert call_once(tools["one"], a=2).error
+        assert (
+            call_once(self.load(registry, {"function": "own_tools.maths:double", "schema": one})["one"], a=1).text
+            == "2"
+        )
+
+    def test_a_described_tool_is_the_tool(self):
+        """Sessions and rewards are the tool's own."""
+        probe = Probe(release_reward=2.0)
+        described = DescribedTool(probe, schema_of({"type": "object"}, "other"))
+        assert call_once(described).text == "ok"
+        assert probe.log == ["create", ("execute", "session 1", {}), "release"]
+
+    @pytest.mark.parametrize(
+        ("entry", "text"),
+        [
+            ("prob", "tool 'prob': unknown tool 'prob'; did you mean 'probe'?"),
+            ("broken", "tool 'broken' cannot be made: ZeroDivisionError: division by zero"),
+            ({"name": "probe", "sizes": 1}, "tool 'probe': extra fields found (sizes) @ options"),
+            ({"function": "os:getenv"}, "module 'os' is not allowed; list it in tool_modules, which holds own_tools"),
+            ({"class": "own_toolsy.a:B"}, "module 'own_toolsy.a' is not allowed"),
+            ({"function": "own_tools.maths:getenv"}, "module 'os' is not allowed"),
+            ({"function": "own_tools.maths:os.system"}, "expected the form package.module:name"),
+            ({"function": "own_tools.maths"}, "tool 'own_tools.maths': expected the form package.module:name"),
+            ({"function": "own_tools.maths:ad"}, "module own_tools.maths has no 'ad'; did you mean 'add'?"),
+            ({"function": "own_tools.none:f"}, "cannot be made: ModuleNotFoundError: No module named 'own_tools.none'"),
+            ({"function": "own_tools.failing:f"}, "cannot be made: OSError: no licence"),
+            ({"function": "own_tools.maths:untyped"}, "tool 'untyped': parameter 'a' has no type annotation"),
+            ({"function": "own_tools.maths:add", "start": 1}, "a function takes no options, got start"),
+            ({"class": "own_tools.maths:Counter", "stop": 1}, "unexpected keyword argument 'stop'"),
+            ({"class": "own_tools.maths:NoTool"}, "is not a Tool: NoTool has no create, execute, release"),
+            ({"name": "probe", "schema": {"type": "function"}}, "tool 'probe': its schema must have the form"),
+        ],
+    )
+    def test_what_cannot_be_built_is_one_clear_line(self, registry, entry: object, text: str):
+        """The line names the tool and what to do."""
+        with pytest.raises(ConfigError) as caught:
+            self.load(registry, entry)
+        assert text in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    def test_two_tools_of_one_name_are_refused(self, registry):
+        """Names come from schemas, so two entries may collide."""
+        with pytest.raises(ConfigError, match="two tools are named 'registered'"):
+            self.load(registry, "probe", "probe")
+
+    def test_nothing_is_allowed_unless_listed(self, registry):
+        """The error says how to allow it, and the module is not imported."""
+        with pytest.raises(ConfigError, match="list it in tool_modules, which holds nothing"):
+            self.load(registry, {"function": "own_tools.maths:add"}, allowed=())
+        assert "own_tools.maths" not in sys.modules
+
+    @pytest.mark.parametrize(
+        ("entries", "text"),
+        [
+            (3, "tools.yaml: expected a list of tools, got int"),
+            ("probe", "tools.yaml: expected a list of tools, got str"),
+            ({"tool": []}, "tools.yaml: expected a list of tools, got dict"),
+            ([3], "tools.yaml[0]: expected a name, or a section with one of name, function, class, got 3"),
+            ([{1: 2}], "tools.yaml[0]: expected a name, or a section"),
+            (["a", {}], "tools.yaml[1]: expected exactly one of the keys name, function, class, got "),
+            (
+                [{"class_name": "x"}],
+                "tools.yaml[0]: expected exactly one of the keys name, function, class, got class_name",
+            ),
+            ([{"name": "a", "class": "b:c"}], "tools.yaml[0]: expected exactly one of the keys"),
+            ([{"name": 3}], "tools.yaml[0].name: expected text, got 3"),
+            ([{"function": ""}], "tools.yaml[0].function: expected text, got ''"),
+            ([{"name": "a", "schema": 3}], "tools.yaml[0].schema: expected a section, got 3"),
+        ],
+    )
+    def test_a_list_that_cannot_be_read_is_one_clear_line(self, entries: object, text: str):
+        """The line names the file and the entry."""
+        with pytest.raises(ConfigError) as caught:
+            tool_specs(entries, "tools.yaml")
+        assert str(caught.value).startswith(text)
+
+    def test_a_file_may_hold_the_list_under_one_key(self):
+        """As verl's tool files do."""
+        (spec,) = tool_specs({"tools": [{"class": "a.b:C", "x": 1, "schema": {"type": "function"}}]})
+        assert spec == ToolSpec(class_path="a.b:C", options={"x": 1}, schema={"type": "function"})
+
+
+def test_json_of_results_is_json():
+    """What a function returns as data, the model reads as JSON."""
+    assert json.loads(as_result({"a": [1, None, "ä"]}).text) == {"a": [1, None, "ä"]}

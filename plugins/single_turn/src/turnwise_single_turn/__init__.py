@@ -1,0 +1,19 @@
+"""Registers the agent `single_turn`: a prompt, one turn of the model, the end."""
+
+from __future__ import annotations
+
+from turnwise import Agent, Registry, Resources, hookimpl
+from turnwise_single_turn.config import SingleTurnConfig
+
+
+def make_single_turn(config: SingleTurnConfig, resources: Resources) -> Agent:
+    """Build the agent; `ConfigError` when the run has no chat template."""
+    from turnwise_single_turn.agent import SingleTurn
+
+    return SingleTurn(config, resources.chat)
+
+
+@hookimpl
+def register_agents(registry: Registry[Agent]) -> None:
+    """Add `single_turn`."""
+    registry.add("single_turn", make_single_turn, config=SingleTurnConfig)

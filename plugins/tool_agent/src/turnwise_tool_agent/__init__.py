@@ -1,0 +1,19 @@
+"""Registers the agent `tool_agent`: turns with tools and a simulated user, in the way of verl's ToolAgentLoop."""
+
+from __future__ import annotations
+
+from turnwise import Agent, Registry, Resources, hookimpl
+from turnwise_tool_agent.config import ToolAgentConfig
+
+
+def make_tool_agent(config: ToolAgentConfig, resources: Resources) -> Agent:
+    """Build the agent; `ConfigError` when the run lacks a chat template, or a parser for its tools."""
+    from turnwise_tool_agent.agent import ToolAgent
+
+    return ToolAgent(config, resources)
+
+
+@hookimpl
+def register_agents(registry: Registry[Agent]) -> None:
+    """Add `tool_agent`."""
+    registry.add("tool_agent", make_tool_agent, config=ToolAgentConfig)

@@ -1,0 +1,190 @@
+"""
+The agent: PENDING, then turns of the model, each answered by tools or by the simulated user, until TERMINATED.
+
+The last turn is always the model's: nothing is appended that it could not answer. What a checkpoint needs besides the
+record is in `Episode.memory`, as JSON values:
+
+    assistant_turns, user_turns     counts so far
+    tool_rewards, turn_rewards      what single calls, and turns of the simulated user, earned
+    calls                           calls that the last turn asked for and that are not answered yet
+    ended_by                        "answer", "interaction", "max_assistant_turns" or "max_user_turns"
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from turnwise import Episode, Message, Resources, State, ToolCall, ToolResult
+from turnwise.errors import BudgetExhausted, ConfigError
+from turnwise.types import TokenArray
+from turnwise_tool_agent.config import ToolAgentConfig
+from turnwise_tool_agent.truncation import truncated
+
+MAX_ANSWERS: Final = 32
+"""Tool messages of one turn: the last of them answers all calls that are left."""
+
+
+class ToolAgent:
+    """
+    Serves any number of episodes at once and keeps nothing about any.
+
+    Args:
+        config: limits.
+        resources: with a chat template, a parser when there are tools, and perhaps a simulated user.
+
+    Raises:
+        ConfigError: the chat template is missing, or the parser while there are tools.
+    """
+
+    def __init__(self, config: ToolAgentConfig, resources: Resources) -> None:
+        if resources.chat is None:
+            raise ConfigError("agent 'tool_agent' writes prompts: the run needs a model with a chat template")
+        if resources.tools and resources.parser is None:
+            raise ConfigError("agent 'tool_agent' cannot find tool calls: set parser in the config, such as 'hermes'")
+        self._config = config
+        self._chat = resources.chat
+        self._parser = resources.parser
+        self._schemas = resources.tool_schemas
+        self._has_user = resources.interaction is not None
+
+    async def step(self, episode: Episode) -> State:
+        """Make one transition."""
+        match episode.state:
+            case State.PENDING:
+                return self._begin(episode)
+            case State.GENERATING:
+                return await self._generate(episode)
+            case State.PROCESSING_TOOLS:
+                return await self._process_tools(episode)
+            case State.INTERACTING:
+                return await self._interact(episode)
+        raise ValueError(f"tool_agent has no state {episode.state!r}")
+
+    def _begin(self, episode: Episode) -> State:
+        messages, system_prompt = episode.messages, self._config.system_prompt
+        if system_prompt and messages[0].get("role") != "system":
+            messages.insert(0, {"role": "system", "content": system_prompt})
+        episode.memory.update(assistant_turns=0, user_turns=0, tool_rewards=[], turn_rewards=[], calls=[])
+        episode.begin(self._chat.prompt(messages, self._schemas))
+        return State.GENERATING
+
+    async def _generate(self, episode: Episode) -> State:
+        result = await episode.generate()
+        memory = episode.memory
+        memory["assistant_turns"] += 1
+        content, calls = self._read(result.token_ids)
+        memory["calls"] = _with_ids(calls, memory["assistant_turns"])
+        episode.messages.append(_assistant_message(content, memory["calls"]))
+        return self._after_turn(episode)
+
+    def _read(self, token_ids: TokenArray) -> tuple[str, tuple[ToolCall, ...]]:
+        return (self._chat.text(token_ids), ()) if self._parser is None else self._parser.parse(token_ids)
+
+    def _after_turn(self, episode: Episode) -> State:
+        """Say who answers the model: tools, the user, or nobody."""
+        memory, config = episode.memory, self._config
+        if not memory["calls"] and not self._has_user:
+            return _end(memory, "answer")
+        if config.max_assistant_turns is not None and memory["assistant_turns"] >= config.max_assistant_turns:
+            return _end(memory, "max_assistant_turns")
+        if config.max_user_turns is not None and memory["user_turns"] >= config.max_user_turns:
+            return _end(memory, "max_user_turns")
+        if episode.remaining_tokens == 0:
+            # A tool must not act for an answer that nobody could read.
+            raise BudgetExhausted("no token is left for an answer to the model's turn")
+        return State.PROCESSING_TOOLS if memory["calls"] else State.INTERACTING
+
+    async def _process_tools(self, episode: Episode) -> State:
+        calls = episode.memory["calls"]
+        results = await self._run(episode, [self._to_run(call, index) for index, call in enumerate(calls)])
+        episode.memory["tool_rewards"] += [result.reward for result in results if result.reward is not None]
+        shown = self._shown(results)
+        messages = [self._tool_message(call, result) for call, result in zip(calls, shown, strict=False)]
+        return self._continue(episode, messages)
+
+    def _to_run(self, call: Mapping[str, Any], index: int) -> ToolCall:
+        limit = self._config.max_parallel_calls
+        error = call["error"]
+        if index >= limit and not error:
+            error = f"Error: this call was not run: {_too_many(limit)}"
+        return ToolCall(name=call["name"], arguments=call["arguments"], error=error, raw=call["raw"])
+
+    async def _run(self, episode: Episode, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        if len(calls) == 1:
+            return [await episode.call_tool(calls[0])]
+        # At most max_parallel_calls of them reach a tool; the others are answered at once.
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(episode.call_tool(call)) for call in calls]
+        return [task.result() for task in tasks]
+
+    def _tool_message(self, call: Mapping[str, Any], result: ToolResult) -> Message:
+        config = self._config
+        text = truncated(result.text, config.max_tool_response_length, config.tool_response_truncate_side)
+        return {"role": "tool", "tool_call_id": call["id"], "name": call["name"], "content": text}
+
+    def _shown(self, results: list[ToolResult]) -> list[ToolResult]:
+        # A model that repeats itself may write thousands of calls; each count of messages costs the chat template a
+        # proof of its own, and the budget is the model's.
+        most = max(MAX_ANSWERS, self._config.max_parallel_calls + 1)
+        if len(results) <= most:
+            return results
+        text = f"Error: this call and all after it were not run: {_too_many(self._config.max_parallel_calls)}"
+        return [*results[: most - 1], ToolResult(text=text, error=True)]
+
+    async def _interact(self, episode: Episode) -> State:
+        reply = await episode.interact()
+        if reply.reward is not None:
+            episode.memory["turn_rewards"].append(reply.reward)
+        if reply.should_terminate:
+            return _end(episode.memory, "interaction")
+        return self._continue(episode, [{"role": "user", "content": reply.content}])
+
+    def _continue(self, episode: Episode, messages: Sequence[Message]) -> State:
+        """Append an answer to the model; an answer that leaves it no room ends the episode and is not appended."""
+        episode.observe(self._chat.delta(messages, int(episode.trajectory.input_ids[-1])))
+        episode.messages.extend(messages)
+        episode.memory["user_turns"] += 1
+        episode.memory["calls"] = []
+        return State.GENERATING
+
+
+def _too_many(limit: int) -> str:
+    return f"at most {limit} of one turn are. Call again in a later turn."
+
+
+def _end(memory: dict[str, Any], why: str) -> State:
+    memory["ended_by"] = why
+    return State.TERMINATED
+
+
+def _with_ids(calls: Sequence[ToolCall], turn: int) -> list[dict[str, Any]]:
+    """
+    Return calls as JSON values.
+
+    Ids name turn and place, so that they repeat from run to run; nine letters and digits are what every template takes.
+    """
+    return [
+        {
+            "id": f"call{turn:03d}{index:02d}",
+            "name": call.name,
+            "arguments": dict(call.arguments),
+            "error": call.error,
+            "raw": call.raw,
+        }
+        for index, call in enumerate(calls)
+    ]
+
+
+def _assistant_message(content: str, calls: Sequence[Mapping[str, Any]]) -> Message:
+    if not calls:
+        return {"role": "assistant", "content": content}
+    return {"role": "assistant", "content": content, "tool_calls": [_openai_call(call) for call in calls]}
+
+
+def _openai_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a call in the OpenAI form, whose arguments are text; those of a malformed call are what was sampled."""
+    arguments = call["raw"] if call["error"] else json.dumps(call["arguments"], ensure_ascii=False)
+    return {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": arguments}}

@@ -18,7 +18,6 @@ $(READY): constraints.txt requirements-dev.txt core/pyproject.toml $(wildcard pl
 
 demo: $(READY)  ## multi-turn tool episodes with the tiny model, no download
 	$(BIN)/turnwise rollout examples/calculator.yaml --out $(DEMO_OUT) --overwrite
-	$(BIN)/turnwise show $(DEMO_OUT) 0
 
 test: $(READY)  ## the tests, all but those marked gpu
 	$(BIN)/python -m pytest -m "not gpu"

@@ -25,7 +25,9 @@ CALL = {"id": "abcdefgh0", "type": "function", "function": {"name": "multiply", 
 
 # One line a role, content verbatim: what the variants below start from.
 PLAIN = (
-    "{% for message in messages %}{{ '<|im_start|>' + message.role + ':' + message.content + '<|im_end|>' }}{% endfor %}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + ':' + message.content + '<|im_end|>' }}"
+    "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant:' }}{% endif %}"
 )
 
@@ -63,7 +65,7 @@ class TestByteTokenizer:
         """Any text decodes to itself, and a byte's id is the byte unless a tag spells it."""
         ids = TOKENIZER.encode(text)
         assert text == TOKENIZER.decode(ids)
-        assert text.encode() == bytes(ids) or any(tag in text for tag in (*SPECIAL_TOKENS, *TAGS))
+        assert any(tag in text for tag in (*SPECIAL_TOKENS, *TAGS)) or list(text.encode()) == ids
 
     def test_special_tokens_and_tags(self):
         """Special tokens may be skipped in decoding, tags are not."""
@@ -207,13 +209,16 @@ class TestDelta:
         assert shown in chat.tokenizer.decode(chat.prompt([USER]))
         assert delta_text(chat, [USER]) == "<|im_start|>user:What is 6 * 7?<|im_end|><|im_start|>assistant:"
 
-    @pytest.mark.parametrize("change", ["| trim", "| tojson", "| upper", "| replace('x', 'y')", "[:200]"])
+    @pytest.mark.parametrize("change", ["| trim", "| tojson", "| replace('q', 'y')", "[:20]", "or 'nothing'"])
     def test_content_that_a_template_changes(self, change):
         """Whether put together or rendered, the text is the template's."""
-        chat = chat_of(plain_with(content=f"(message.content {change})"))
-        messages = [{"role": "user", "content": ' X "x"\n'}, {"role": "tool", "content": "\tyx "}]
-        expected = chat._finder.whole(chat._joints["tool",], messages).split("assistant:tw7turn<|im_end|>")[1]
-        assert expected == delta_text(chat, messages)
+        changed = f"(message.content if message.role == 'assistant' else (message.content {change}))"
+        chat = chat_of(plain_with(content=changed))
+        before = [USER, {"role": "assistant", "content": "42"}]
+        for content in (' Q "q"\n', "", "a long question about 6 * 7"):
+            new = [{"role": "user", "content": content}, {"role": "tool", "content": f"\t{content}"}]
+            whole = chat.tokenizer.decode(chat.prompt([*before, *new]))
+            assert whole.split("assistant:42<|im_end|>")[1] == delta_text(chat, new)
 
     def test_special_treatment_of_a_content(self):
         """A template that looks for a text of its own in the content is rendered for each delta."""
@@ -221,6 +226,19 @@ class TestDelta:
         assert not any(verdict.concatenated for verdict in chat.verify())
         assert "user:x/no<|im_end|>" in delta_text(chat, [{"role": "user", "content": "x"}])
         assert "user:x/no<|im_end|>" in delta_text(chat, [{"role": "user", "content": "x/no"}])
+
+    def test_content_that_is_shown_twice(self):
+        """Text that no concatenation gives is rendered, even if it quotes the marks of the probe."""
+        chat = chat_of(plain_with(content="message.content + message.content"))
+        for content in ("hi", TURN_MARK, "tw7new0x"):
+            assert f"user:{content}{content}<|im_end|>" in delta_text(chat, [{"role": "user", "content": content}])
+
+    def test_content_that_is_refused(self):
+        """A template may refuse a content that it knows."""
+        chat = chat_of(plain_with("{% if messages[-1].content == 'bad' %}{{ raise_exception('Bad.') }}{% endif %}"))
+        assert "user:good<|im_end|>" in delta_text(chat, [{"role": "user", "content": "good"}])
+        with pytest.raises(TemplateError, match=r"the chat template fails: Bad\."):
+            chat.delta([{"role": "user", "content": "bad"}], IM_END)
 
     def test_keys_beside_the_content(self):
         """A message with keys that a template may read is rendered."""
@@ -263,6 +281,13 @@ class TestProof:
         with pytest.raises(TemplateError, match="chat template cannot append a tool message: it fails: No tools here"):
             chat.delta([RESULT], IM_END)
 
+    def test_tools_alone(self):
+        """A template may take tool results and no second user message."""
+        several = "{% if messages | selectattr('role', 'equalto', 'user') | list | length > 1 %}"
+        chat = chat_of(plain_with(several + "{{ raise_exception('One, please.') }}{% endif %}"))
+        assert [verdict.problem and "x" for verdict in chat.verify()] == ["x", "", "", "x"]
+        assert delta_text(chat, [RESULT]) == "<|im_start|>tool:42<|im_end|><|im_start|>assistant:"
+
     @pytest.mark.parametrize(
         ("template", "text"),
         [
@@ -274,7 +299,7 @@ class TestProof:
                 "differently when tools are given",
             ),
             (plain_with(content="loop.index | string + message.content"), "differently behind a system message"),
-            (PLAIN.replace("'<|im_end|>'", "('' if 'x' in messages[-1].content else '<|im_end|>')"), "separates them"),
+            (plain_with(content="message.content | upper"), "leaves out"),
             (plain_with(content="(message.content if message.role != 'assistant' else '')"), "leaves out the turn"),
         ],
     )
@@ -286,23 +311,21 @@ class TestProof:
     def test_end_of_turn_that_depends_on_what_follows(self):
         """An end-of-turn token that some contents take away cannot be appended to."""
         end = "('<|im_end|>' if messages[-1].content or not add_generation_prompt else '')"
-        with pytest.raises(TemplateError, match="a turn before them may end differently"):
+        with pytest.raises(TemplateError, match="the template ends a turn differently before these messages"):
             chat_of(PLAIN.replace("'<|im_end|>'", end))
 
     def test_ids_that_depend_on_their_context(self):
-        """A tokenizer that joins the end-of-turn token with its neighbours is seen at token level."""
+        """A tokenizer that loses its end-of-turn token at the start of a text is found out by its ids."""
+        from tokenizers import Regex, normalizers
+        from transformers import AddedToken
 
-        class Joining:
-            def __getattr__(self, name):
-                return getattr(TOKENIZER, name)
-
-            backend_tokenizer = None
-
-            def encode(self, text, add_special_tokens):
-                return TOKENIZER.encode(text.replace("?<|im_end|>\n", "!") if len(text) > 130 else text)
-
-        with pytest.raises(TemplateError, match="their ids depend on what stands before them"):
-            ChatTemplate(Joining(), name="joining")._finder._prove_ids("<|im_end|>", "?<|im_end|>\n" * 40, "\n")
+        tokenizer = byte_tokenizer(PLAIN, ["<|im_start|>"], eos_token=None)
+        tokenizer.backend_tokenizer.normalizer = normalizers.Replace(Regex(r"^<\|im_end\|>"), "")
+        tokenizer.add_special_tokens({"eos_token": AddedToken("<|im_end|>", special=True, normalized=True)})
+        with pytest.raises(
+            TemplateError, match=r"their ids depend on what stands before them: '<\|im_start\|>user:plain"
+        ):
+            ChatTemplate(tokenizer)
 
     @pytest.mark.parametrize(
         ("template", "rewrites"),
@@ -324,11 +347,10 @@ class TestProof:
         assert bool(rewrites) == bool(verdict.rewrites)
 
     def test_reasoning_that_is_refused(self):
-        """A template may refuse reasoning."""
+        """A template may refuse reasoning; then there is none to drop."""
         refuse = "{% for m in messages %}{% if m.thinking %}{{ raise_exception('No.') }}{% endif %}{% endfor %}"
-        assert [
-            verdict.rewrites for verdict in chat_of(plain_with(refuse)).verify() if verdict.roles[0] == "user"
-        ] * 2 == ["", ""]
+        verdict = chat_of(plain_with(refuse)).verify()[0]
+        assert (verdict.problem, verdict.rewrites) == ("", "")
 
     def test_tokens_that_swallow_what_follows(self):
         """Phi's end-of-turn token takes the line break behind it; a delta has no line break then either."""
@@ -377,7 +399,7 @@ class TestTemplate:
             (PLAIN + " " * (1 << 20), "larger than 1048576 bytes"),
             ("\n{% for message in", "does not parse: line 2: "),
             ("{{ messages[0].content.mood.nothing }}", "fails: .* has no attribute 'mood'"),
-            ("{{ [].append.__globals__ }}", "fails: access to attribute '__globals__' .* is unsafe"),
+            ("{{ messages.append(1) }}", "fails: access to attribute 'append' .* is unsafe"),
         ],
     )
     def test_broken(self, template, text):
@@ -394,6 +416,10 @@ class TestTemplate:
         assert expected == CHAT.text([*ids, IM_END])
         assert expected == CHAT.text(np.array([*ids, IM_END, IM_END], np.int32))
         assert CHAT.text([]) == ""
+
+    def test_tokenizer_without_eos(self):
+        """The template's own end of turn is enough."""
+        assert ChatTemplate(byte_tokenizer(PLAIN, eos_token=None)).stop_token_ids == (IM_END,)
 
     def test_truncation_left_by_others(self):
         """What another caller asked of the same tokenizer changes nothing here."""
@@ -412,7 +438,7 @@ class TestTemplate:
 class TestHeadCache:
     """Beginnings that prompts share are encoded once."""
 
-    @given(st.lists(st.tuples(st.sampled_from([0, 1, 2]), CONTENTS), max_size=12))
+    @given(st.lists(st.tuples(st.sampled_from([0, 1, 2]), CONTENTS), max_size=6))
     def test_ids_are_those_of_the_whole(self, prompts):
         """Whatever the order, the ids are those of an encoding without memory."""
         cache = HeadCache(CHAT.tokenizer)
@@ -463,7 +489,7 @@ class TestLoading:
     def test_broken_generation_config(self, folder, config):
         """A generation config that cannot be read is named."""
         (folder / "generation_config.json").write_text(config)
-        with pytest.raises(ConfigError, match="cannot read 'eos_token_id' in .*generation_config.json"):
+        with pytest.raises(ConfigError, match=r"cannot read 'eos_token_id' in .*generation_config\.json"):
             load_chat(ModelSpec(path=folder))
 
     def test_other_template(self, folder, tmp_path):

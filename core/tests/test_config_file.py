@@ -4,130 +4,24 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from turnwise.config import (
     Choice,
     DataConfig,
-    DeadlinesConfig,
-    ModelConfig,
-    RolloutConfig,
     RunConfig,
-    RuntimeConfig,
-    TelemetryConfig,
-    ToolClass,
-    ToolFunction,
 )
 from turnwise.config_file import (
     MAX_BYTES,
     MAX_DEPTH,
+    anchored,
     apply_overrides,
     dump_yaml,
     load_config,
     read_mapping,
 )
-from turnwise.config_structure import structure_config, to_dict
 from turnwise.errors import ConfigError
-from turnwise.types import SamplingParams
 
 MINIMAL = "data: {path: t.jsonl}\nagent: a\nengine: e\n"
-
-# Every text that YAML 1.1, YAML 1.2 or PyYAML's scanner gives a meaning of its own stands a chance here.
-TRAPS = ["", "yes", "no", "on", "~", "null", "1e3", "1e-3", "012", "0o7", "0x1f", "3:30", "=", "<<", "2026-01-01"]
-TRAPS += [
-    "- a",
-    "a: b",
-    "# c",
-    "a #b",
-    "*a",
-    "&a",
-    "!t",
-    "%d",
-    "@x",
-    "`x",
-    "'",
-    '"',
-    "{",
-    "[",
-    "|",
-    ">",
-    "?",
-    "---",
-    "...",
-]
-TRAPS += [
-    " lead",
-    "trail ",
-    "a\nb",
-    "a\n\nb\n",
-    "\t",
-    "\x85",
-    "\u2028",
-    "\ufeff",
-    "\x00",
-    "\x7f",
-    "😀",
-    ".inf",
-    ".nan",
-    "1_000",
-]
-text = st.sampled_from(TRAPS) | st.text(max_size=20)
-name = text.filter(bool)
-integers = st.integers(-(2**63 - 1), 2**63 - 1)
-scalars = st.none() | st.booleans() | integers | st.floats(allow_nan=False, allow_infinity=False) | text
-values = st.recursive(scalars, lambda v: st.lists(v, max_size=3) | st.dictionaries(text, v, max_size=3), max_leaves=8)
-options = st.dictionaries(text.filter(lambda key: key not in ("name", "class")), values, max_size=3)
-choices = st.builds(Choice, name, options)
-counts = st.integers(1, 2**40)
-seconds = st.floats(1e-9, 1e12)
-samplings = st.builds(
-    SamplingParams,
-    temperature=st.floats(0, 1e6),
-    top_p=st.floats(0, 1, exclude_min=True),
-    top_k=st.just(-1) | counts,
-    max_tokens=st.none() | counts,
-    stop_token_ids=st.lists(integers, max_size=3).map(tuple),
-    stop=st.lists(text, max_size=3).map(tuple),
-    seed=st.none() | integers,
-)
-rollouts = st.builds(
-    RolloutConfig,
-    n=counts,
-    seed=st.integers(0, 2**40),
-    validation=st.booleans(),
-    sampling=samplings,
-    validation_sampling=samplings,
-    deadlines=st.builds(DeadlinesConfig, tool_call_s=seconds, turn_s=seconds, episode_s=seconds),
-    max_in_flight=counts,
-    check_invariants=st.booleans(),
-)
-models = st.builds(
-    ModelConfig,
-    path=st.none() | name,
-    trust_remote_code=st.booleans(),
-    revision=st.just("0123456789" * 4),
-    template_options=options,
-)
-tools = choices | st.just(ToolFunction("m.n:f")) | st.builds(ToolClass, st.just("m:C"), options)
-configs = st.builds(
-    RunConfig,
-    data=st.builds(DataConfig, path=name, limit=st.none() | counts, shuffle=st.booleans()),
-    agent=choices,
-    engine=choices,
-    model=models,
-    agents=st.dictionaries(text, choices, max_size=2),
-    parser=st.none() | choices,
-    reward=st.none() | choices,
-    tools=st.lists(tools, max_size=3).map(tuple),
-    tool_modules=st.just(("m",)),
-    observers=st.lists(choices, max_size=2).map(tuple),
-    rollout=rollouts,
-    runtime=st.builds(RuntimeConfig, num_workers=counts),
-    telemetry=st.builds(TelemetryConfig, log_level=st.sampled_from(["debug", "error"])),
-    plugins=st.none() | st.lists(text, max_size=2).map(tuple),
-    base_dir=st.just(Path("/base")),
-)
 
 
 def written(folder: Path, content: str | bytes, file: str = "run.yaml") -> Path:
@@ -155,6 +49,15 @@ def test_the_folder_does_not_depend_on_how_the_file_was_named(tmp_path, monkeypa
     path = written(tmp_path, MINIMAL)
     monkeypatch.chdir(tmp_path)
     assert load_config(path) == load_config("run.yaml")
+
+
+def test_an_anchored_config_means_the_same_in_any_folder(tmp_path):
+    """Relative paths become absolute; those of packages, and those that are not set, stay."""
+    path = written(tmp_path, MINIMAL + "model: {path: 'package:p', chat_template: c}\ntools_file: /abs/t\n")
+    config = anchored(load_config(path))
+    assert (config.data.path, config.data.validation_path) == (str(tmp_path / "t.jsonl"), None)
+    assert (config.model.path, config.model.chat_template) == ("package:p", str(tmp_path / "c"))
+    assert config.tools_file == "/abs/t"
 
 
 def test_toml_and_yaml_mean_the_same(tmp_path):
@@ -419,29 +322,3 @@ def test_nothing_is_taken_from_the_environment(tmp_path, monkeypatch):
     path = written(tmp_path, MINIMAL + "reward: {name: r, key: '${SECRET}', other: $SECRET}\n")
     assert load_config(path).reward.options == {"key": "${SECRET}", "other": "$SECRET"}
     assert "hidden" not in dump_yaml(load_config(path))
-
-
-def test_the_dump_repeats_values_instead_of_pointing_at_them(tmp_path):
-    """Values that are shared in memory would become aliases, which the reader refuses."""
-    shared = {"k": ["x"]}
-    config = RunConfig(
-        data=DataConfig(path="t"),
-        agent=Choice("a", shared),
-        engine=Choice("e", {"one": shared, "two": shared}),
-        base_dir=tmp_path,
-    )
-    assert config == load_config(written(tmp_path, dump_yaml(config)))
-
-
-@given(configs)
-def test_structuring_inverts_unstructuring(config):
-    """A config is what its plain values say, and nothing else."""
-    assert config == structure_config(to_dict(config), config.base_dir)
-
-
-@given(configs)
-def test_yaml_reads_back_as_what_was_dumped(tmp_path_factory, config):
-    """Writing a config down loses nothing, whatever text is in it."""
-    path = tmp_path_factory.getbasetemp() / "dumped.yaml"
-    path.write_text(dump_yaml(config), newline="")
-    assert to_dict(config) == to_dict(load_config(path))

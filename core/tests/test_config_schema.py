@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.config import RunConfig
-from turnwise.config_file import read_mapping
+from turnwise.config_file import read_mapping, structure_config, to_dict
 from turnwise.config_schema import attribute_docs, json_schema
-from turnwise.config_structure import file_fields, structure_config, to_dict
+from turnwise.config_structure import file_fields
 from turnwise.errors import ConfigError
 from turnwise.registry import NoConfig, Registry
 

@@ -8,8 +8,9 @@ from typing import Any, Literal
 import pytest
 from attrs import field, frozen, validators
 
-from turnwise.config import Choice, ToolClass, ToolFunction
-from turnwise.config_structure import structure, structure_config, to_dict, unstructure
+from turnwise.config import Choice, DataConfig, RunConfig, ToolClass, ToolFunction
+from turnwise.config_file import structure_config, to_dict
+from turnwise.config_structure import _converter, structure, unstructure
 from turnwise.errors import ConfigError, PluginError
 
 MINIMAL = {"data": {"path": "t"}, "agent": "a", "engine": "e"}
@@ -100,6 +101,7 @@ def test_every_kind_of_field_is_read_and_written():
     assert expected == structure(plain, Options)
     assert plain == unstructure(expected)
     assert Options() == structure({}, Options)
+    assert Options(either=None) == structure({"either": None}, Options)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +251,13 @@ def test_tools_are_told_apart_by_their_key():
     assert [{"name": "r"}, *tools[1:]] == to_dict(config)["tools"]
 
 
+def test_writing_needs_no_reading_first():
+    """What a file does not hold stays out of it, also in a process that has read none."""
+    _converter.cache_clear()
+    config = RunConfig(data=DataConfig(path="t"), agent=Choice("a"), engine=Choice("e"))
+    assert "base_dir" not in to_dict(config)
+
+
 def test_a_runtime_may_be_its_bare_name():
     """`runtime: local` means the section with that name and defaults."""
     plain = to_dict(structure_config({**MINIMAL, "runtime": "local"}, Path("/")))
@@ -314,6 +323,27 @@ def test_a_type_that_no_config_can_hold_is_the_plugins_fault():
 
     with pytest.raises(PluginError, match=r"^engine: .*Impossible.* cannot be read from a config"):
         structure({}, Impossible, path="engine")
+
+
+def test_an_annotation_for_type_checkers_only_is_the_plugins_fault():
+    """Its name is not there when a config is read."""
+
+    @frozen
+    class Impossible:
+        thing: "NotImported" = None  # noqa: F821
+
+    with pytest.raises(PluginError, match=r"annotations of .*Impossible cannot be resolved: name 'NotImported'"):
+        structure({}, Impossible)
+
+
+def test_a_converter_of_the_class_runs_before_its_validator():
+    """The annotation says what a file holds, the converter what the object does."""
+
+    @frozen
+    class Sizes:
+        sizes: list[int] = field(converter=tuple, validator=validators.instance_of(tuple))
+
+    assert Sizes((1, 2)) == structure({"sizes": [1, 2]}, Sizes)
 
 
 def test_a_default_that_no_config_can_hold_is_the_plugins_fault():

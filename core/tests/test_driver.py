@@ -104,9 +104,8 @@ class ConstantReward:
 class SomeTool:
     """One tool whose behaviour the test chooses."""
 
-    schema = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-
     def __init__(self, execute):
+        self.schema = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
         self.run = execute
         self.released = 0
 

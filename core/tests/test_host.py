@@ -10,13 +10,11 @@ from typing import get_args
 
 import attrs
 import pytest
-from attrs import frozen
 
-from turnwise.config import KIND, Choice, DataConfig, RunConfig, ToolFunction
-from turnwise.errors import ConfigError, DuplicateNameError, EngineError, PluginError
-from turnwise.host import ALLOW_VARIABLE, KINDS, Host, Kind, LoadedPlugin, load, resolve
+from turnwise.config import KIND, RunConfig
+from turnwise.errors import ConfigError, DuplicateNameError, PluginError
+from turnwise.host import ALLOW_VARIABLE, KINDS, Host, Kind, LoadedPlugin, load
 from turnwise.protocols import Resources
-from turnwise.registry import NoConfig
 from turnwise.types import PluginPin, PluginRecipe
 
 HEADER = "from attrs import frozen\nimport turnwise\n"
@@ -67,11 +65,6 @@ def complaint(error: type[Exception], call, *arguments: object, **options: objec
 
 def named(host: Host, *names: str) -> list[LoadedPlugin]:
     return [plugin for plugin in host.plugins if plugin.name in names]
-
-
-def config_of(**changes: object) -> RunConfig:
-    changes = {"agent": Choice("a"), "engine": Choice("e"), **changes}
-    return RunConfig(data=DataConfig(path="t"), base_dir=Path("/base"), **changes)
 
 
 def test_every_hook_has_a_registry_and_every_choice_a_hook():
@@ -366,99 +359,3 @@ def test_options_become_the_config_of_the_entry(site):
 def test_an_unknown_name_without_a_path_is_just_that():
     """A call from code has no place in a config."""
     assert complaint(PluginError, Host().build, "tools", "t", {}, Resources()) == "unknown tool 't'; none is installed"
-
-
-@frozen
-class Options:
-    """Options of fakes with a default, a path and a number."""
-
-    path: Path = Path("x")
-    size: int = 1
-
-
-def host_with(factory=lambda config, resources: config, **names: str) -> Host:
-    """Return a host with `Options` under these names."""
-    host = Host()
-    for kind, name in names.items():
-        registry = host.registry(kind)
-        with registry.owned_by("fake"):
-            registry.add(name, factory, config=Options)
-    return host
-
-
-def test_what_a_factory_raises_on_purpose_passes_unchanged():
-    """Its text was written for the user."""
-    error = EngineError("no device")
-
-    def factory(config, resources):
-        raise error
-
-    with pytest.raises(EngineError) as caught:
-        host_with(factory, engines="e").build("engines", "e", {}, Resources())
-    assert error is caught.value
-
-
-def test_what_a_factory_raises_by_mistake_names_the_plugin():
-    """The user learns whom to ask."""
-
-    def factory(config, resources):
-        raise KeyError("x")
-
-    host = host_with(factory, engines="e")
-    text = "engine 'e' of plugin 'fake' cannot be built: KeyError: 'x'"
-    assert f"engine: {text}" == complaint(PluginError, host.build, "engines", "e", {}, Resources(), path="engine")
-    assert f"engines: {text}" == complaint(PluginError, host.build, "engines", "e", {}, Resources())
-
-
-def test_resolving_fills_in_the_defaults_of_plugins():
-    """Every choice of a config is resolved, wherever it stands; paths start from the config's folder."""
-    host = host_with(agents="a", engines="e", tools="t", observers="o", rewards="r")
-    config = config_of(
-        agent=Choice("a", {"size": 2}),
-        agents={"other": Choice("a", {"path": "y"})},
-        reward=Choice("r"),
-        tools=(Choice("t"), ToolFunction("m:f")),
-        tool_modules=("m",),
-        observers=(Choice("o", {"path": "/abs"}),),
-    )
-    resolved = resolve(config, host)
-    assert Choice("a", {"path": "/base/x", "size": 2}) == resolved.agent
-    assert {"other": Choice("a", {"path": "/base/y", "size": 1})} == resolved.agents
-    assert Choice("e", {"path": "/base/x", "size": 1}) == resolved.engine
-    assert Choice("r", {"path": "/base/x", "size": 1}) == resolved.reward
-    assert (Choice("t", {"path": "/base/x", "size": 1}), ToolFunction("m:f")) == resolved.tools
-    assert (Choice("o", {"path": "/abs", "size": 1}),) == resolved.observers
-    assert resolved.parser is None
-
-
-def test_resolving_twice_changes_nothing_more():
-    """A run that is started from the config it recorded is the same run."""
-    host = host_with(agents="a", engines="e")
-    once = resolve(config_of(agent=Choice("a", {"path": "y"})), host)
-    assert once == resolve(once, host)
-
-
-def test_resolving_reports_every_misfit():
-    """One line for each, with its path."""
-    host = host_with(agents="a", tools="t")
-    config = config_of(
-        agent=Choice("a", {"size": "x", "siz": 1}),
-        agents={"b": Choice("aa")},
-        tools=(Choice("t"), Choice("t", {"path": 3})),
-    )
-    assert complaint(ConfigError, resolve, config, host).splitlines() == [
-        "agent.size: expected an integer, got 'x'",
-        "agent.siz: unknown key; did you mean 'size'?",
-        "engine: unknown engine 'e'; none is installed",
-        "agents.b: unknown agent 'aa'; did you mean 'a'?",
-        "tools.1.path: expected a path, got 3",
-    ]
-
-
-def test_a_part_without_options_takes_none():
-    """The hint does not offer keys that are not there."""
-    host = Host()
-    host.agents.add("a", print, config=NoConfig)
-    host.engines.add("e", print)
-    config = config_of(agent=Choice("a", {"x": 1}))
-    assert complaint(ConfigError, resolve, config, host) == "agent.x: unknown key; there are no options"

@@ -208,9 +208,9 @@ def test_leaving_a_stream_aborts_the_rest():
 
     async def first(running):
         stream = running.stream(tasks(3))
-        async for result in stream:
-            await stream.aclose()
-            return result
+        result = await anext(stream)
+        await stream.aclose()
+        return result
 
     with manager(engine, observers=[Ear()]) as running:
         assert asyncio.run(first(running)).task.uid == "task0"

@@ -1,6 +1,7 @@
 """Tests of `turnwise.tools`, `turnwise.function_tool` and `turnwise.tool_schema`."""
 
 import asyncio
+import contextvars
 import functools
 import json
 import sys
@@ -317,6 +318,83 @@ class TestFunctionTools:
             return next(iter(()))
 
         assert call_once(function_tool(probe)) == ToolResult(text="Error: RuntimeError: StopIteration: ", error=True)
+
+    def test_any_number_of_blocking_calls_overlap(self):
+        """There is no pool to be filled."""
+
+        def block() -> str:
+            time.sleep(0.2)
+            return ""
+
+        async def run() -> None:
+            async with ToolBox([function_tool(block)]).session(TASK) as session, asyncio.TaskGroup() as group:
+                for _ in range(100):
+                    group.create_task(session.call(ToolCall(name="block")))
+
+        started = time.perf_counter()
+        asyncio.run(run())
+        assert time.perf_counter() - started < 2
+
+    def test_a_call_that_hangs_is_left_behind(self):
+        """Neither the deadline of the call nor the end of the loop waits for its thread."""
+        release = threading.Event()
+        ended = threading.Event()
+
+        def hang() -> str:
+            release.wait()
+            ended.set()
+            return "late"
+
+        async def run() -> None:
+            async with ToolBox([function_tool(hang)]).session(TASK) as session:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await session.call(ToolCall(name="hang"))
+
+        started = time.perf_counter()
+        asyncio.run(run())
+        assert time.perf_counter() - started < 2
+        release.set()
+        assert ended.wait(5)
+
+    def test_an_answer_that_comes_after_the_deadline_is_dropped(self):
+        """While the loop still runs."""
+
+        def late() -> str:
+            time.sleep(0.05)
+            return "late"
+
+        async def run() -> str:
+            async with ToolBox([function_tool(late)]).session(TASK) as session:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.01):
+                        await session.call(ToolCall(name="late"))
+                await asyncio.sleep(0.1)
+                return (await session.call(ToolCall(name="late"))).text
+
+        assert asyncio.run(run()) == "late"
+
+    def test_threads_see_the_context_of_their_task(self):
+        """Log lines of a tool carry what was bound for its episode."""
+        name: contextvars.ContextVar[str] = contextvars.ContextVar("name", default="none")
+
+        def probe() -> str:
+            return name.get()
+
+        async def run() -> str:
+            name.set("episode 7")
+            async with ToolBox([function_tool(probe)]).session(TASK) as session:
+                return (await session.call(ToolCall(name="probe"))).text
+
+        assert asyncio.run(run()) == "episode 7"
+
+    def test_an_exit_in_a_thread_is_an_answer(self):
+        """A tool cannot end the run."""
+
+        def leave() -> str:
+            sys.exit(3)
+
+        assert call_once(function_tool(leave)) == ToolResult(text="Error: SystemExit: 3", error=True)
 
     def test_a_schema_of_ones_own_replaces_the_annotations(self):
         """Then parameters need no annotation, but the schema must fit the function."""

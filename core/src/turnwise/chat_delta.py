@@ -29,7 +29,6 @@ from turnwise.chat_probe import (
     TURN_MARK,
     Plain,
     Turn,
-    common_start,
     contexts,
     excerpt,
     inline_reasoning,
@@ -112,7 +111,7 @@ class Joint:
         """Return the text behind `end` out of the text behind the probe's turn."""
         parts = tail.split(self.end, self.num_ends)
         if len(parts) <= self.num_ends:
-            raise TemplateError(f"a turn before them may end differently: {excerpt(tail)}")
+            raise TemplateError(f"the template ends a turn differently before these messages: {excerpt(tail)}")
         return parts[-1]
 
     def start(self, last_token: str | None) -> str:
@@ -169,7 +168,7 @@ class JointFinder:
         before = [*BASE, turn.message()]
         tail, num_marks = _tail(self._renderer.render([*before, *messages]), messages)
         short = self._renderer.render(before, generate=False).rpartition(TURN_MARK)[2]
-        (start, end), stop = self._end_of_turn(before, short, tail)
+        (start, end), stop = self._end_of_turn(short, tail)
         first = tail.index(messages[0]["content"])
         if not 0 < end <= first:
             raise TemplateError("no special token separates them from the turn of the model")
@@ -195,12 +194,11 @@ class JointFinder:
         except TemplateError:
             return ""
 
-    def _end_of_turn(self, before: Sequence[Plain], short: str, tail: str) -> tuple[Span, str]:
+    def _end_of_turn(self, short: str, tail: str) -> tuple[Span, str]:
         """
         Return the span of the end-of-turn token in the tail, and the stop token's text where that is another.
 
         Args:
-            before: the probe up to its turn.
             short: text behind the turn when nothing follows it.
             tail: text behind the turn when the new messages follow.
         """
@@ -208,18 +206,9 @@ class JointFinder:
         for span in reversed(short_spans):
             if tail.startswith(short[: span[1]]):
                 return span, ""
+        # A last turn ends in another way than the others, or with nothing at all.
         stop = short[slice(*short_spans[0])] if short_spans else ""
-        spans = self._tokenizer.special_spans(tail[: self._num_shared(before, tail)])
-        spans = spans or self._tokenizer.special_spans(tail)
-        return (spans[0] if spans else (0, 0)), stop
-
-    def _num_shared(self, before: Sequence[Plain], tail: str) -> int:
-        """Return how many characters stand behind the turn whatever follows, a message or the next turn."""
-        try:
-            other = self._renderer.render(before).rpartition(TURN_MARK)[2]
-        except TemplateError:
-            return 0
-        return common_start(tail, other)
+        return next(iter(self._tokenizer.special_spans(tail)), (0, 0)), stop
 
     def _prove(self, joint: Joint) -> Joint:
         """Return the joint with all that its proof finds out."""

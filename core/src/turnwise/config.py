@@ -35,7 +35,8 @@ IN_FILE: Final = "turnwise_in_file"
 SCHEMA: Final = "turnwise_schema"
 """Key of a field's metadata: JSON Schema keywords for what its validator checks."""
 
-_PACKAGE: Final = "package:"
+PACKAGE: Final = "package:"
+"""Begins a path inside an installed package."""
 _MODULE: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
 TARGET_PATTERN: Final = rf"^{_MODULE}:[A-Za-z_][A-Za-z0-9_]*$"
 MODULE_PATTERN: Final = rf"^{_MODULE}$"
@@ -350,7 +351,7 @@ class RunConfig:
         Raises:
             ConfigError: the package of a `package:` path is not installed or does not ship it.
         """
-        if path.startswith(_PACKAGE):
+        if path.startswith(PACKAGE):
             return _in_package(path)
         return self.base_dir / Path(path).expanduser()
 
@@ -358,7 +359,7 @@ class RunConfig:
         """Return the model with its paths located; `ConfigError` as in `locate`."""
         model = self.model
         path = model.path
-        if path is not None and path.startswith(_PACKAGE) and "/" not in path:
+        if path is not None and path.startswith(PACKAGE) and "/" not in path:
             path = f"{path}/model"
         return ModelSpec(
             path=None if path is None else self.locate(path),
@@ -370,7 +371,7 @@ class RunConfig:
 
 
 def _in_package(path: str) -> Path:
-    name, _, rest = path.removeprefix(_PACKAGE).partition("/")
+    name, _, rest = path.removeprefix(PACKAGE).partition("/")
     inner = PurePosixPath(rest)
     if not name.isidentifier() or inner.is_absolute() or ".." in inner.parts:
         raise ConfigError(f"{path}: expected package:NAME/PATH with a top-level package and a path inside it")

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from attrs import evolve
 
-from turnwise.config import RunConfig
-from turnwise.config_structure import shown, structure_config, to_dict
+from turnwise.config import PACKAGE, RunConfig
+from turnwise.config_structure import shown, structure, unstructure
 from turnwise.errors import ConfigError
 
 MAX_BYTES: Final = 1 << 20
@@ -57,6 +58,36 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     except ConfigError as error:
         lines = str(error).splitlines()
         raise ConfigError("\n".join(f"{source}: {line}" for line in lines)) from error
+
+
+def structure_config(data: Any, base_dir: Path) -> RunConfig:
+    """Make a run's config from plain values; `ConfigError` with one line for each misfit."""
+    config: RunConfig = structure(data, RunConfig)
+    return evolve(config, base_dir=base_dir)
+
+
+def anchored(config: RunConfig) -> RunConfig:
+    """Return the config with its relative paths made absolute, so that it means the same in any folder."""
+
+    def anchor(path: str) -> str:
+        return path if path.startswith(PACKAGE) else str(config.locate(path).absolute())
+
+    def anchor_if_set(path: str | None) -> str | None:
+        return None if path is None else anchor(path)
+
+    model, data = config.model, config.data
+    return evolve(
+        config,
+        model=evolve(model, path=anchor_if_set(model.path), chat_template=anchor_if_set(model.chat_template)),
+        data=evolve(data, path=anchor(data.path), validation_path=anchor_if_set(data.validation_path)),
+        tools_file=anchor_if_set(config.tools_file),
+    )
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """Return what `structure_config` takes: every key but `base_dir`, the defaults included."""
+    result: dict[str, Any] = unstructure(config)
+    return result
 
 
 def dump_yaml(config: RunConfig) -> str:

@@ -34,7 +34,7 @@ from cattrs.errors import (
 )
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
-from turnwise.config import IN_FILE, Choice, RunConfig, RuntimeConfig, ToolClass, ToolEntry, ToolFunction, plain
+from turnwise.config import IN_FILE, Choice, RuntimeConfig, ToolClass, ToolEntry, ToolFunction, plain
 from turnwise.errors import ConfigError, PluginError
 from turnwise.registry import did_you_mean
 
@@ -85,12 +85,6 @@ def structure(data: Any, kind: type[T] | Any, *, path: str = "", base_dir: Path 
     return result
 
 
-def structure_config(data: Any, base_dir: Path) -> RunConfig:
-    """Make a run's config from plain values; `ConfigError` with one line for each misfit."""
-    config: RunConfig = structure(data, RunConfig)
-    return attrs.evolve(config, base_dir=base_dir)
-
-
 def unstructure(value: Any) -> Any:
     """
     Return an object of a config class as what JSON and YAML can hold: the inverse of `structure`.
@@ -104,15 +98,17 @@ def unstructure(value: Any) -> Any:
         raise PluginError(f"{type(value).__name__} cannot be written as a config: {error}") from error
 
 
-def to_dict(config: RunConfig) -> dict[str, Any]:
-    """Return what `structure_config` takes: every key but `base_dir`, the defaults included."""
-    result: dict[str, Any] = unstructure(config)
-    return result
-
-
 def file_fields(kind: type) -> tuple[attrs.Attribute[Any], ...]:
-    """Return the fields of an attrs class that a file may set, their annotations resolved."""
-    attrs.resolve_types(kind)
+    """
+    Return the fields of an attrs class that a file may set, their annotations resolved.
+
+    Raises:
+        PluginError: an annotation names what is not there, as with an import for type checkers only.
+    """
+    try:
+        attrs.resolve_types(kind)
+    except NameError as error:
+        raise PluginError(f"the annotations of {kind.__qualname__} cannot be resolved: {error}") from error
     return tuple(item for item in attrs.fields(kind) if item.init and item.metadata.get(IN_FILE, True))
 
 
@@ -135,6 +131,9 @@ def _converter(base_dir: Path | None) -> Converter:
         converter.register_structure_hook(kind, _structure_scalar)
     converter.register_structure_hook(Path, lambda value, _: _structure_path(value, base_dir))
     converter.register_structure_hook(Choice, _structure_choice)
+    converter.register_unstructure_hook_factory(
+        attrs.has, lambda kind: make_dict_unstructure_fn(kind, converter, **_omitted(kind))
+    )
     converter.register_unstructure_hook(Choice, lambda choice: {"name": choice.name, **choice.options})
     converter.register_unstructure_hook(ToolClass, lambda tool: {"class": tool.target, **tool.options})
     # Later registrations are asked first.
@@ -298,13 +297,13 @@ def _mapping_hook(kind: Any, converter: Converter) -> Structure:
 
 
 def _alternative_hook(kind: Any, converter: Converter) -> Structure:
+    members = set(get_args(kind))
+
     # The exact type first, so that 1 stays an integer where a float would do as well.
     def structure_alternative(value: Any, _kind: Any) -> Any:
-        for member in sorted(get_args(kind), key=lambda member: type(value) is not member):
-            if member is type(None):
-                if value is None:
-                    return None
-                continue
+        if value is None and type(None) in members:
+            return None
+        for member in sorted(members - {type(None)}, key=lambda member: type(value) is not member):
             try:
                 return converter.structure(value, member)
             except _MISFITS:
@@ -314,14 +313,14 @@ def _alternative_hook(kind: Any, converter: Converter) -> Structure:
     return structure_alternative
 
 
+def _omitted(kind: Any) -> Any:  # Any: mypy takes a ** for all of the keyword parameters
+    return {item.name: override(omit=True) for item in attrs.fields(kind) if not item.metadata.get(IN_FILE, True)}
+
+
 def _class_hook(kind: Any, converter: Converter) -> Structure:
     fields = file_fields(kind)
-    # Any: mypy takes a ** for all of the keyword parameters.
-    omitted: Any = {item.name: override(omit=True) for item in attrs.fields(kind) if item.init and item not in fields}
     checked: Any = {item.name: override(struct_hook=_checked(item, converter)) for item in fields if item.validator}
-    inner = make_dict_structure_fn(kind, converter, **checked, **omitted)
-    if omitted:
-        converter.register_unstructure_hook(kind, make_dict_unstructure_fn(kind, converter, **omitted))
+    inner = make_dict_structure_fn(kind, converter, **checked, **_omitted(kind))
 
     def structure_class(value: Any, _kind: Any) -> Any:
         if not isinstance(value, Mapping):
@@ -334,13 +333,14 @@ def _class_hook(kind: Any, converter: Converter) -> Structure:
 
 def _checked(item: attrs.Attribute[Any], converter: Converter) -> Structure:
     """Validate a field where it is read: attrs itself stops at the first field that is wrong."""
+    validator: Any = item.validator
 
     def structure_field(value: Any, _kind: Any) -> Any:
         result: Any = converter.structure(value, item.type or Any)
-        if item.validator is not None and item.converter is None:
+        if item.converter is None:
             # A validator that looks at other fields has none here; attrs runs it again, on the whole object.
             with suppress(AttributeError):
-                item.validator(None, item, result)
+                validator(None, item, result)
         return result
 
     return structure_field

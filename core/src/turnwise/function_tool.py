@@ -1,19 +1,23 @@
 """
 Tools made from typed Python functions: annotations become the schema, the docstring its descriptions.
 
-Sync functions run in threads, so that a tool that blocks never blocks the episodes of others.
+A sync function runs in a thread of its own, so one that blocks holds up no episode but its own. Not in a pool: calls
+that hang would fill it, and `asyncio.run` would wait for them in the end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import inspect
 import json
 import re
+import threading
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, Union
 
@@ -33,8 +37,8 @@ class FunctionTool:
     A tool made from a Python function by `function_tool`; it has no sessions and gives no rewards of its own.
 
     Attributes:
-        func: sync or async; a sync one runs in a thread, so it may block but must be thread-safe, and it goes on in
-            its thread after the call's deadline has passed.
+        func: sync or async; a sync one runs in a thread, so it may block but must be thread-safe. Its thread goes on
+            after the call's deadline has passed, and never keeps the process alive.
         schema: in OpenAI form.
     """
 
@@ -53,18 +57,40 @@ class FunctionTool:
             keywords[name] = self._converters[name](keywords[name])
         if self._is_async:
             return as_result(await self.func(**keywords))
-        return as_result(await asyncio.to_thread(_call, self.func, keywords))
+        return as_result(await _in_thread(self.func, keywords))
 
     async def release(self, session: object) -> None:
         """End nothing."""
 
 
-def _call(func: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
-    try:
-        return func(**keywords)
-    except StopIteration as error:
-        # A future cannot hold a StopIteration: whoever waits for it would wait for ever.
-        raise RuntimeError(f"StopIteration: {error}") from error
+async def _in_thread(func: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
+    """Wait for a call in a daemon thread with this task's context variables."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[Any] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(value: Any, error: BaseException | None) -> None:
+        if outcome.done():  # the call was cancelled; nobody waits any more
+            return
+        if error is None:
+            outcome.set_result(value)
+        else:
+            outcome.set_exception(error)
+
+    def run() -> None:
+        value, error = None, None
+        try:
+            value = context.run(func, **keywords)
+        except StopIteration as stop:
+            # A future cannot hold a StopIteration: whoever waits for it would wait for ever.
+            error = RuntimeError(f"StopIteration: {stop}")
+        except BaseException as raised:  # noqa: BLE001 - raised where the call is awaited
+            error = raised
+        with suppress(RuntimeError):  # the loop was closed in the meantime
+            loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=run, name=f"tool {func!r}", daemon=True).start()
+    return await outcome
 
 
 def function_tool(func: Callable[..., Any], *, name: str = "", schema: Schema | None = None) -> FunctionTool:

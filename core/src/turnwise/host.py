@@ -228,15 +228,11 @@ def load(recipe: PluginRecipe | None = None) -> Host:
     allow = _allowed(recipe)
     installed = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     points = _chosen(installed, allow)
-    found = [_found(point) for point in points]
-    _check_pins(recipe.pins, found)
+    _check_pins(recipe.pins, [_found(point) for point in points])
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(hookspecs)
     host = Host(skipped=tuple(sorted({point.name for point in installed} - {point.name for point in points})))
-    plugins = []
-    for point, plugin in zip(points, found, strict=True):
-        required = allow is not None or plugin.name == BUILTINS
-        plugins.append(_loaded(point, plugin, manager, host, required=required))
+    plugins = [_loaded(point, manager, host, required=allow is not None or point.name == BUILTINS) for point in points]
     manager.check_pending()
     return evolve(host, plugins=tuple(plugins))
 
@@ -293,9 +289,8 @@ def _check_pins(pins: tuple[PluginPin, ...], found: list[LoadedPlugin]) -> None:
         raise PluginError(f"plugins differ from the driver's: {'; '.join(different)}")
 
 
-def _loaded(
-    point: EntryPoint, plugin: LoadedPlugin, manager: pluggy.PluginManager, host: Host, *, required: bool
-) -> LoadedPlugin:
+def _loaded(point: EntryPoint, manager: pluggy.PluginManager, host: Host, *, required: bool) -> LoadedPlugin:
+    plugin = _found(point)
     try:
         module = point.load()
     except (Exception, SystemExit) as error:

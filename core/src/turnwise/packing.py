@@ -294,10 +294,9 @@ def pack(results: Sequence[EpisodeResult], *, pad_token_id: int) -> PackedBatch:
     arrays: dict[str, NDArray[Any]] = {
         name: _joined([getattr(t, name) for t in records], dtype) for name, dtype in TOKEN_DTYPES.items()
     }
-    in_response = np.repeat(np.tile([False, True], len(records)), np.stack([prompt_lens, response_lens], 1).ravel())
-    for name, values in _response_columns(sources, response_lens).items():
-        arrays[name] = np.full(len(in_response), FILLS.get(name, 0), RESPONSE_DTYPES[name])
-        arrays[name][in_response] = values
+    arrays |= _response_columns(sources)
+    trainable = np.array([source.result.trainable for source in sources], bool)
+    arrays["loss_mask"] = arrays["response_mask"] * np.repeat(trainable, prompt_lens + response_lens)
     arrays["cu_seqlens"] = np.concatenate([[0], np.cumsum(prompt_lens + response_lens)]).astype(np.int32)
     arrays["prompt_lens"] = prompt_lens
     arrays["num_turns"] = np.array([len(t.turns()) for t in records], np.int64)
@@ -306,18 +305,21 @@ def pack(results: Sequence[EpisodeResult], *, pad_token_id: int) -> PackedBatch:
     return PackedBatch(**tensors, rows=tuple(map(_row, sources)), pad_token_id=pad_token_id)
 
 
-def _response_columns(sources: Sequence[_Source], response_lens: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    """Return the columns of `RESPONSE_DTYPES`, each with a value for every response token."""
-    records = [source.trajectory for source in sources]
-    mask = _joined([t.response_mask for t in records], np.int64)
-    trainable = np.array([source.result.trainable for source in sources], bool)
-    return {
-        "response_mask": mask,
-        "loss_mask": mask * np.repeat(trainable, response_lens),
-        "rollout_log_probs": _joined([t.logprobs for t in records], np.float32),
-        "rm_scores": _joined([_scores(source) for source in sources], np.float32),
-        "weight_versions": _joined([t.weight_versions for t in records], np.int32),
+def _response_columns(sources: Sequence[_Source]) -> dict[str, NDArray[Any]]:
+    """Return what the records and scores say of response tokens, each (N,): prompts hold the column's fill."""
+    values: dict[str, list[NDArray[Any]]] = {
+        "response_mask": [source.trajectory.response_mask for source in sources],
+        "rollout_log_probs": [source.trajectory.logprobs for source in sources],
+        "rm_scores": [_scores(source) for source in sources],
+        "weight_versions": [source.trajectory.weight_versions for source in sources],
     }
+    lens = [source.trajectory.num_prompt_tokens for source in sources]
+    columns = {}
+    for name, responses in values.items():
+        prompt = np.full(max(lens, default=0), FILLS.get(name, 0), RESPONSE_DTYPES[name])
+        pieces = [piece for size, own in zip(lens, responses, strict=True) for piece in (prompt[:size], own)]
+        columns[name] = _joined(pieces, RESPONSE_DTYPES[name])
+    return columns
 
 
 def _sources(result: EpisodeResult) -> Iterator[_Source]:

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
-import structlog
 from rich.console import Console
 
 from turnwise.cli.exit_codes import FAILED, OK
 from turnwise.cli.progress import Tally, progress_view
-from turnwise.config_file import dump_yaml, load_config
+from turnwise.config_file import anchored, dump_yaml, load_config
 from turnwise.display import results_table, summary_table
 from turnwise.errors import ConfigError, EngineError
 from turnwise.host import resolve
 from turnwise.result import EpisodeResult
 from turnwise.runtime.assembly import host_of, manager_of, tasks_of
-from turnwise.runtime.manager import RolloutManager
+from turnwise.runtime.manager import FinishedEpisodes, RolloutManager
 from turnwise.storage import TrajectoryWriter
 from turnwise.summary import summarize, write_metrics
 from turnwise.telemetry import configure_logging
-from turnwise.types import Status, Task
+from turnwise.types import Status
 
 CONFIG_FILE: Final = "config.resolved.yaml"
 TRAJECTORIES_FILE: Final = "trajectories.parquet"
@@ -61,15 +65,17 @@ class RolloutCommand:
         tasks = tasks_of(config)
         tally = Tally()
         manager = manager_of(config, host, observers=[tally])
-        total = len(manager.plan.specs(tasks, global_step=0, validation=config.rollout.validation))
+        manager.plan.specs(tasks, global_step=0, validation=False)  # a bad row is refused before an engine starts
         out = _prepared(arguments.out, overwrite=arguments.overwrite)
-        (out / CONFIG_FILE).write_text(dump_yaml(config), encoding="utf-8")
+        (out / CONFIG_FILE).write_text(dump_yaml(anchored(config)), encoding="utf-8")
         with manager:
-            episodes = manager.iterate(
+            episodes = manager.numbered(
                 tasks, global_step=config.rollout.global_step, validation=config.rollout.validation
             )
-            outcome = _Run(manager, tally, total, out).collect(episodes, tasks)
-        return _finish(outcome, out)
+            run = _Run(manager, tally, out)
+            with _interrupts(run, episodes):
+                run.collect(episodes)
+        return _finish(run)
 
 
 def _prepared(out: Path, *, overwrite: bool) -> Path:
@@ -88,61 +94,68 @@ def _prepared(out: Path, *, overwrite: bool) -> Path:
 class _Run:
     """A run under way: shows progress, writes what finishes, and survives an interrupt."""
 
-    def __init__(self, manager: RolloutManager, tally: Tally, total: int, out: Path) -> None:
+    def __init__(self, manager: RolloutManager, tally: Tally, out: Path) -> None:
         self.manager = manager
         self.tally = tally
-        self.total = total
         self.out = out
         self.results: list[EpisodeResult] = []
         self.interrupted = False
         self.summary: dict[str, Any] = {}
 
-    def collect(self, episodes: Iterator[EpisodeResult], tasks: Sequence[Task]) -> _Run:
+    def collect(self, episodes: FinishedEpisodes) -> None:
         """Take every episode, write it, and then the batch and the metrics."""
         started = time.perf_counter()
         chat = self.manager.chat
-        console = Console(stderr=True)
+        numbered: list[tuple[int, EpisodeResult]] = []
         with (
             TrajectoryWriter(self.out / TRAJECTORIES_FILE, decode=chat.tokenizer.decode if chat else None) as writer,
-            progress_view(self.tally, self.total, console) as view,
+            progress_view(self.tally, episodes.total, Console(stderr=True)) as view,
         ):
-            for result in self._survivors(episodes):
-                writer.write(result)
-                self.results.append(result)
+            for number, result in episodes:
+                if result.status is not Status.ABORTED or result.trajectories:  # an episode that began
+                    writer.write(result)
+                    numbered.append((number, result))
                 view.update()
-        place = {task.uid: index for index, task in enumerate(tasks)}
-        self.results.sort(key=lambda result: (place[result.task.uid], result.rollout_n))
+        self.results = [result for _number, result in sorted(numbered, key=lambda pair: pair[0])]
         self.summary = summarize(self.results, wall_s=time.perf_counter() - started)
         self.summary["interrupted"] = self.interrupted
         write_metrics(self.out / METRICS_FILE, self.summary)
         if self.results:
             self.manager.collate(self.results).save(self.out / BATCH_FILE)
-        return self
-
-    def _survivors(self, episodes: Iterator[EpisodeResult]) -> Iterator[EpisodeResult]:
-        """Yield what has a record or a fault of its own; the first interrupt asks the rest to stop."""
-        while True:
-            try:
-                result = next(episodes)
-            except StopIteration:
-                return
-            except KeyboardInterrupt:
-                if self.interrupted:
-                    return
-                self.interrupted = True
-                structlog.get_logger().warning("interrupted: keeping what there is; again to stop at once")
-                self.manager.abort()
-                continue
-            if result.status is not Status.ABORTED or result.trajectories:
-                yield result
 
 
-def _finish(run: _Run, out: Path) -> int:
+@contextmanager
+def _interrupts(run: _Run, episodes: FinishedEpisodes) -> Iterator[None]:
+    """
+    Make Ctrl-C end the run in good order: once asks the episodes to stop, twice goes on without them.
+
+    The handler raises nothing, so an interrupt can neither lose an episode nor break a file.
+    """
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        if run.interrupted:
+            episodes.close()
+            return
+        run.interrupted = True
+        sys.stderr.write("\nturnwise: interrupted: keeping what there is; again to go on without the rest\n")
+        run.manager.abort()
+
+    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+        yield
+        return
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _finish(run: _Run) -> int:
     """Print the tables and return the exit code."""
     console = Console()
-    console.print(results_table(run.results, limit=_SHOWN_EPISODES))
     console.print(summary_table(run.summary))
-    console.print(f"wrote {out}", highlight=False)
+    console.print(f"wrote {run.out}; to look at one episode: turnwise show {run.out} 0", soft_wrap=True, markup=False)
+    console.print(results_table(run.results, limit=_SHOWN_EPISODES))
     failed = [result for result in run.results if result.status is Status.FAILED]
     if run.results and len(failed) == len(run.results):
         fault = failed[0].fault

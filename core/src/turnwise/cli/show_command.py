@@ -12,7 +12,7 @@ from turnwise.chat import load_chat
 from turnwise.cli.exit_codes import OK
 from turnwise.cli.rollout_command import CONFIG_FILE, TRAJECTORIES_FILE
 from turnwise.config_file import load_config
-from turnwise.display import results_table, trajectory_text
+from turnwise.display import literal, results_table, trajectory_view
 from turnwise.errors import ConfigError, DataError, TurnwiseError
 from turnwise.result import EpisodeResult
 from turnwise.storage import read_results
@@ -55,10 +55,10 @@ def _print_one(console: Console, results: Sequence[EpisodeResult], index: int, d
     result = results[index]
     console.print(results_table([result]))
     for trajectory in result.trajectories:
-        console.print(trajectory_text(trajectory, decode, color=not console.no_color and console.is_terminal))
+        console.print(trajectory_view(trajectory, decode, color=not console.no_color and console.is_terminal))
     fault = result.fault
     if fault is not None:
-        console.print(f"{result.status}: {fault.owner}: {fault.kind}: {fault.message}", markup=False)
+        console.print(literal(f"{result.status}: {fault.owner}: {fault.kind}: {fault.message}"), markup=False)
 
 
 def decoder(folder: Path) -> Decode:

@@ -50,8 +50,14 @@ class Runtime(Protocol):
 
 @define(eq=False)
 class FinishedEpisodes:
-    """Episodes with their places, as they finish. Not a generator, so that an interrupt does not end it."""
+    """
+    Episodes with their places, as they finish. Not a generator, so that an interrupt does not end it.
 
+    Attributes:
+        total: how many there will be.
+    """
+
+    total: int
     _finished: queue.SimpleQueue[Finished]
     _accept: Callable[[tuple[int, EpisodeResult] | BaseException], tuple[int, EpisodeResult] | None]
 
@@ -64,8 +70,12 @@ class FinishedEpisodes:
         while (item := self._finished.get()) is not None:
             if accepted := self._accept(item):
                 return accepted
-        self._finished.put(None)
+        self.close()
         raise StopIteration
+
+    def close(self) -> None:
+        """End the iteration, also one that waits in another thread or in the frame that a signal interrupted."""
+        self._finished.put(None)
 
 
 @define(eq=False)
@@ -133,7 +143,7 @@ class RolloutManager:
 
     def rollout(self, tasks: Iterable[Task], *, global_step: int = 0, validation: bool = False) -> list[EpisodeResult]:
         """Run every task and return the episodes in the order of the tasks."""
-        numbered = self._numbered(tasks, global_step=global_step, validation=validation)
+        numbered = self.numbered(tasks, global_step=global_step, validation=validation)
         return [result for _number, result in sorted(numbered, key=lambda pair: pair[0])]
 
     def iterate(
@@ -145,8 +155,14 @@ class RolloutManager:
         It can be asked again after an exception, such as an interrupt: call `abort`, and the rest follows soon with
         what it has.
         """
-        numbered = self._numbered(tasks, global_step=global_step, validation=validation)
-        return map(_result_of, numbered)
+        return map(_result_of, self.numbered(tasks, global_step=global_step, validation=validation))
+
+    def numbered(self, tasks: Iterable[Task], *, global_step: int = 0, validation: bool = False) -> FinishedEpisodes:
+        """Return the same iterator with the place of each episode in the order of the tasks, from 0."""
+        finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
+        specs = self.plan.specs(tasks, global_step=global_step, validation=validation)
+        self._launch(specs, finished.put)
+        return FinishedEpisodes(len(specs), finished, self._accepted)
 
     async def stream(
         self, tasks: Iterable[Task], *, global_step: int = 0, validation: bool = False
@@ -187,11 +203,6 @@ class RolloutManager:
         for postprocessor in self.plan.postprocessors:
             batch = batch.with_fields(postprocessor.process(batch))
         return batch
-
-    def _numbered(self, tasks: Iterable[Task], *, global_step: int, validation: bool) -> FinishedEpisodes:
-        finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
-        self._launch(self.plan.specs(tasks, global_step=global_step, validation=validation), finished.put)
-        return FinishedEpisodes(finished, self._accepted)
 
     def _launch(self, specs: Sequence[EpisodeSpec], put: Callable[[Finished], None]) -> None:
         if self._thread is None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 
+from turnwise.errors import InvariantError
 from turnwise.invariants import check_sampled, check_trajectory
 from turnwise.protocols import Agent, Episode
 from turnwise.record import Origin
@@ -184,10 +185,13 @@ def _expect_ended(run: Run) -> None:
 def _expect_sound(run: Run) -> None:
     """Check the record against the invariants and against what the engine returned."""
     trajectories, answers = run.result.trajectories, list(run.answers)
-    for trajectory in trajectories:
-        check_trajectory(trajectory)
-    if len(trajectories) == 1:
-        check_sampled(trajectories[0], answers)
+    try:
+        for trajectory in trajectories:
+            check_trajectory(trajectory)
+        if len(trajectories) == 1:
+            check_sampled(trajectories[0], answers)
+    except InvariantError as error:
+        raise AssertionError(f"the record is broken: {error}") from error
     recorded: Counter[int] = Counter()
     for trajectory in trajectories:
         recorded.update(trajectory.response_ids[trajectory.response_mask == 1].tolist())

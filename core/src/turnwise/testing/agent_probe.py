@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Any
@@ -230,32 +230,27 @@ class AgentProbe:
         """
         client = RecordingEngine(engine or await self._started())
         recipe = Recipe(agent=agent or self.make_agent(), reward=reward, tools=ToolBox(self.resources.tools))
-        spec = EpisodeSpec(
-            task=task, agent_name="probe", sampling=SamplingParams(stop_token_ids=self.chat.stop_token_ids)
-        )
-        async with asyncio.TaskGroup() as group:
-            services = Services(engine=client, spawn=group.create_task, interaction=self.resources.interaction)
-            episode = LiveEpisode(spec=spec, limits=limits or self.limits(), services=services)
-            if abort_after_s is not None:
-                asyncio.get_running_loop().call_later(abort_after_s, episode.abort)
-            result = await self._within(run_episode(episode, recipe), task)
+        sampling = SamplingParams(stop_token_ids=self.chat.stop_token_ids)
+        spec = EpisodeSpec(task=task, agent_name="probe", sampling=sampling)
+        try:
+            async with asyncio.timeout(self.timeout_s), asyncio.TaskGroup() as group:
+                services = Services(engine=client, spawn=group.create_task, interaction=self.resources.interaction)
+                episode = LiveEpisode(spec=spec, limits=limits or self.limits(), services=services)
+                if abort_after_s is not None:
+                    asyncio.get_running_loop().call_later(abort_after_s, episode.abort)
+                result = await run_episode(episode, recipe)
+        except TimeoutError:
+            raise AssertionError(f"the episode of task {task.uid!r} takes more than {self.timeout_s} s") from None
         return Run(result=result, answers=client.answers.get(episode.key, []), episode=episode)
+
+    async def run_all(self, **options: Any) -> list[Run]:
+        """Run every task, one after the other."""
+        return [await self.run(task, **options) for task in self.tasks]
 
     async def _started(self) -> ScriptedEngine:
         engine = self.engine()
         await engine.start()
         return engine
-
-    async def _within(self, episode: Awaitable[EpisodeResult], task: Task) -> EpisodeResult:
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                return await episode
-        except TimeoutError:
-            raise AssertionError(f"the episode of task {task.uid!r} takes more than {self.timeout_s} s") from None
-
-    async def run_all(self, **options: Any) -> list[Run]:
-        """Run every task, one after the other."""
-        return [await self.run(task, **options) for task in self.tasks]
 
 
 @frozen

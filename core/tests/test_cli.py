@@ -1,0 +1,396 @@
+"""The command line on a scripted engine: what it writes, what it prints, and its exit codes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from turnwise.batch import RolloutBatch
+from turnwise.cli import main
+from turnwise.cli.rollout_command import names_of_files
+from turnwise.storage import read_results
+from turnwise.testing.tokenizers import byte_tokenizer
+from turnwise.types import Status
+
+PLUGIN = """
+import turnwise
+from attrs import frozen
+
+
+@frozen
+class Config:
+    token_latency_s: float = 0.0
+    fails: bool = False
+
+
+def make(config, resources):
+    from turnwise.testing.scripted import Failure, RandomPolicy, ScriptedEngine
+
+    policy = RandomPolicy(seed=3, vocab_size=120, end_token_id=258, mean_tokens=9)
+    failures = (lambda request: Failure.ERROR) if config.fails else None
+    return ScriptedEngine(policy=policy, token_latency_s=config.token_latency_s, failures=failures)
+
+
+class Agent:
+    def __init__(self, config, resources):
+        self.chat = resources.chat
+
+    async def step(self, episode):
+        if episode.state == "pending":
+            episode.begin(self.chat.prompt(episode.messages))
+            return "generating"
+        await episode.generate(max_tokens=50)
+        return "terminated"
+
+
+class Length:
+    def score(self, episode):
+        return float(episode.trajectory.num_response_tokens)
+
+
+@turnwise.hookimpl
+def register_engines(registry):
+    registry.add("scripted", make, config=Config)
+
+
+@turnwise.hookimpl
+def register_agents(registry):
+    registry.add("once", Agent)
+
+
+@turnwise.hookimpl
+def register_rewards(registry):
+    registry.add("length", lambda config, resources: Length())
+"""
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder with an installed plugin: an engine, an agent and a reward that need no model."""
+    folder = tmp_path / "site"
+    info = folder / "acme_kit-1.0.dist-info"
+    info.mkdir(parents=True)
+    (folder / "acme_kit.py").write_text(PLUGIN)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-kit\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[turnwise]\nacme_kit = acme_kit\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "acme_kit", raising=False)
+    return folder
+
+
+@pytest.fixture
+def run_dir(tmp_path, site):
+    """A folder with a model's tokenizer, a data set of five rows and a config."""
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    rows = [{"messages": [{"role": "user", "content": f"Question {i}"}]} for i in range(5)]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = {
+        "model": {"path": "model"},
+        "data": {"path": "data.jsonl"},
+        "engine": "scripted",
+        "agent": "once",
+        "reward": "length",
+        "rollout": {"n": 2, "prompt_length": 64, "response_length": 64},
+        "plugins": ["acme_kit"],
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    return tmp_path
+
+
+def rollout(run_dir, *arguments):
+    return main(["rollout", str(run_dir / "run.yaml"), *arguments, "--out", str(run_dir / "out")])
+
+
+class TestRollout:
+    """`turnwise rollout`."""
+
+    def test_writes_everything(self, run_dir, capsys):
+        """
+        Four files, rows in the order of the data, and a table at the end.
+        """
+        assert rollout(run_dir) == 0
+
+        out = run_dir / "out"
+        assert sorted(path.name for path in out.iterdir()) == sorted(names_of_files())
+        batch = RolloutBatch.load(out / "batch.safetensors")
+        assert [(row.sample_index, row.rollout_n) for row in batch.rows] == [(i, n) for i in range(5) for n in (0, 1)]
+        results = read_results(out / "trajectories.parquet")
+        assert len(results) == 10
+        metrics = json.loads((out / "metrics.json").read_text())
+        assert metrics["episodes"] == 10
+        assert metrics["interrupted"] is False
+        printed = capsys.readouterr().out
+        assert "reward" in printed
+        assert "10 episodes" in printed or "episode" in printed
+
+    def test_the_resolved_config_runs_again(self, run_dir):
+        """
+        What was written as config gives the same rollout.
+        """
+        rollout(run_dir, "rollout.seed=5")
+        resolved = run_dir / "out" / "config.resolved.yaml"
+        assert main(["rollout", str(resolved), "--out", str(run_dir / "again")]) == 0
+
+        first, again = (
+            {r.uid: r.trajectories[0].input_ids.tolist() for r in read_results(run_dir / name)}
+            for name in ("out/trajectories.parquet", "again/trajectories.parquet")
+        )
+        assert first == again
+
+    def test_results_are_not_overwritten_unasked(self, run_dir, capsys):
+        """
+        A folder with results is kept unless it is given up by name.
+        """
+        assert rollout(run_dir) == 0
+        assert rollout(run_dir) == 2
+        assert "add --overwrite" in capsys.readouterr().err
+        assert rollout(run_dir, "--overwrite") == 0
+
+    def test_all_episodes_failed(self, run_dir, capsys):
+        """
+        A run in which nothing worked is not a success; its records are written all the same.
+        """
+        assert rollout(run_dir, "engine.fails=true") == 1
+        assert "all 10 episodes failed, the first by engine: EngineError" in capsys.readouterr().err
+        assert {r.status for r in read_results(run_dir / "out" / "trajectories.parquet")} == {Status.FAILED}
+
+    @pytest.mark.parametrize("interrupts", [1, 2])
+    def test_an_interrupt_keeps_what_there_is(self, run_dir, site, interrupts):
+        """
+        Ctrl-C in a real process: the episodes that ran are written, with what they had, and the exit code is 1.
+        """
+        command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", "engine.token_latency_s=0.05"]
+        environment = os.environ | {"PYTHONPATH": str(site)}
+        with (run_dir / "log").open("w") as log:
+            process = subprocess.Popen([*command, "--out", "out"], cwd=run_dir, env=environment, stdout=log, stderr=log)
+            wait_for(lambda: "rollout started" in (run_dir / "log").read_text(), process)
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            if interrupts == 2:
+                time.sleep(0.1)
+                process.send_signal(signal.SIGINT)
+            code = process.wait(timeout=60)
+
+        assert code == 1, (run_dir / "log").read_text()
+        assert "Traceback" not in (run_dir / "log").read_text()
+        if interrupts == 1:
+            results = read_results(run_dir / "out" / "trajectories.parquet")
+            assert len(results) == 10
+            assert json.loads((run_dir / "out" / "metrics.json").read_text())["interrupted"] is True
+            aborted = [r for r in results if r.status is Status.ABORTED]
+            assert aborted
+            assert all(r.trajectories[0].num_response_tokens > 0 for r in aborted)
+
+
+def wait_for(condition, process, timeout_s=60):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert process.poll() is None, "the process ended early"
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+class TestBadInput:
+    """Each ends with exit code 2 and one line that says what to do."""
+
+    @pytest.mark.parametrize(
+        ("override", "text"),
+        [
+            ("data.path=nowhere.jsonl", "nowhere.jsonl"),
+            ("data.path=empty.jsonl", "empty"),
+            ("data.path=no_messages.jsonl", "messages"),
+            ("data.path=latin1.jsonl", "UTF-8"),
+            ("data.path=data.csv", ".csv"),
+            ("agent=onc", "unknown agent 'onc'; did you mean 'once'?"),
+            ("data.path=other_agent.jsonl", "unknown agent 'nobody'"),
+            ("rollout.responce_length=3", "response_length"),
+            ("rollout.n=0", "rollout.n: must be >= 1: 0"),
+            ("rollout.n=three", "rollout.n"),
+            ("engine.speed=3", "engine.speed"),
+            ("engine=vlm", "vlm"),
+            ("plugins=[acme_kitt]", "acme_kit"),
+            ("model.path=nowhere", "nowhere"),
+            ("model.path=no_template", "chat template"),
+            ("rollout.prompt_length=3", "more than prompt_length=3"),
+            ("tools=[{function: os.path:join}]", "tool_modules"),
+            ("tools=[nothing]", "nothing"),
+            ("tools_file=bad_tools.yaml", "bad_tools.yaml"),
+            ("rollout", "="),
+            ("rollout.validation=true", "validation_path"),
+        ],
+    )
+    def test_one_clear_line(self, run_dir, capsys, override, text):
+        """
+        A bad value is answered with one line on standard error and no traceback.
+        """
+        (run_dir / "empty.jsonl").write_text("\n")
+        (run_dir / "no_messages.jsonl").write_text('{"question": "hi"}\n')
+        (run_dir / "latin1.jsonl").write_bytes(b'{"messages": [{"role": "user", "content": "\xe9"}]}\n')
+        (run_dir / "data.csv").write_text("a,b\n")
+        (run_dir / "other_agent.jsonl").write_text(
+            '{"agent_name": "nobody", "messages": [{"role": "user", "content": "x"}]}\n'
+        )
+        (run_dir / "bad_tools.yaml").write_text("tools: [{name: 3}]\n")
+        byte_tokenizer(chat_template=None).save_pretrained(run_dir / "no_template")
+
+        assert rollout(run_dir, override) == 2
+        error = capsys.readouterr().err
+        lines = [line for line in error.splitlines() if line.startswith("turnwise: error:")]
+        assert len(lines) == 1, error
+        assert text in lines[0]
+        assert "Traceback" not in error
+
+    @pytest.mark.parametrize(
+        ("content", "text"),
+        [
+            (b"\xff\xfe", "UTF-8"),
+            (b"a: [", "run.yaml"),
+            (b"a: &x 1\nb: *x", "alias"),
+            (b"", "run.yaml"),
+            (b"- 1", "expected keys with values"),
+        ],
+    )
+    def test_bad_config_files(self, run_dir, capsys, content, text):
+        """
+        A config that cannot be read is named.
+        """
+        (run_dir / "run.yaml").write_bytes(content)
+
+        assert rollout(run_dir) == 2
+        assert text in capsys.readouterr().err
+
+    def test_missing_config(self, run_dir, capsys):
+        """
+        A config that is not there is named.
+        """
+        assert main(["rollout", str(run_dir / "none.yaml"), "--out", str(run_dir / "out")]) == 2
+        assert "none.yaml" in capsys.readouterr().err
+
+    def test_out_is_a_file(self, run_dir, capsys):
+        """
+        A file where the results should go is refused before anything runs.
+        """
+        (run_dir / "out").write_text("")
+        assert rollout(run_dir) == 2
+        assert "not a folder" in capsys.readouterr().err
+
+
+class TestShow:
+    """`turnwise show`."""
+
+    def test_table_and_one(self, run_dir, capsys):
+        """
+        Without an index all episodes are listed, with one its text is shown by origin.
+        """
+        rollout(run_dir)
+        capsys.readouterr()
+        assert main(["show", str(run_dir / "out")]) == 0
+        assert capsys.readouterr().out.count("completed") + 0 <= 10
+        assert main(["show", str(run_dir / "out"), "0"]) == 0
+        assert "Question 0" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(("arguments", "text"), [(["99"], "no episode 99"), (["-1"], "no episode -1")])
+    def test_index_out_of_range(self, run_dir, capsys, arguments, text):
+        """
+        An index that is not there is answered with how many there are.
+        """
+        rollout(run_dir)
+        assert main(["show", str(run_dir / "out"), *arguments]) == 2
+        assert text in capsys.readouterr().err
+
+    def test_no_results_there(self, tmp_path, capsys):
+        """
+        A folder without results says what was looked for.
+        """
+        assert main(["show", str(tmp_path)]) == 2
+        assert "trajectories.parquet" in capsys.readouterr().err
+
+
+class TestOthers:
+    """The smaller commands."""
+
+    def test_plugins_json(self, site, capsys):
+        """
+        A plugin that pip installed appears with what it registers.
+        """
+        assert main(["plugins", "--json"]) == 0
+        plugins = {p["name"]: p for p in json.loads(capsys.readouterr().out)["plugins"]}
+
+        assert plugins["acme_kit"]["version"] == "1.0"
+        assert plugins["acme_kit"]["registers"]["engines"] == ["scripted"]
+        assert plugins["builtins"]["state"] == "ok"
+
+    def test_a_broken_plugin_is_listed(self, site, capsys):
+        """
+        A plugin that cannot be imported is reported, and the command works all the same.
+        """
+        (site / "acme_kit.py").write_text("import no_such_module_anywhere\n")
+        assert main(["plugins", "--json"]) == 0
+        assert "no_such_module_anywhere" in capsys.readouterr().out
+
+    def test_config_show_and_schema(self, run_dir, capsys):
+        """
+        The resolved config has the plugin's defaults, and fits the schema.
+        """
+        import jsonschema_rs
+
+        assert main(["config", "show", str(run_dir / "run.yaml"), "rollout.n=7"]) == 0
+        shown = yaml.safe_load(capsys.readouterr().out)
+        assert shown["rollout"]["n"] == 7
+        assert shown["engine"]["token_latency_s"] == 0.0
+        assert main(["config", "schema"]) == 0
+        jsonschema_rs.validator_for(json.loads(capsys.readouterr().out)).validate(shown)
+
+    def test_check(self, site, capsys):
+        """
+        A registered agent is put through the checks of the test kit.
+        """
+        assert main(["check", "once"]) == 0
+        assert "passed  once: finishes" in capsys.readouterr().out
+        assert main(["check", "onse"]) == 2
+        assert "did you mean 'once'" in capsys.readouterr().err
+
+    def test_check_of_an_engine_needs_a_model(self, run_dir, capsys):
+        """
+        An engine without a config is refused with the option that gives it one.
+        """
+        assert main(["check", "scripted"]) == 2
+        assert "add --config" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("command", [[], ["rollout"], ["show"], ["plugins"], ["config"], ["check"]])
+    def test_help_has_examples(self, command, capsys):
+        """
+        Every help text ends with commands that can be copied.
+        """
+        with pytest.raises(SystemExit, match="0"):
+            main([*command, "--help"])
+        assert "Examples:" in capsys.readouterr().out
+
+    def test_plugins_needs_no_torch(self):
+        """
+        Listing plugins in a fresh interpreter imports neither torch nor an engine.
+        """
+        code = (
+            "import sys; from turnwise.cli import main; main(['plugins', '--json'])\n"
+            "print(*[m for m in ('torch', 'transformers', 'ray', 'vllm') if m in sys.modules], file=sys.stderr)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+        assert (done.returncode, done.stderr.split()) == (0, [])
+
+
+def test_module_runs():
+    """
+    `python -m turnwise.cli` is the command.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "turnwise.cli", "--help"], capture_output=True, text=True, check=False, cwd=Path.cwd()
+    )
+    assert done.returncode == 0
+    assert "rollout" in done.stdout

@@ -1,18 +1,15 @@
 """Chat templates that only append: prompts, deltas, what is refused, and loading from a directory."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.chat import ChatTemplate, load_chat
-from turnwise.chat_probe import TURN_MARK, common_start, excerpt
-from turnwise.chat_render import HeadCache, HuggingFaceTokenizer
+from turnwise.chat import ChatTemplate
+from turnwise.chat_probe import TURN_MARK
 from turnwise.errors import ConfigError, TemplateError
-from turnwise.protocols import ModelSpec
 from turnwise.testing.tokenizers import CHATML, SPECIAL_TOKENS, TAGS, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -55,37 +52,6 @@ CONTENTS = st.text() | st.lists(
 NEW_MESSAGES = st.lists(CONTENTS.map(lambda text: {"role": "tool", "content": text}), min_size=1, max_size=3).flatmap(
     lambda results: st.sampled_from([results, [*results, USER], [{**results[0], "role": "user"}], [USER, USER]])
 )
-
-
-class TestByteTokenizer:
-    """The tokenizer that needs no download."""
-
-    @given(st.text())
-    def test_round_trip(self, text):
-        """Any text decodes to itself, and a byte's id is the byte unless a tag spells it."""
-        ids = TOKENIZER.encode(text)
-        assert text == TOKENIZER.decode(ids)
-        assert any(tag in text for tag in (*SPECIAL_TOKENS, *TAGS)) or list(text.encode()) == ids
-
-    def test_special_tokens_and_tags(self):
-        """Special tokens may be skipped in decoding, tags are not."""
-        ids = TOKENIZER.encode("a<|im_start|><tool_call>b</think><|im_end|>")
-        assert ids == [97, 257, 259, 98, 264, 258]
-        assert TOKENIZER.decode(ids, skip_special_tokens=True) == "a<tool_call>b</think>"
-        assert (TOKENIZER.eos_token_id, TOKENIZER.pad_token_id) == (IM_END, 256)
-
-    def test_other_special_tokens(self):
-        """The tokens of another template take the place of ChatML's."""
-        tokenizer = byte_tokenizer(None, ["<a>", "<b>"], tags=["<b>", "<c>"], bos_token="<s>", eos_token="<b>")
-        assert tokenizer.encode("<a><b><s><c>") == [256, 257, 258, 259]
-        assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.chat_template) == (258, 257, None)
-        assert byte_tokenizer(None, [], eos_token=None).eos_token_id is None
-
-    def test_saves_and_loads(self, tmp_path):
-        """A saved tokenizer is a model directory's."""
-        TOKENIZER.save_pretrained(tmp_path)
-        chat = load_chat(ModelSpec(path=tmp_path))
-        assert CHAT.prompt([USER], [TOOL]).tolist() == chat.prompt([USER], [TOOL]).tolist()
 
 
 class TestPrompt:
@@ -427,117 +393,3 @@ class TestTemplate:
         chat = ChatTemplate(tokenizer)
         tokenizer("a long text", truncation=True, max_length=2, padding="max_length")
         assert CHAT.prompt([USER]).tolist() == chat.prompt([USER]).tolist()
-
-    def test_excerpts(self):
-        """Error texts show where two texts part."""
-        assert common_start("abcd", "abxd") == 2
-        assert [common_start(*pair) for pair in (("", "a"), ("b", "a"), ("abc", "abc"))] == [0, 0, 3]
-        assert excerpt("x" * 50 + "abc", "x" * 50 + "abd", 20) == f"'{'x' * 13}abc' instead of '{'x' * 13}abd'"
-
-
-class TestHeadCache:
-    """Beginnings that prompts share are encoded once."""
-
-    @given(st.lists(st.tuples(st.sampled_from([0, 1, 2]), CONTENTS), max_size=6))
-    def test_ids_are_those_of_the_whole(self, prompts):
-        """Whatever the order, the ids are those of an encoding without memory."""
-        cache = HeadCache(CHAT.tokenizer)
-        systems = ["<|im_start|>" + str(index) * 600 + "<|im_end|>\n" for index in range(3)]
-        for index, content in prompts:
-            text = f"{systems[index]}<|im_start|>{content}"
-            assert TOKENIZER.encode(text) == cache.encode(text).tolist()
-
-    def test_learns_few_heads(self):
-        """The oldest head is dropped when there are too many; short ones are not worth it."""
-        cache = HeadCache(CHAT.tokenizer)
-        for text in [text for index in range(12) for text in (f"{index:600d}<|im_end|>a", f"{index:600d}<|im_end|>b")]:
-            cache.encode(text)
-        cache.encode("short<|im_end|>")
-        cache.encode("short<|im_end|>")
-        assert [f"{index:600d}<|im_end|>" for index in range(4, 12)] == list(cache._heads)
-
-    def test_heads_that_do_not_stand_alone(self):
-        """A special token that changes what stands before it makes no head."""
-        from transformers import AddedToken
-
-        tokenizer = byte_tokenizer()
-        tokenizer.add_tokens([AddedToken("<|left|>", lstrip=True, special=True)], special_tokens=True)
-        cache = HeadCache(HuggingFaceTokenizer(tokenizer))
-        for end in "ab":
-            text = "x" * 600 + "  <|left|>" + end
-            assert tokenizer.encode(text) == cache.encode(text).tolist()
-        assert not cache._heads
-
-
-class TestLoading:
-    """A model directory."""
-
-    @pytest.fixture
-    def folder(self, tmp_path) -> Path:
-        TOKENIZER.save_pretrained(tmp_path)
-        return tmp_path
-
-    def test_stop_token_ids(self, folder):
-        """The template's end-of-turn token first, then those of the generation config: none, one or several."""
-        found = []
-        for config in ({}, {"eos_token_id": 256}, {"eos_token_id": [258, 256, 261]}):
-            (folder / "generation_config.json").write_text(json.dumps(config))
-            found.append(load_chat(ModelSpec(path=folder)).stop_token_ids)
-        assert found == [(258,), (258, 256), (258, 256, 261)]
-
-    @pytest.mark.parametrize("config", ["[]", "{", '{"eos_token_id": "x"}'])
-    def test_broken_generation_config(self, folder, config):
-        """A generation config that cannot be read is named."""
-        (folder / "generation_config.json").write_text(config)
-        with pytest.raises(ConfigError, match=r"cannot read 'eos_token_id' in .*generation_config\.json"):
-            load_chat(ModelSpec(path=folder))
-
-    def test_other_template(self, folder, tmp_path):
-        """A file replaces the model's template, and error texts name it."""
-        file = tmp_path / "own.jinja"
-        file.write_text(plain_with("{{ mood }}"))
-        spec = ModelSpec(path=folder, chat_template=file, template_options={"mood": "calm"})
-        chat = load_chat(spec)
-        assert chat.tokenizer.decode(chat.prompt([USER])).startswith("calm<|im_start|>user:")
-        file.write_text("{% endfor %}")
-        with pytest.raises(TemplateError, match=r"the chat template '.*own\.jinja' does not parse: line 1"):
-            load_chat(spec)
-
-    def test_trusted_code_needs_a_commit(self, folder):
-        """Code of a model runs only at a pinned commit."""
-        with pytest.raises(ConfigError, match=r"needs its commit in model\.revision"):
-            load_chat(ModelSpec(path=folder, trust_remote_code=True))
-        spec = ModelSpec(path=folder, trust_remote_code=True, revision="0123abc")
-        assert load_chat(spec).stop_token_ids == (IM_END,)
-
-    def test_no_template(self, tmp_path):
-        """The directory and the option are named."""
-        byte_tokenizer(None).save_pretrained(tmp_path)
-        with pytest.raises(ConfigError, match=r"has no chat template; name a file of one in model\.chat_template"):
-            load_chat(ModelSpec(path=tmp_path))
-
-    def test_what_is_missing(self, folder, tmp_path):
-        """Each missing piece is named by its option."""
-        empty = tmp_path / "empty"
-        empty.mkdir()
-        large = tmp_path / "large.jinja"
-        large.write_bytes(b" " * (1 << 21))
-        cases = {
-            r"model\.path: a chat template needs the directory": ModelSpec(),
-            r"model\.path: there is no directory '.*nowhere'": ModelSpec(path=tmp_path / "nowhere"),
-            r"model\.path: no tokenizer can be loaded from '.*empty'": ModelSpec(path=empty),
-            r"model\.chat_template: cannot read '.*nowhere'": ModelSpec(
-                path=folder, chat_template=tmp_path / "nowhere"
-            ),
-            r"model\.chat_template: '.*large\.jinja' is larger": ModelSpec(path=folder, chat_template=large),
-        }
-        for text, spec in cases.items():
-            with pytest.raises(ConfigError, match=text) as caught:
-                load_chat(spec)
-            assert "\n" not in str(caught.value)
-
-    def test_without_transformers(self, folder, monkeypatch):
-        """The extra that brings tokenizers is named."""
-        monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-        with pytest.raises(ConfigError, match="pip install 'turnwise\\[tokenizers\\]'"):
-            load_chat(ModelSpec(path=folder))

@@ -38,80 +38,56 @@ ONCE = "they read differently after earlier tool results"
 #   ~  appended; a whole rendering would rewrite earlier turns
 #   x  refused, for the reason given
 #   j  the template is rendered for each delta
-EXPECTED = {
-    "cohere": ("= x x x", ALTERNATE),
-    "cohere_training": ("= x x x", ALTERNATE),
-    "cohere2": ("= x x x", LEAVES_OUT_TOOL),
-    "cohere2_training": ("= x x x", LEAVES_OUT_TOOL),
-    "deepseek_r1_distill": ("~ x x x", ONCE),
-    "deepseek_r1_distill_training": ("= x x x", ONCE),
-    "deepseekv3": ("~ x x x", ONCE),
-    "deepseekv3_training": ("~ x x x", ONCE),
-    "diffusion_gemma": ("~ =j =j ~j", ""),
-    "diffusion_gemma_training": ("~ =j =j ~j", ""),
-    "gemma": ("= x x x", ALTERNATE),
-    "gemma_training": ("= x x x", ALTERNATE),
-    "gemma3": ("= x x x", ALTERNATE),
-    "gemma3_training": ("= x x x", ALTERNATE),
-    "gemma4": ("= =j =j ~j", ""),
-    "gemma4_v2": ("= = = =", ""),
-    "gemma4_v3": ("= =j =j ~j", ""),
-    "gemma4_v4": ("= =j =j ~j", ""),
-    "gemma4_v5": ("~ =j =j ~j", ""),
-    "glm4moe": ("~ = = ~", ""),
-    "glm4moe_training": ("~ = = ~", ""),
-    "gptoss": ("~ =j ~j =j", ""),
-    "gptoss_training": ("~ =j ~j =j", ""),
-    "idefics3": ("x x x x", LEAVES_OUT_ALL),
-    "idefics3_training": ("x x x x", LEAVES_OUT_ALL),
-    "lfm2": ("= ~ ~ ~", ""),
-    "lfm2_training": ("= ~ ~ ~", ""),
-    "lfm2_2_5": ("~ = = ~", ""),
-    "lfm2_2_5_v2": ("~ = = ~", ""),
-    "lfm2_2_5_vl": ("~ = = ~", ""),
-    "lfm2_v2": ("= = = =", ""),
-    "lfm2_v2_training": ("= = = =", ""),
-    "llama3": ("= ~ ~ ~", ""),
-    "llama3_training": ("= ~ ~ ~", ""),
-    "llama3_1": ("= ~ = ~", ""),
-    "llama3_2": ("= ~ = ~", ""),
-    "llava_next": ("x x x x", PARTS_ONLY),
-    "llava_next_training": ("x x x x", PARTS_ONLY),
-    "muse_glimmer": ("= ~j ~j ~j", ""),
-    "muse_glimmer_training": ("= ~j ~j ~j", ""),
-    "nemotron_3_5_lightning": ("~ = = ~", ""),
-    "nemotron_3_5_lightning_training": ("~ = = ~", ""),
-    "nemotron_3_nano": ("~ = = ~", ""),
-    "nemotron_3_nano_training": ("~ = = ~", ""),
-    "nemotron_3_super": ("~ = = ~", ""),
-    "nemotron_3_super_training": ("~ = = ~", ""),
-    "nemotron_3_ultra": ("~ = = ~", ""),
-    "nemotron_3_ultra_training": ("~ = = ~", ""),
-    "phi3": ("= x x x", LEAVES_OUT_TOOL),
-    "phi3_training": ("= x x x", LEAVES_OUT_TOOL),
-    "phi3_5": ("= x x x", LEAVES_OUT_TOOL),
-    "phi3_5_training": ("= x x x", LEAVES_OUT_TOOL),
-    "qwen2_5": ("= = = =", ""),
-    "qwen2_5_training": ("= = = =", ""),
-    "qwen2_5_vl": ("= ~ ~ ~", ""),
-    "qwen2_5_vl_training": ("= ~ ~ ~", ""),
-    "qwen3": ("~ = = ~", ""),
-    "qwen3_training": ("= = = =", ""),
-    "qwen3_5_nothink": ("~ = = ~", ""),
-    "qwen3_5_nothink_training": ("= = = =", ""),
-    "qwen3_5_think": ("~ = = ~", ""),
-    "qwen3_5_think_training": ("= = = =", ""),
-    "qwen3_6": ("~ = = ~", ""),
-    "qwen3_6_training": ("= = = =", ""),
-    "qwen3_8": ("= = = =", ""),
-    "qwen3_8_training": ("= = = =", ""),
-    "qwen3_instruct_2507": ("= = = =", ""),
-    "qwen3_instruct_2507_training": ("= = = =", ""),
-    "qwen3_vl": ("= = = =", ""),
-    "qwen3_vl_training": ("= = = =", ""),
-    "smolvlm": ("x x x x", LEAVES_OUT_ALL),
-    "smolvlm_training": ("x x x x", LEAVES_OUT_ALL),
+VERDICTS = {
+    ("= = = =", ""): """
+        gemma4_v2 lfm2_v2 lfm2_v2_training qwen2_5 qwen2_5_training qwen3_5_nothink_training qwen3_5_think_training
+        qwen3_6_training qwen3_8 qwen3_8_training qwen3_instruct_2507 qwen3_instruct_2507_training qwen3_training
+        qwen3_vl qwen3_vl_training
+    """,
+    ("= =j =j ~j", ""): """
+        gemma4 gemma4_v3 gemma4_v4
+    """,
+    ("= x x x", ALTERNATE): """
+        cohere cohere_training gemma gemma3 gemma3_training gemma_training
+    """,
+    ("= x x x", LEAVES_OUT_TOOL): """
+        cohere2 cohere2_training phi3 phi3_5 phi3_5_training phi3_training
+    """,
+    ("= x x x", ONCE): """
+        deepseek_r1_distill_training
+    """,
+    ("= ~ = ~", ""): """
+        llama3_1 llama3_2
+    """,
+    ("= ~ ~ ~", ""): """
+        lfm2 lfm2_training llama3 llama3_training qwen2_5_vl qwen2_5_vl_training
+    """,
+    ("= ~j ~j ~j", ""): """
+        muse_glimmer muse_glimmer_training
+    """,
+    ("x x x x", PARTS_ONLY): """
+        llava_next llava_next_training
+    """,
+    ("x x x x", LEAVES_OUT_ALL): """
+        idefics3 idefics3_training smolvlm smolvlm_training
+    """,
+    ("~ = = ~", ""): """
+        glm4moe glm4moe_training lfm2_2_5 lfm2_2_5_v2 lfm2_2_5_vl nemotron_3_5_lightning
+        nemotron_3_5_lightning_training nemotron_3_nano nemotron_3_nano_training nemotron_3_super
+        nemotron_3_super_training nemotron_3_ultra nemotron_3_ultra_training qwen3 qwen3_5_nothink qwen3_5_think
+        qwen3_6
+    """,
+    ("~ =j =j ~j", ""): """
+        diffusion_gemma diffusion_gemma_training gemma4_v5
+    """,
+    ("~ =j ~j =j", ""): """
+        gptoss gptoss_training
+    """,
+    ("~ x x x", ONCE): """
+        deepseek_r1_distill deepseekv3 deepseekv3_training
+    """,
 }
+EXPECTED = {name: verdict for verdict, names in VERDICTS.items() for name in names.split()}
 # Qwen's tool tags and the like are left out on purpose: real tokenizers do not have them as special tokens either.
 SPECIAL = re.compile(
     r'<\|"\|>|<\|[A-Za-z_]+\|?>|<[a-z_]+\|>|<\uff5c[^\uff5c]+\uff5c>|<(?:start|end)_of_[a-z]+>|\[gMASK\]|<sop>|\[/?INST\]|</s>'

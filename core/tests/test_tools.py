@@ -499,8 +499,8 @@ class TestSchemas:
         assert "they cannot be read as JSON" in compiled.complaint({"x": "\ud800"})
         assert "they cannot be read as JSON" in compiled.complaint({1: 2})
 
-    @settings(max_examples=30)
-    @given(st.dictionaries(st.text(), st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists)))
+    @settings(max_examples=50)
+    @given(st.dictionaries(st.text(), st.floats() | st.text(max_size=5) | st.lists(st.none() | st.booleans())))
     def test_any_arguments_are_checked_without_raising(self, arguments: dict[str, Any]):
         """Whatever a model may write as an object has an answer."""
         parameters = {"type": "object", "properties": {"a": {"type": ["string", "null"]}}, "required": ["a"]}

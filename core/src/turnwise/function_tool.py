@@ -1,8 +1,8 @@
 """
 Tools made from typed Python functions: annotations become the schema, the docstring its descriptions.
 
-A sync function runs in a thread of its own, so one that blocks holds up no episode but its own. Not in a pool: calls
-that hang would fill it, and `asyncio.run` would wait for them in the end.
+A sync function runs in a thread, so one that blocks holds up no episode but its own. There are as many threads as calls
+in flight: a bounded pool would be filled by calls that hang, and the loop's own would be waited for in the end.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import contextvars
 import functools
 import inspect
 import json
+import os
 import re
 import threading
 import types
 import typing
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
+from queue import SimpleQueue
 from typing import Annotated, Any, Final, Literal, Union
 
 from attrs import field, frozen
@@ -63,33 +66,54 @@ class FunctionTool:
         """End nothing."""
 
 
+class _Threads:
+    """Daemon threads, as many as there are jobs at once; those that are idle are used again."""
+
+    def __init__(self) -> None:
+        self._idle: deque[SimpleQueue[Callable[[], None]]] = deque()
+        if hasattr(os, "register_at_fork"):  # where there are forks, a child has none of the threads
+            os.register_at_fork(after_in_child=self._idle.clear)
+
+    def start(self, job: Callable[[], None]) -> None:
+        """Run a job, which must not raise, in a thread."""
+        try:
+            jobs = self._idle.pop()
+        except IndexError:
+            jobs = SimpleQueue()
+            threading.Thread(target=self._work, args=(jobs,), name="turnwise tool", daemon=True).start()
+        jobs.put(job)
+
+    def _work(self, jobs: SimpleQueue[Callable[[], None]]) -> None:
+        while True:
+            jobs.get()()
+            self._idle.append(jobs)
+
+
+_THREADS: Final = _Threads()
+
+
 async def _in_thread(func: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
-    """Wait for a call in a daemon thread with this task's context variables."""
+    """Wait for a call in a thread that has this task's context variables."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
 
-    def settle(value: Any, error: BaseException | None) -> None:
-        if outcome.done():  # the call was cancelled; nobody waits any more
-            return
-        if error is None:
-            outcome.set_result(value)
-        else:
-            outcome.set_exception(error)
+    def settle(settle_outcome: Callable[[], None]) -> None:
+        if not outcome.done():  # a call that was cancelled has nobody who waits
+            settle_outcome()
 
-    def run() -> None:
-        value, error = None, None
+    def job() -> None:
         try:
-            value = context.run(func, **keywords)
-        except StopIteration as stop:
+            settled = functools.partial(outcome.set_result, context.run(func, **keywords))
+        except StopIteration as error:
             # A future cannot hold a StopIteration: whoever waits for it would wait for ever.
-            error = RuntimeError(f"StopIteration: {stop}")
-        except BaseException as raised:  # noqa: BLE001 - raised where the call is awaited
-            error = raised
+            settled = functools.partial(outcome.set_exception, RuntimeError(f"StopIteration: {error}"))
+        except BaseException as error:  # noqa: BLE001 - raised where the call is awaited
+            settled = functools.partial(outcome.set_exception, error)
         with suppress(RuntimeError):  # the loop was closed in the meantime
-            loop.call_soon_threadsafe(settle, value, error)
+            loop.call_soon_threadsafe(settle, settled)
 
-    threading.Thread(target=run, name=f"tool {func!r}", daemon=True).start()
+    _THREADS.start(job)
     return await outcome
 
 

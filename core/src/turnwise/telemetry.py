@@ -30,8 +30,12 @@ def configure_logging(level: str = "info", log_format: LogFormat = "auto", strea
         log_format: `console` for people, `json` for one JSON object per line, `auto` for console on a terminal.
         stream: standard error when None.
     """
-    out = sys.stderr if stream is None else stream
-    console = log_format == "console" or (log_format == "auto" and out.isatty())
+
+    def make_logger(*_arguments: object) -> structlog.PrintLogger:
+        # Looked up for each logger: standard error may be replaced, as notebooks and tests do.
+        return structlog.PrintLogger(sys.stderr if stream is None else stream)
+
+    console = log_format == "console" or (log_format == "auto" and (stream or sys.stderr).isatty())
     renderer: Any = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
@@ -42,7 +46,7 @@ def configure_logging(level: str = "info", log_format: LogFormat = "auto", strea
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(out),
+        logger_factory=make_logger,
         # A cached logger cannot be pickled after its first line, and would outlive a change of stream.
         cache_logger_on_first_use=False,
     )

@@ -1,0 +1,503 @@
+"""The conformance suite of engines passes a good engine, and catches each broken one by the right check."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from turnwise.errors import EngineError
+from turnwise.protocols import Engine
+from turnwise.testing.engine_checks import ENGINE_CHECKS, EngineChecker
+from turnwise.testing.engine_probe import EngineProbe, make_request
+from turnwise.testing.engine_suite import EngineSuite
+from turnwise.testing.scripted import SCRIPTED_CAPABILITIES, RandomPolicy, ScriptedEngine
+from turnwise.testing.suite import PluginSuite, overridden_tests
+from turnwise.types import Capabilities, FinishReason
+
+VOCAB_SIZE = 64
+CAPABILITIES = evolve(SCRIPTED_CAPABILITIES, max_context=256)
+# What hangs in a broken engine must not hang the tests.
+PROBE = EngineProbe(vocab_size=VOCAB_SIZE, num_long_tokens=40, timeout_s=2.0)
+
+
+def make(kind=ScriptedEngine, **options):
+    policy = RandomPolicy(vocab_size=VOCAB_SIZE)
+    return kind(policy=policy, token_latency_s=0.001, **{"capabilities": CAPABILITIES, **options})
+
+
+def change(result, **fields):
+    """Change a frozen result behind its back: `GenerateResult` itself refuses what broken engines return."""
+    for name, value in fields.items():
+        object.__setattr__(result, name, value)
+    return result
+
+
+def with_sampling(request, **changes):
+    return evolve(request, sampling=request.sampling.with_(**changes))
+
+
+class Edited(ScriptedEngine):
+    """Changes each result; subclasses say how."""
+
+    def edit(self, request, result):
+        return result
+
+    async def generate(self, request):
+        return self.edit(request, await super().generate(request))
+
+
+class WrongLogprobCount(Edited):
+    def edit(self, request, result):
+        return change(result, logprobs=result.logprobs[:-1])
+
+
+class PositiveLogprobs(Edited):
+    def edit(self, request, result):
+        return change(result, logprobs=-result.logprobs)
+
+
+class InfiniteLogprobs(Edited):
+    def edit(self, request, result):
+        return change(result, logprobs=result.logprobs * np.float32(np.inf))
+
+
+class DoubleLogprobs(Edited):
+    def edit(self, request, result):
+        return change(result, logprobs=result.logprobs.astype(np.float64))
+
+
+class LongIds(Edited):
+    def edit(self, request, result):
+        return change(result, token_ids=result.token_ids.astype(np.int64))
+
+
+class ForeignIds(Edited):
+    def edit(self, request, result):
+        return change(result, token_ids=result.token_ids + np.int32(VOCAB_SIZE))
+
+
+class WritesContext(Edited):
+    def edit(self, request, result):
+        request.token_ids[0] += 1
+        return result
+
+
+class LosesStopToken(Edited):
+    def edit(self, request, result):
+        cut = slice(-1 if result.stop_reason is not None else None)
+        return change(result, token_ids=result.token_ids[cut], logprobs=result.logprobs[cut])
+
+
+class UnnamedStop(Edited):
+    def edit(self, request, result):
+        return change(result, stop_reason=None)
+
+
+class WrongReason(Edited):
+    def edit(self, request, result):
+        return change(result, finish_reason=FinishReason.STOP)
+
+
+class LosesAbortedTokens(Edited):
+    def edit(self, request, result):
+        if result.finish_reason == FinishReason.ABORT:
+            change(result, token_ids=result.token_ids[:0], logprobs=result.logprobs[:0])
+        return result
+
+
+class NumpyVersion(Edited):
+    def edit(self, request, result):
+        return change(result, weight_version=np.int64(0))
+
+
+class NegativeVersion(Edited):
+    def edit(self, request, result):
+        return change(result, weight_version=-1)
+
+
+class ShortVersions(Edited):
+    def edit(self, request, result):
+        return change(result, weight_version=np.zeros(1, np.int32))
+
+
+class IgnoresMaxTokens(ScriptedEngine):
+    async def generate(self, request):
+        return await super().generate(with_sampling(request, max_tokens=request.sampling.max_tokens + 1))
+
+
+class MixesUpLengths(ScriptedEngine):
+    async def generate(self, request):
+        others = [running.request.sampling.max_tokens for running in self._running.values()]
+        return await super().generate(with_sampling(request, max_tokens=(others or [request.sampling.max_tokens])[0]))
+
+
+class MixesUpContexts(ScriptedEngine):
+    async def generate(self, request):
+        shift = len(self._running)
+        return await super().generate(evolve(request, token_ids=(request.token_ids + shift) % VOCAB_SIZE))
+
+
+class NeverTwiceTheSame(ScriptedEngine):
+    async def generate(self, request):
+        context = np.append(request.token_ids, self.num_calls % VOCAB_SIZE)
+        return await super().generate(evolve(request, token_ids=context))
+
+
+class OneSeedForAll(ScriptedEngine):
+    async def generate(self, request):
+        return await super().generate(with_sampling(request, seed=0))
+
+
+class DeafToAbort(ScriptedEngine):
+    async def abort(self, request_id):
+        pass
+
+
+class StrictAbort(ScriptedEngine):
+    async def abort(self, request_id):
+        assert request_id in self._running, "unknown request"
+
+
+class LeaksCancelled(ScriptedEngine):
+    leaked = 0
+
+    async def generate(self, request):
+        try:
+            return await super().generate(request)
+        except asyncio.CancelledError:
+            self.leaked += 1
+            raise
+
+    def stats(self):
+        return {"num_running": super().stats()["num_running"] + self.leaked}
+
+
+class SwallowsCancellation(ScriptedEngine):
+    async def generate(self, request):
+        try:
+            return await super().generate(request)
+        except asyncio.CancelledError:
+            return await super().generate(request)
+
+
+class CountsNothing(ScriptedEngine):
+    def stats(self):
+        return {"num_running": 0}
+
+
+class ServesAnything(ScriptedEngine):
+    async def generate(self, request):
+        context = request.token_ids[:100] if len(request.token_ids) else [1]
+        return await super().generate(evolve(request, token_ids=context))
+
+
+class DiesOfEmptyContexts(ScriptedEngine):
+    async def generate(self, request):
+        if not len(request.token_ids):
+            self._state = "broken"
+        return await super().generate(request)
+
+
+class ForgetsVersions(ScriptedEngine):
+    async def update_weights(self, weights, version):
+        pass
+
+
+class NeverSleeps(ScriptedEngine):
+    async def sleep(self, level):
+        pass
+
+
+class SleepsOnce(ScriptedEngine):
+    async def sleep(self, level):
+        if not self._awake:
+            raise EngineError("asleep already")
+        await super().sleep(level)
+
+
+class NeedsNoStart(ScriptedEngine):
+    async def generate(self, request):
+        if self._state == "not started":
+            self._state = "running"
+        return await super().generate(request)
+
+
+class LearnsWhatItCan(ScriptedEngine):
+    async def start(self):
+        await super().start()
+        self.capabilities = Capabilities(abort=True)
+
+
+class StopsOnce(ScriptedEngine):
+    async def stop(self):
+        if self._state == "stopped":
+            raise EngineError("stopped already")
+        await super().stop()
+
+
+class NeverStops(ScriptedEngine):
+    async def stop(self):
+        pass
+
+
+BROKEN = [
+    (WrongLogprobCount, "ids_round_trip", "number of log-probabilities: expected 8, got 7"),
+    (WrongLogprobCount, "logprobs", "number of log-probabilities: expected 7, got 8|expected 8, got 7"),
+    (LongIds, "ids_round_trip", "int64"),
+    (ForeignIds, "ids_round_trip", "not in the vocabulary of 64"),
+    (WritesContext, "ids_round_trip", "the context after the call"),
+    (IgnoresMaxTokens, "length_ends_a_turn", "number of tokens: expected 1, got 2"),
+    (WrongReason, "length_ends_a_turn", "finish reason: expected .*LENGTH"),
+    (LosesStopToken, "stop_id_ends_a_turn", "ids up to the stop id"),
+    (UnnamedStop, "stop_id_ends_a_turn", "stop reason: expected"),
+    (PositiveLogprobs, "logprobs", "log-probabilities above 0"),
+    (InfiniteLogprobs, "logprobs", "log-probabilities are not finite"),
+    (DoubleLogprobs, "logprobs", "float64"),
+    (MixesUpLengths, "concurrent_requests_keep_identity", "number of tokens of each request"),
+    (MixesUpContexts, "concurrent_requests_keep_identity", "got the answer that they get alone"),
+    (NeverTwiceTheSame, "greedy_is_repeatable", "the same greedy request again"),
+    (NeverTwiceTheSame, "seed_is_repeatable", "ids of one seed"),
+    (OneSeedForAll, "seed_is_repeatable", "all seeds gave the same ids"),
+    (LosesAbortedTokens, "abort_returns_what_was_sampled", "what was sampled before the abort is lost"),
+    (DeafToAbort, "abort_returns_what_was_sampled", "no request of four was aborted"),
+    (StrictAbort, "abort_of_unknown_is_ignored", "unknown request"),
+    (LeaksCancelled, "cancelling_frees_the_slot", "num_running to become 0 took more than"),
+    (SwallowsCancellation, "cancelling_frees_the_slot", "swallowed its cancellation"),
+    (LeaksCancelled, "cancelling_frees_the_slot", "num_running"),
+    (CountsNothing, "stats_count_what_runs", "num_running to become 3"),
+    (ServesAnything, "empty_context_is_refused", "an empty context: expected an EngineError"),
+    (ServesAnything, "too_long_context_is_refused", "a context of 257 tokens: expected an EngineError"),
+    (ServesAnything, "output_stays_in_max_context", "pass max_context"),
+    (NumpyVersion, "weight_versions", "type of the weight version"),
+    (NegativeVersion, "weight_versions", "weight version -1"),
+    (ShortVersions, "weight_versions", "dtype and shape"),
+    (ForgetsVersions, "weight_update_changes_the_version", "weight versions: expected {7}, got {0}"),
+    (NeverSleeps, "sleep_and_wake_up", "a request to a sleeping engine"),
+    (NeedsNoStart, "generate_before_start_is_refused", "a request before start"),
+    (LearnsWhatItCan, "start_keeps_the_capabilities", "capabilities after start"),
+    (NeverStops, "stop_twice_is_harmless", "a request after stop"),
+    (NeverStops, "stop_ends_what_is_in_flight", "finish reasons of what was in flight"),
+]
+
+
+@pytest.mark.parametrize("name", ENGINE_CHECKS)
+def test_a_good_engine_passes(name):
+    """Every check passes on the scripted engine, which can all that they need."""
+    with EngineChecker(make, PROBE) as checker:
+        assert checker.run(name) == ""
+
+
+@pytest.mark.parametrize(("kind", "name", "message"), BROKEN)
+def test_a_broken_engine_is_caught(kind, name, message):
+    """The check that is about the broken promise fails, and says what the engine did."""
+    with EngineChecker(lambda: make(kind), PROBE) as checker, pytest.raises(AssertionError, match=message):
+        checker.run(name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (DiesOfEmptyContexts, "empty_context_is_refused"),
+        (SleepsOnce, "sleep_and_wake_up"),
+        (StopsOnce, "stop_twice_is_harmless"),
+    ],
+)
+def test_an_engine_that_raises_is_caught(kind, name):
+    """An error of the engine's own comes out of the check as it is, out of any task group."""
+    with pytest.raises(EngineError):
+        EngineChecker(lambda: make(kind), PROBE).run(name)
+
+
+def test_every_check_can_fail():
+    """No check is there for show: a broken engine above fails each, but for the one that the others end with."""
+    caught = {name for _, name, _ in BROKEN}
+
+    assert set(ENGINE_CHECKS) - caught == {"serves_when_idle"}
+
+
+def test_every_check_is_a_standard_test():
+    """The suite has one test for each check, and says the same about it."""
+    tests = {name.removeprefix("test_"): test for name, test in vars(EngineSuite).items() if name.startswith("test_")}
+
+    assert set(tests) == {*ENGINE_CHECKS, "fulfils_the_protocol"}
+    for name, check in ENGINE_CHECKS.items():
+        assert tests[name].__doc__ == check.function.__doc__
+
+
+def test_a_check_without_its_capability_does_not_apply():
+    """The answer names the capability, and the engine is not even started."""
+    started = []
+
+    def make_weak():
+        engine = make(capabilities=Capabilities())
+        started.append(engine)
+        return engine
+
+    answers = {name: EngineChecker(make_weak, PROBE).run(name) for name, check in ENGINE_CHECKS.items() if check.needs}
+
+    assert answers.pop("logprobs") == ""
+    assert set(answers.values()) == {
+        f"the engine has no capability {name!r}"
+        for name in ("abort", "max_context", "seeds", "sleep_levels", "weight_updates")
+    }
+
+
+def test_a_probe_needs_a_vocabulary():
+    """Its prompts are in it, and differ."""
+    with pytest.raises(ValueError, match="'vocab_size' must be"):
+        EngineProbe(vocab_size=0)
+
+    prompts = EngineProbe(vocab_size=10).prompts
+
+    assert len(set(prompts)) == 8
+    assert max(max(prompt) for prompt in prompts) < 10
+
+
+def test_checks_may_share_an_engine_until_one_fails():
+    """One engine serves all checks that want a running one; after a failure the next check gets a new one."""
+    engines = []
+
+    def make_next():
+        engines.append(make(UnnamedStop))
+        return engines[-1]
+
+    with EngineChecker(make_next, PROBE, shared=True) as checker:
+        for name in ("ids_round_trip", "logprobs", "greedy_is_repeatable"):
+            checker.run(name)
+        assert len(engines) == 1
+        with pytest.raises(AssertionError):
+            checker.run("stop_id_ends_a_turn")
+        checker.run("logprobs")
+        checker.run("stop_twice_is_harmless")
+
+    assert [engine.calls[-1] for engine in engines] == [("stop",)] * 3
+    assert len(engines[0].requests) > 10
+
+
+class Overriding(EngineSuite):
+    def test_logprobs(self):
+        """Replaced without a word."""
+
+    test_ids_round_trip = None
+
+    @pytest.mark.xfail(strict=True, reason="it has no greedy")
+    def test_greedy_is_repeatable(self, checker):
+        super().test_greedy_is_repeatable(checker)
+
+    @pytest.mark.xfail(reason="not strict")
+    def test_seed_is_repeatable(self, checker):
+        super().test_seed_is_repeatable(checker)
+
+    @pytest.mark.xfail(strict=True)
+    def test_weight_versions(self, checker):
+        super().test_weight_versions(checker)
+
+    def test_of_its_own(self):
+        """Added."""
+
+
+def test_overridden_tests_are_found():
+    """Removed, replaced, and excused without strict or a reason; a strict xfail with its reason and new tests pass."""
+    expected = ["test_ids_round_trip", "test_logprobs", "test_seed_is_repeatable", "test_weight_versions"]
+
+    assert overridden_tests(Overriding) == expected
+    assert overridden_tests(EngineSuite) == []
+    with pytest.raises(AssertionError):
+        Overriding().test_no_standard_test_is_overridden()
+
+
+def test_the_test_against_overriding_cannot_be_overridden():
+    """It could not find itself, so the class statement fails."""
+    with pytest.raises(TypeError, match="Sly must not override test_no_standard_test_is_overridden"):
+        type("Sly", (PluginSuite,), {"test_no_standard_test_is_overridden": lambda self: None})
+
+
+def test_scripted_engine_is_an_engine():
+    """The fake fulfils the protocol."""
+    assert isinstance(ScriptedEngine(), Engine)
+
+
+def test_a_request_is_its_own_trajectory():
+    """Checks need no more of it."""
+    request = make_request("a", (1, 2), PROBE.request().sampling)
+
+    assert (request.request_id, request.trajectory_id, request.token_ids.tolist()) == ("a", "a", [1, 2])
+
+
+PLUGIN = """
+import turnwise
+from attrs import frozen
+{heavy}
+
+@frozen(kw_only=True)
+class FakeConfig:
+    vocab_size: int = 64
+
+def make_fake(config, resources):
+    from turnwise.testing.scripted import RandomPolicy, ScriptedEngine
+    return ScriptedEngine(policy=RandomPolicy(vocab_size=config.vocab_size), token_latency_s=0.001)
+
+@turnwise.hookimpl
+def register_engines(registry):
+    registry.add("fake", make_fake, config=FakeConfig)
+"""
+
+CONFORMANCE = """
+import pytest
+from turnwise.testing.engine_probe import EngineProbe
+from turnwise.testing.engine_suite import EngineSuite
+
+class TestFake(EngineSuite):
+    entry_point = "fake_engine"
+    module = "turnwise_fake_engine"
+    registered = "fake"
+    shared_engine = True
+
+    @pytest.fixture
+    def probe(self):
+        return EngineProbe(vocab_size=64)
+"""
+
+
+def run_conformance(directory: Path, heavy: str = "") -> dict[str, str]:
+    """Install a plugin in a directory, run its conformance file, and return the outcome of each test."""
+    info = directory / "turnwise_fake_engine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: turnwise-fake-engine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[turnwise]\nfake_engine = turnwise_fake_engine\n")
+    (directory / "turnwise_fake_engine.py").write_text(PLUGIN.format(heavy=heavy))
+    (directory / "ray.py").write_text("")
+    (directory / "test_conformance.py").write_text(CONFORMANCE)
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "test_conformance.py"]
+    environment = {**os.environ, "PYTHONPATH": str(directory)}
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    lines = [line.split() for line in done.stdout.splitlines() if "::test_" in line and "%]" in line]
+    return {line[0].rpartition("::test_")[2]: line[1] for line in lines}
+
+
+def test_a_plugin_runs_the_whole_suite(tmp_path):
+    """Ten lines of conformance file: the standard tests run, share an engine, and skip what it cannot."""
+    outcomes = run_conformance(tmp_path)
+
+    skipped = {name for name, outcome in outcomes.items() if outcome == "SKIPPED"}
+    assert skipped == {"too_long_context_is_refused", "output_stays_in_max_context"}
+    assert {outcome for name, outcome in outcomes.items() if name not in skipped} == {"PASSED"}
+    assert set(ENGINE_CHECKS) < set(outcomes)
+
+
+def test_a_heavy_plugin_is_caught(tmp_path):
+    """Importing ray, here an empty module of that name, at module level fails the one test about it."""
+    outcomes = run_conformance(tmp_path, heavy="import ray")
+
+    assert [name for name, outcome in outcomes.items() if outcome == "FAILED"] == ["import_is_light"]
+
+
+def test_what_must_be_overridden_says_so():
+    """The fixture names itself."""
+    with pytest.raises(NotImplementedError, match="override the fixture 'probe'"):
+        EngineSuite.probe.__wrapped__(EngineSuite())

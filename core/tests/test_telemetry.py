@@ -1,0 +1,112 @@
+"""Logs and observers."""
+
+import io
+import json
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from turnwise.observer import EpisodeStarted, Observer
+from turnwise.telemetry import EVENTS, Observers, configure_logging
+
+
+@pytest.fixture(autouse=True)
+def _restored_structlog():
+    """Leave logging as it was."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
+
+def test_json_lines_elsewhere_than_on_a_terminal():
+    """
+    A stream that is no terminal gets one JSON object per line, tracebacks included.
+    """
+    stream = io.StringIO()
+    configure_logging(stream=stream)
+    structlog.get_logger().info("hello", number=3)
+    try:
+        raise ValueError("x")
+    except ValueError:
+        structlog.get_logger().exception("oh")
+    first, second = map(json.loads, stream.getvalue().splitlines())
+
+    assert (first["event"], first["number"], first["level"]) == ("hello", 3, "info")
+    assert "ValueError: x" in second["exception"]
+
+
+def test_console_on_a_terminal():
+    """
+    A terminal gets lines for people.
+    """
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    configure_logging(stream=stream)
+    structlog.get_logger().info("hello", number=3)
+
+    assert "hello" in stream.getvalue()
+    assert not stream.getvalue().startswith("{")
+
+
+def test_level():
+    """
+    Lines below the level are dropped.
+    """
+    stream = io.StringIO()
+    configure_logging("warning", "json", stream)
+    structlog.get_logger().info("quiet")
+    structlog.get_logger().warning("loud")
+
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["loud"]
+
+
+def test_standard_error_is_looked_up_late(capsys):
+    """
+    A replaced standard error gets the lines that follow.
+    """
+    configure_logging(log_format="json")
+    structlog.get_logger().info("hello")
+
+    assert json.loads(capsys.readouterr().err)["event"] == "hello"
+
+
+class Ear(Observer):
+    """Hears one event."""
+
+    def __init__(self, fails=False):
+        self.heard = []
+        self.fails = fails
+
+    def on_episode_started(self, event):
+        self.heard.append(event)
+        if self.fails:
+            raise RuntimeError("deaf")
+
+
+def test_only_overridden_events_are_heard():
+    """
+    An event that nobody overrides has no listener; one that somebody does has exactly that.
+    """
+    observers = Observers.of([Observer(), Ear()])
+
+    assert [name for name in EVENTS if observers.heard(name)] == ["on_episode_started"]
+
+
+def test_an_observer_that_raises_is_switched_off_and_logged_once():
+    """
+    The others still hear, and the run is not disturbed.
+    """
+    broken, good = Ear(fails=True), Ear()
+    observers = Observers.of([broken, good])
+    event = EpisodeStarted(uid="a/0", task=None, agent_name="x")
+    with capture_logs() as logs:
+        for _ in range(3):
+            observers.emit("on_episode_started", event)
+
+    assert (len(broken.heard), len(good.heard)) == (1, 3)
+    assert [(log["event"], log["observer"]) for log in logs] == [("observer switched off", "Ear")]

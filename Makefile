@@ -30,6 +30,7 @@ lint: $(READY)  ## ruff, mypy strict and the import contracts
 
 bench: $(READY)  ## what a turn costs, next to a bare asyncio loop
 	$(BIN)/python benchmarks/turn_cost.py
+	$(BIN)/python benchmarks/record_cost.py
 
 docs: $(READY)  ## rewrite the generated reference pages
 	$(BIN)/python docs/generate.py

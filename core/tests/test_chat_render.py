@@ -27,7 +27,7 @@ class TestByteTokenizer:
         ids = TOKENIZER.encode("a<|im_start|><tool_call>b</think><|im_end|>")
         assert ids == [97, 257, 259, 98, 264, 258]
         assert TOKENIZER.decode(ids, skip_special_tokens=True) == "a<tool_call>b</think>"
-        assert (TOKENIZER.eos_token_id, TOKENIZER.pad_token_id) == (IM_END, 256)
+        assert (TOKENIZER.eos_token_id, TOKENIZER.pad_token_id) == (258, 256)
 
     def test_other_special_tokens(self):
         """The tokens of another template take the place of ChatML's."""

@@ -186,6 +186,17 @@ class TestEndings:
         assert [r.sampling.max_tokens for r in engine.requests] == [2]
         assert result.status is Status.TRUNCATED
 
+    @pytest.mark.parametrize("max_context", range(4, 14))
+    def test_no_observation_fills_the_context_of_the_engine(self, max_context):
+        """
+        Where the engine's context is the tighter bound, the last word is still the model's.
+        """
+        result = run(LoopAgent(num_turns=3), TinyEngine(max_context=max_context))
+
+        t = result.trajectories[0]
+        assert len(t) <= max_context
+        assert t.segments[-1].origin.name == "ACTION"
+
     @pytest.mark.parametrize(
         ("error", "owner", "kind"),
         [

@@ -36,7 +36,7 @@ class HuggingFaceTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        # Called directly, and without the offsets that nobody asks for, it takes half the time of `tokenizer.encode`.
+        # Called directly and without offsets, the Rust tokenizer saves a fifth to a half of `tokenizer.encode`.
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self.special = _special_tokens(tokenizer)
         longest_first = sorted(self.special, key=len, reverse=True)

@@ -119,10 +119,14 @@ class LiveEpisode:
 
     @property
     def remaining_tokens(self) -> int:
-        """Response tokens that still fit, open paths counted in."""
+        """Response tokens that still fit the budget and the engine's context, open paths counted in."""
         trajectory = self.trajectory
-        used = trajectory.num_response_tokens + sum(map(len, trajectory.open_paths))
-        return max(0, self.limits.response_length - used)
+        in_paths = sum(map(len, trajectory.open_paths))
+        room = self.limits.response_length - trajectory.num_response_tokens - in_paths
+        max_context = self.services.engine.capabilities.max_context
+        if max_context is not None:
+            room = min(room, max_context - len(trajectory) - in_paths)
+        return max(0, room)
 
     # What the agent calls
 
@@ -258,9 +262,6 @@ class LiveEpisode:
     ) -> GenerateRequest:
         context = record.input_ids if isinstance(record, Trajectory | Path) else self.trajectory.input_ids
         room = self.remaining_tokens
-        max_context = self.services.engine.capabilities.max_context
-        if max_context is not None:
-            room = min(room, max_context - len(context))
         if room < 1:
             raise BudgetExhausted("no token of the model fits any more")
         bounds = [bound for bound in (room, sampling.max_tokens, max_tokens) if bound is not None]

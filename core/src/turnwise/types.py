@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from attrs import evolve, field, frozen, validators
@@ -361,6 +361,3 @@ class PluginRecipe:
 
     allow: tuple[str, ...] | None = None
     pins: tuple[PluginPin, ...] = ()
-
-
-SectionKind = Literal["agent", "engine", "interaction", "parser", "reward", "tool"]

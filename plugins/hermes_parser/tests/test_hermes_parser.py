@@ -208,6 +208,12 @@ class TestMalformedCalls:
         _content, calls = parse(f"{OPEN}x{CLOSE}{OPEN}{GOOD}{CLOSE}{OPEN}[{CLOSE}{OPEN}{GOOD}{CLOSE}")
         assert [bool(call.error) for call in calls] == [True, False, True, False]
 
+    def test_good_calls_behind_many_malformed_ones_are_read(self):
+        """However much was read in vain before."""
+        _content, calls = parse(f"{OPEN}[{CLOSE}" * 40 + f"{OPEN}{GOOD}{CLOSE}")
+        assert [call for call in calls if not call.error] == [ADD]
+        assert len(calls) == 41
+
     def test_a_closing_tag_alone_is_text(self):
         """Only an opening tag begins a call."""
         assert parse(f"a{CLOSE}b") == (f"a{CLOSE}b", ())

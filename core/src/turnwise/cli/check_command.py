@@ -7,10 +7,10 @@ import argparse
 from rich.console import Console
 
 from turnwise.cli.exit_codes import FAILED, OK
-from turnwise.config_file import load_config
+from turnwise.cli.resolved_config import load_resolved
 from turnwise.errors import PluginError
 from turnwise.host import load
-from turnwise.runtime.assembly import host_of, resources_of
+from turnwise.runtime.assembly import resources_of
 
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
@@ -36,8 +36,7 @@ class CheckCommand:
             from turnwise.testing.check_run import run_checks
         except ModuleNotFoundError as error:
             raise PluginError(f"the checks need {error.name}: pip install 'turnwise[testing]'") from error
-        config = load_config(arguments.config, arguments.overrides) if arguments.config else None
-        host = host_of(config) if config else load()
+        config, host = load_resolved(arguments.config, arguments.overrides) if arguments.config else (None, load())
         resources = resources_of(config, host) if config else None
         console = Console()
         failed = 0

@@ -7,10 +7,10 @@ import json
 import sys
 
 from turnwise.cli.exit_codes import OK
-from turnwise.config_file import dump_yaml, load_config
+from turnwise.cli.resolved_config import load_resolved
+from turnwise.config_file import dump_yaml
 from turnwise.config_schema import json_schema
-from turnwise.host import load, resolve
-from turnwise.runtime.assembly import host_of
+from turnwise.host import load
 from turnwise.types import PluginRecipe
 
 
@@ -41,8 +41,8 @@ class ConfigCommand:
 
 
 def _show(arguments: argparse.Namespace) -> str:
-    config = load_config(arguments.config, arguments.overrides)
-    return dump_yaml(resolve(config, host_of(config)))
+    config, _host = load_resolved(arguments.config, arguments.overrides)
+    return dump_yaml(config)
 
 
 def _schema(_arguments: argparse.Namespace) -> str:

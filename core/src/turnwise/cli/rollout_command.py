@@ -17,12 +17,12 @@ from rich.console import Console
 
 from turnwise.cli.exit_codes import FAILED, OK
 from turnwise.cli.progress import Tally, progress_view
-from turnwise.config_file import anchored, dump_yaml, load_config
+from turnwise.cli.resolved_config import load_resolved
+from turnwise.config_file import anchored, dump_yaml
 from turnwise.display import results_table, summary_table
 from turnwise.errors import ConfigError, EngineError
-from turnwise.host import resolve
 from turnwise.result import EpisodeResult
-from turnwise.runtime.assembly import host_of, manager_of, tasks_of
+from turnwise.runtime.assembly import manager_of, tasks_of
 from turnwise.runtime.manager import FinishedEpisodes, RolloutManager
 from turnwise.storage import TrajectoryWriter
 from turnwise.summary import summarize, write_metrics
@@ -58,10 +58,8 @@ class RolloutCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run, write and print a summary."""
-        config = load_config(arguments.config, arguments.overrides)
+        config, host = load_resolved(arguments.config, arguments.overrides)
         configure_logging(config.telemetry.log_level, config.telemetry.log_format)
-        host = host_of(config)
-        config = resolve(config, host)
         tasks = tasks_of(config)
         tally = Tally()
         manager = manager_of(config, host, observers=[tally])

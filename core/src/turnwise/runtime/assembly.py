@@ -16,6 +16,7 @@ from attrs import evolve
 from turnwise.chat import load_chat
 from turnwise.config import Choice, RunConfig, ToolEntry, ToolFunction
 from turnwise.config_file import read_mapping
+from turnwise.config_structure import structure
 from turnwise.dataset import load_tasks
 from turnwise.driver import Recipe
 from turnwise.episode_setup import Limits
@@ -50,7 +51,7 @@ def manager_of(config: RunConfig, host: Host | None = None, *, observers: Iterab
         ConfigError, PluginError, TemplateError: one line that says what in the config cannot be.
     """
     host = host_of(config) if host is None else host
-    config = resolve(config, host)
+    config = resolve(config, host)  # checks what was not read from a file, too
     resources = resources_of(config, host)
     heard = Observers.of([*observers, *observers_of(config, host, resources)])
     engine: Engine = _build(host, "engines", config.engine, resources, "engine")
@@ -104,7 +105,7 @@ def tools_of(config: RunConfig, host: Host, resources: Resources) -> dict[str, A
     if config.tools_file is not None:
         path: Path = config.locate(config.tools_file)
         specs += tool_specs(read_mapping(path).get("tools"), where=f"{path}: tools")
-    return load_tools(specs, host.tools, resources, config.tool_modules)
+    return load_tools(specs, host.tools, resources, config.tool_modules, structure=structure)
 
 
 def _tool_spec(entry: ToolEntry) -> ToolSpec:
@@ -118,7 +119,7 @@ def _tool_spec(entry: ToolEntry) -> ToolSpec:
 def recipes_of(config: RunConfig, host: Host, resources: Resources) -> dict[str, Recipe]:
     """Build what drives episodes, by agent name: the config's agents, and others that need no options."""
     reward = _build(host, "rewards", config.reward, resources, "reward") if config.reward else None
-    tools = ToolBox(resources.tools) if resources.tools else None
+    tools = ToolBox(resources.tools)
     check = config.rollout.check_invariants
     return {
         name: Recipe(agent=agent, reward=reward, tools=tools, check_invariants=check)

@@ -48,7 +48,8 @@ class EngineProbe:
 
     @prompts.default
     def _spread(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple((7 * i + 3 * j + 1) % self.vocab_size for j in range(4 + i)) for i in range(8))
+        vocab_size = max(self.vocab_size, 1)
+        return tuple(tuple((7 * i + 3 * j + 1) % vocab_size for j in range(4 + i)) for i in range(8))
 
     def request(self, prompt: int = 0, sampling: SamplingParams = GREEDY) -> GenerateRequest:
         """Return a request with a new id for one of the prompts."""

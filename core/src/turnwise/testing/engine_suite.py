@@ -79,7 +79,7 @@ class EngineSuite(PluginSuite):
         assert isinstance(make_engine(), Engine)
 
     def test_ids_round_trip(self, checker: EngineChecker) -> None:
-        """Ids come back as int32 within the vocabulary; the context is left alone."""
+        """Ids come back as int32 within the vocabulary, one log-probability slot each; the context is left alone."""
         run(checker, "ids_round_trip")
 
     def test_length_ends_a_turn(self, checker: EngineChecker) -> None:

@@ -120,7 +120,7 @@ class _Running:
 
     request: GenerateRequest
     started_s: float
-    ended: asyncio.Future[FinishReason]
+    ended: asyncio.Future[FinishReason | None]
     versions: list[tuple[float, int]] = field(factory=list)
 
 
@@ -190,7 +190,8 @@ class ScriptedEngine:
     async def abort(self, request_id: str) -> None:
         """End a request early with what its schedule says it had sampled; unknown ids are ignored."""
         self._note("abort", request_id)
-        self._end(self._running.get(request_id))
+        if request_id in self._running:
+            _end(self._running[request_id], FinishReason.ABORT)
 
     async def sleep(self, level: int) -> None:
         """Refuse requests until `wake_up`; `EngineError` for an unknown level or with requests in flight."""
@@ -237,8 +238,8 @@ class ScriptedEngine:
         """End what is in flight with `abort`; harmless at any time."""
         self._note("stop")
         self._state = "stopped"
-        for running in list(self._running.values()):
-            self._end(running)
+        for running in self._running.values():
+            _end(running, FinishReason.ABORT)
 
     def die(self) -> None:
         """Die as a crashed replica does: all calls, in flight and to come, raise `ReplicaDiedError`."""
@@ -298,17 +299,14 @@ class ScriptedEngine:
         loop = asyncio.get_running_loop()
         running = _Running(request, loop.time(), loop.create_future(), [(0.0, self.weight_version)])
         self._running[request.request_id] = running
+        # A timer costs less than a timeout, which would cancel the whole chain of callers to tell them the time.
+        timer = None if math.isinf(seconds) else loop.call_later(seconds, _end, running, None)
         try:
-            async with asyncio.timeout(None if math.isinf(seconds) else seconds):
-                return running, await running.ended
-        except TimeoutError:
-            return running, None
+            return running, await running.ended
         finally:
             del self._running[request.request_id]
-
-    def _end(self, running: _Running | None) -> None:
-        if running is not None and not running.ended.done():
-            running.ended.set_result(FinishReason.ABORT)
+            if timer is not None:
+                timer.cancel()
 
     def _result(
         self,
@@ -326,6 +324,11 @@ class ScriptedEngine:
         return GenerateResult(
             token_ids=ids, logprobs=logprobs, finish_reason=finish[0], stop_reason=finish[1], weight_version=versions
         )
+
+
+def _end(running: _Running, early: FinishReason | None) -> None:
+    if not running.ended.done():
+        running.ended.set_result(early)
 
 
 def _dead() -> ReplicaDiedError:

@@ -1,10 +1,45 @@
-"""A tiny language model with its tasks, its tool and its reward: turnwise runs end to end with no download."""
+"""
+A tiny language model with its tasks, its tool and its reward, so that turnwise runs end to end with no download.
+
+Registers the tool `calculator` and the reward `exact_match`; `model_dir` is the model's folder.
+"""
+
+from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["model_dir"]
+from turnwise import Registry, Resources, Reward, Tool, hookimpl
+from turnwise_calculator_demo.config import CalculatorConfig
+
+__all__ = ["make_calculator", "make_exact_match", "model_dir", "register_rewards", "register_tools"]
 
 
 def model_dir() -> Path:
-    """The folder of the shipped model, as `from_pretrained` and every engine take it."""
+    """Return the folder of the shipped model, as `from_pretrained` and every engine take it."""
     return Path(__file__).parent / "model"
+
+
+def make_calculator(config: CalculatorConfig, resources: Resources) -> Tool:
+    """Build the tool; it needs nothing of the run."""
+    from turnwise_calculator_demo.plugin import CalculatorTool
+
+    return CalculatorTool(config)
+
+
+def make_exact_match(config: object, resources: Resources) -> Reward:
+    """Build the reward; it needs nothing of the run."""
+    from turnwise_calculator_demo.plugin import ExactMatch
+
+    return ExactMatch()
+
+
+@hookimpl
+def register_tools(registry: Registry[Tool]) -> None:
+    """Add `calculator`."""
+    registry.add("calculator", make_calculator, config=CalculatorConfig)
+
+
+@hookimpl
+def register_rewards(registry: Registry[Reward]) -> None:
+    """Add `exact_match`."""
+    registry.add("exact_match", make_exact_match)

@@ -1,4 +1,5 @@
-"""The tool: a pocket calculator that takes one operation a call.
+"""
+The tool: a pocket calculator that takes one operation a call.
 
 The text it evaluates is written by a language model, so nothing of it is trusted: an allow-list of characters, then
 an allow-list of syntax nodes, and a bound on every number before it is computed. Arithmetic is exact (fractions), so
@@ -39,7 +40,8 @@ _BINARY: Final[Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fracti
 
 
 def calculator(expression: str) -> str:
-    """Computes one arithmetic operation, for example "23 + 48".
+    """
+    Computes one arithmetic operation, for example "23 + 48".
 
     Args:
         expression: Two numbers and one of + - * / // % ** between them.
@@ -54,7 +56,8 @@ def calculator(expression: str) -> str:
 
 
 def evaluate_expression(expression: str, *, max_operations: int | None = None) -> Fraction:
-    """The exact value of an arithmetic expression.
+    """
+    The exact value of an arithmetic expression.
 
     Args:
         expression: Decimal numbers, `+ - * / // % **`, signs, parentheses and spaces; at most `MAX_LENGTH` characters.
@@ -75,7 +78,8 @@ def evaluate_expression(expression: str, *, max_operations: int | None = None) -
 
 
 def format_number(value: Fraction) -> str:
-    """Writes a value: `71`, `-3`, `3.5`, `0.3333333333`.
+    """
+    Writes a value: `71`, `-3`, `3.5`, `0.3333333333`.
 
     Args:
         value: Any fraction within the bounds of this module.

@@ -1,4 +1,5 @@
-"""What the model is trained to imitate: a solver that knows the method and slips at known rates.
+"""
+What the model is trained to imitate: a solver that knows the method and slips at known rates.
 
 A model that imitates a noisy solver, sampled at temperature 1, is right about as often as the solver is. At every
 decision the right choice stays the likeliest, so what reinforcement learning has to do is to sharpen choices that
@@ -13,8 +14,8 @@ from attrs.validators import ge, lt
 
 from turnwise_calculator_demo.episodes import answer_text, call_text, respond
 from turnwise_calculator_demo.expressions import (
-    Operation,
     Operand,
+    Operation,
     left_to_right,
     next_operation,
     render,
@@ -25,19 +26,20 @@ from turnwise_calculator_demo.tasks import Problem
 
 @frozen
 class SlipRates:
-    """How often the solver slips, each a probability below one half so that the right choice stays the likeliest."""
+    """
+    How often the solver slips, each a probability below one half so that the right choice stays the likeliest.
+
+    Attributes:
+        digit: of each number that it copies, into a call or into the answer: one of its digits is replaced.
+        order: of each task: it works from left to right, whatever the precedence and the parentheses.
+        early: after each step but the last: it gives the result so far as its answer.
+        rushed: of each task of several steps: it first gives the calculator the whole expression, which is refused.
+    """
 
     digit: float = field(default=0.0, validator=[ge(0.0), lt(0.5)])
-    """Of each number that it copies, into a call or into the answer: one of its digits is replaced."""
-
     order: float = field(default=0.0, validator=[ge(0.0), lt(0.5)])
-    """Of each task: it works from left to right, whatever the precedence and the parentheses."""
-
     early: float = field(default=0.0, validator=[ge(0.0), lt(0.5)])
-    """After each step but the last: it gives the result so far as its answer."""
-
     rushed: float = field(default=0.0, validator=[ge(0.0), lt(0.5)])
-    """Of each task of several steps: it first gives the whole expression to the calculator, which refuses it."""
 
 
 CLEAN: Final = SlipRates()
@@ -46,17 +48,21 @@ CLEAN: Final = SlipRates()
 
 @frozen
 class Turn:
-    """An assistant turn and what answered it."""
+    """
+    An assistant turn and what answered it.
+
+    Attributes:
+        text: what the assistant wrote, without the end-of-turn token.
+        response: the tool's message; None where the turn ended the episode.
+    """
 
     text: str
-    """What the assistant wrote, without the end-of-turn token."""
-
     response: str | None
-    """The tool's message; None where the turn ended the episode."""
 
 
 class NoisySolver:
-    """Solves problems with the calculator, slipping at given rates.
+    """
+    Solves problems with the calculator, slipping at given rates.
 
     Args:
         rates: How often it slips.
@@ -68,7 +74,8 @@ class NoisySolver:
         self._source = source
 
     def solve(self, problem: Problem) -> list[Turn]:
-        """One demonstration.
+        """
+        One demonstration.
 
         Args:
             problem: The problem to solve.
@@ -94,13 +101,14 @@ class NoisySolver:
             return []
         return [Turn(call_text(render(expression)), respond(render(expression)))]
 
-    def _plan(self, expression: Operation) -> Operation:
+    def _plan(self, expression: Operation) -> Operand:
         """The expression as the solver understands it."""
         return left_to_right(expression) if self._slips(self._rates.order) else expression
 
     def _call(self, operation: Operation) -> Turn:
         """One call of the calculator, its numbers perhaps miscopied."""
-        assert isinstance(operation.left, int) and isinstance(operation.right, int)
+        assert isinstance(operation.left, int)
+        assert isinstance(operation.right, int)
         left, right = self._copy(operation.left), self._copy(operation.right)
         expression = f"{left} {operation.symbol} {right}"
         return Turn(call_text(expression), respond(expression))

@@ -1,5 +1,7 @@
 """Messages as token ids, each turn encoded once and only ever appended."""
 
+# ruff: noqa: TID253 - for training and evaluation only; no hook imports it
+
 from typing import Any, Final
 
 from transformers import PreTrainedTokenizerFast
@@ -11,7 +13,8 @@ _MARK: Final = "\x00"
 
 
 class EpisodeEncoder:
-    """Turns the parts of an episode into token ids.
+    """
+    Turns the parts of an episode into token ids.
 
     The chat template renders each message on its own, so the text between two assistant turns is found by rendering
     a tool message alone.
@@ -27,7 +30,8 @@ class EpisodeEncoder:
         self._observation = "\n" + self._render("tool", None)
 
     def prompt(self, question: str, *, with_tools: bool = True) -> list[int]:
-        """The ids of a question and the start of the assistant's turn.
+        """
+        The ids of a question and the start of the assistant's turn.
 
         Args:
             question: The user message.
@@ -43,7 +47,7 @@ class EpisodeEncoder:
         """The ids from the end of an assistant turn to the start of the next, with the tool's message between."""
         return self._encode(self._observation.replace(_MARK, response))
 
-    def _render(self, role: str, tools: list[dict[str, Any]] | None) -> str:
+    def _render(self, role: str, tools: list[Any] | None) -> str:
         """The template's text around one message."""
         text = self._tokenizer.apply_chat_template(
             [{"role": role, "content": _MARK}], tools=tools, add_generation_prompt=True, tokenize=False

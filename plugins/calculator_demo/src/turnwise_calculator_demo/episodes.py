@@ -1,4 +1,5 @@
-"""The text of an episode: what the assistant writes, how a call is read and what comes back.
+"""
+The text of an episode: what the assistant writes, how a call is read and what comes back.
 
 One place for the formats that the demonstrations teach and the evaluator plays.
 """
@@ -26,6 +27,7 @@ TOOL_SCHEMA: Final[dict[str, Any]] = {
                 }
             },
             "required": ["expression"],
+            "additionalProperties": False,
         },
     },
 }
@@ -46,7 +48,8 @@ def answer_text(answer: int) -> str:
 
 
 def parse_call(text: str) -> str | None:
-    """The expression of the first call in an assistant turn.
+    """
+    The expression of the first call in an assistant turn.
 
     Args:
         text: The turn as text, its tool-call tags included.

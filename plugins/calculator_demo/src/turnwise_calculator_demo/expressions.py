@@ -71,7 +71,8 @@ def left_to_right(operand: Operand) -> Operand:
 
 
 def apply_symbol(left: int, symbol: str, right: int) -> int:
-    """Computes `left symbol right` for one of `+`, `-` and `*`.
+    """
+    Computes `left symbol right` for one of `+`, `-` and `*`.
 
     Raises:
         ValueError: The symbol is another one.
@@ -87,7 +88,8 @@ def apply_symbol(left: int, symbol: str, right: int) -> int:
 
 
 def solve(operand: Operand) -> tuple[Step, ...]:
-    """The steps that compute an expression, in the order in which the calculator is called.
+    """
+    The steps that compute an expression, in the order in which the calculator is called.
 
     Args:
         operand: Any expression.
@@ -98,7 +100,8 @@ def solve(operand: Operand) -> tuple[Step, ...]:
     steps: list[Step] = []
     while (operation := next_operation(operand)) is not None:
         left, right = operation.left, operation.right
-        assert isinstance(left, int) and isinstance(right, int)
+        assert isinstance(left, int)
+        assert isinstance(right, int)
         steps.append(Step(left, operation.symbol, right, apply_symbol(left, operation.symbol, right)))
         operand = substitute(operand, operation, steps[-1].result)
     return tuple(steps)

@@ -19,11 +19,12 @@ _NUMBER: Final = re.compile(
 
 
 def exact_match(text: str, ground_truth: str) -> float:
-    r"""Scores the last number of an answer against the ground truth.
+    r"""
+    Scores the last number of an answer against the ground truth.
 
-    Tool calls are removed first. The last number that is left decides; it may have a sign (`-` or `−`), thousands
-    separators (`1,234`) and a fraction of zeros (`497.0`), and anything around it: `#### 497`, `\boxed{497}`,
-    `**497**`, `The answer is 497.`
+    Tool calls are removed first. The last number that is left decides. It may have a sign (`-` or the minus sign
+    U+2212), thousands separators (`1,234`) and a fraction of zeros (`497.0`), and anything around it: `#### 497`,
+    `\boxed{497}`, `**497**`, `The answer is 497.`
 
     Args:
         text: The last assistant text of the episode.
@@ -42,7 +43,8 @@ def exact_match(text: str, ground_truth: str) -> float:
 
 
 def final_answer(text: str) -> str | None:
-    """The last number of a text in one spelling: digits without leading zeros, `-` before them where negative.
+    """
+    The last number of a text in one spelling: digits without leading zeros, `-` before them where negative.
 
     Args:
         text: Any text; tool calls in it are passed over.

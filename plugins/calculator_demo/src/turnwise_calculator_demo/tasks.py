@@ -1,10 +1,13 @@
-"""The tasks: arithmetic of one to three steps, the same for the same seed, with a held-out split.
+"""
+The tasks: arithmetic of one to three steps, the same for the same seed, with a held-out split.
 
 Which split an expression belongs to is a hash of its sorted numbers and symbols. So the splits are disjoint by
 construction, whatever the seeds, and no held-out expression is a training one in another order.
 
 Write a file of tasks with `python -m turnwise_calculator_demo.tasks --split test --num 64 --seed 0 --out tasks.jsonl`.
 """
+
+# ruff: noqa: T201 - a command prints
 
 import argparse
 import hashlib
@@ -33,8 +36,8 @@ QUESTIONS: Final = ("What is {}?", "Calculate {}.", "Work out {}.")
 _TEST_SHARE: Final = 8
 """One signature in eight is held out."""
 
-_STEP_WEIGHTS: Final[Mapping[int, int]] = {1: 15, 2: 65, 3: 20}
-"""How many tasks of a hundred take one, two or three calls."""
+STEP_WEIGHTS: Final[Mapping[int, int]] = {1: 15, 2: 65, 3: 20}
+"""How often a task of one, two or three calls is drawn; more of the long ones are drawn again for their size."""
 
 _LARGEST_VALUE: Final = 9999
 """Values between steps and answers stay within four digits, which keeps episodes short."""
@@ -70,26 +73,29 @@ def split_of(expression: Operand) -> Split:
     return "test" if digest[0] % _TEST_SHARE == 0 else "train"
 
 
-def generate_problems(split: Split, seed: int) -> Iterator[Problem]:
-    """An endless stream of problems of a split, the same for the same seed.
+def generate_problems(split: Split, seed: int, step_weights: Mapping[int, int] = STEP_WEIGHTS) -> Iterator[Problem]:
+    """
+    An endless stream of problems of a split, the same for the same seed.
 
     Args:
         split: `train` or `test`.
         seed: Any integer; streams of different seeds may share problems, streams of different splits never do.
+        step_weights: How often a problem of so many steps is drawn.
 
     Yields:
         Problems whose values, from step to step, are all between 1 and 9999.
     """
     source = random.Random(f"{split}-{seed}")
     while True:
-        num_steps = source.choices(list(_STEP_WEIGHTS), weights=list(_STEP_WEIGHTS.values()))[0]
+        num_steps = source.choices(list(step_weights), weights=list(step_weights.values()))[0]
         expression = _draw_expression(source, num_steps)
         if split_of(expression) == split and _has_small_values(expression):
             yield Problem(source.choice(QUESTIONS).format(render(expression)), expression)
 
 
 def generate_rows(split: Split, num: int, seed: int) -> list[dict[str, Any]]:
-    """The first `num` different problems of a stream as rows of a data file.
+    """
+    The first `num` different problems of a stream as rows of a data file.
 
     Args:
         split: `train` or `test`.
@@ -168,7 +174,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line.
+    """
+    Runs the command line.
 
     Args:
         arguments: The arguments; None takes those of the process.

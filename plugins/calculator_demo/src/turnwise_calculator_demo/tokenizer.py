@@ -1,5 +1,7 @@
 """Builds the tokenizer: byte-level BPE with digits of their own and ChatML tags."""
 
+# ruff: noqa: TID253 - for training only; no hook imports it
+
 from collections.abc import Iterable
 from importlib.resources import files
 from typing import Final
@@ -26,7 +28,8 @@ _SPECIAL: Final = (END_OF_TEXT, TURN_START, TURN_END)
 
 
 def build_tokenizer(corpus: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Learns merges from a corpus.
+    """
+    Learns merges from a corpus.
 
     All 256 bytes are in the vocabulary and nothing is normalised, so any text encodes and decodes without loss. A
     digit never merges: the same number is the same tokens wherever it stands.
@@ -57,11 +60,10 @@ def build_tokenizer(corpus: Iterable[str], vocab_size: int) -> PreTrainedTokeniz
 def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     """The tokenizer as transformers uses it."""
     template = files("turnwise_calculator_demo").joinpath("chat_template.jinja").read_text(encoding="utf-8")
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it unannotated
         tokenizer_object=tokenizer,
         eos_token=TURN_END,
         pad_token=END_OF_TEXT,
-        additional_special_tokens=[TURN_START],
         chat_template=template,
         model_max_length=CONTEXT_LENGTH,
         clean_up_tokenization_spaces=False,

@@ -1,11 +1,16 @@
-"""Trains the demo model from scratch, on CPU, in a few minutes.
+"""
+Trains the demo model from scratch, on CPU, in a few minutes.
 
 Two phases: first demonstrations without slips, from which the model learns to read an expression and to copy numbers,
 then demonstrations with slips, from which it learns how often to be wrong. The learning rate falls to zero within the
 second phase, so the probabilities it ends with are close to the slip rates.
 """
 
+# ruff: noqa: T201, TID253 - a command; no hook imports it
+
 import argparse
+import json
+import math
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -18,14 +23,19 @@ from attrs import frozen
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from turnwise_calculator_demo.demonstrations import CLEAN, NoisySolver, SlipRates
 from turnwise_calculator_demo.encoding import EpisodeEncoder
+from turnwise_calculator_demo.episodes import TOOL_NAME
 from turnwise_calculator_demo.tasks import Problem, generate_problems
 from turnwise_calculator_demo.tokenizer import CONTEXT_LENGTH, build_tokenizer
 
 SHIPPED_SLIPS: Final = SlipRates(digit=0.07, order=0.3, early=0.28, rushed=0.04)
 """The rates of the shipped model: a solver that is right on about 48 % of the tasks."""
+
+_STEP_WEIGHTS: Final = {1: 10, 2: 40, 3: 50}
+"""Long problems are the harder ones to read, so they are shown more often than they are asked."""
 
 _VOCAB_SIZE: Final = 384
 _IGNORED: Final = -100
@@ -38,35 +48,33 @@ examples:
 
 @frozen
 class TrainConfig:
-    """How to train."""
+    """
+    How to train.
 
-    steps: int = 1500
-    """Optimizer steps of both phases together."""
+    Attributes:
+        steps: optimizer steps of both phases together.
+        clean_share: part of the steps whose demonstrations hold no slips.
+        batch_size: demonstrations a step.
+        learning_rate: the highest learning rate, reached after the warm-up.
+        warmup_steps: steps over which the learning rate rises.
+        without_tools: part of the demonstrations whose prompt does not list the calculator.
+        seed: of the weights and of the data.
+        slips: what the second phase imitates.
+    """
 
+    steps: int = 1200
     clean_share: float = 0.6
-    """The part of the steps whose demonstrations hold no slips."""
-
     batch_size: int = 48
-    """Demonstrations a step."""
-
     learning_rate: float = 3e-3
-    """The highest learning rate, reached after the warm-up."""
-
     warmup_steps: int = 100
-    """Steps over which the learning rate rises."""
-
     without_tools: float = 0.1
-    """The part of the demonstrations whose prompt does not list the calculator."""
-
     seed: int = 0
-    """Seed of the weights and of the data."""
-
     slips: SlipRates = SHIPPED_SLIPS
-    """What the second phase imitates."""
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """A randomly initialised Qwen3 of about 640 thousand parameters, in float32.
+    """
+    A randomly initialised Qwen3 of about 640 thousand parameters, in float32.
 
     Args:
         tokenizer: The tokenizer whose vocabulary it reads and writes.
@@ -86,11 +94,12 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         pad_token_id=tokenizer.pad_token_id,
         dtype="float32",
     )
-    return Qwen3ForCausalLM(config)
+    return Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]  # transformers leaves it unannotated
 
 
 def demonstrations(config: TrainConfig, encoder: EpisodeEncoder) -> Iterator[tuple[list[int], list[bool]]]:
-    """An endless stream of encoded demonstrations for each phase in turn.
+    """
+    An endless stream of encoded demonstrations for each phase in turn.
 
     Args:
         config: How to train.
@@ -102,13 +111,14 @@ def demonstrations(config: TrainConfig, encoder: EpisodeEncoder) -> Iterator[tup
     source = random.Random(config.seed)
     clean, noisy = NoisySolver(CLEAN, source), NoisySolver(config.slips, source)
     num_clean = round(config.steps * config.clean_share) * config.batch_size
-    for index, problem in enumerate(generate_problems("train", config.seed)):
+    for index, problem in enumerate(generate_problems("train", config.seed, _STEP_WEIGHTS)):
         with_tools = source.random() >= config.without_tools
         yield _encode(problem, clean if index < num_clean else noisy, encoder, with_tools=with_tools)
 
 
 def train(config: TrainConfig, model: Qwen3ForCausalLM, encoder: EpisodeEncoder) -> None:
-    """Trains a model in place and prints its progress.
+    """
+    Trains a model in place and prints its progress.
 
     Args:
         config: How to train.
@@ -133,14 +143,15 @@ def train(config: TrainConfig, model: Qwen3ForCausalLM, encoder: EpisodeEncoder)
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Writes the model's folder: weights, configs, tokenizer and chat template.
+    """
+    Writes the model's folder: weights, configs, tokenizer and chat template.
 
     Args:
         model: The trained model.
         tokenizer: Its tokenizer.
         folder: Created where it does not exist.
     """
-    model.generation_config = GenerationConfig(
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]  # likewise
         do_sample=True,
         temperature=1.0,
         top_p=1.0,
@@ -150,6 +161,14 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    _name_public_class(folder / "tokenizer_config.json")
+
+
+def _name_public_class(path: Path) -> None:
+    """Write the tokenizer's class by the name that transformers 4 knows too."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _encode(
@@ -167,7 +186,8 @@ def _encode(
 
 
 def _collate(batch: Sequence[tuple[list[int], list[bool]]]) -> tuple[Tensor, Tensor]:
-    """Pads on the right: ids [batch, length], and the same with every token that is not learned ignored.
+    """
+    Pads on the right: ids [batch, length], and the same with every token that is not learned ignored.
 
     Under the causal mask no real token sees the padding after it, so no attention mask is needed.
     """
@@ -187,18 +207,16 @@ def _loss(model: Qwen3ForCausalLM, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _learning_rate_scale(config: TrainConfig, step: int) -> float:
-    """Warm-up, a constant rate for the clean phase, then a line down to zero."""
+    """Warm-up, then half a cosine down to zero."""
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
-    num_clean = round(config.steps * config.clean_share)
-    return min(1.0, (config.steps - step) / max(1, config.steps - num_clean))
+    progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 def _corpus(config: TrainConfig) -> Iterator[str]:
     """Questions and demonstrations to learn the merges from."""
-    from turnwise_calculator_demo.episodes import TOOL_SCHEMA
-
-    yield f"Tools: {TOOL_SCHEMA['function']['name']}(expression)"
+    yield f"Tools: {TOOL_NAME}(expression)"
     yield "system\nuser\nassistant\n" * 100
     solver = NoisySolver(config.slips, random.Random(config.seed))
     for problem in islice(generate_problems("train", config.seed), 500):
@@ -225,13 +243,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line.
+    """
+    Runs the command line.
 
     Args:
         arguments: The arguments; None takes those of the process.
     """
     options = _parser().parse_args(arguments)
     config = TrainConfig(steps=options.steps, seed=options.seed)
+    disable_progress_bar()
     torch.set_num_threads(options.threads)
     torch.manual_seed(config.seed)
     tokenizer = build_tokenizer(_corpus(config), _VOCAB_SIZE)

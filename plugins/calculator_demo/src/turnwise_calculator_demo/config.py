@@ -1,0 +1,25 @@
+"""Options of the tool."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from turnwise_calculator_demo.calculator import MAX_OPERATIONS
+
+
+@frozen
+class CalculatorConfig:
+    """
+    Options of the tool `calculator`.
+
+    Attributes:
+        max_operations: binary operations that one call may hold; the shipped model is trained with 1. None lets a
+            call hold a whole expression, which bigger models then give it in one turn.
+    """
+
+    max_operations: int | None = field(default=MAX_OPERATIONS)
+
+    @max_operations.validator
+    def _check_max_operations(self, _attribute: object, value: int | None) -> None:
+        if value is not None and value < 1:
+            raise ValueError(f"'max_operations' must be at least 1 or None: {value}")

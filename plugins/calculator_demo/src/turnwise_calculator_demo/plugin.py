@@ -1,0 +1,62 @@
+"""The tool and the reward as turnwise calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from turnwise import Episode, Task, ToolResult, TrajectoryScore
+from turnwise.errors import ToolError
+from turnwise_calculator_demo.calculator import evaluate_expression, format_number
+from turnwise_calculator_demo.config import CalculatorConfig
+from turnwise_calculator_demo.episodes import TOOL_SCHEMA
+from turnwise_calculator_demo.rewards import exact_match
+
+
+class CalculatorTool:
+    """
+    The tool `calculator`: one arithmetic operation a call, with no session.
+
+    Args:
+        config: limits.
+    """
+
+    def __init__(self, config: CalculatorConfig) -> None:
+        self._max_operations = config.max_operations
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """The OpenAI function schema, with one parameter `expression`."""
+        return TOOL_SCHEMA
+
+    async def create(self, task: Task) -> None:
+        """Begin nothing: a calculation stands alone."""
+
+    async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
+        """Compute `arguments["expression"]`; `ToolError` with what is wrong when it is not allowed or has no value."""
+        try:
+            value = evaluate_expression(arguments["expression"], max_operations=self._max_operations)
+        except ValueError as error:
+            raise ToolError(f"Error: {error}") from error
+        return ToolResult(text=format_number(value))
+
+    async def release(self, session: object) -> None:
+        """End nothing."""
+
+
+class ExactMatch:
+    """The reward `exact_match`: 1.0 where the last assistant message answers with the ground truth, 0.0 otherwise."""
+
+    def score(self, episode: Episode) -> TrajectoryScore:
+        """
+        Score a finished episode.
+
+        One that ended with a tool call or a tool message, because a budget ran out, has no answer and gets 0.0.
+
+        Raises:
+            ValueError: the task's ground truth is not a whole number.
+        """
+        last = episode.messages[-1]
+        is_answer = last.get("role") == "assistant" and not last.get("tool_calls")
+        text = str(last.get("content") or "") if is_answer else ""
+        return TrajectoryScore(value=exact_match(text, str(episode.task.ground_truth)))

@@ -1,0 +1,161 @@
+"""The tokenizer and the chat template of the shipped model."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from turnwise_calculator_demo import model_dir
+from turnwise_calculator_demo.encoding import EpisodeEncoder
+from turnwise_calculator_demo.episodes import TOOL_SCHEMA, call_text
+from turnwise_calculator_demo.tokenizer import END_OF_TEXT, TAGS, TURN_END, TURN_START, build_tokenizer
+
+TOKENIZER = PreTrainedTokenizerFast.from_pretrained(model_dir())
+MARKED = st.text() | st.sampled_from([*TAGS, TURN_START, TURN_END, END_OF_TEXT])
+CONTENTS = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+def call(expression: str) -> dict[str, Any]:
+    """A tool call as OpenAI messages hold it."""
+    return {"type": "function", "function": {"name": "calculator", "arguments": {"expression": expression}}}
+
+
+MESSAGES = st.one_of(
+    st.builds(lambda text: [{"role": "user", "content": text}], CONTENTS),
+    st.builds(lambda text: [{"role": "system", "content": text}], CONTENTS),
+    st.builds(lambda text: [{"role": "assistant", "content": text}], CONTENTS),
+    st.builds(
+        lambda text, num: [
+            {"role": "assistant", "content": text, "tool_calls": [call(f"{i} + 1") for i in range(num)]},
+            *({"role": "tool", "content": f"{text}{i}"} for i in range(num)),
+        ],
+        CONTENTS,
+        st.integers(1, 3),
+    ),
+)
+"""Messages that come together: a turn with calls is followed by all its tool messages."""
+
+
+def rendered(messages: list[dict[str, Any]], tools: bool = True, prompt: bool = False) -> str:
+    """A conversation as text."""
+    schemas = [TOOL_SCHEMA] if tools else None
+    text = TOKENIZER.apply_chat_template(messages, tools=schemas, add_generation_prompt=prompt, tokenize=False)
+    assert isinstance(text, str)
+    return text
+
+
+@given(st.lists(MARKED).map("".join))
+def test_any_text_survives(text: str) -> None:
+    """Encoding and decoding lose nothing, tags and special tokens in the text included."""
+    ids = TOKENIZER.encode(text, add_special_tokens=False)
+    assert text == TOKENIZER.decode(ids, skip_special_tokens=False)
+
+
+@given(st.integers(min_value=0), st.text())
+def test_every_digit_is_one_token(number: int, text: str) -> None:
+    """A number is its digits, each the same token wherever it stands."""
+    digit_ids = [TOKENIZER.encode(d, add_special_tokens=False)[0] for d in "0123456789"]
+    ids = TOKENIZER.encode(f"{text}{number}{text}", add_special_tokens=False)
+    expected = [digit_ids[int(d)] for d in f"{text}{number}{text}" if d in "0123456789"]
+    assert expected == [token for token in ids if token in digit_ids]
+    assert not any(len(token) > 1 and set(token) & set("0123456789") for token in TOKENIZER.get_vocab())
+
+
+def test_special_tokens() -> None:
+    """Three special tokens in fixed roles; the tags are tokens that decoding keeps."""
+    assert TOKENIZER.eos_token == TURN_END
+    assert TOKENIZER.pad_token == END_OF_TEXT
+    for token in (*TAGS, TURN_START, TURN_END, END_OF_TEXT):
+        assert len(TOKENIZER.encode(token, add_special_tokens=False)) == 1
+    text = "".join([TURN_START, *TAGS, TURN_END, END_OF_TEXT])
+    assert "".join(TAGS) == TOKENIZER.decode(TOKENIZER.encode(text), skip_special_tokens=True)
+
+
+def test_encoding_adds_nothing() -> None:
+    """No token is put before or after a text."""
+    assert TOKENIZER.encode("What is 5?") == TOKENIZER.encode("What is 5?", add_special_tokens=False)
+
+
+def test_a_whole_conversation() -> None:
+    """The exact text of a prompt, a call, a tool message and an answer."""
+    messages = [
+        {"role": "user", "content": "What is 23 + 48?"},
+        {"role": "assistant", "content": "", "tool_calls": [call("23 + 48")]},
+        {"role": "tool", "content": "71"},
+        {"role": "assistant", "content": "The answer is 71."},
+    ]
+    expected = (
+        "<|im_start|>system\nTools: calculator(expression)<|im_end|>\n"
+        "<|im_start|>user\nWhat is 23 + 48?<|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "23 + 48"}}\n'
+        "</tool_call><|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\n71\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\nThe answer is 71.<|im_end|>\n"
+    )
+    assert expected == rendered(messages)
+    assert expected + "<|im_start|>assistant\n" == rendered(messages, prompt=True)
+
+
+def test_tool_calls_render_as_they_are_written() -> None:
+    """Calls given as objects, as strings and as raw text are the same text; several follow each other."""
+    as_object = {"role": "assistant", "content": None, "tool_calls": [call("1 + 2"), call("3 * 4")]}
+    plain = {"name": "calculator", "arguments": '{"expression": "1 + 2"}'}
+    as_string = {"role": "assistant", "content": "", "tool_calls": [plain, {"function": call("3 * 4")["function"]}]}
+    as_text = {"role": "assistant", "content": call_text("1 + 2") + "\n" + call_text("3 * 4")}
+    assert rendered([as_text]) == rendered([as_object]) == rendered([as_string])
+
+
+def test_consecutive_tool_messages_share_a_turn() -> None:
+    """As Qwen's template does it."""
+    messages = [{"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]
+    expected = (
+        "<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n"
+    )
+    assert expected == rendered(messages, tools=False)
+
+
+def test_a_system_message_and_the_tools_share_a_turn() -> None:
+    """A system message stays first, with the tools behind it; without either there is no system turn."""
+    messages = [{"role": "system", "content": "Be brief."}]
+    assert rendered(messages) == "<|im_start|>system\nBe brief.\n\nTools: calculator(expression)<|im_end|>\n"
+    assert rendered(messages, tools=False) == "<|im_start|>system\nBe brief.<|im_end|>\n"
+    question = [{"role": "user", "content": "Hello"}]
+    assert rendered(question, tools=False) == "<|im_start|>user\nHello<|im_end|>\n"
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=5), st.booleans())
+def test_appending_messages_appends_text(groups: list[list[dict[str, Any]]], tools: bool) -> None:
+    """No message changes what stands before it, and text after a generation prompt goes on from it."""
+    messages = [message for group in groups for message in group]
+    whole = rendered(messages, tools)
+    for cut in range(1, len(groups)):
+        before = [message for group in groups[:cut] for message in group]
+        assert whole.startswith(rendered(before, tools))
+        if groups[cut][0]["role"] == "assistant":
+            assert whole.startswith(rendered(before, tools, prompt=True))
+
+
+@given(CONTENTS.filter(lambda text: "\x00" not in text), CONTENTS.filter(lambda text: "\x00" not in text))
+def test_the_encoder_agrees_with_the_template(question: str, response: str) -> None:
+    """Parts encoded one by one decode to the rendering of the whole conversation."""
+    encoder = EpisodeEncoder(TOKENIZER)
+    ids = encoder.prompt(question) + encoder.action(call_text("1 + 2")) + encoder.observation(response)
+    messages = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": "", "tool_calls": [call("1 + 2")]},
+        {"role": "tool", "content": response},
+    ]
+    assert rendered(messages, prompt=True) == TOKENIZER.decode(ids, skip_special_tokens=False)
+
+
+def test_an_unknown_role_is_an_error() -> None:
+    """The template says which."""
+    with pytest.raises(Exception, match="unknown role narrator"):
+        rendered([{"role": "narrator", "content": "Once"}])
+
+
+def test_the_template_is_the_packages_own() -> None:
+    """The shipped model's template is the one that training writes."""
+    assert build_tokenizer(["some text"], 300).chat_template == TOKENIZER.chat_template

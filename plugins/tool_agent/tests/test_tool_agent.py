@@ -1,0 +1,387 @@
+"""What `tool_agent` does beyond what every agent must."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+
+import pytest
+from attrs import define, evolve, field
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise import Reply, Resources, State, Status, ToolResult
+from turnwise.errors import ConfigError, InfrastructureError
+from turnwise.function_tool import function_tool
+from turnwise.record import Origin
+from turnwise.testing.agent_probe import AgentProbe, add, make_task, probe_resources
+from turnwise.testing.scripted import ScriptedEngine
+from turnwise_tool_agent import make_tool_agent
+from turnwise_tool_agent.config import ToolAgentConfig
+from turnwise_tool_agent.truncation import MARK, truncated
+
+
+def call(name="add", **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+@define
+class User:
+    """A simulated user with set answers."""
+
+    replies: list[Reply]
+    seen: list[int] = field(factory=list)
+
+    async def create(self, task):
+        return None
+
+    async def respond(self, session, messages):
+        self.seen.append(len(messages))
+        return self.replies.pop(0)
+
+    async def release(self, session): ...
+
+
+def converse(*texts, tools=(add,), user=None, limits: Mapping = {}, task=None, closed=True, **options):
+    """Run one episode whose model writes these texts, one a turn; `closed` says whether it ends the first of them."""
+    resources = evolve(
+        probe_resources(),
+        tools={tool.__name__: function_tool(tool) for tool in tools},
+        interaction=user,
+    )
+    agent = make_tool_agent(ToolAgentConfig(**options), resources)
+    probe = AgentProbe(make_agent=lambda: agent, resources=resources, turns=texts)
+    first, *others = probe.turn_ids
+    remaining = iter([first if closed else first[:-1], *others])
+
+    async def run():
+        engine = ScriptedEngine(lambda _request: next(remaining))
+        await engine.start()
+        return await probe.run(task or make_task(), engine=engine, limits=probe.limits(**limits))
+
+    return asyncio.run(run())
+
+
+def tool_texts(run):
+    return [message["content"] for message in run.result.messages if message["role"] == "tool"]
+
+
+def test_a_conversation_with_a_tool():
+    """Record, messages, memory and metrics of two turns with a call between."""
+    done = converse("Let me add. " + call(a=2, b=3), "It is 5.")
+    assert done.result.status is Status.COMPLETED
+    assert done.result.messages == (
+        {"role": "user", "content": "Question 0?"},
+        {
+            "role": "assistant",
+            "content": "Let me add. ",
+            "tool_calls": [
+                {
+                    "id": "call00100",
+                    "type": "function",
+                    "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call00100", "name": "add", "content": "5"},
+        {"role": "assistant", "content": "It is 5."},
+    )
+    (trajectory,) = done.result.trajectories
+    assert [segment.origin for segment in trajectory.segments] == [Origin.ACTION, Origin.OBSERVATION, Origin.ACTION]
+    assert done.episode.memory == {
+        "assistant_turns": 2,
+        "user_turns": 1,
+        "tool_rewards": [],
+        "turn_rewards": [],
+        "calls": [],
+        "ended_by": "answer",
+    }
+    metrics = done.result.metrics
+    assert (metrics.num_turns, metrics.num_tool_calls, metrics.num_tool_errors) == (2, 1, 0)
+
+
+def test_the_record_reads_as_the_template_renders():
+    """What was appended is what a rendering of the whole conversation holds."""
+    done = converse(call(a=2, b=3), "It is 5.")
+    resources = probe_resources()
+    text = resources.chat.tokenizer.decode(done.result.trajectories[0].input_ids)
+    assert text.endswith(
+        f"<|im_start|>assistant\n{call(a=2, b=3)}<|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n<|im_start|>assistant\nIt is 5.<|im_end|>"
+    )
+    assert '"name": "add", "description": "Add two numbers."' in text
+
+
+class TestCalls:
+    """How calls of one turn are run."""
+
+    def test_calls_of_one_turn_run_together_and_answer_in_order(self):
+        """The first to be asked is the first to be answered, whichever is done first."""
+        running, most = set(), []
+
+        async def slow(n: int) -> int:
+            running.add(n)
+            await asyncio.sleep(0.03 / n)
+            most.append(len(running))
+            running.remove(n)
+            return n
+
+        calls = "".join(call("slow", n=n) for n in (1, 2, 3))
+        done = converse(calls, "ok", tools=(slow,), max_parallel_calls=3)
+        assert tool_texts(done) == ["1", "2", "3"]
+        assert max(most) == 3
+
+    def test_calls_beyond_the_limit_are_answered_with_an_error(self):
+        """None is dropped, and the tool does not run for them."""
+        seen = []
+
+        def note(n: int) -> str:
+            seen.append(n)
+            return f"noted {n}"
+
+        calls = "".join(call("note", n=n) for n in range(4))
+        done = converse(calls, "ok", tools=(note,), max_parallel_calls=2)
+        text = "Error: this call was not run: at most 2 of one turn are. Call again in a later turn."
+        assert tool_texts(done) == ["noted 0", "noted 1", text, text]
+        assert sorted(seen) == [0, 1]
+        metrics = done.result.metrics
+        assert (metrics.num_tool_calls, metrics.num_tool_errors) == (4, 2)
+
+    def test_thousands_of_calls_have_one_answer_for_the_rest(self):
+        """A model that repeats itself gets no thousands of messages."""
+        done = converse(call(a=1, b=1) * 500, "ok", limits={"response_length": 50_000})
+        texts = tool_texts(done)
+        assert len(texts) == 32
+        assert texts[0] == "2"
+        assert texts[-1].startswith("Error: this call and all after it were not run: at most 1")
+        assert done.result.metrics.num_tool_calls == 500
+        assert done.result.status is Status.COMPLETED
+
+    @pytest.mark.parametrize(
+        ("text", "answer"),
+        [
+            ("<tool_call>{</tool_call>", "Error: malformed call: JSONDecodeError"),
+            ("<tool_call>", "Error: malformed call: JSONDecodeError"),
+            (call("sub", a=1), "Error: there is no tool 'sub'; the tools are: add"),
+            (call(a=1), "Error: the arguments of 'add' do not fit: \"b\" is a required property"),
+            (call("fail"), "Error: ValueError: broken"),
+        ],
+    )
+    def test_what_goes_wrong_is_shown_and_the_model_goes_on(self, text, answer):
+        """Malformed and unknown calls, wrong arguments and failing tools are read by the model."""
+
+        def fail() -> str:
+            raise ValueError("broken")
+
+        tools = (add, fail) if "fail" in text else (add,)
+        done = converse(text, "ok", tools=tools)
+        assert tool_texts(done) == [answer]
+        assert done.result.status is Status.COMPLETED
+        assert done.result.metrics.num_tool_errors == 1
+
+    def test_a_malformed_call_keeps_its_text(self):
+        """In the message, as the arguments that could not be read."""
+        done = converse('<tool_call>{"name": </tool_call>', "ok")
+        (made,) = done.result.messages[1]["tool_calls"]
+        assert made["function"] == {"name": "", "arguments": '{"name": '}
+
+    def test_malformed_calls_beyond_the_limit_keep_their_own_error(self):
+        """What is wrong says more than that it was one too many."""
+        done = converse(call(a=1, b=1) + "<tool_call>{</tool_call>", "ok")
+        assert tool_texts(done) == ["2", "Error: malformed call: JSONDecodeError"]
+
+    def test_rewards_of_calls_are_kept(self):
+        """In memory one by one, in the metrics in sum."""
+
+        def earn(x: float) -> ToolResult:
+            return ToolResult(text="paid", reward=x)
+
+        calls = call("earn", x=0.5) + call("earn", x=0.25) + call(a=1, b=1)
+        done = converse(calls, "ok", tools=(earn, add), max_parallel_calls=3)
+        assert done.episode.memory["tool_rewards"] == [0.5, 0.25]
+        assert done.result.metrics.tool_reward == 0.75
+
+    def test_an_infrastructure_failure_fails_the_episode(self):
+        """It is no answer to the model, and the calls beside it are cancelled."""
+
+        async def down() -> str:
+            raise InfrastructureError("no sandbox")
+
+        async def hang() -> str:
+            await asyncio.sleep(60)
+            return ""
+
+        done = converse(call("hang") + call("down"), tools=(down, hang), max_parallel_calls=2)
+        assert done.result.status is Status.FAILED
+        assert (done.result.fault.owner, done.result.fault.message) == ("infra", "no sandbox")
+        assert tool_texts(done) == []
+        assert done.result.trajectories[0].num_response_tokens > 0
+
+
+class TestLimits:
+    """The last turn is the model's."""
+
+    def test_no_tool_runs_when_no_turn_is_left(self):
+        """With `max_assistant_turns` reached, or `max_user_turns`, the call stays unanswered."""
+        for options, why, num_turns in (
+            ({"max_assistant_turns": 1}, "max_assistant_turns", 1),
+            ({"max_assistant_turns": 2}, "max_assistant_turns", 2),
+            ({"max_user_turns": 1}, "max_user_turns", 2),
+        ):
+            done = converse(*[call(a=1, b=1)] * 3, **options)
+            assert done.result.status is Status.COMPLETED
+            assert done.episode.memory["ended_by"] == why
+            assert done.result.metrics.num_turns == num_turns
+            assert done.result.metrics.num_tool_calls == num_turns - 1
+            assert done.result.trajectories[0].segments[-1].origin == Origin.ACTION
+
+    def test_an_answer_at_the_limit_is_an_answer(self):
+        """A model that is done was not stopped."""
+        assert converse("done", max_assistant_turns=1).episode.memory["ended_by"] == "answer"
+
+    def test_no_tool_runs_without_room(self):
+        """A tool must not act when its answer could never be read."""
+        ran = []
+
+        def act() -> str:
+            ran.append(1)
+            return "acted"
+
+        text = call("act")
+        done = converse(
+            text, tools=(act,), limits={"response_length": len(AgentProbe(make_agent=User, turns=(text,)).turn_ids[0])}
+        )
+        assert done.result.status is Status.TRUNCATED
+        assert ran == []
+        done = converse(text, "x", tools=(act,), limits={"response_length": 20})
+        assert (done.result.status, ran) == (Status.TRUNCATED, [])
+
+    def test_an_observation_that_does_not_fit_is_not_appended(self):
+        """Neither to the record nor to the messages."""
+
+        def long() -> str:
+            return "x" * 200
+
+        done = converse(call("long"), tools=(long,), limits={"response_length": 100})
+        assert done.result.status is Status.TRUNCATED
+        assert [message["role"] for message in done.result.messages] == ["user", "assistant"]
+        assert done.result.trajectories[0].segments[-1].origin == Origin.ACTION
+
+    def test_a_turn_that_was_cut_is_closed_before_its_answer(self):
+        """A call without its end-of-turn token is malformed, and the answer begins with that token."""
+        done = converse("<tool_call>{", "ok", closed=False)
+        text = probe_resources().chat.tokenizer.decode(done.result.trajectories[0].response_ids)
+        assert text == (
+            "<tool_call>{<|im_end|>\n<|im_start|>user\n<tool_response>\nError: malformed call: JSONDecodeError\n"
+            "</tool_response><|im_end|>\n<|im_start|>assistant\nok<|im_end|>"
+        )
+
+
+class TestTruncation:
+    """Long answers of tools."""
+
+    @given(st.text(max_size=80), st.integers(1, 90), st.sampled_from(["left", "right", "middle"]))
+    def test_an_answer_never_exceeds_its_bound(self, text, max_chars, kept):
+        """A short one stays as it is; of a long one the named part stays."""
+        cut = truncated(text, max_chars, kept)
+        assert len(cut) == min(len(text), max_chars)
+        if len(text) <= max_chars:
+            assert cut == text
+        elif max_chars > len(MARK):
+            head, mark, tail = cut.partition(MARK)
+            assert (head + tail, mark) == (text[: len(head)] + text[len(text) - len(tail) :], MARK)
+
+    def test_sides_are_those_of_verl(self):
+        """`left` keeps the beginning, `right` the end, `middle` both."""
+        text = "0123456789" * 10
+        assert truncated(text, 25, "left") == "01234567...(truncated)..."
+        assert truncated(text, 25, "right") == "...(truncated)...23456789"
+        assert truncated(text, 25, "middle") == "0123...(truncated)...6789"
+        assert truncated(text, 3, "right") == "789"
+
+    def test_the_model_sees_the_cut_answer(self):
+        """Errors are cut too."""
+
+        def long() -> str:
+            return "x" * 1000
+
+        done = converse(call("long"), call("y" * 60), "ok", tools=(long,), max_tool_response_length=30)
+        assert [len(text) for text in tool_texts(done)] == [30, 30]
+
+
+class TestInteraction:
+    """A simulated user answers turns that call no tool."""
+
+    def test_a_user_answers_until_it_is_over(self):
+        """Rewards of turns are kept; the last reply is not seen by the model."""
+        user = User([Reply(content="More.", reward=0.5), Reply(content="Bye.", should_terminate=True, reward=1.0)])
+        done = converse("One.", "Two.", user=user)
+        assert done.result.status is Status.COMPLETED
+        assert [message["content"] for message in done.result.messages] == ["Question 0?", "One.", "More.", "Two."]
+        assert done.episode.memory["turn_rewards"] == [0.5, 1.0]
+        assert done.episode.memory["ended_by"] == "interaction"
+        assert user.seen == [2, 4]
+
+    def test_tools_come_before_the_user(self):
+        """A turn with calls is answered by tools, one without by the user."""
+        user = User([Reply(content="And?"), Reply(should_terminate=True)])
+        done = converse(call(a=1, b=1), "2", call(a=2, b=2), "4", user=user)
+        roles = [message["role"] for message in done.result.messages]
+        assert roles == ["user", "assistant", "tool", "assistant", "user", "assistant", "tool", "assistant"]
+
+    def test_the_user_is_not_asked_when_no_turn_is_left(self):
+        """The last turn is the model's, with a user too."""
+        user = User([Reply(content="More."), Reply(content="More.")])
+        done = converse("One.", "Two.", user=user, max_assistant_turns=2)
+        assert (done.episode.memory["ended_by"], user.seen) == ("max_assistant_turns", [2])
+
+    def test_a_user_without_tools_or_parser(self):
+        """The agent is a plain chat then."""
+        user = User([Reply(content="Go on."), Reply(should_terminate=True)])
+        resources = evolve(probe_resources(), tools={}, parser=None, interaction=user)
+        probe = AgentProbe(make_agent=lambda: make_tool_agent(ToolAgentConfig(), resources), resources=resources)
+        done = asyncio.run(probe.run(make_task()))
+        assert [message["role"] for message in done.result.messages] == ["user", "assistant", "user", "assistant"]
+
+
+class TestSetup:
+    """What the agent is built from."""
+
+    def test_a_system_prompt_comes_first(self):
+        """Unless the task has a system message of its own."""
+        done = converse("ok", system_prompt="Be brief.")
+        assert done.result.messages[0] == {"role": "system", "content": "Be brief."}
+        own = ({"role": "system", "content": "Own."}, {"role": "user", "content": "Hi"})
+        assert converse("ok", task=make_task(messages=own), system_prompt="Be brief.").result.messages[:2] == own
+
+    def test_it_needs_a_chat_template_and_a_parser_for_tools(self):
+        """One line says which setting is missing."""
+        with pytest.raises(ConfigError, match="agent 'tool_agent' writes prompts"):
+            make_tool_agent(ToolAgentConfig(), Resources())
+        with pytest.raises(ConfigError, match="agent 'tool_agent' cannot find tool calls: set parser"):
+            make_tool_agent(ToolAgentConfig(), evolve(probe_resources(), parser=None))
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"max_parallel_calls": 0},
+            {"max_assistant_turns": 0},
+            {"max_user_turns": 0},
+            {"max_tool_response_length": 0},
+            {"tool_response_truncate_side": "both"},
+        ],
+    )
+    def test_options_out_of_range_are_refused(self, options):
+        """The text names the option."""
+        with pytest.raises(ValueError, match=next(iter(options))):
+            ToolAgentConfig(**options)
+
+    def test_states_are_the_common_ones(self):
+        """An unknown state is the agent's own error, named."""
+        agent = make_tool_agent(ToolAgentConfig(), probe_resources())
+
+        class Odd:
+            state = "odd"
+
+        with pytest.raises(ValueError, match="tool_agent has no state 'odd'"):
+            asyncio.run(agent.step(Odd()))
+        assert State.PENDING == "pending"

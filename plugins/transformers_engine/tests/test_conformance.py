@@ -1,0 +1,25 @@
+"""The embedded engine does what every engine must do."""
+
+import pytest
+
+from turnwise.testing.engine_probe import EngineProbe
+from turnwise.testing.engine_suite import EngineSuite
+from turnwise_transformers_engine import TransformersConfig
+
+
+class TestTransformers(EngineSuite):
+    """The standard tests, on a tiny Qwen3 on the CPU."""
+
+    entry_point = "transformers_engine"
+    module = "turnwise_transformers_engine"
+    registered = "transformers"
+
+    @pytest.fixture
+    def config(self, tiny_model):
+        """A small cache and context."""
+        return TransformersConfig(model=tiny_model, device="cpu", max_context=256)
+
+    @pytest.fixture
+    def probe(self):
+        """The vocabulary of the tiny model."""
+        return EngineProbe(vocab_size=512)

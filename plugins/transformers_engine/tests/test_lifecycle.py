@@ -1,0 +1,255 @@
+"""How the embedded engine starts, changes its weights, dies and stops."""
+
+import asyncio
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from turnwise.errors import EngineError, ReplicaDiedError
+from turnwise.protocols import ModelSpec, Resources
+from turnwise_transformers_engine import TransformersConfig, TransformersEngine
+from turnwise_transformers_engine.loading import model_spec
+
+
+@pytest.fixture(scope="module")
+def other_model(tiny_model):
+    """The tiny model with other projections."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "proj" in name:
+                weight.mul_(0.8).add_(0.05)
+    return model
+
+
+@pytest.fixture(scope="module")
+def other_weights(other_model):
+    """Its weights, as the argument of `update_weights`."""
+    return [(name, weight.detach().numpy()) for name, weight in other_model.named_parameters()]
+
+
+def test_new_weights_leave_nothing_of_the_old_ones(tiny_model, other_model, other_weights, serve, ask, assert_logprobs):
+    """After an update the same context is read again: log-probabilities are those of the new weights."""
+
+    async def scenario(engine):
+        before = await engine.generate(ask())
+        await engine.update_weights(other_weights, 4)
+        return before, await engine.generate(ask())
+
+    before, after = serve(tiny_model, scenario)
+
+    assert (before.weight_version, after.weight_version) == (0, 4)
+    assert after.num_cached_tokens == 0
+    assert_logprobs(before, tiny_model)
+    assert_logprobs(after, other_model)
+
+
+def test_new_weights_in_mid_flight(tiny_model, other_model, other_weights, serve, ask, in_flight, assert_logprobs):
+    """
+    A request in flight has a version for each token, and each token the log-probability of its version.
+
+    A second request with the same context, begun after the update while the first still runs, reads nothing of it.
+    """
+
+    async def scenario(engine):
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(engine.generate(ask("first", max_tokens=200)))
+            await in_flight(engine, "first", 40)
+            await engine.update_weights(other_weights, 1)
+            second = group.create_task(engine.generate(ask("second")))
+        return first.result(), second.result()
+
+    first, second = serve(tiny_model, scenario)
+
+    num_old = int((first.weight_version == 0).sum())
+    assert first.weight_version.tolist() == [0] * num_old + [1] * (200 - num_old)
+    assert 40 <= num_old < 200
+    assert_logprobs(first, tiny_model, part=slice(num_old))
+    assert_logprobs(first, other_model, part=slice(num_old, None))
+    assert second.weight_version == 1
+    assert_logprobs(second, other_model)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("lm_haed.weight", np.zeros((512, 32), np.float32), "no weight 'lm_haed.weight'; did you mean 'lm_head.weig"),
+        ("lm_head.weight", np.zeros((32, 512), np.float32), r"has shape \(512, 32\), got \(32, 512\)"),
+        ("lm_head.weight", np.zeros((512, 32), np.int8), "must be of floating point, got int8"),
+    ],
+)
+def test_bad_weights_change_nothing(tiny_model, other_weights, serve, ask, assert_logprobs, name, array, message):
+    """One bad weight refuses all of them: the engine goes on with the old ones and their version."""
+
+    async def scenario(engine):
+        with pytest.raises(EngineError, match=message):
+            await engine.update_weights([*other_weights, (name, array)], 1)
+        return await engine.generate(ask())
+
+    result = serve(tiny_model, scenario)
+
+    assert result.weight_version == 0
+    assert_logprobs(result, tiny_model)
+
+
+async def failure_of(awaitable):
+    with pytest.raises(EngineError) as caught:
+        await awaitable
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [(RuntimeError("the device is gone"), "the device is gone"), (SystemExit(3), "it left no error")],
+)
+@pytest.mark.filterwarnings("ignore:Exception in thread:pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_thread_leaves_nobody_waiting(tiny_model, serve, ask, in_flight, error, cause):
+    """A step that fails ends the manager's thread, with a word or without: all waiters and later calls raise."""
+
+    def broken(**_inputs):
+        raise error
+
+    async def scenario(engine):
+        async with asyncio.TaskGroup() as group:
+            requests = [ask(str(i), max_tokens=200) for i in range(5)]
+            tasks = [group.create_task(failure_of(engine.generate(each))) for each in requests]
+            await in_flight(engine, "4")
+            engine._manager.model.forward = broken
+        later = [await failure_of(engine.generate(ask())), await failure_of(engine.update_weights([], 1))]
+        return [task.result() for task in tasks] + later, engine.stats()["num_running"]
+
+    failures, num_running = serve(tiny_model, scenario)
+
+    assert [type(each) for each in failures] == [ReplicaDiedError] * 7
+    assert {str(each) for each in failures} == {f"the transformers engine's thread died: {cause}"}
+    assert num_running == 0
+
+
+def test_no_sleep(tiny_model, serve):
+    """Sleeping is refused in one line, as the capabilities say."""
+
+    async def scenario(engine):
+        return [await failure_of(engine.sleep(1)), await failure_of(engine.wake_up(["weights"]))]
+
+    assert [str(each) for each in serve(tiny_model, scenario)] == [
+        "the transformers engine cannot sleep (level 1): it has no sleep levels",
+        "the transformers engine cannot wake up weights: it has no sleep levels",
+    ]
+
+
+def test_starting_twice_is_refused(tiny_model, serve):
+    """An engine is started once, and not again after it was stopped."""
+
+    async def scenario(engine):
+        again = await failure_of(engine.start())
+        await engine.stop()
+        return again, await failure_of(engine.start())
+
+    assert [str(each) for each in serve(tiny_model, scenario)] == [
+        "the transformers engine has been started already",
+        "the transformers engine was stopped",
+    ]
+
+
+def start_failure(path, **options):
+    engine = TransformersEngine(TransformersConfig(device="cpu", **options), Resources(model=ModelSpec(path=path)))
+    text = str(asyncio.run(failure_of(engine.start())))
+    assert "\n" not in text
+    return text
+
+
+def test_start_without_a_model_says_so():
+    """One line that names the options."""
+    assert start_failure(None) == "the transformers engine has no model: set model.path, or 'model' of the engine"
+
+
+def test_start_with_a_wrong_directory_says_so(tmp_path):
+    """One line for a directory that is not there, one that holds no model, and one of another kind of model."""
+    missing, empty = start_failure(tmp_path / "no"), start_failure(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
+    other = start_failure(tmp_path)
+
+    assert missing == f"the model directory '{tmp_path / 'no'}' does not exist"
+    assert empty == f"'{tmp_path}' is no model directory: it has no config.json"
+    assert other.startswith(f"cannot load a causal language model from '{tmp_path}': ValueError: ")
+
+
+def test_start_without_all_weights_says_so(tmp_path, save_model):
+    """transformers would fill them with random numbers."""
+    path = save_model(tmp_path) / "model.safetensors"
+    weights = load_file(path)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
+
+    assert start_failure(tmp_path) == (
+        f"'{tmp_path}' lacks 1 weights of its model, such as 'model.layers.1.mlp.up_proj.weight'"
+    )
+
+
+def test_start_with_too_little_memory_says_so(tiny_model):
+    """The sizes are at fault, not the model."""
+    assert start_failure(tiny_model, memory_fraction=1e-9).startswith("cannot make the cache: MemoryError")
+
+
+FRESH_PROCESS = """
+import asyncio, sys
+from pathlib import Path
+from turnwise.errors import EngineError
+from turnwise.protocols import Resources
+from turnwise_transformers_engine import TransformersConfig, TransformersEngine
+
+config = TransformersConfig(model=Path(sys.argv[1]), device="cpu", max_context=64)
+if "no torch" in sys.argv:
+    sys.modules["torch"] = None
+try:
+    asyncio.run(TransformersEngine(config, Resources()).start())
+    print("started")
+except EngineError as error:
+    print(error)
+"""
+
+
+def fresh_process(*arguments):
+    command = [sys.executable, "-c", FRESH_PROCESS, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return done.returncode, done.stdout
+
+
+def test_start_without_torch_says_so(tiny_model):
+    """One line that names the packages."""
+    returncode, output = fresh_process(tiny_model, "no torch")
+
+    assert returncode == 0
+    assert output.startswith("the transformers engine needs torch and transformers to import: ")
+    assert output.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_an_engine_that_nobody_stops_does_not_keep_the_process(tiny_model):
+    """The manager's thread ends with the main thread."""
+    assert fresh_process(tiny_model) == (0, "started\n")
+
+
+def test_remote_code_is_trusted_for_the_runs_model_alone(tmp_path):
+    """A directory of the engine's own is not what the pinned revision speaks of."""
+    trusted = ModelSpec(path=tmp_path / "run", trust_remote_code=True, revision="abc")
+
+    own = model_spec(TransformersConfig(model=tmp_path / "own"), Resources(model=trusted))
+    run = model_spec(TransformersConfig(), Resources(model=trusted))
+
+    assert (own, run) == (ModelSpec(path=tmp_path / "own"), trusted)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("max_context", 1), ("page_size", 2), ("num_blocks", 0), ("max_batch_tokens", 0), ("memory_fraction", 0.0)],
+)
+def test_bad_options_are_refused(option, value):
+    """The error names the option and the bound."""
+    with pytest.raises(ValueError, match=f"'{option}' must be"):
+        TransformersConfig(**{option: value})

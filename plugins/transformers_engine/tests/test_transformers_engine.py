@@ -1,0 +1,237 @@
+"""What the embedded engine samples, and what it refuses."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from turnwise.errors import EngineError
+from turnwise.protocols import Resources
+from turnwise.types import FinishReason, SamplingParams
+from turnwise_transformers_engine import TransformersConfig, TransformersEngine
+from turnwise_transformers_engine.sampling import request_options
+
+
+@pytest.mark.parametrize("kind", ["tiny_model", "tiny_llama"])
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+def test_logprobs_over_turns_equal_a_forward_pass(kind, temperature, request, serve, ask, context, assert_logprobs):
+    """Three turns, each on the tokens of the one before, from the prefix cache: log-probabilities to 1e-4."""
+    model = request.getfixturevalue(kind)
+
+    async def scenario(engine):
+        token_ids, turns = context, []
+        for turn in range(3):
+            result = await engine.generate(ask(f"turn-{turn}", token_ids, temperature=temperature, max_tokens=24))
+            turns.append((token_ids, result))
+            token_ids = np.concatenate([token_ids, result.token_ids, context[:5] + turn])
+        return turns
+
+    turns = serve(model, scenario)
+
+    for token_ids, result in turns:
+        assert_logprobs(result, model, token_ids, temperature=temperature)
+    assert [result.num_cached_tokens > 0 for _, result in turns] == [False, True, True]
+
+
+def test_prefix_caching_can_be_switched_off(tiny_model, serve, ask, assert_logprobs):
+    """Then nothing comes from the cache, and nothing else changes."""
+
+    async def scenario(engine):
+        return [await engine.generate(ask(str(i))) for i in range(2)]
+
+    results = serve(tiny_model, scenario, prefix_caching=False)
+
+    assert [result.num_cached_tokens for result in results] == [0, 0]
+    assert_logprobs(results[1], tiny_model)
+
+
+def test_filters_are_those_of_the_distribution_drawn_from(tiny_model, serve, ask, together, assert_logprobs):
+    """Requests that filter and requests that do not share a batch; each has its own distribution."""
+    options = [{}, {"top_k": 3}, {"top_p": 0.6}, {"top_k": 8, "top_p": 0.8, "temperature": 1.7}, {"temperature": 0.3}]
+
+    results = serve(
+        tiny_model, lambda engine: together(engine, [ask(str(i), **each) for i, each in enumerate(options)])
+    )
+
+    for each, result in zip(options, results, strict=True):
+        assert_logprobs(result, tiny_model, **each)
+
+
+def test_greedy_takes_the_best_id(tiny_model, serve, ask, context):
+    """Temperature 0 is the argmax, drawn with probability 1."""
+    result = serve(tiny_model, lambda engine: engine.generate(ask(temperature=0.0)))
+
+    ids = np.concatenate([context, result.token_ids])
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    logits = model(torch.tensor(ids[None])).logits[0, len(context) - 1 : -1]
+    assert result.token_ids.tolist() == logits.argmax(-1).tolist()
+    assert result.logprobs.tolist() == [0.0] * 16
+
+
+def test_greedy_breaks_ties_the_same_way(tmp_path, save_model, serve, ask, together):
+    """When all ids tie, greedy gives the same ones each time, still with probability 1."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(save_model(tmp_path))
+    torch.nn.init.zeros_(model.lm_head.weight)
+    model.save_pretrained(tmp_path)
+
+    results = serve(tmp_path, lambda engine: together(engine, [ask(str(i), temperature=0.0) for i in range(3)]))
+
+    assert len({tuple(result.token_ids.tolist()) for result in results}) == 1
+    assert results[0].logprobs.tolist() == [0.0] * 16
+
+
+def test_many_requests_share_steps(tiny_model, serve, ask, together):
+    """64 requests of 8 tokens take about as many steps as one, not 64 times as many."""
+
+    async def scenario(engine):
+        steps, model = [], engine._manager.model
+        forward = model.forward
+        model.forward = lambda **kwargs: steps.append(1) or forward(**kwargs)
+        await together(engine, [ask(str(i), max_tokens=8) for i in range(64)])
+        return len(steps)
+
+    assert serve(tiny_model, scenario, num_blocks=512) < 40
+
+
+def test_max_context_bounds_context_and_output(tiny_model, serve, ask, context):
+    """A context that leaves room for three tokens gets three; one that leaves none is refused, and a longer one too."""
+
+    async def scenario(engine):
+        result = await engine.generate(ask("fits", np.resize(context, 253), max_tokens=100))
+        for length in (256, 257, 5000):
+            with pytest.raises(EngineError, match=f"a context of {length} tokens: max_context is 256"):
+                await engine.generate(ask("too long", np.resize(context, length)))
+        return result
+
+    result = serve(tiny_model, scenario)
+
+    assert (len(result.token_ids), result.finish_reason) == (3, FinishReason.LENGTH)
+
+
+def test_without_max_tokens_the_context_is_the_limit(tiny_model, serve, ask, context):
+    """None leaves it to the room that the context has."""
+    result = serve(tiny_model, lambda engine: engine.generate(ask(max_tokens=None)), max_context=50)
+
+    assert len(result.token_ids) == 50 - len(context)
+
+
+def test_max_context_is_known_before_start(tiny_model):
+    """It is the least of the option, the model's own limit and the cache."""
+    sizes = [{}, {"max_context": 100}, {"num_blocks": 5, "page_size": 8}]
+
+    engines = [TransformersEngine(TransformersConfig(model=tiny_model, **each), Resources()) for each in sizes]
+
+    assert [engine.capabilities.max_context for engine in engines] == [512, 100, 40]
+
+
+def test_requests_that_overflow_the_cache_together_all_end(tiny_model, serve, ask, context, together, assert_logprobs):
+    """With a cache of exactly one context, requests wait for one another and none is lost."""
+    results = serve(
+        tiny_model,
+        lambda engine: together(engine, [ask(str(i), max_tokens=500) for i in range(3)]),
+        max_context=64,
+        num_blocks=4,
+    )
+
+    assert [len(result.token_ids) for result in results] == [64 - len(context)] * 3
+    for result in results:
+        assert_logprobs(result, tiny_model)
+
+
+@pytest.mark.parametrize("wrong", [[1, 512], [-1, 2]])
+def test_ids_outside_the_vocabulary_are_refused(tiny_model, serve, ask, wrong):
+    """They would kill the manager's thread; the engine lives on."""
+
+    async def scenario(engine):
+        with pytest.raises(EngineError, match="ids outside the vocabulary of 512"):
+            await engine.generate(ask("wrong", np.array(wrong, np.int32)))
+        return await engine.generate(ask())
+
+    assert len(serve(tiny_model, scenario).token_ids) == 16
+
+
+def test_top_k_beyond_the_vocabulary_keeps_all(tiny_model, serve, ask):
+    """As it is, it would kill the manager's thread."""
+    result = serve(tiny_model, lambda engine: engine.generate(ask(top_k=100_000, top_p=0.99)))
+
+    assert len(result.token_ids) == 16
+
+
+def test_tiny_temperatures_are_greedy():
+    """Logits scaled by 1e-38 would overflow to NaN and kill the manager's thread."""
+    tiny, zero = SamplingParams(temperature=1e-38), SamplingParams(temperature=0.0)
+
+    assert request_options(tiny, 512) == request_options(zero, 512)
+
+
+def test_a_duplicate_in_flight_is_refused(tiny_model, serve, ask, in_flight):
+    """Two requests of one id at once: the second raises and the first goes on; later the id is free."""
+
+    async def scenario(engine):
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(engine.generate(ask()))
+            await in_flight(engine, num_tokens=1)
+            with pytest.raises(EngineError, match="request 'a' is in flight already"):
+                await engine.generate(ask())
+        return first.result(), await engine.generate(ask())
+
+    assert [len(result.token_ids) for result in serve(tiny_model, scenario)] == [16, 16]
+
+
+def test_stop_strings_are_refused(tiny_model, serve, ask):
+    """The engine never sees text."""
+    with pytest.raises(EngineError, match="no stop strings"):
+        serve(tiny_model, lambda engine: engine.generate(ask(stop=("x",))))
+
+
+def test_an_aborted_id_can_be_used_at_once(tiny_model, serve, ask, in_flight, assert_logprobs):
+    """The late cancel of a request does not hit the next one of its id, and nothing of it is kept."""
+
+    async def aborted(engine):
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(engine.generate(ask(max_tokens=200)))
+            await in_flight(engine)
+            await engine.abort("a")
+        return task.result()
+
+    async def scenario(engine):
+        results = []
+        for _ in range(5):
+            results += [await aborted(engine), await engine.generate(ask(max_tokens=3))]
+        return results, dict(engine._manager.output_router.result_handlers)
+
+    results, handlers = serve(tiny_model, scenario)
+
+    assert [result.finish_reason for result in results] == [FinishReason.ABORT, FinishReason.LENGTH] * 5
+    assert all(len(result.token_ids) >= 5 for result in results[::2])
+    assert handlers == {}
+    for result in results:
+        assert_logprobs(result, tiny_model)
+
+
+def test_a_seed_repeats_a_run(tiny_model, serve, ask):
+    """With a seed, the same requests one after the other give the same ids on a new engine."""
+
+    async def scenario(engine):
+        return [(await engine.generate(ask(str(i)))).token_ids.tolist() for i in range(3)]
+
+    first, second, other = (serve(tiny_model, scenario, seed=seed) for seed in (1, 1, 2))
+
+    assert first == second
+    assert first != other
+
+
+def test_stats_add_up(tiny_model, serve, ask, together):
+    """Totals count what was asked, sampled and found in the cache."""
+
+    async def scenario(engine):
+        await together(engine, [ask(str(i), max_tokens=4) for i in range(3)])
+        await engine.generate(ask(max_tokens=4))
+        return engine.stats()
+
+    stats = serve(tiny_model, scenario)
+
+    assert (stats["num_running"], stats["num_requests"], stats["num_sampled_tokens"]) == (0, 4, 16)
+    assert stats["num_cached_tokens"] >= 32

@@ -1,0 +1,198 @@
+"""What may import what, how large things may be, and what no source may do."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CORE = ROOT / "core/src/turnwise"
+PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
+MODULES = [f"turnwise_{name}" for name in PLUGINS]
+SOURCES = sorted(
+    path
+    for pattern in ("core/src/**/*.py", "plugins/*/src/**/*.py", "benchmarks/*.py", "docs/*.py")
+    for path in ROOT.glob(pattern)
+)
+TESTS = sorted(
+    path for pattern in ("core/tests/**/*.py", "plugins/*/tests/**/*.py", "tests/*.py") for path in ROOT.glob(pattern)
+)
+HEAVY = ("ray", "safetensors", "sglang", "tokenizers", "torch", "transformers", "vllm")
+PUBLIC = (
+    "errors",
+    "observer",
+    "protocols",
+    "record",
+    "registry",
+    "result",
+    "testing",
+    "trajectory",
+    "types",
+)
+"""Modules of the core that plugins may import."""
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+FORBIDDEN_NAMES = {"base", "common", "helper", "helpers", "misc", "util", "utils"}
+
+RISKY_CALLS = {"eval", "exec", "os.system", "torch.load", "yaml.load", "yaml.load_all", "yaml.unsafe_load"}
+RISKY_MODULES = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
+ALLOWED = {
+    ("core/src/turnwise/config_file.py", "yaml.load"): "its loader is a SafeLoader that refuses still more",
+    ("core/src/turnwise/testing/suite.py", "pickle"): "a check that configs survive the pickle of a process border",
+}
+"""Risky uses that stay, each with the reason; one that is gone must leave this list."""
+
+
+def name_of(path: Path) -> str:
+    """Return a path as texts show it."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"), name_of(path))
+
+
+def contracts() -> dict[str, dict[str, list[str]]]:
+    """Return the import contracts by name."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    return {contract["name"]: contract for contract in settings["contracts"]} | {"": settings}
+
+
+def test_import_contracts_are_kept() -> None:
+    """Layers, independence of plugins and the homes of heavy packages: `lint-imports` finds no broken contract."""
+    program = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([program, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_plugin_is_in_the_contracts() -> None:
+    """A plugin folder that no contract names would be held to nothing."""
+    found = contracts()
+
+    assert ["turnwise", *MODULES] == found[""]["root_packages"]
+    assert found["the core imports no plugin"]["forbidden_modules"] == MODULES
+    assert found["no plugin imports another"]["modules"] == MODULES
+
+
+def test_what_is_not_public_is_protected() -> None:
+    """A new module of the core is public or protected, and somebody decides which."""
+    protected = contracts()["plugins use the public API only"]["protected_modules"]
+    modules = {path.stem for path in CORE.glob("*.py")} | {path.name for path in CORE.iterdir() if path.is_dir()}
+
+    expected = sorted(f"turnwise.{name}" for name in modules - {"__init__", "__pycache__", *PUBLIC})
+    assert expected == protected
+
+
+def test_files_are_short() -> None:
+    """A file that nobody can read at one sitting is two files."""
+    lengths = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
+
+    assert {name: length for name, length in lengths.items() if length > MAX_FILE_LINES} == {}
+
+
+def long_functions(path: Path) -> Iterator[str]:
+    """Yield the functions of a file that are too long, with their lengths."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if num_lines > MAX_FUNCTION_LINES:
+                yield f"{name_of(path)}:{node.lineno} {node.name} has {num_lines} lines"
+
+
+def test_functions_are_short() -> None:
+    """No function is longer than a screen, its docstring included."""
+    assert [found for path in SOURCES for found in long_functions(path)] == []
+
+
+def test_no_module_is_a_drawer() -> None:
+    """A name such as `utils` says nothing about what belongs in a module, so everything ends up in it."""
+    assert [name_of(path) for path in SOURCES if FORBIDDEN_NAMES & {path.stem, path.parent.stem}] == []
+
+
+def test_imports_are_light() -> None:
+    """`import turnwise` and what entry points name load no engine, no tensor library and no tokenizer."""
+    code = (
+        "import importlib, json, sys\n"
+        "found = {}\n"
+        "for name in sys.argv[1].split(','):\n"
+        "    importlib.import_module(name)\n"
+        f"    found[name] = [heavy for heavy in {HEAVY!r} if sys.modules.pop(heavy, None)]\n"
+        "print(json.dumps(found))\n"
+    )
+    names = ["turnwise", "turnwise.builtins", "turnwise.host", "turnwise.runtime.manager", *MODULES]
+    done = subprocess.run([sys.executable, "-c", code, ",".join(names)], capture_output=True, text=True, check=True)
+
+    assert json.loads(done.stdout) == {name: [] for name in names}
+
+
+def dotted(node: ast.expr) -> str:
+    """Return `a.b` for such an expression, and nothing for any other."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
+
+
+def risks(tree: ast.Module) -> Iterator[str]:
+    """Yield the risky calls and imports of a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.partition(".")[0] in RISKY_MODULES)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in RISKY_MODULES:
+            yield str(node.module)
+        elif isinstance(node, ast.Call) and dotted(node.func) in RISKY_CALLS and not loads_weights_only(node):
+            yield dotted(node.func)
+
+
+def loads_weights_only(call: ast.Call) -> bool:
+    """Return whether a call is a `torch.load` that refuses pickled objects."""
+    values = [keyword.value for keyword in call.keywords if keyword.arg == "weights_only"]
+    return dotted(call.func) == "torch.load" and any(isinstance(v, ast.Constant) and v.value is True for v in values)
+
+
+def test_nothing_runs_data_as_code() -> None:
+    """No source unpickles, evaluates text or loads YAML with a loader that makes objects, but for what is allowed."""
+    found = {(name_of(path), risk) for path in SOURCES for risk in risks(parsed(path))}
+
+    assert found == set(ALLOWED)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import pickle", ["pickle"]),
+        ("from pickle import loads", ["pickle"]),
+        ("torch.load(f)", ["torch.load"]),
+        ("torch.load(f, weights_only=False)", ["torch.load"]),
+        ("torch.load(f, weights_only=True)", []),
+        ("yaml.load(text, Loader=yaml.Loader)", ["yaml.load"]),
+        ("eval('1')", ["eval"]),
+        ("model.eval()", []),
+        ("yaml.safe_load(text)", []),
+    ],
+)
+def test_risks_are_seen(code: str, expected: list[str]) -> None:
+    """The search for risky uses finds what it should, and takes a model's `eval` for what it is."""
+    assert expected == list(risks(ast.parse(code)))
+
+
+def undocumented(path: Path) -> Iterator[str]:
+    """Yield the tests of a file that have no docstring."""
+    for node in ast.walk(parsed(path)):
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_function and node.name.startswith("test_") and ast.get_docstring(node) is None:
+            yield f"{name_of(path)}:{node.lineno} {node.name}"
+
+
+def test_every_test_says_what_it_is_about() -> None:
+    """A docstring tells a failing test's reader what was promised."""
+    assert [found for path in TESTS for found in undocumented(path)] == []

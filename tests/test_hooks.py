@@ -1,0 +1,161 @@
+"""Every hook is documented with its exact signature, says what it must, and works for a plugin that is installed."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+import turnwise
+from turnwise import PluginRecipe, Resources, hookspecs
+from turnwise.errors import DuplicateNameError, PluginError
+from turnwise.host import KINDS, Host, load
+
+ROOT = Path(__file__).parents[1]
+EVERYTHING = Path(__file__).with_name("turnwise_everything.py")
+SLOTS = ["When", "Do", "Do not", "Errors", "Example"]
+SPECS = {
+    node.name: node
+    for node in ast.parse(inspect.getsource(hookspecs)).body
+    if isinstance(node, ast.FunctionDef) and any(ast.unparse(each) == "hookspec" for each in node.decorator_list)
+}
+
+
+@pytest.fixture(params=list(SPECS))
+def hook(request: pytest.FixtureRequest) -> str:
+    """The name of each hook in turn."""
+    return str(request.param)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path; what is imported from it is forgotten afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def install(site: Path, name: str, code: str, version: str = "1.0") -> None:
+    """Put a module and what `pip install` would say about it into a folder."""
+    (site / f"turnwise_{name}.py").write_text(code, encoding="utf-8")
+    info = site / f"turnwise_{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: turnwise-{name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(f"[turnwise]\n{name} = turnwise_{name}\n")
+
+
+@pytest.fixture
+def host(site: Path) -> Host:
+    """A host with the plugin that uses every hook."""
+    install(site, "everything", EVERYTHING.read_text(encoding="utf-8"))
+    return load(PluginRecipe(allow=("everything",)))
+
+
+def docstring_of(hook: str) -> str:
+    """Return the docstring of a hook."""
+    return inspect.cleandoc(ast.get_docstring(SPECS[hook]) or "")
+
+
+def example_of(hook: str) -> str:
+    """Return the code of a hook's example."""
+    return textwrap.dedent(docstring_of(hook).partition("Example::\n")[2])
+
+
+def test_there_is_a_registry_for_every_hook() -> None:
+    """The specifications and the host name the same kinds."""
+    assert sorted(SPECS) == sorted(f"register_{kind}" for kind in KINDS)
+
+
+def test_hook_is_documented(hook: str) -> None:
+    """The reference shows the exact signature."""
+    page = (ROOT / "docs/reference/hooks.md").read_text(encoding="utf-8")
+    spec = SPECS[hook]
+
+    assert f"\n## {hook}\n" in page
+    assert f"def {hook}({ast.unparse(spec.args)}) -> {ast.unparse(spec.returns or ast.Constant(None))}: ..." in page
+
+
+def test_docstring_has_every_slot(hook: str) -> None:
+    """One line of meaning, then the slots, each with a text, in the order of all hooks."""
+    meaning, _, slots = docstring_of(hook).partition("\n\n")
+
+    assert re.fullmatch(r"[A-Z][^\n]*\.", meaning)
+    assert re.findall(r"^([A-Z][\w ]*):", slots, re.MULTILINE) == SLOTS
+    assert re.findall(r"^[A-Z][\w ]*: *$", slots, re.MULTILINE) == []
+
+
+def test_example_registers(hook: str, site: Path) -> None:
+    """The example of the docstring is a plugin: with its names defined, it registers what it says."""
+    example = example_of(hook)
+    (name, factory, config), *others = re.findall(r'registry\.add\("(\w+)", (\w+), config=(\w+)\)', example)
+    config = "from turnwise import NoConfig" if config == "NoConfig" else f"@attrs.frozen\nclass {config}:\n    pass\n"
+    made = f"import attrs\nimport turnwise\n{config}\ndef {factory}(config, resources):\n    return object()\n"
+    install(site, "example", f"{made}\n{example}")
+
+    found = load(PluginRecipe(allow=("example",))).registry(hook.removeprefix("register_"))  # type: ignore[arg-type]
+
+    assert others == []
+    assert [each.owner for each in found.entries().values() if each.name == name] == ["example"]
+
+
+def test_plugin_registers_through_every_hook(host: Host) -> None:
+    """One installed plugin fills every registry of the host, and the list of plugins says so."""
+    (plugin,) = [each for each in host.plugins if each.name == "everything"]
+
+    assert plugin.state == "ok"
+    assert plugin.version == "1.0"
+    assert plugin.registers == {kind: (f"silent_{kind.removesuffix('s')}",) for kind in KINDS}
+
+
+def test_what_a_hook_registers_is_built(hook: str, host: Host) -> None:
+    """The factory gets the options of the config and the run's resources, and what it makes fulfils the protocol."""
+    kind = hook.removeprefix("register_")
+    resources = Resources(seed=7)
+    hint = get_type_hints(getattr(hookspecs, hook))["registry"]
+
+    part = host.build(kind, f"silent_{kind.removesuffix('s')}", {"size": 3}, resources)  # type: ignore[arg-type]
+
+    assert isinstance(part, get_args(hint)[0])
+    assert part.options.size == 3
+
+
+def test_two_plugins_may_not_share_a_name(site: Path) -> None:
+    """A conflict names the kind, the name and both owners."""
+    code = EVERYTHING.read_text(encoding="utf-8")
+    install(site, "everything", code)
+    install(site, "again", code)
+
+    with pytest.raises(DuplicateNameError, match=r"agent 'silent_agent'.*'again' and 'everything'"):
+        load(PluginRecipe(allow=("everything", "again")))
+
+
+def test_a_misspelled_hook_is_refused(site: Path) -> None:
+    """A hook that nobody calls would be a plugin that does nothing, silently."""
+    install(site, "typo", "import turnwise\n@turnwise.hookimpl\ndef register_engine(registry):\n    pass\n")
+
+    with pytest.raises(PluginError, match=r"unknown hook 'register_engine'; did you mean 'register_engines'"):
+        load(PluginRecipe(allow=("typo",)))
+
+
+def test_the_marker_is_public() -> None:
+    """Plugins mark hooks with `turnwise.hookimpl` and need no pluggy."""
+    assert turnwise.hookimpl is hookspecs.hookimpl
+
+
+def test_the_fake_uses_the_public_api() -> None:
+    """The plugin of these tests imports what every plugin may."""
+    imported = {
+        node.module
+        for node in ast.walk(ast.parse(EVERYTHING.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("turnwise")
+    }
+
+    assert imported == {"turnwise", "turnwise.protocols"}

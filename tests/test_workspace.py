@@ -1,0 +1,144 @@
+"""Every plugin folder is built the same way, and what is installed together fits together."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
+PROJECT_KEYS = {
+    "dependencies",
+    "description",
+    "entry-points",
+    "license",
+    "name",
+    "optional-dependencies",
+    "readme",
+    "requires-python",
+    "version",
+}
+
+
+def project_file(folder: str) -> dict[str, Any]:
+    """Return the `pyproject.toml` of a folder."""
+    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def requirements_of(folder: str) -> list[Requirement]:
+    """Return all that a distribution requires, its extras included."""
+    project = project_file(folder)["project"]
+    extras = project.get("optional-dependencies", {}).values()
+    return [Requirement(text) for text in (*project["dependencies"], *(text for extra in extras for text in extra))]
+
+
+def constraints() -> dict[str, Requirement]:
+    """Return the pins of `constraints.txt` by canonical name."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    found = [Requirement(line) for line in lines if line.strip() and not line.startswith("#")]
+    return {canonicalize_name(each.name): each for each in found}
+
+
+def development_lines() -> list[str]:
+    """Return the lines of `requirements-dev.txt` that name something."""
+    lines = (ROOT / "requirements-dev.txt").read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+@pytest.fixture(params=PLUGINS)
+def plugin(request: pytest.FixtureRequest) -> str:
+    """The name of each plugin folder in turn."""
+    return str(request.param)
+
+
+def test_there_are_plugins() -> None:
+    """The tests below are about something."""
+    assert "hermes_parser" in PLUGINS
+
+
+def test_every_folder_is_a_plugin() -> None:
+    """A folder under `plugins/` without a `pyproject.toml` would be tested by nobody."""
+    folders = sorted(path.name for path in ROOT.glob("plugins/*") if path.is_dir() and path.name != "__pycache__")
+
+    assert folders == PLUGINS
+
+
+def test_project_file(plugin: str) -> None:
+    """The keys are those of every other plugin, and the names follow from the folder's."""
+    file, core = project_file(f"plugins/{plugin}"), project_file("core")
+    project = file["project"]
+
+    assert {"build-system", "project", "tool"} == file.keys()
+    assert core["build-system"] == file["build-system"]
+    assert project.keys() == PROJECT_KEYS
+    assert {"setuptools": {"packages", "package-data"}} == {k: set(v) for k, v in file["tool"].items()}
+    assert f"turnwise-{plugin.replace('_', '-')}" == project["name"]
+    for key in ("license", "requires-python", "readme"):
+        assert core["project"][key] == project[key]
+
+
+def test_entry_point(plugin: str) -> None:
+    """One entry point, named as the folder, that names the package."""
+    assert {"turnwise": {plugin: f"turnwise_{plugin}"}} == project_file(f"plugins/{plugin}")["project"]["entry-points"]
+
+
+def test_range_of_the_core_holds(plugin: str) -> None:
+    """The plugin asks for a range of the core, and the core's version is in it."""
+    ranges = [each.specifier for each in requirements_of(f"plugins/{plugin}") if each.name == "turnwise"]
+
+    assert ranges
+    for specifier in ranges:
+        assert {">=", "<"} == {each.operator for each in specifier}
+        assert specifier.contains(project_file("core")["project"]["version"])
+
+
+def test_what_is_installed_is_what_is_here(plugin: str) -> None:
+    """The installed versions are those of the folders, so that the other tests test these."""
+    for folder in ("core", f"plugins/{plugin}"):
+        project = project_file(folder)["project"]
+        assert project["version"] == version(project["name"])
+
+
+def test_files(plugin: str) -> None:
+    """Every plugin is described, typed and put through the conformance suite of its kind."""
+    folder = ROOT / "plugins" / plugin
+    title = (folder / "README.md").read_text(encoding="utf-8").splitlines()[0]
+
+    assert f"# turnwise-{plugin.replace('_', '-')}" == title
+    assert (folder / f"src/turnwise_{plugin}/py.typed").is_file()
+    assert "Suite)" in (folder / "tests/test_conformance.py").read_text(encoding="utf-8")
+
+
+def test_developers_install_every_plugin() -> None:
+    """`make test` tests what `requirements-dev.txt` installs."""
+    found = [re.match(r"-e (core|plugins/(\w+))", line) for line in development_lines() if line.startswith("-e")]
+
+    assert ["", *PLUGINS] == sorted(match[2] or "" for match in found if match)
+
+
+def test_constraints_pin_every_requirement() -> None:
+    """Each third-party requirement has one exact version, which the ranges of all who need it allow."""
+    pins = constraints()
+    folders = ["core", *(f"plugins/{name}" for name in PLUGINS)]
+    required = [each for folder in folders for each in requirements_of(folder)]
+    required += [Requirement(line) for line in development_lines() if not line.startswith("-")]
+    for requirement in required:
+        name = canonicalize_name(requirement.name)
+        if name.startswith("turnwise"):
+            continue
+        assert name in pins, f"constraints.txt does not pin {name}"
+        (pin,) = pins[name].specifier
+        assert pin.operator == "=="
+        assert requirement.specifier.contains(pin.version), f"{requirement} does not allow {pin.version}"
+
+
+def test_torch_is_the_agreed_one() -> None:
+    """Tensors saved by one machine's run are read by another's tests."""
+    assert str(constraints()["torch"]) == "torch==2.13.0"

@@ -1,9 +1,6 @@
 """What all conformance suites share: standard tests stand, and a plugin is found, light and registered."""
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -85,37 +82,56 @@ class TestFake(EngineSuite):
 """
 
 
-def run_conformance(directory: Path, heavy: str = "") -> dict[str, str]:
-    """Install a plugin in a directory, run its conformance file, and return the outcome of each test."""
-    info = directory / "turnwise_fake_engine-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: turnwise-fake-engine\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[turnwise]\nfake_engine = turnwise_fake_engine\n")
-    (directory / "turnwise_fake_engine.py").write_text(PLUGIN.format(heavy=heavy))
-    (directory / "ray.py").write_text("")
-    (directory / "test_conformance.py").write_text(CONFORMANCE)
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "test_conformance.py"]
-    environment = {**os.environ, "PYTHONPATH": str(directory)}
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
-    lines = [line.split() for line in done.stdout.splitlines() if "::test_" in line and "%]" in line]
-    return {line[0].rpartition("::test_")[2]: line[1] for line in lines}
+class Outcomes(dict):
+    """What became of each test, by name; a pytest plugin."""
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" or report.outcome != "passed":
+            self[report.nodeid.rpartition("::test_")[2]] = report.outcome
 
 
-def test_a_plugin_runs_the_whole_suite(tmp_path):
+@pytest.fixture
+def run_conformance(tmp_path, monkeypatch):
+    """A function that installs a plugin in a directory, runs its conformance file, and returns the outcomes."""
+
+    def run(heavy=""):
+        info = tmp_path / "turnwise_fake_engine-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: turnwise-fake-engine\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[turnwise]\nfake_engine = turnwise_fake_engine\n")
+        (tmp_path / "turnwise_fake_engine.py").write_text(PLUGIN.format(heavy=heavy))
+        (tmp_path / "test_conformance.py").write_text(CONFORMANCE)
+        outcomes = Outcomes()
+        options = ["-s", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", f"--rootdir={tmp_path}"]
+        pytest.main([*options, str(tmp_path / "test_conformance.py")], plugins=[outcomes])
+        return outcomes
+
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield run
+    # Also the empty ray of one test, which must not stand in for the real one in others.
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def test_a_plugin_runs_the_whole_suite(run_conformance):
     """Ten lines of conformance file: the standard tests run, share an engine, and skip what it cannot."""
-    outcomes = run_conformance(tmp_path)
+    outcomes = run_conformance()
 
-    skipped = {name for name, outcome in outcomes.items() if outcome == "SKIPPED"}
+    skipped = {name for name, outcome in outcomes.items() if outcome == "skipped"}
     assert skipped == {"too_long_context_is_refused", "output_stays_in_max_context"}
-    assert {outcome for name, outcome in outcomes.items() if name not in skipped} == {"PASSED"}
+    assert {outcome for name, outcome in outcomes.items() if name not in skipped} == {"passed"}
     assert set(ENGINE_CHECKS) < set(outcomes)
 
 
-def test_a_heavy_plugin_is_caught(tmp_path):
+def test_a_heavy_plugin_is_caught(run_conformance, tmp_path):
     """Importing ray, here an empty module of that name, at module level fails the one test about it."""
-    outcomes = run_conformance(tmp_path, heavy="import ray")
+    (tmp_path / "ray.py").write_text("")
 
-    assert [name for name, outcome in outcomes.items() if outcome == "FAILED"] == ["import_is_light"]
+    outcomes = run_conformance(heavy="import ray")
+
+    assert [name for name, outcome in outcomes.items() if outcome == "failed"] == ["import_is_light"]
 
 
 def test_what_must_be_overridden_says_so():

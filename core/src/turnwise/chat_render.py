@@ -48,6 +48,12 @@ class HuggingFaceTokenizer:
         eos = self._tokenizer.eos_token_id
         return None if eos is None else int(eos)
 
+    @property
+    def pad_token_id(self) -> int | None:
+        """The tokenizer's `pad_token`, if it has one."""
+        pad = getattr(self._tokenizer, "pad_token_id", None)
+        return None if pad is None else int(pad)
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of the text; special tokens spelled in it are parsed, none is added."""
         backend = self._backend
@@ -63,6 +69,10 @@ class HuggingFaceTokenizer:
     def decode(self, token_ids: Sequence[int] | TokenArray) -> str:
         """Return the text of the ids, special tokens included."""
         ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
+        if self._backend is not None:
+            # transformers' own method looks at the type of every id first.
+            quick: str = self._backend.decode(ids, skip_special_tokens=False)
+            return quick
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 

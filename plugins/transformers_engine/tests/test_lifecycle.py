@@ -1,8 +1,10 @@
 """How the embedded engine starts, changes its weights, dies and stops."""
 
 import asyncio
+import copy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from turnwise.errors import EngineError, ReplicaDiedError
 from turnwise.protocols import ModelSpec, Resources
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
-from turnwise_transformers_engine.loading import model_spec
+from turnwise_transformers_engine.loading import load_manager, model_spec
+from turnwise_transformers_engine.requests import Pending
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +100,48 @@ def test_bad_weights_change_nothing(tiny_model, other_weights, serve, ask, asser
     assert_logprobs(result, tiny_model)
 
 
+def test_versions_that_sampled_nothing_leave_no_trace(ask):
+    """Two updates between two tokens, and one after the last: only versions that drew a token are told."""
+    pending = Pending(request=ask(), handle="a#0", ended=None, spans=[(0, 0)])
+    output = SimpleNamespace(generated_tokens=[], logprobs=[])
+    pending.begin_version(1)
+    pending.output = output
+    for version in (2, 3, 4):
+        output.generated_tokens, output.logprobs = [5] * version, [-1.0] * version
+        pending.begin_version(version)
+
+    assert pending.result(aborted=False).weight_version.tolist() == [1, 1, 2, 3]
+    output.generated_tokens, output.logprobs = [5], [-1.0]
+    assert pending.result(aborted=True).weight_version == 1
+
+
+class Bfloat16Array:
+    """What `update_weights` uses of an array of ml_dtypes, which need not be installed."""
+
+    dtype = SimpleNamespace(name="bfloat16", kind="V")
+
+    def __init__(self, tensor):
+        self.shape, self._bits = tensor.shape, tensor.bfloat16().view(torch.int16).numpy()
+
+    def view(self, _dtype):
+        return self._bits
+
+
+def test_bfloat16_weights_are_read(tiny_model, other_model, serve, ask, assert_logprobs):
+    """numpy has no bfloat16 of its own; the bits of a foreign one are taken as they are."""
+    rounded = copy.deepcopy(other_model)
+    with torch.no_grad():
+        for weight in rounded.parameters():
+            weight.copy_(weight.bfloat16())
+    weights = [(name, Bfloat16Array(weight.detach())) for name, weight in other_model.named_parameters()]
+
+    async def scenario(engine):
+        await engine.update_weights(weights, 1)
+        return await engine.generate(ask())
+
+    assert_logprobs(serve(tiny_model, scenario), rounded)
+
+
 async def failure_of(awaitable):
     with pytest.raises(EngineError) as caught:
         await awaitable
@@ -156,6 +201,24 @@ def test_starting_twice_is_refused(tiny_model, serve):
     ]
 
 
+def test_stopping_while_starting_leaves_nothing_running(tiny_model):
+    """The loaded model is let go, and `start` says why."""
+
+    async def scenario():
+        engine = TransformersEngine(TransformersConfig(model=tiny_model, device="cpu"), Resources())
+        async with asyncio.TaskGroup() as group:
+            start = group.create_task(failure_of(engine.start()))
+            await asyncio.sleep(0)
+            await engine.stop()
+        return start.result(), await failure_of(engine.generate(None)), engine._manager
+
+    start, later, manager = asyncio.run(scenario())
+
+    assert str(start) == "the transformers engine was stopped while it was starting"
+    assert str(later) == "the transformers engine was stopped"
+    assert manager is None
+
+
 def start_failure(path, **options):
     engine = TransformersEngine(TransformersConfig(device="cpu", **options), Resources(model=ModelSpec(path=path)))
     text = str(asyncio.run(failure_of(engine.start())))
@@ -194,6 +257,14 @@ def test_start_without_all_weights_says_so(tmp_path, save_model):
 def test_start_with_too_little_memory_says_so(tiny_model):
     """The sizes are at fault, not the model."""
     assert start_failure(tiny_model, memory_fraction=1e-9).startswith("cannot make the cache: MemoryError")
+
+
+def test_a_cache_that_one_request_overflows_is_refused(tiny_model):
+    """The manager would not fail that request but die of it."""
+    config = TransformersConfig(device="cpu", num_blocks=2)
+
+    with pytest.raises(EngineError, match="the cache of 2 pages cannot hold max_context, 100 tokens: raise num_blocks"):
+        load_manager(config, ModelSpec(path=tiny_model), max_context=100)
 
 
 FRESH_PROCESS = """

@@ -35,6 +35,21 @@ def test_logprobs_over_turns_equal_a_forward_pass(kind, temperature, request, se
     assert [result.num_cached_tokens > 0 for _, result in turns] == [False, True, True]
 
 
+def test_eager_attention_gives_the_same_distribution(tiny_model, serve, ask, assert_logprobs):
+    """Another implementation of attention, and threads as asked."""
+    result = serve(tiny_model, lambda engine: engine.generate(ask()), attn_implementation="eager", num_threads=1)
+
+    assert_logprobs(result, tiny_model)
+
+
+def test_half_precision_runs_on_a_cpu(tiny_model, serve, ask):
+    """Weights and cache in bfloat16; log-probabilities are still those of what was drawn."""
+    result = serve(tiny_model, lambda engine: engine.generate(ask()), dtype="bfloat16")
+
+    assert len(result.token_ids) == 16
+    assert np.isfinite(result.logprobs).all()
+
+
 def test_prefix_caching_can_be_switched_off(tiny_model, serve, ask, assert_logprobs):
     """Then nothing comes from the cache, and nothing else changes."""
 

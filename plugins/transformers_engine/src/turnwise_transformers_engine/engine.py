@@ -46,6 +46,7 @@ class TransformersEngine:
         self._config = config
         self._spec = model_spec(config, resources)
         self._manager: Any = None
+        self._started = False
         self._vocab_size = 0
         self._ended = ""
         self._last_failure = ""
@@ -68,9 +69,12 @@ class TransformersEngine:
 
     async def start(self) -> None:
         """Load the model; `EngineError` says in one line what is wrong with it, the packages or the sizes."""
-        if self._manager is not None or self._ended:
+        if self._started or self._ended:
             raise EngineError(f"the transformers engine {self._ended or 'has been started already'}")
+        self._started = True
         manager = await asyncio.to_thread(load_manager, self._config, self._spec, self._max_context)
+        if self._ended:
+            raise EngineError(f"the transformers engine {self._ended} while it was starting")
         self._vocab_size = vocab_size(manager)
         self._count_cached_tokens(manager.batch_processor.cache)
         # A thread is a daemon if the one that starts it is: an engine that nobody stops must not keep the process.

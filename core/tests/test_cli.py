@@ -152,6 +152,19 @@ class TestRollout:
         assert "add --overwrite" in capsys.readouterr().err
         assert rollout(run_dir, "--overwrite") == 0
 
+    def test_episode_log(self, run_dir, capsys):
+        """
+        The observer `episode_log` writes a line per episode with its costs and status.
+        """
+        assert rollout(run_dir, "observers=[episode_log]", "telemetry.log_format=json") == 0
+        lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+        episodes = [line for line in lines if line["event"] == "episode finished"]
+
+        assert len(episodes) == 10
+        assert {line["status"] for line in episodes} <= {"completed", "truncated"}
+        assert all(line["tokens"]["action"] > 0 for line in episodes)
+        assert {"llm_s", "tool_s", "turns", "mask_ratio", "reward"} <= episodes[0].keys()
+
     def test_all_episodes_failed(self, run_dir, capsys):
         """
         A run in which nothing worked is not a success; its records are written all the same.

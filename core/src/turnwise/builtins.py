@@ -7,6 +7,7 @@ The entry point ``builtins`` of the group ``turnwise`` names this module, and `t
 from __future__ import annotations
 
 from turnwise.hookspecs import hookimpl
+from turnwise.observer import Observer
 from turnwise.protocols import Command, Resources
 from turnwise.registry import NoConfig, Registry
 
@@ -35,10 +36,22 @@ def _config(_no_config: NoConfig, _resources: Resources) -> Command:
     return ConfigCommand()
 
 
+def _episode_log(_config: NoConfig, _resources: Resources) -> Observer:
+    from turnwise.telemetry import EpisodeLog
+
+    return EpisodeLog()
+
+
 def _check(_config: NoConfig, _resources: Resources) -> Command:
     from turnwise.cli.check_command import CheckCommand
 
     return CheckCommand()
+
+
+@hookimpl
+def register_observers(registry: Registry[Observer]) -> None:
+    """Add the log line per episode."""
+    registry.add("episode_log", _episode_log)
 
 
 @hookimpl

@@ -16,6 +16,7 @@ import structlog
 from attrs import define, field
 
 from turnwise.observer import Observer
+from turnwise.result import EpisodeResult
 
 LogFormat = Literal["auto", "console", "json"]
 EVENTS = tuple(name for name in vars(Observer) if name.startswith("on_"))
@@ -50,6 +51,30 @@ def configure_logging(level: str = "info", log_format: LogFormat = "auto", strea
         # A cached logger cannot be pickled after its first line, and would outlive a change of stream.
         cache_logger_on_first_use=False,
     )
+
+
+class EpisodeLog(Observer):
+    """The observer `episode_log`: a log line per finished episode, with what it cost and how it ended."""
+
+    def on_episode_finished(self, event: EpisodeResult) -> None:
+        """Log the seconds of model and tools, turns, tokens by origin, mask ratio and status."""
+        metrics, fault = event.metrics, event.fault
+        structlog.get_logger().info(
+            "episode finished",
+            episode=event.uid,
+            agent=event.agent_name,
+            status=str(event.status),
+            fault=f"{fault.owner}: {fault.kind}: {fault.message}" if fault else None,
+            reward=event.reward,
+            turns=metrics.num_turns,
+            tool_calls=metrics.num_tool_calls,
+            tool_errors=metrics.num_tool_errors,
+            llm_s=round(metrics.llm_s, 4),
+            tool_s=round(metrics.tool_s, 4),
+            total_s=round(metrics.total_s, 4),
+            tokens=dict(metrics.num_tokens),
+            mask_ratio=round(metrics.mask_ratio, 4),
+        )
 
 
 @define

@@ -41,7 +41,7 @@ from turnwise import (
 )
 from turnwise.chat import ChatTemplate
 from turnwise.driver import Recipe
-from turnwise.episode_setup import Limits
+from turnwise.episode_setup import EngineClient, Limits
 from turnwise.host import load
 from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.manager import RolloutManager
@@ -97,10 +97,10 @@ class LookupTool:
         """No session."""
 
 
-def manager_for(
-    workload: Workload, oracle: Oracle, tokenizer: Any, tools: list[dict[str, Any]], response_length: int
-) -> RolloutManager:
-    """Return the local runtime with the tool agent, on the scripted engine."""
+def parts_for(
+    workload: Workload, engine: EngineClient, tokenizer: Any, tools: list[dict[str, Any]], response_length: int
+) -> WorkerParts:
+    """Return a worker's parts: the tool agent with the workload's tool."""
     host = load()
     boxed: dict[str, Tool] = {schema["function"]["name"]: LookupTool(workload, schema) for schema in tools}
     chat = ChatTemplate(tokenizer)
@@ -108,15 +108,23 @@ def manager_for(
     resources = Resources(chat=chat, parser=parser, tools=boxed)
     options = {"max_assistant_turns": 128, "max_user_turns": 128}
     agent = host.build("agents", "tool_agent", options, resources)
-    parts = WorkerParts(
-        engine=OracleEngine(oracle, workload.seconds_per_token),
+    return WorkerParts(
+        engine=engine,
         recipes={"tool_agent": Recipe(agent=agent, tools=ToolBox(boxed))},
         limits=Limits(prompt_length=100_000, response_length=response_length),
         stop_token_ids=chat.stop_token_ids,
         max_in_flight=max(1, len(workload.episodes)),
     )
+
+
+def manager_for(
+    workload: Workload, oracle: Oracle, tokenizer: Any, tools: list[dict[str, Any]], response_length: int
+) -> RolloutManager:
+    """Return the local runtime with the tool agent, on the scripted engine."""
+    engine = OracleEngine(oracle, workload.seconds_per_token)
+    parts = parts_for(workload, engine, tokenizer, tools, response_length)
     plan = RolloutPlan(default_agent="tool_agent", agent_names=frozenset({"tool_agent"}))
-    return RolloutManager(LocalRuntime(parts.engine, parts), plan)
+    return RolloutManager(LocalRuntime(engine, parts), plan)
 
 
 def refuse_wrong(result: EpisodeResult, script: list[list[list[int]]]) -> None:
@@ -172,9 +180,7 @@ class Case:
 
 def cases(episodes: int) -> list[Case]:
     """Return the rows of the table."""
-    rows = [
-        Case(f"{episodes} episodes, 4 turns, {tools} tools", uniform(episodes), tools, 4096) for tools in (1, 40)
-    ]
+    rows = [Case(f"{episodes} episodes, 4 turns, {tools} tools", uniform(episodes), tools, 4096) for tools in (1, 40)]
     for turns in (8, 16, 32, 64):
         workload = uniform(max(1, episodes * 4 // turns), turns=turns)
         rows.append(Case(f"{len(workload.episodes)} episodes, {turns} turns, 1 tool", workload, 1, 400 * turns))

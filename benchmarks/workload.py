@@ -20,7 +20,7 @@ import numpy as np
 from attrs import field, frozen
 
 VOCABULARY = 16_000
-WORDS = "time name list value index model data file path state code type line test size count order point".split()
+WORDS = ("time", "name", "list", "value", "index", "model", "data", "file", "path", "state", "code", "type", "order")
 LOOKUP_SCHEMA: dict[str, Any] = {
     "type": "function",
     "function": {

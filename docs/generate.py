@@ -3,7 +3,7 @@ Writes what the documentation takes from the code: the pages of `reference/`, an
 
     python docs/generate.py            rewrite the reference pages
     python docs/generate.py --check    write nothing; exit with 1 and name the pages that are not up to date
-    python docs/generate.py demo       run what `make demo` runs and put its output into README.md
+    python docs/generate.py demo       run what `make demo` runs, show one episode, and put both into README.md
 
 What the pages say is in `reference_pages`. They depend on this repository alone, not on what else is installed.
 """
@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from reference_pages import PAGES, fenced
+
+from turnwise.storage import read_results
 
 ROOT: Final = Path(__file__).parents[1]
 REFERENCE: Final = ROOT / "docs/reference"
@@ -65,7 +67,7 @@ def pages() -> dict[Path, str]:
 
 
 def write_demo() -> None:
-    """Run the commands of `make demo` and put them and their output between the marks in `README.md`."""
+    """Run the demo and put its commands and their output between the marks in `README.md`."""
     readme = ROOT / "README.md"
     before, found, rest = readme.read_text(encoding="utf-8").partition(DEMO_BEGIN)
     _, ended, after = rest.partition(DEMO_END)
@@ -75,33 +77,42 @@ def write_demo() -> None:
     readme.write_text(f"{before}{DEMO_BEGIN}\n{block}\n{DEMO_END}{after}", encoding="utf-8")
 
 
-def demo_commands() -> list[str]:
-    """Return the commands of the target `demo`, as a user with an active environment types them."""
+def demo_commands() -> tuple[list[str], str]:
+    """Return what the target `demo` runs, as a user with an active environment types it, and where it writes."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     recipe = re.search(r"^demo:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
     out = re.search(r"^DEMO_OUT \?= (\S+)", makefile, re.MULTILINE)
     if recipe is None or out is None:
         raise SystemExit("the Makefile has no target demo, or no DEMO_OUT")
     lines = [line.strip().removeprefix("@") for line in recipe[1].splitlines()]
-    return [line.replace("$(BIN)/", "").replace("$(DEMO_OUT)", out[1]) for line in lines]
+    return [line.replace("$(BIN)/", "").replace("$(DEMO_OUT)", out[1]) for line in lines], out[1]
 
 
 def demo_output() -> str:
-    """Return what a terminal shows of the demo: each command after a `$`, then what it prints."""
-    out = re.search(r"--out (\S+)", demo_commands()[0])
-    folder = out[1] if out else ""
-    environment = {**os.environ, "COLUMNS": str(DEMO_COLUMNS), "NO_COLOR": "1", "TERM": "dumb"}
-    shown = []
+    """Return what a terminal shows of the demo and a look at one episode: each command after a `$`, and its output."""
+    commands, folder = demo_commands()
     with tempfile.TemporaryDirectory() as temporary:
-        for command in demo_commands():
-            program, *arguments = shlex.split(command.replace(folder, f"{temporary}/demo"))
-            path = Path(sys.executable).with_name(program)
-            done = subprocess.run(
-                [path, *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
-            )
-            text = "\n".join(line.rstrip() for line in done.stdout.replace(f"{temporary}/demo", folder).splitlines())
-            shown.append(f"$ {command}\n{text}".rstrip())
+        out = f"{temporary}/demo"
+        shown = [typed(command, folder, out) for command in commands]
+        shown.append(typed(f"turnwise show {folder} {worth_a_look(Path(out))}", folder, out))
     return "\n\n".join(shown)
+
+
+def typed(command: str, folder: str, out: str) -> str:
+    """Run a command with `out` for `folder`, and return it and its output as a terminal shows them."""
+    environment = {**os.environ, "COLUMNS": str(DEMO_COLUMNS), "NO_COLOR": "1", "TERM": "dumb"}
+    program, *arguments = shlex.split(command.replace(folder, out))
+    path = Path(sys.executable).with_name(program)
+    done = subprocess.run([path, *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    lines = [line.rstrip() for line in done.stdout.replace(out, folder).splitlines()]
+    return "\n".join([f"$ {command}", *lines]).rstrip()
+
+
+def worth_a_look(folder: Path) -> int:
+    """Return the number, as `turnwise show` counts, of an episode whose several calls led to the right answer."""
+    results = sorted(read_results(folder), key=lambda r: (r.task.sample_index, r.task.uid, r.rollout_n))
+    good = (i for i, result in enumerate(results) if result.reward == 1 and result.metrics.num_tool_calls > 1)
+    return next(good, 0)
 
 
 if __name__ == "__main__":

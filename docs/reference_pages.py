@@ -24,24 +24,16 @@ from turnwise import config, hookspecs, protocols, record, result, trajectory, t
 from turnwise.cli import make_parser
 from turnwise.config_schema import attribute_docs
 from turnwise.config_structure import file_fields, unstructure
-from turnwise.host import Host, Kind, load
+from turnwise.host import KINDS, Host, load
 from turnwise.types import PluginRecipe
 
 ROOT: Final = Path(__file__).parents[1]
-PLUGINS: Final = tuple(sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")))
+PLUGINS: Final = tuple(
+    sorted(re.findall(r"^-e plugins/(\w+)", (ROOT / "requirements-dev.txt").read_text(encoding="utf-8"), re.MULTILINE))
+)
+"""The plugins that every developer has, which are those of this repository."""
 
 _WIDTH: Final = 120
-_SECTIONS: Final[Mapping[Kind, str]] = {
-    "agents": "`agent`, `agents`",
-    "engines": "`engine`",
-    "interactions": "`interaction`",
-    "observers": "`observers`",
-    "postprocessors": "`postprocessors`",
-    "rewards": "`reward`",
-    "tool_parsers": "`parser`",
-    "tools": "`tools`",
-}
-"""Where a config names a part of each kind; no config names the others."""
 _FUNCTIONS: Final = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Hooks
@@ -178,10 +170,11 @@ def config_page() -> Iterator[str]:
 
 
 def options_lines(host: Host) -> Iterator[str]:
-    """Yield the options of every registered part that a config can name."""
-    for kind, place in _SECTIONS.items():
-        for entry in host.registry(kind).entries().values():
-            yield from (f"### {entry.name}", "", f"In {place}; plugin `{entry.owner}`.", "")
+    """Yield the options of every registered part that a config can name, by kind."""
+    for kind in KINDS:
+        places = [code(item.name) for item in attrs.fields(config.RunConfig) if item.metadata.get(config.KIND) == kind]
+        for entry in host.registry(kind).entries().values() if places else ():
+            yield from (f"### {entry.name}", "", f"In {', '.join(places)}; plugin `{entry.owner}`.", "")
             yield from (
                 fields_table(entry.config, in_file=True) if attrs.fields(entry.config) else ("It has no options.", "")
             )

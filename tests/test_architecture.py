@@ -185,11 +185,19 @@ def test_risks_are_seen(code: str, expected: list[str]) -> None:
     assert expected == list(risks(ast.parse(code)))
 
 
+def collected(nodes: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield the tests among statements, those in test classes included."""
+    for node in nodes:
+        if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
+            yield from collected(node.body)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            yield node
+
+
 def undocumented(path: Path) -> Iterator[str]:
     """Yield the tests of a file that have no docstring."""
-    for node in ast.walk(parsed(path)):
-        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if is_function and node.name.startswith("test_") and ast.get_docstring(node) is None:
+    for node in collected(parsed(path).body):
+        if ast.get_docstring(node) is None:
             yield f"{name_of(path)}:{node.lineno} {node.name}"
 
 

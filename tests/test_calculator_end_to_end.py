@@ -1,4 +1,4 @@
-"""The main job on real input: a real language model calls a real tool over several turns, driven by the public command."""
+"""The main job on real input: a language model calls a real tool over several turns, driven by the public command."""
 
 import json
 from pathlib import Path
@@ -47,6 +47,7 @@ def test_logprobs_equal_a_forward_pass_on_the_record(run_dir):
     Because nothing was re-tokenised, one plain forward pass gives the log-probability of every sampled token to 1e-4.
     """
     from transformers import AutoModelForCausalLM
+
     from turnwise_calculator_demo import model_dir
 
     model = AutoModelForCausalLM.from_pretrained(model_dir(), dtype=torch.float32).eval()

@@ -205,7 +205,7 @@ def test_all_misfits_are_reported_at_once():
         ({"reward": ""}, ["reward.name: must not be empty"]),
         ({"agents": {"x": 3}}, ["agents.x: expected a name, or a section with 'name' and options, got 3"]),
         ({"plugins": "vllm"}, ["plugins: expected a list, got 'vllm'"]),
-        ({"runtime": "rey"}, ["runtime.name: expected one of local, got 'rey'"]),
+        ({"runtime": "rey"}, ["runtime.name: expected one of local, ray, got 'rey'"]),
         ({"base_dir": "/"}, ["base_dir: unknown key"]),
         ({"tools": [{"class": "x"}]}, ["tools.0.class: must be 'package.module:name': 'x'"]),
         ({"tools": [{"class": 3}]}, ["tools.0.class: expected text, got 3; put it in quotes"]),
@@ -261,7 +261,8 @@ def test_writing_needs_no_reading_first():
 def test_a_runtime_may_be_its_bare_name():
     """`runtime: local` means the section with that name and defaults."""
     plain = to_dict(structure_config({**MINIMAL, "runtime": "local"}, Path("/")))
-    assert plain["runtime"] == {"name": "local", "num_workers": 1}
+    assert plain["runtime"] == to_dict(structure_config(MINIMAL, Path("/")))["runtime"]
+    assert (plain["runtime"]["name"], plain["runtime"]["num_workers"]) == ("local", 1)
 
 
 def test_paths_among_options_start_from_the_config():

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from turnwise.hookspecs import hookimpl
 from turnwise.observer import Observer
-from turnwise.protocols import Command, Resources
+from turnwise.protocols import Command, Resources, Router
 from turnwise.registry import NoConfig, Registry
+from turnwise.routing import ROUTERS
 
 
 def _rollout(_config: NoConfig, _resources: Resources) -> Command:
@@ -46,6 +47,13 @@ def _check(_config: NoConfig, _resources: Resources) -> Command:
     from turnwise.cli.check_command import CheckCommand
 
     return CheckCommand()
+
+
+@hookimpl
+def register_routers(registry: Registry[Router]) -> None:
+    """Add the routers; `least_tokens` is the default."""
+    for name, (factory, config) in ROUTERS.items():
+        registry.add(name, factory, config=config)
 
 
 @hookimpl

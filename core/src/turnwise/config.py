@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 
 from attrs import Attribute, field, frozen, validators
 
+from turnwise.config_runtime import RuntimeConfig
 from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec
 from turnwise.types import SamplingParams
@@ -26,7 +27,6 @@ PromptPolicy = Literal["error", "drop", "truncate_left", "truncate_right"]
 DataFormat = Literal["auto", "jsonl", "json", "parquet"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "console", "json"]
-RuntimeName = Literal["local"]
 
 KIND: Final = "turnwise_kind"
 """Key of a field's metadata: which registry of `turnwise.host.Host` the names in the field come from."""
@@ -253,20 +253,6 @@ class RolloutConfig:
 
 
 @frozen(kw_only=True)
-class RuntimeConfig:
-    """
-    Where episodes run; in a file, the bare name or a section.
-
-    Attributes:
-        name: `local` runs everything in this process.
-        num_workers: event loops that drive episodes.
-    """
-
-    name: RuntimeName = "local"
-    num_workers: int = field(default=1, validator=_at_least_1)
-
-
-@frozen(kw_only=True)
 class TelemetryConfig:
     """
     What is logged.
@@ -300,6 +286,7 @@ class RunConfig:
         tool_modules: modules, with everything in them, that `function` and `class` may name.
         postprocessors: what adds fields to batches, in this order.
         observers: who hears what happens.
+        router: what chooses a replica for an episode; null is `least_tokens`.
         rollout: how tasks become episodes.
         runtime: where episodes run.
         telemetry: what is logged.
@@ -324,6 +311,7 @@ class RunConfig:
     )
     postprocessors: tuple[Choice, ...] = field(default=(), metadata={KIND: "postprocessors"})
     observers: tuple[Choice, ...] = field(default=(), metadata={KIND: "observers"})
+    router: Choice | None = field(default=None, metadata={KIND: "routers"})
     rollout: RolloutConfig = field(factory=RolloutConfig)
     runtime: RuntimeConfig = field(factory=RuntimeConfig)
     telemetry: TelemetryConfig = field(factory=TelemetryConfig)

@@ -270,11 +270,18 @@ class LiveEpisode:
         seed = self._request_seed(record) if sampling.seed is None else sampling.seed
         return GenerateRequest(
             request_id=f"{self.key}-{self._num_requests}",
-            trajectory_id=self.key,
+            trajectory_id=self._record_id(record),
             group_id=self.task.uid,
             token_ids=context,
             sampling=sampling.with_(max_tokens=min(bounds), stop_token_ids=stops, seed=seed),
         )
+
+    def _record_id(self, record: TokenRecord) -> str:
+        """Name a record: the episode's key, and behind a slash which further record or path it is."""
+        number, trajectory = len(self.trajectories) - 1, self.trajectory
+        if isinstance(record, Path):
+            return f"{self.key}/{number}.{len(trajectory)}.{record.index}"
+        return f"{self.key}/{number}" if number else self.key
 
     def _request_seed(self, record: TokenRecord) -> int:
         """Derive a seed from what is asked, never from when or where: arrival order must not matter."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-Owner = Literal["agent", "data", "engine", "infra", "parser", "reward", "tool"]
+Owner = Literal["agent", "data", "engine", "infra", "reward", "tool"]
 """Whose fault a failed episode is; `infra` is nobody's in this process and is masked from the loss."""
 
 

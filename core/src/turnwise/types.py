@@ -141,7 +141,8 @@ class GenerateRequest:
 
     Attributes:
         request_id: unique in the run; `Engine.abort` takes it.
-        trajectory_id: the record that the ids belong to; routers stick to it.
+        trajectory_id: the record that the ids belong to, which only grows; an episode's further records and paths
+            have its id, a slash and a suffix. Routers stick to what stands before the slash.
         token_ids: (num_tokens,) int32, the whole context, never empty.
         sampling: with `max_tokens` and `stop_token_ids` filled in.
         group_id: the task's `uid`; requests of one group share a prompt prefix.

@@ -65,6 +65,23 @@ def tiny_llama(tmp_path_factory, save_model):
 
 
 @pytest.fixture(scope="session")
+def other_model(tiny_model):
+    """The tiny model with other projections."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "proj" in name:
+                weight.mul_(0.8).add_(0.05)
+    return model
+
+
+@pytest.fixture(scope="session")
+def other_weights(other_model):
+    """Its weights, as the argument of `update_weights`."""
+    return [(name, weight.detach().numpy()) for name, weight in other_model.named_parameters()]
+
+
+@pytest.fixture(scope="session")
 def context():
     """(37,) ids: two full pages and a piece."""
     return np.arange(3, 40) * 11 % VOCAB_SIZE

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from turnwise.errors import EngineError, ReplicaDiedError
@@ -17,23 +16,6 @@ from turnwise.protocols import ModelSpec, Resources
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 from turnwise_transformers_engine.loading import load_manager, model_spec
 from turnwise_transformers_engine.requests import Pending
-
-
-@pytest.fixture(scope="module")
-def other_model(tiny_model):
-    """The tiny model with other projections."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "proj" in name:
-                weight.mul_(0.8).add_(0.05)
-    return model
-
-
-@pytest.fixture(scope="module")
-def other_weights(other_model):
-    """Its weights, as the argument of `update_weights`."""
-    return [(name, weight.detach().numpy()) for name, weight in other_model.named_parameters()]
 
 
 def test_new_weights_leave_nothing_of_the_old_ones(tiny_model, other_model, other_weights, serve, ask, assert_logprobs):
@@ -98,6 +80,17 @@ def test_bad_weights_change_nothing(tiny_model, other_weights, serve, ask, asser
 
     assert result.weight_version == 0
     assert_logprobs(result, tiny_model)
+
+
+def test_a_full_cache_whose_requests_all_went_away_serves_again(tiny_model, serve, ask):
+    """The manager closes its door when the cache is full, and opens it only when a request finishes."""
+
+    async def scenario(engine):
+        engine._manager.batch_processor.scheduler.block_new_requests = True
+        async with asyncio.timeout(10):
+            return await engine.generate(ask())
+
+    assert len(serve(tiny_model, scenario).token_ids) == 16
 
 
 def test_versions_that_sampled_nothing_leave_no_trace(ask):

@@ -23,6 +23,7 @@ class Tally(Observer):
     """Counts what a run has done so far; an observer, so that tokens show before their episode ends."""
 
     num_tokens: int = 0
+    num_finished_tokens: int = 0
     num_episodes: int = 0
     num_tool_calls: int = 0
     num_failed: int = 0
@@ -33,15 +34,17 @@ class Tally(Observer):
         self.num_tokens += event.num_new_tokens
 
     def on_episode_finished(self, event: EpisodeResult) -> None:
-        """Count an episode, its tool calls, and whether it failed."""
+        """Count an episode, its tool calls, and whether it failed; and its tokens when turns are not heard here."""
         self.num_episodes += 1
+        self.num_finished_tokens += event.metrics.num_tokens.get("action", 0)
         self.num_tool_calls += event.metrics.num_tool_calls
         self.num_failed += event.status is Status.FAILED
 
     @property
     def tokens_per_s(self) -> float:
         """Sampled tokens a second since the start."""
-        return self.num_tokens / max(time.perf_counter() - self.started, 1e-9)
+        num_tokens = max(self.num_tokens, self.num_finished_tokens)
+        return num_tokens / max(time.perf_counter() - self.started, 1e-9)
 
 
 class ProgressView(Protocol):

@@ -6,7 +6,7 @@ The same functions build the parts inside a worker or a replica of another proce
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,13 @@ from turnwise.config_file import read_mapping
 from turnwise.config_structure import structure
 from turnwise.dataset import load_tasks
 from turnwise.driver import Recipe
-from turnwise.episode_setup import Limits
+from turnwise.episode_setup import EngineClient, Limits
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.host import Host, Kind, load, resolve
 from turnwise.observer import Observer
 from turnwise.protocols import Agent, Engine, Postprocessor, Resources
 from turnwise.runtime.local import LocalRuntime
-from turnwise.runtime.manager import RolloutManager
+from turnwise.runtime.manager import RolloutManager, Runtime
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.worker import WorkerParts
 from turnwise.telemetry import Observers
@@ -53,20 +53,48 @@ def manager_of(config: RunConfig, host: Host | None = None, *, observers: Iterab
     host = host_of(config) if host is None else host
     config = resolve(config, host)  # checks what was not read from a file, too
     resources = resources_of(config, host)
-    heard = Observers.of([*observers, *observers_of(config, host, resources)])
+    if config.runtime.name == "ray":
+        recipes: Mapping[str, Recipe] = recipes_of(config, host, resources)
+        heard = Observers.of(observers)  # the config's own listen in the workers, where everything happens
+        runtime: Runtime = _ray_runtime(config, host, heard)
+    else:
+        heard = Observers.of([*observers, *observers_of(config, host, resources)])
+        engine = engine_of(config, host)
+        parts = parts_of(config, host, resources, engine, heard)
+        recipes, runtime = parts.recipes, LocalRuntime(engine, parts, config.runtime.num_workers)
+    return RolloutManager(runtime, plan_of(config, host, resources, recipes), heard, resources.chat)
+
+
+def _ray_runtime(config: RunConfig, host: Host, observers: Observers) -> Runtime:
+    try:
+        from turnwise.runtime.ray_runtime import RayRuntime
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"runtime ray needs {error.name}: pip install 'turnwise[ray]'") from error
+    from turnwise.runtime.blueprint import ConfigBlueprint
+
+    return RayRuntime(ConfigBlueprint.of(config, host), config.runtime, observers)
+
+
+def engine_of(config: RunConfig, host: Host) -> Engine:
+    """Build the engine, which is given the model and never sees text."""
+    resources = Resources(model=config.model_spec(), seed=config.rollout.seed)
     engine: Engine = _build(host, "engines", config.engine, resources, "engine")
-    recipes = recipes_of(config, host, resources)
-    parts = WorkerParts(
+    return engine
+
+
+def parts_of(
+    config: RunConfig, host: Host, resources: Resources, engine: EngineClient, observers: Observers
+) -> WorkerParts:
+    """Build what a worker is made of."""
+    return WorkerParts(
         engine=engine,
-        recipes=recipes,
+        recipes=recipes_of(config, host, resources),
         limits=limits_of(config),
         stop_token_ids=resources.chat.stop_token_ids if resources.chat else (),
         interaction=resources.interaction,
-        observers=heard,
+        observers=observers,
         max_in_flight=config.rollout.max_in_flight,
     )
-    runtime = LocalRuntime(engine, parts, config.runtime.num_workers)
-    return RolloutManager(runtime, plan_of(config, host, resources, recipes), heard, resources.chat)
 
 
 def tasks_of(config: RunConfig) -> list[Task]:
@@ -166,7 +194,7 @@ def limits_of(config: RunConfig) -> Limits:
     )
 
 
-def plan_of(config: RunConfig, host: Host, resources: Resources, recipes: dict[str, Recipe]) -> RolloutPlan:
+def plan_of(config: RunConfig, host: Host, resources: Resources, recipes: Mapping[str, Recipe]) -> RolloutPlan:
     """Return how tasks become episodes and episodes a batch."""
     rollout = config.rollout
     postprocessors: tuple[Postprocessor, ...] = tuple(

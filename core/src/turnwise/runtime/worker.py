@@ -37,6 +37,7 @@ class WorkerParts:
         interaction: the user simulator, if one is configured.
         observers: who hears the events.
         max_in_flight: most episodes at once.
+        on_episode_end: called with the key of an episode whose contexts need not be kept any more.
     """
 
     engine: EngineClient
@@ -46,6 +47,7 @@ class WorkerParts:
     interaction: Interaction | None = None
     observers: Observers = field(factory=Observers)
     max_in_flight: int = 256
+    on_episode_end: Callable[[str], None] = field(default=lambda _key: None)
 
 
 @define(eq=False)
@@ -64,19 +66,27 @@ class Worker:
             specs: numbered specs; several workers may take from one iterator.
             deliver: called on the event loop with the number and the result of each.
         """
-        self._aborting = False
+        self.resume()
         async with asyncio.TaskGroup() as background, asyncio.TaskGroup() as slots:
-            services = Services(
-                engine=self.parts.engine,
-                spawn=background.create_task,
-                interaction=self.parts.interaction,
-                observers=self.parts.observers,
-            )
+            services = self.services(background)
             for _ in range(self.parts.max_in_flight):
                 first = next(specs, None)
                 if first is None:
                     break
                 slots.create_task(self._slot(first, specs, deliver, services))
+
+    def services(self, background: asyncio.TaskGroup) -> Services:
+        """Return what episodes share, with a group for what they start beside themselves."""
+        return Services(
+            engine=self.parts.engine,
+            spawn=background.create_task,
+            interaction=self.parts.interaction,
+            observers=self.parts.observers,
+        )
+
+    def resume(self) -> None:
+        """Take new episodes again after an abort."""
+        self._aborting = False
 
     def abort(self) -> None:
         """End soon: running episodes return what they have."""
@@ -89,10 +99,13 @@ class Worker:
         taken: Numbered | None = first
         while taken is not None:
             number, spec = taken
-            deliver(number, unstarted(spec) if self._aborting else await self._run_one(spec, services))
+            deliver(number, await self.run_one(spec, services))
             taken = next(specs, None)
 
-    async def _run_one(self, spec: EpisodeSpec, services: Services) -> EpisodeResult:
+    async def run_one(self, spec: EpisodeSpec, services: Services) -> EpisodeResult:
+        """Run one episode; while aborting, return it unstarted."""
+        if self._aborting:
+            return unstarted(spec)
         stops = (*spec.sampling.stop_token_ids, *self.parts.stop_token_ids)
         sampling = spec.sampling.with_(stop_token_ids=tuple(dict.fromkeys(stops)))
         episode = LiveEpisode(evolve(spec, sampling=sampling), self.parts.limits, services)
@@ -101,6 +114,7 @@ class Worker:
             return await run_episode(episode, self.parts.recipes[spec.agent_name])
         finally:
             self._live.discard(episode)
+            self.parts.on_episode_end(episode.key)
 
 
 def unstarted(spec: EpisodeSpec) -> EpisodeResult:

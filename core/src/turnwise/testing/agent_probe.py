@@ -118,7 +118,7 @@ class RecordingEngine:
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Continue a context."""
         result = await self.engine.generate(request)
-        self.answers.setdefault(request.trajectory_id, []).append(result)
+        self.answers.setdefault(request.trajectory_id.partition("/")[0], []).append(result)
         return result
 
     async def abort(self, request_id: str) -> None:

@@ -115,8 +115,8 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _draw_expression(source: random.Random, num_steps: int) -> Operation:
-    """A random tree of `num_steps` operations."""
-    num_left = source.randrange(num_steps)
+    """A random tree of `num_steps` operations; nothing nests deeper on the right than one pair of parentheses."""
+    num_left = source.randrange(max(0, num_steps - 2), num_steps)
     left = _draw_operand(source, num_left)
     return Operation(left, source.choice("+-*"), _draw_operand(source, num_steps - 1 - num_left))
 

@@ -54,6 +54,7 @@ def load_manager(config: TransformersConfig, spec: ModelSpec, max_context: int) 
         manager = _make_manager(config, model, max_context)
         manager.warmup()
     _check_capacity(manager, max_context)
+    _admit_when_idle(manager.batch_processor.scheduler)
     return manager
 
 
@@ -159,3 +160,21 @@ def _check_capacity(manager: Any, max_context: int) -> None:
             f"the cache of {cache.num_blocks} pages cannot hold max_context, {max_context} tokens:"
             " raise num_blocks or memory_fraction, or lower max_context"
         )
+
+
+def _admit_when_idle(scheduler: Any) -> None:
+    """
+    Keep requests from waiting forever for one that was cancelled.
+
+    A full cache closes the door to new requests until one that runs has finished. When all that run are cancelled, or
+    put back by a weight update, none ever finishes, and the scheduler leaves the door closed.
+    """
+    clear = scheduler.clear_cancelled_requests
+
+    def cleared() -> Any:
+        cancelled = clear()
+        if not scheduler.active_requests:
+            scheduler.block_new_requests = False
+        return cancelled
+
+    scheduler.clear_cancelled_requests = cleared

@@ -1,0 +1,223 @@
+"""
+A worker's side of the wire: an engine client over many replicas.
+
+It routes, sends only new tokens, coalesces the requests of one tick into a message per replica, and when a replica
+dies lets its requests go on elsewhere from their own tokens. It knows nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from attrs import define, evolve, field
+
+from turnwise.errors import EngineError, ReplicaDiedError
+from turnwise.protocols import ReplicaLoad, Router
+from turnwise.runtime.wire import ToReplica, ToWorker, pack_requests, unpack_results
+from turnwise.types import Capabilities, GenerateRequest, GenerateResult
+
+Send = Callable[[ToReplica], None]
+
+
+@define(eq=False)
+class _Waiting:
+    """A request that was sent and not answered."""
+
+    request: GenerateRequest
+    answered: asyncio.Future[GenerateResult]
+
+
+@define(eq=False)
+class _Link:
+    """
+    One replica as a worker sees it.
+
+    Attributes:
+        send: hands a message over; None while the replica is dead.
+        known: by trajectory id, how many tokens the replica holds.
+        reported: the load it told last, of all workers.
+    """
+
+    send: Send | None = None
+    known: dict[str, int] = field(factory=dict)
+    waiting: dict[str, _Waiting] = field(factory=dict)
+    reported: ReplicaLoad = field(factory=lambda: ReplicaLoad(available=False))
+    num_tokens: int = 0
+    outbox: list[GenerateRequest] = field(factory=list)
+    aborted: list[str] = field(factory=list)
+    cancelled: list[str] = field(factory=list)
+    released: list[str] = field(factory=list)
+    scheduled: bool = False
+
+
+@define(eq=False)
+class ReplicaPool:
+    """
+    The `EngineClient` of a worker.
+
+    Attributes:
+        router: chooses a replica for a trajectory.
+        capabilities: of the replicas, which are all alike.
+        num_replicas: how many there are.
+        revive_s: seconds to wait for a replica when all are dead.
+        max_moves: how often one request may go on elsewhere.
+        num_moves: requests that had to.
+        num_sent_tokens: tokens that travelled to replicas.
+    """
+
+    router: Router
+    capabilities: Capabilities
+    num_replicas: int
+    revive_s: float = 60.0
+    max_moves: int = 8
+    num_moves: int = field(default=0, init=False)
+    num_sent_tokens: int = field(default=0, init=False)
+    _links: list[_Link] = field(init=False)
+    _revived: asyncio.Event = field(factory=asyncio.Event, init=False)
+    _given_up: bool = field(default=False, init=False)
+    _obituary: str = field(default="none was ever there", init=False)
+    _home: dict[str, int] = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Begin with no replica."""
+        self._links = [_Link() for _ in range(self.num_replicas)]
+
+    # The engine client
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Continue a context on some replica; `EngineError` when all are dead or the engine refused."""
+        for _ in range(self.max_moves + 1):
+            index = await self._choose(request)
+            try:
+                return await self._ask(index, request)
+            except ReplicaDiedError:
+                self.num_moves += 1
+        raise EngineError(f"gave up after {self.max_moves} replicas died under one request: {self._obituary}")
+
+    async def abort(self, request_id: str) -> None:
+        """Ask the replica to end a request early."""
+        for link in self._links:
+            if request_id in link.waiting:
+                link.aborted.append(request_id)
+                self._schedule(link)
+
+    def release(self, trajectory_id: str) -> None:
+        """Forget an episode: its trajectories are `trajectory_id` and those that begin with it and a slash."""
+        self.router.release(trajectory_id)
+        for link in self._links:
+            ended = [key for key in link.known if key.partition("/")[0] == trajectory_id]
+            for key in ended:
+                del link.known[key]
+            if ended and link.send is not None:
+                link.released += ended
+                self._schedule(link)
+
+    # What the runtime tells
+
+    def replica_up(self, index: int, send: Send) -> None:
+        """Use a replica, new or restarted; it holds no tokens yet."""
+        self._links[index] = _Link(send=send, reported=ReplicaLoad())
+        self._revived.set()
+
+    def replica_down(self, index: int, reason: str) -> None:
+        """Stop using a replica; what it was asked goes on elsewhere."""
+        link, self._links[index] = self._links[index], _Link()
+        self._obituary = reason
+        if not any(other.send for other in self._links):
+            self._revived.clear()
+        for waiting in link.waiting.values():
+            if not waiting.answered.done():
+                waiting.answered.set_exception(ReplicaDiedError(reason))
+
+    def give_up(self, reason: str) -> None:
+        """Wait for no replica any more: requests fail at once."""
+        self._obituary = reason
+        self._given_up = True
+        self._revived.set()
+
+    def receive(self, index: int, message: ToWorker) -> None:
+        """Take a replica's message."""
+        link = self._links[index]
+        link.reported = message.load
+        for request_id, result in unpack_results(message):
+            if waiting := link.waiting.get(request_id):
+                link.known[waiting.request.trajectory_id] = len(waiting.request.token_ids) + len(result.token_ids)
+                _settle(waiting, result)
+        for request_id in message.unknown:
+            if waiting := link.waiting.get(request_id):
+                link.known.pop(waiting.request.trajectory_id, None)
+                link.outbox.append(waiting.request)
+                self._schedule(link)
+        for request_id, kind, text in message.failed:
+            if waiting := link.waiting.get(request_id):
+                link.known.pop(waiting.request.trajectory_id, None)
+                _settle(waiting, EngineError(text if kind == "EngineError" else f"{kind}: {text}"))
+
+    # Inside
+
+    async def _choose(self, request: GenerateRequest) -> int:
+        if self._given_up:
+            raise EngineError(f"all {self.num_replicas} replicas are dead: {self._obituary}")
+        if not self._revived.is_set():
+            try:
+                async with asyncio.timeout(self.revive_s):
+                    await self._revived.wait()
+            except TimeoutError:
+                raise EngineError(f"all {self.num_replicas} replicas are dead: {self._obituary}") from None
+        if self._given_up:
+            raise EngineError(f"all {self.num_replicas} replicas are dead: {self._obituary}")
+        return self.router.choose(request, [self._load(link) for link in self._links])
+
+    def _load(self, link: _Link) -> ReplicaLoad:
+        # What others have there was told with the last answer; what this worker has is known exactly.
+        if link.send is None:
+            return ReplicaLoad(available=False)
+        return evolve(
+            link.reported,
+            num_requests=max(link.reported.num_requests, len(link.waiting)),
+            num_tokens=max(link.reported.num_tokens, link.num_tokens),
+        )
+
+    async def _ask(self, index: int, request: GenerateRequest) -> GenerateResult:
+        link = self._links[index]
+        waiting = _Waiting(request, asyncio.get_running_loop().create_future())
+        link.waiting[request.request_id] = waiting
+        link.num_tokens += len(request.token_ids)
+        link.outbox.append(request)
+        self._schedule(link)
+        try:
+            return await waiting.answered
+        except asyncio.CancelledError:
+            link.cancelled.append(request.request_id)
+            link.known.pop(request.trajectory_id, None)
+            self._schedule(link)
+            raise
+        finally:
+            del link.waiting[request.request_id]
+            link.num_tokens -= len(request.token_ids)
+
+    def _schedule(self, link: _Link) -> None:
+        if not link.scheduled:
+            link.scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush, link)
+
+    def _flush(self, link: _Link) -> None:
+        link.scheduled = False
+        # More known than there is would mean another record under the same id: then it is sent whole.
+        known = [link.known.get(request.trajectory_id, 0) for request in link.outbox]
+        requests = [(r, n if n <= len(r.token_ids) else 0) for r, n in zip(link.outbox, known, strict=True)]
+        message = pack_requests(requests, aborted=link.aborted, cancelled=link.cancelled, released=link.released)
+        link.outbox, link.aborted, link.cancelled, link.released = [], [], [], []
+        self.num_sent_tokens += len(message.token_ids)
+        if link.send is not None:
+            link.send(message)
+
+
+def _settle(waiting: _Waiting, answer: GenerateResult | EngineError) -> None:
+    if waiting.answered.done():
+        return
+    if isinstance(answer, EngineError):
+        waiting.answered.set_exception(answer)
+    else:
+        waiting.answered.set_result(answer)

@@ -1,0 +1,140 @@
+"""Plugins are what `pip install` adds: in a fresh environment, with nothing but what the packages ask for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LEFT_OUT = shutil.ignore_patterns("*.egg-info", "build", "__pycache__", "tests")
+Run = Callable[..., str]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for an environment and for copies of the packages: building one writes beside its sources."""
+    return tmp_path_factory.mktemp("install")
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Run:
+    """Runs a program of a fresh environment that has the core and one plugin, away from this repository."""
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+
+    def run_program(program: str, *arguments: str | Path) -> str:
+        command = [folder / "venv/bin" / program, *arguments]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    for name in ("core", "plugins/hermes_parser"):
+        shutil.copytree(ROOT / name, folder / name, ignore=LEFT_OUT)
+    pip_install(run_program, folder / "core", folder / "plugins/hermes_parser")
+    return run_program
+
+
+def pip_install(run: Run, *arguments: str | Path) -> None:
+    """Install into the fresh environment, with the versions that all tests have."""
+    options = ("--quiet", "--disable-pip-version-check", "--constraint", ROOT / "constraints.txt")
+    run("python", "-m", "pip", "install", *options, *arguments)
+
+
+def plugins(run: Run) -> dict[str, Any]:
+    """Return what `turnwise plugins --json` lists, by name."""
+    return {each["name"]: each for each in json.loads(run("turnwise", "plugins", "--json"))["plugins"]}
+
+
+def core_files(folder: Path) -> dict[str, str]:
+    """Return a hash of each installed file of the core."""
+    (site,) = folder.glob("venv/lib/python*/site-packages/turnwise")
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(site.rglob("*.py"))}
+
+
+def test_only_what_was_installed_is_listed(run: Run) -> None:
+    """The core's own plugin and the one that was asked for, in working order."""
+    found = plugins(run)
+
+    assert list(found) == ["builtins", "hermes_parser"]
+    assert {each["state"] for each in found.values()} == {"ok"}
+    assert found["hermes_parser"]["registers"] == {"tool_parsers": ["hermes"]}
+
+
+def test_nothing_heavy_comes_along(run: Run) -> None:
+    """Core and parser pull in no tensor library, no model library and no test kit."""
+    found = {each["name"].lower() for each in json.loads(run("python", "-m", "pip", "list", "--format=json"))}
+
+    assert found & {"torch", "transformers", "tokenizers", "ray", "vllm", "sglang", "pytest", "hypothesis"} == set()
+
+
+def test_every_module_is_installed(run: Run, folder: Path) -> None:
+    """A package that a build leaves out would be missed by its users only."""
+    here = {path.relative_to(ROOT / "core/src").as_posix() for path in (ROOT / "core/src/turnwise").rglob("*.py")}
+    (site,) = folder.glob("venv/lib/python*/site-packages")
+    there = {path.relative_to(site).as_posix() for path in (site / "turnwise").rglob("*.py")}
+
+    assert here == there
+
+
+def test_a_new_plugin_needs_no_change_of_the_core(run: Run, folder: Path) -> None:
+    """A plugin from another folder is there once it is installed, and gone once it is not."""
+    before = core_files(folder)
+    make_plugin(folder / "elsewhere")
+
+    pip_install(run, "--no-deps", folder / "elsewhere")
+    found = plugins(run)
+
+    assert list(found) == ["builtins", "hermes_parser", "shout"]
+    assert found["shout"]["registers"] == {"tools": ["shout"]}
+    assert core_files(folder) == before
+
+    run("python", "-m", "pip", "uninstall", "--quiet", "--yes", "turnwise-shout")
+    assert list(plugins(run)) == ["builtins", "hermes_parser"]
+
+
+def make_plugin(folder: Path) -> None:
+    """Write a plugin with one tool."""
+    package = folder / "src/turnwise_shout"
+    package.mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(
+        textwrap.dedent("""
+            [build-system]
+            requires = ["setuptools>=77"]
+            build-backend = "setuptools.build_meta"
+
+            [project]
+            name = "turnwise-shout"
+            version = "0.1.0"
+            dependencies = ["turnwise>=0.1,<0.2"]
+
+            [project.entry-points.turnwise]
+            shout = "turnwise_shout"
+
+            [tool.setuptools.packages.find]
+            where = ["src"]
+        """),
+        encoding="utf-8",
+    )
+    (package / "__init__.py").write_text(
+        textwrap.dedent("""
+            import turnwise
+
+            def make_shout(config, resources):
+                raise NotImplementedError
+
+            @turnwise.hookimpl
+            def register_tools(registry):
+                registry.add("shout", make_shout)
+        """),
+        encoding="utf-8",
+    )

@@ -376,7 +376,7 @@ class TestOthers:
         assert main(["check", "scripted"]) == 2
         assert "add --config" in capsys.readouterr().err
 
-    @pytest.mark.parametrize("command", [[], ["rollout"], ["show"], ["plugins"], ["config"], ["check"]])
+    @pytest.mark.parametrize("command", [[], ["rollout"], ["show"], ["plugins"], ["config"], ["check"], ["bench"]])
     def test_help_has_examples(self, command, capsys):
         """
         Every help text ends with commands that can be copied.

@@ -43,6 +43,12 @@ def _episode_log(_config: NoConfig, _resources: Resources) -> Observer:
     return EpisodeLog()
 
 
+def _bench(_config: NoConfig, _resources: Resources) -> Command:
+    from turnwise.cli.bench_command import BenchCommand
+
+    return BenchCommand()
+
+
 def _check(_config: NoConfig, _resources: Resources) -> Command:
     from turnwise.cli.check_command import CheckCommand
 
@@ -70,3 +76,4 @@ def register_commands(registry: Registry[Command]) -> None:
     registry.add("plugins", _plugins)
     registry.add("config", _config)
     registry.add("check", _check)
+    registry.add("bench", _bench)

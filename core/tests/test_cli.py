@@ -234,6 +234,7 @@ class TestBadInput:
             ("tools=[{function: os.path:join}]", "tool_modules"),
             ("tools=[nothing]", "nothing"),
             ("tools_file=bad_tools.yaml", "bad_tools.yaml"),
+            ("tools_file=bad_schema.yaml", "schema"),
             ("rollout", "="),
             ("rollout.validation=true", "validation_path"),
         ],
@@ -250,9 +251,12 @@ class TestBadInput:
             '{"agent_name": "nobody", "messages": [{"role": "user", "content": "x"}]}\n'
         )
         (run_dir / "bad_tools.yaml").write_text("tools: [{name: 3}]\n")
+        (run_dir / "bad_schema.yaml").write_text(
+            "tools:\n- function: json:dumps\n  schema: {type: function, function: {name: x, parameters: {type: nonsense}}}\n"
+        )
         byte_tokenizer(chat_template=None).save_pretrained(run_dir / "no_template")
 
-        assert rollout(run_dir, override) == 2
+        assert rollout(run_dir, override, "tool_modules=[json]") == 2
         error = capsys.readouterr().err
         lines = [line for line in error.splitlines() if line.startswith("turnwise: error:")]
         assert len(lines) == 1, error

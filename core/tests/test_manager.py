@@ -325,6 +325,19 @@ def test_two_runs_at_once():
     assert sorted(map(content, [got[0][1], *got[1]])) == expected
 
 
+def test_public_names_are_there():
+    """
+    What scripts and strangers import is at the top, and unknown names are refused as usual.
+    """
+    import turnwise
+    import turnwise.testing
+
+    for module in (turnwise, turnwise.testing):
+        assert [name for name in module.__all__ if getattr(module, name, None) is None] == []
+        with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+            _ = module.nonsense
+
+
 def test_starting_and_stopping_twice():
     """
     Both are harmless a second time.

@@ -83,7 +83,7 @@ class RolloutManager:
     """
     Runs tasks and hands back what a trainer can use. Use it as a context manager, or call `start` and `stop`.
 
-    Make one with `turnwise.runtime.assembly.manager_of`.
+    Make one with `turnwise.manager_of`.
 
     Attributes:
         runtime: where episodes run.

@@ -1,12 +1,70 @@
 """
 The public test kit: what a stranger's plugin is tested with.
 
-Each name is imported from its own module, so that asking for one thing imports nothing else:
+- `EngineSuite`, `ToolParserSuite`, `AgentSuite`, `RewardSuite`: conformance suites for pytest; a plugin's file has some
+  ten lines. The same checks without pytest stand in `turnwise.testing.engine_checks` and its neighbours, and
+  ``turnwise check NAME`` runs them.
+- `ScriptedEngine`, `RandomPolicy`, `Failure`: a fake engine with given outputs, latencies and failures.
+- `trajectories`, `scripts`: hypothesis strategies for token records.
+- `byte_tokenizer`: a real tokenizer with no download.
 
-- `turnwise.testing.engine_suite.EngineSuite`, `parser_suite.ToolParserSuite`, `agent_suite.AgentSuite` and
-  `reward_suite.RewardSuite`: conformance suites for pytest. The same checks without pytest stand in `engine_checks`,
-  `parser_checks`, `agent_checks` and `reward_checks`; ``turnwise check NAME`` runs them.
-- `turnwise.testing.scripted.ScriptedEngine`: a fake engine with given outputs, latencies and failures.
-- `turnwise.testing.strategies`: hypothesis strategies for token records.
-- `turnwise.testing.tokenizers.byte_tokenizer`: a real tokenizer with no download.
+Names are imported when they are asked for, so that a fake engine needs neither pytest nor hypothesis.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from turnwise.testing.agent_probe import AgentProbe
+    from turnwise.testing.agent_suite import AgentSuite
+    from turnwise.testing.engine_probe import EngineProbe
+    from turnwise.testing.engine_suite import EngineSuite
+    from turnwise.testing.parser_suite import ToolParserSuite
+    from turnwise.testing.reward_checks import RewardExample
+    from turnwise.testing.reward_suite import RewardSuite
+    from turnwise.testing.scripted import Failure, RandomPolicy, ScriptedEngine
+    from turnwise.testing.strategies import scripts, trajectories
+    from turnwise.testing.suite import PluginSuite
+    from turnwise.testing.tokenizers import byte_tokenizer
+
+__all__ = [
+    "AgentProbe",
+    "AgentSuite",
+    "EngineProbe",
+    "EngineSuite",
+    "Failure",
+    "PluginSuite",
+    "RandomPolicy",
+    "RewardExample",
+    "RewardSuite",
+    "ScriptedEngine",
+    "ToolParserSuite",
+    "byte_tokenizer",
+    "scripts",
+    "trajectories",
+]
+
+_HOMES = {
+    "AgentProbe": "agent_probe",
+    "AgentSuite": "agent_suite",
+    "EngineProbe": "engine_probe",
+    "EngineSuite": "engine_suite",
+    "Failure": "scripted",
+    "PluginSuite": "suite",
+    "RandomPolicy": "scripted",
+    "RewardExample": "reward_checks",
+    "RewardSuite": "reward_suite",
+    "ScriptedEngine": "scripted",
+    "ToolParserSuite": "parser_suite",
+    "byte_tokenizer": "tokenizers",
+    "scripts": "strategies",
+    "trajectories": "strategies",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

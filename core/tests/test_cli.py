@@ -252,7 +252,8 @@ class TestBadInput:
         )
         (run_dir / "bad_tools.yaml").write_text("tools: [{name: 3}]\n")
         (run_dir / "bad_schema.yaml").write_text(
-            "tools:\n- function: json:dumps\n  schema: {type: function, function: {name: x, parameters: {type: nonsense}}}\n"
+            "tools:\n- function: json:dumps\n"
+            "  schema: {type: function, function: {name: x, parameters: {type: nonsense}}}\n"
         )
         byte_tokenizer(chat_template=None).save_pretrained(run_dir / "no_template")
 

@@ -9,6 +9,7 @@ cannot: 1.0 passes for an integer, and rules between two fields or in a validato
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -186,6 +187,7 @@ def _rules(validator: Any) -> Schema:
     """Return the keywords for the bounds that an attrs validator sets; null has none, so `optional` is looked into."""
     operator = getattr(validator, "compare_op", None)
     if operator in _BOUNDS:
-        return {_BOUNDS[operator]: validator.bound}
+        # JSON has no infinity, and no number reaches it.
+        return {_BOUNDS[operator]: validator.bound} if math.isfinite(validator.bound) else {}
     inner = (*getattr(validator, "_validators", ()), *filter(None, [getattr(validator, "validator", None)]))
     return {key: value for each in inner for key, value in _rules(each).items()}

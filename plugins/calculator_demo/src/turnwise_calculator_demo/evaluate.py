@@ -255,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: The arguments; None takes those of the process.
     """
     options = _parser().parse_args(arguments)
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(options.threads)
     started = time.perf_counter()
     report = evaluate(options.model, num=options.num, temperature=options.temperature, seed=options.seed)

@@ -251,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     options = _parser().parse_args(arguments)
     config = TrainConfig(steps=options.steps, seed=options.seed)
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(options.threads)
     torch.manual_seed(config.seed)
     tokenizer = build_tokenizer(_corpus(config), _VOCAB_SIZE)

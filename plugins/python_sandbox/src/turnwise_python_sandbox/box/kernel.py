@@ -1,0 +1,101 @@
+"""The few kernel calls that Python 3.11 has no function for; each raises `OSError` with the kernel's number."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+from typing import Any, Final
+
+CLONE_NEWNS: Final = 0x00020000
+CLONE_NEWIPC: Final = 0x08000000
+CLONE_NEWPID: Final = 0x20000000
+MS_NOSUID: Final = 0x2
+MS_NODEV: Final = 0x4
+MS_NOEXEC: Final = 0x8
+MS_BIND: Final = 0x1000
+MS_REC: Final = 0x4000
+MS_PRIVATE: Final = 1 << 18
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_DUMPABLE: Final = 4
+PR_SET_NO_NEW_PRIVS: Final = 38
+_CAPABILITY_VERSION_3: Final = 0x20080522
+_CLONE_VM: Final = 0x100
+_SIGCHLD: Final = 17
+_STACK_BYTES: Final = 16384
+
+libc: Final = ctypes.CDLL(None, use_errno=True)
+if sys.platform == "linux":
+    libc.clone.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+    libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
+    libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+
+
+def check(result: int, what: str) -> int:
+    """Return a result that is not negative; raise the `OSError` of `errno` otherwise."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def syscall(number: int, *arguments: Any) -> int:
+    """Make a system call; ints are passed as longs."""
+    values = (ctypes.c_long(each) if isinstance(each, int) else each for each in arguments)
+    return check(libc.syscall(ctypes.c_long(number), *values), f"system call {number}")
+
+
+def prctl(option: int, value: int = 0, pointer: int = 0) -> int:
+    """Change an attribute of this process."""
+    return check(libc.prctl(option, value, pointer, 0, 0), f"prctl {option}")
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces named by the flags for fresh ones."""
+    check(libc.unshare(flags), "unshare")
+
+
+def enter_pid_namespace(pidfd: int) -> None:
+    """Make later children of this process members of the pid namespace that a process lives in."""
+    check(libc.setns(pidfd, CLONE_NEWPID), "setns")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    """Mount a file system, or bind one; `mount(2)`."""
+    names = (source.encode(), target.encode(), kind.encode() if kind else None)
+    check(libc.mount(*names, flags, options.encode() or None), f"mount on {target}")
+
+
+def be_first_to_die() -> None:
+    """When memory runs out on the machine, let the kernel end this process and its children before any other."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+def drop_capabilities() -> None:
+    """Give up every capability, for good once `PR_SET_NO_NEW_PRIVS` is set."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    check(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+
+
+class NamespaceKeeper:
+    """
+    The first process of a new pid namespace, which only sleeps.
+
+    A namespace dies with its first process, and the kernel keeps that process from its own signals; model code must
+    be neither, so this one stands in. It shares the server's memory (nothing is copied) and runs `pause` alone,
+    so it must be gone before its stack is.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ctypes.create_string_buffer(_STACK_BYTES)
+        # The ABI wants the stack aligned to 16 bytes; it grows down from its end.
+        top = (ctypes.addressof(self._stack) + _STACK_BYTES - 64) & ~15
+        entry = ctypes.cast(libc.pause, ctypes.c_void_p)
+        self.pid = check(libc.clone(entry, top, CLONE_NEWPID | _CLONE_VM | _SIGCHLD, None), "clone")
+
+    def end(self) -> None:
+        """Kill it, and with it whatever is left in its namespace."""
+        os.kill(self.pid, 9)
+        os.waitpid(self.pid, 0)

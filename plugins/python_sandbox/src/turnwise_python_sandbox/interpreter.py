@@ -1,0 +1,81 @@
+"""Which Python the sandbox runs, which files it needs, and whether an unprivileged user can reach them."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from attrs import frozen
+
+from turnwise_python_sandbox.result import SandboxUnavailableError
+
+_DESCRIBE: Final = """
+import json, os, site, sys
+print(json.dumps({
+    "version": sys.version_info[:2],
+    "executable": os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable),
+    "home": os.path.realpath(sys.base_prefix),
+    "packages": [os.path.realpath(path) for path in site.getsitepackages() if os.path.isdir(path)],
+}))
+"""
+_OLDEST: Final = (3, 11)
+_SYSTEM: Final = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
+DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+PACKAGE: Final = str(Path(__file__).resolve().parent)
+BOOTSTRAP: Final = (
+    "import sys, types; package = types.ModuleType('turnwise_python_sandbox'); package.__path__ = [sys.argv[1]]; "
+    "sys.modules[package.__name__] = package; import importlib; "
+    "importlib.import_module('turnwise_python_sandbox.box.' + sys.argv[2]).main(sys.argv[3])"
+)
+"""Imports a module of `box` without the package around it, which needs turnwise; then calls its `main`."""
+
+
+@frozen(kw_only=True)
+class Interpreter:
+    """
+    A Python installation.
+
+    Attributes:
+        executable: the real one, not a virtual environment's link.
+        home: its prefix, with the standard library.
+        packages: directories of installed packages.
+    """
+
+    executable: str
+    home: str
+    packages: tuple[str, ...]
+
+    def readable(self, more: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the files and directories that programs may read; none lies within another."""
+        libraries = tuple(f"{self.home}/{name}" for name in ("lib", "lib64"))
+        paths = {p for p in (*_SYSTEM, *libraries, *self.packages, self.executable, *more) if os.path.exists(p)}
+        return tuple(sorted(p for p in paths if not any(p.startswith(f"{other}/") for other in paths)))
+
+
+def find_interpreter(python: str) -> Interpreter:
+    """Ask an interpreter where its parts are; `SandboxUnavailableError` when it cannot be run."""
+    command = [python or sys.executable, "-I", "-c", _DESCRIBE]
+    try:
+        answer = subprocess.run(command, capture_output=True, check=True, timeout=60, env={})
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SandboxUnavailableError(f"cannot run the interpreter {command[0]!r}: {error}") from error
+    found = json.loads(answer.stdout)
+    if tuple(found["version"]) < _OLDEST:
+        version = ".".join(map(str, found["version"]))
+        raise SandboxUnavailableError(f"{command[0]} is Python {version}; the sandbox needs 3.11 or later")
+    return Interpreter(executable=found["executable"], home=found["home"], packages=tuple(found["packages"]))
+
+
+def barrier(path: str, uid: int) -> str | None:
+    """Return the topmost directory on the way to a path that a user may not enter; None when there is none."""
+    for parent in reversed(Path(path).parents):
+        found = parent.stat()
+        bit = stat.S_IXUSR if found.st_uid == uid else stat.S_IXOTH
+        if not found.st_mode & bit:
+            return str(parent)
+    return None

@@ -1,0 +1,157 @@
+"""Interpreters that live on between calls."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from turnwise_python_sandbox import Sandbox, SandboxUnavailableError, Status
+
+
+@pytest.fixture
+def session(sandbox: Sandbox):
+    """A fresh session in each tier."""
+    with sandbox.session() as made:
+        yield made
+
+
+def test_names_live_on(session) -> None:
+    """What one call defines the next one uses; output belongs to the call that printed it."""
+    outputs = [session.run(code) for code in ("x = 20\ndef f(n): return n + 1", "print(f(x))", "x += 1", "print(f(x))")]
+
+    assert ["", "21\n", "", "22\n"] == [output.stdout for output in outputs]
+    assert {Status.OK} == {output.status for output in outputs}
+
+
+def test_errors_leave_the_names(session) -> None:
+    """An exception ends its call only; its traceback has the lines of the call."""
+    session.run("x = 1\ndef f():\n    raise ValueError('deep')")
+    failed = session.run("f()")
+
+    assert (Status.ERROR, False) == (failed.status, failed.session_lost)
+    assert "raise ValueError('deep')" in failed.stderr
+    assert "1\n" == session.run("print(x)").stdout
+
+
+def test_exit_ends_the_call_only(session) -> None:
+    """`sys.exit` in a cell is not the end of the notebook."""
+    session.run("x = 1")
+    ended = session.run("import sys; sys.exit(4)")
+
+    assert (Status.ERROR, 4, False) == (ended.status, ended.exit_code, ended.session_lost)
+    assert "1\n" == session.run("print(x)").stdout
+
+
+def test_a_loop_is_interrupted_and_the_names_stay(session) -> None:
+    """At its limit a call is interrupted first, and answered in time."""
+    session.run("x = 1")
+    began_at = time.monotonic()
+    stopped = session.run("while True: pass", timeout_s=0.5)
+
+    assert time.monotonic() - began_at < 1.5
+    assert (Status.TIMEOUT, False) == (stopped.status, stopped.session_lost)
+    assert "1\n" == session.run("print(x)").stdout
+
+
+def test_a_loop_that_resists_is_killed(session) -> None:
+    """Code that swallows the interrupt loses its interpreter; the next call has a new one."""
+    session.run("x = 1")
+    began_at = time.monotonic()
+    code = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('in')\nwhile True: pass"
+    stopped = session.run(code, timeout_s=0.5)
+
+    assert time.monotonic() - began_at < 1.5
+    assert (Status.TIMEOUT, True, "in\n") == (stopped.status, stopped.session_lost, stopped.stdout)
+    assert "NameError" in session.run("print(x)").stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("import os; os._exit(0)", Status.ERROR),
+        ("import os; os._exit(9)", Status.ERROR),
+        ("import ctypes; ctypes.string_at(0)", Status.CRASHED),
+        ("while True: print('x' * 10000)", Status.OUTPUT_LIMIT),
+        ("x = []\nwhile True: x.append(bytearray(10**7))", Status.MEMORY),
+    ],
+)
+def test_what_ends_the_interpreter_is_said(session, code: str, status: Status) -> None:
+    """The verdict is the supervisor's, the loss is reported, and the session goes on with a new interpreter."""
+    ended = session.run(code)
+
+    assert (status, True) == (ended.status, ended.session_lost)
+    assert "on\n" == session.run("print('on')").stdout
+
+
+def test_forged_answers_end_only_their_own_call(session) -> None:
+    """Junk on the stream that carries answers fools nobody, and is never taken for a failure of ours."""
+    code = "import os\nfor fd in range(3, 300):\n    try: os.write(fd, b'\\xff' * 100)\n    except OSError: pass"
+    first = session.run(code)
+    again = session.run("print('fine')")
+
+    assert first.status in (Status.CRASHED, Status.ERROR, Status.OK)
+    assert again.status in (Status.OK, Status.CRASHED)
+    assert "fine\n" == session.run("print('fine')").stdout
+
+
+def test_sessions_do_not_see_each_other(sandbox: Sandbox) -> None:
+    """Names and files are a session's own."""
+    with sandbox.session() as one, sandbox.session() as other:
+        one.run("x = 1\nopen('f', 'w').write('1')")
+        assert "NameError" in other.run("print(x)").stderr
+        assert "[]\n" == other.run("import os; print(os.listdir('.'))").stdout
+
+
+def test_idle_sessions_end(make_sandbox) -> None:
+    """A session that nobody uses gives its place back, and starts anew when it is used after all."""
+    sandbox = make_sandbox(2, servers=1, session_idle_s=0.3)
+    with sandbox.session() as session:
+        session.run("x = 1")
+        time.sleep(1.0)
+        assert "NameError" in session.run("print(x)").stderr
+
+
+def test_sessions_are_limited(make_sandbox) -> None:
+    """One more than allowed waits for a place."""
+    sandbox = make_sandbox(2, servers=1, max_sessions=1)
+    first, second = sandbox.session(), sandbox.session()
+    first.run("pass")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(second.run, "print(2)")
+        time.sleep(0.3)
+        assert not waiting.done()
+        first.close()
+        assert "2\n" == waiting.result(timeout=10).stdout
+    second.close()
+
+
+def test_many_sessions_at_once(make_sandbox) -> None:
+    """Each of 32 sessions counts for itself."""
+    sandbox = make_sandbox(2)
+
+    async def count(n: int) -> str:
+        session = sandbox.session()
+        await session.arun(f"x = {n}")
+        await session.arun("x += 1")
+        result = await session.arun("print(x)")
+        session.close()
+        return result.stdout
+
+    async def everyone() -> list[str]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(count(n)) for n in range(32)]
+        return [task.result() for task in tasks]
+
+    assert [f"{n + 1}\n" for n in range(32)] == asyncio.run(everyone())
+
+
+def test_there_are_no_sessions_without_isolation() -> None:
+    """Tiers with one process per run say that they have none."""
+    with (
+        Sandbox(tier=5, unsafe_subprocess=True) as sandbox,
+        pytest.raises(SandboxUnavailableError, match="no sessions"),
+    ):
+        sandbox.session()

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from turnwise.config import Choice, RunConfig
 from turnwise.errors import ConfigError, PluginError
@@ -161,6 +161,8 @@ def _hermes_call(name: str, arguments: Mapping[str, Any]) -> str:
 
 def _check_agent(target: _Target) -> Iterator[Outcome]:
     resources = probe_resources()
+    if target.resources is not None:  # an agent may ask for tools by name
+        resources = evolve(resources, tools={**resources.tools, **target.resources.tools})
     kit = _Target(target.host, target.kind, target.name, target.config, resources)
     probe = AgentProbe(make_agent=lambda: kit.build(resources), resources=resources)
     for name, check in AGENT_CHECKS.items():

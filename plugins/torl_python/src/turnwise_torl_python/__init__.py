@@ -1,0 +1,45 @@
+"""
+Reasoning with programs in the way of ToRL (arXiv:2503.23383): the agent `torl_python` and the reward `torl_math`.
+
+`model_dir` is the folder of a tiny model that was trained to write such programs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from turnwise import Agent, Registry, Resources, Reward, hookimpl
+from turnwise_torl_python.config import TorlMathConfig, TorlPythonConfig
+
+__all__ = ["make_torl_math", "make_torl_python", "model_dir", "register_agents", "register_rewards"]
+
+
+def model_dir() -> Path:
+    """Return the folder of the shipped model, as `from_pretrained` and every engine take it."""
+    return Path(__file__).parent / "model"
+
+
+def make_torl_python(config: TorlPythonConfig, resources: Resources) -> Agent:
+    """Build the agent; `ConfigError` when the run lacks a chat template or the tool that runs code."""
+    from turnwise_torl_python.agent import TorlPython
+
+    return TorlPython(config, resources)
+
+
+def make_torl_math(config: TorlMathConfig, resources: Resources) -> Reward:
+    """Build the reward; it needs nothing of the run."""
+    from turnwise_torl_python.reward import TorlMath
+
+    return TorlMath(config)
+
+
+@hookimpl
+def register_agents(registry: Registry[Agent]) -> None:
+    """Add `torl_python`."""
+    registry.add("torl_python", make_torl_python, config=TorlPythonConfig)
+
+
+@hookimpl
+def register_rewards(registry: Registry[Reward]) -> None:
+    """Add `torl_math`."""
+    registry.add("torl_math", make_torl_math, config=TorlMathConfig)

@@ -1,0 +1,90 @@
+"""Budgets, setup and prompts of `torl_python`."""
+
+import asyncio
+
+import pytest
+
+from turnwise import Resources, State, Status
+from turnwise.errors import ConfigError
+from turnwise.testing.agent_probe import make_task, probe_chat
+from turnwise_torl_python import make_torl_python
+from turnwise_torl_python.config import TorlPythonConfig
+
+CHAT = probe_chat()
+
+
+def call(code):
+    return f"Let us compute.\n```python\n{code}\n```\n```output"
+
+
+def shown(run):
+    return [message["content"] for message in run.result.messages if message["role"] == "tool"]
+
+
+class TestLimits:
+    """Budgets and setup."""
+
+    def test_no_program_runs_without_room(self, converse):
+        """Nobody could read its output."""
+        text = call("1 + 1")
+        done = converse(text, limits={"response_length": len(text)})
+        assert done.result.status is Status.TRUNCATED
+        assert done.result.metrics.num_tool_calls == 0
+        assert done.result.messages[-1] == {"role": "assistant", "content": text}
+
+    def test_an_output_that_does_not_fit_is_not_appended(self, converse):
+        """The program has run, and the record ends with the model's turn."""
+        text = call("1 + 1")
+        done = converse(text, limits={"response_length": len(text) + 5})
+        assert done.result.status is Status.TRUNCATED
+        assert (done.episode.memory["calls"], shown(done)) == (1, [])
+
+    @pytest.mark.parametrize("room", range(1, 12))
+    def test_a_cut_turn_is_truncated(self, room, converse):
+        """Wherever the budget ends, in the middle of the stop string too, the text so far is in the messages."""
+        done = converse("`u`` ```output", limits={"response_length": room})
+        assert done.result.status is Status.TRUNCATED
+        assert done.result.messages[-1]["content"] == "`u`` ```output"[:room]
+
+    def test_setup_errors(self):
+        """One line says what is missing."""
+        with pytest.raises(ConfigError, match="agent 'torl_python' needs a tokenizer"):
+            make_torl_python(TorlPythonConfig(), Resources())
+        with pytest.raises(ConfigError, match="runs code with the tool 'python': add it to tools"):
+            make_torl_python(TorlPythonConfig(), Resources(chat=CHAT))
+        for options in ({"max_tool_calls": -1}, {"max_output_chars": 1}, {"plain_prompt": "none"}, {"errors": "no"}):
+            with pytest.raises(ValueError, match=next(iter(options))):
+                TorlPythonConfig(**options)
+
+    @pytest.mark.parametrize(
+        "messages",
+        [
+            ({"role": "system", "content": "a"}, {"role": "user", "content": "b"}),
+            ({"role": "assistant", "content": "a"},),
+            ({"role": "user", "content": [{"type": "image"}]},),
+            ({"role": "user", "content": None},),
+        ],
+    )
+    def test_a_conversation_that_the_plain_prompt_cannot_hold(self, messages, converse):
+        """It is the data's fault, and nothing is dropped in silence."""
+        done = converse("x", task=make_task(messages=messages))
+        assert (done.result.status, done.result.fault.owner) == (Status.FAILED, "data")
+
+    def test_parts_of_text_are_joined(self, converse):
+        """As in the chat template."""
+        parts = [{"type": "text", "text": "What "}, {"type": "text", "text": "now?"}]
+        (trajectory,) = converse(
+            "x", task=make_task(messages=({"role": "user", "content": parts},))
+        ).result.trajectories
+        assert "What now?" in CHAT.tokenizer.decode(trajectory.prompt_ids)
+
+    def test_an_unknown_state(self, make_resources):
+        """It is the agent's own error, named."""
+        agent = make_torl_python(TorlPythonConfig(), make_resources())
+
+        class Odd:
+            state = "odd"
+
+        with pytest.raises(ValueError, match="torl_python has no state 'odd'"):
+            asyncio.run(agent.step(Odd()))
+        assert State.PENDING == "pending"

@@ -1,0 +1,124 @@
+"""Stop strings that tokens cut or go beyond, and programs that misbehave."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from turnwise import Status, ToolResult
+from turnwise.record import Origin
+from turnwise.testing.agent_probe import make_task
+from turnwise_torl_python import make_torl_python
+from turnwise_torl_python.config import TorlPythonConfig
+
+END = "<|im_end|>"
+
+
+class TestStop:
+    """Stop strings that tokens cut or go beyond."""
+
+    @pytest.mark.parametrize(
+        "pieces", [["```", "output"], ["``", "`out", "put"], [*"```output"], ["``", "`outputs: 5"]]
+    )
+    def test_the_rest_of_the_last_token_stays(self, pieces, played, make_resources):
+        """What was sampled stays as it was sampled: the observation is appended behind it."""
+        tokenizer = Vocabulary(["```python\n", "1 + 1", "\n```\n", *pieces, "It is 2."])
+        chat = chat_over(tokenizer)
+        resources = make_resources(chat=chat)
+        ids = list(range(3 + len(pieces)))
+        turns = [ids, [len(ids), tokenizer.eos_token_id]]
+        done = asyncio.run(played(turns, resources, plain_prompt="[PROMPT]"))
+        (trajectory,) = done.result.trajectories
+        texts = [(int(s.origin), tokenizer.decode(trajectory.input_ids[s.start : s.stop])) for s in trajectory.segments]
+        merged = ["".join(text for origin, text in texts[:-2])]
+        assert merged == ["```python\n1 + 1\n```\n" + "".join(pieces)]
+        assert trajectory.response_ids[: len(ids)].tolist() == ids
+        assert texts[-2:] == [(int(Origin.OBSERVATION), "\n2\n```\n"), (int(Origin.ACTION), f"It is 2.{END}")]
+        assert trajectory.turns()[0][1] - trajectory.turns()[0][0] == len(ids)
+
+    def test_few_requests(self, played, make_resources, make_script):
+        """A turn in usual tokens takes one request."""
+        vocabulary = ["Let", " us", "```", "python", "\n", "1 + 1", "output", "put", "t", "`"]
+        tokenizer = Vocabulary(vocabulary)
+        resources = make_resources(chat=chat_over(tokenizer))
+        turn = ["Let", " us", "\n", "```", "python", "\n", "1 + 1", "\n", "```", "\n", "```", "output"]
+        script = make_script([[vocabulary.index(text) for text in turn], [0, tokenizer.eos_token_id]])
+        done = asyncio.run(played([], resources, engine=script, plain_prompt="[PROMPT]"))
+        assert done.result.status is Status.COMPLETED
+        assert script.num_requests == 2
+
+
+class Vocabulary:
+    """A tokenizer of given texts, then bytes; it encodes byte by byte."""
+
+    def __init__(self, texts):
+        self._texts = [*texts, END, *(chr(byte) for byte in range(128))]
+        self.eos_token_id = len(texts)
+
+    def encode(self, text):
+        return [self.eos_token_id + 1 + byte for byte in text.encode()]
+
+    def decode(self, token_ids):
+        return "".join(self._texts[token_id] for token_id in token_ids)
+
+
+def chat_over(tokenizer):
+    """Return what the agent needs of a chat template, over another tokenizer."""
+
+    class PlainChat:
+        stop_token_ids = (tokenizer.eos_token_id,)
+
+        def text(self, token_ids):
+            return tokenizer.decode([token_id for token_id in token_ids if token_id != tokenizer.eos_token_id])
+
+    chat = PlainChat()
+    chat.tokenizer = tokenizer
+    return chat
+
+
+async def subprocess_python(code: str) -> ToolResult:
+    """
+    Runs a program in a process of its own, without any isolation: the programs are this test's.
+
+    Args:
+        code: The program.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-S", "-c", code, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), 5)
+    except TimeoutError:
+        process.kill()
+        await process.communicate()
+        return ToolResult(text="TimeoutError: stopped", error=True)
+    return ToolResult(text=(out + err).decode(), error=process.returncode != 0)
+
+
+@pytest.mark.slow
+def test_misbehaving_programs_cost_their_own_episodes_only(played, make_resources):
+    """Of 256 episodes at once one in ten hangs, crashes or is killed; all return, and the others are right."""
+    bad = ("while True: pass", "import os; os.abort()", "import sys; sys.exit(3)")
+    resources = make_resources(subprocess_python)
+    agent = make_torl_python(TorlPythonConfig(), resources)
+    encode, end = resources.chat.tokenizer.encode, resources.chat.stop_token_ids[0]
+    gate = asyncio.Semaphore(8)
+
+    async def episode(number):
+        code = bad[number // 10 % len(bad)] if number % 10 == 0 else f"print({number} + 1)"
+        turns = [encode(f"```python\n{code}\n```\n```output"), [*encode("x"), end]]
+        async with gate:
+            return await played(turns, resources, agent=agent, task=make_task(number))
+
+    async def run_all():
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(episode(number)) for number in range(256)]
+        return [task.result() for task in tasks]
+
+    runs = asyncio.run(run_all())
+    assert {run.result.status for run in runs} == {Status.COMPLETED}
+    for number, run in enumerate(runs):
+        assert run.episode.memory["successes"] == (number % 10 != 0)
+        if number % 10:
+            assert run.result.messages[2]["content"] == str(number + 1)

@@ -178,7 +178,7 @@ def register_routers(registry: Registry[Router]) -> None:
 
         @turnwise.hookimpl
         def register_routers(registry):
-            registry.add("least_tokens", make_least_tokens, config=LeastTokensConfig)
+            registry.add("warmest", make_warmest, config=WarmestConfig)
     """
 
 

@@ -69,11 +69,11 @@ def test_the_same_seed_gives_the_same_rows() -> None:
 def test_the_first_row_is_pinned() -> None:
     """Published figures stay comparable: the stream of a seed must not change."""
     first = generate_rows("test", 1, seed=0)[0]
-    assert first["prompt"] == [{"role": "user", "content": "What is 50 * (28 + 45 + 61)?"}]
-    assert first["reward_model"] == {"ground_truth": "6700"}
+    assert first["prompt"] == [{"role": "user", "content": "Work out 47 * (95 - 68)."}]
+    assert first["reward_model"] == {"ground_truth": "1269"}
     assert first["agent_name"] == "tool_agent"
     assert first["data_source"] == "calculator"
-    assert first["extra_info"] == {"index": 0, "split": "test", "expression": "50 * (28 + 45 + 61)", "num_steps": 3}
+    assert first["extra_info"] == {"index": 0, "split": "test", "expression": "47 * (95 - 68)", "num_steps": 2}
 
 
 def test_most_problems_take_two_calls() -> None:

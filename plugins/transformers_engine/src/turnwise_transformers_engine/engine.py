@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from itertools import count
@@ -55,6 +56,7 @@ class TransformersEngine:
         self._version = 0
         self._updating = asyncio.Lock()
         self._watch: asyncio.TimerHandle | None = None
+        self._unstopped: weakref.finalize[..., Any] | None = None
         self._totals = {"num_requests": 0, "num_sampled_tokens": 0, "num_cached_tokens": 0}
 
     @property
@@ -82,6 +84,8 @@ class TransformersEngine:
         starter.start()
         starter.join()
         self._manager = manager
+        # Also for an engine that nobody stops: a thread inside torch while the interpreter ends aborts the process.
+        self._unstopped = weakref.finalize(self, manager.stop, hard_stop=True)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """
@@ -159,6 +163,8 @@ class TransformersEngine:
             self._watch.cancel()
         manager, self._manager = self._manager, None
         if manager is not None:
+            if self._unstopped is not None:
+                self._unstopped.detach()
             await asyncio.to_thread(manager.stop, hard_stop=True)
 
     def _running_manager(self) -> Any:

@@ -1,0 +1,205 @@
+"""A tiny model with random, sharpened weights, the truth by a plain forward pass, and vLLM without a model."""
+
+import asyncio
+import gc
+import importlib.util
+import random
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from turnwise.protocols import ModelSpec, Resources
+from turnwise.types import GenerateRequest, SamplingParams
+from turnwise_vllm_engine import VllmConfig, VllmEngine
+from turnwise_vllm_engine.starting import Started
+
+VOCAB_SIZE = 512
+CONTEXT = tuple(11 * i % VOCAB_SIZE for i in range(3, 40))
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+
+
+def pytest_collection_modifyitems(items):
+    """Say why tests of the real vLLM do not run."""
+    reason = "vLLM is not installed: run this in the environment that requirements-cpu.txt makes"
+    for item in items:
+        if item.get_closest_marker("vllm") and not HAS_VLLM:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _leftovers_of_vllm():
+    """vLLM leaves closed sockets' contexts to the garbage collector, which warns of each."""
+    yield
+    if HAS_VLLM:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gc.collect()
+
+
+class FakeDeadError(Exception):
+    """Stands for vLLM's `EngineDeadError`."""
+
+
+class FakeRefusalError(Exception):
+    """Stands for vLLM's `VLLMClientError`."""
+
+
+class FakeLlm:
+    """
+    What the engine uses of `AsyncLLM`, around a generator of pseudo-random ids instead of a model.
+
+    Its one weight, `w`, is what the ids depend on besides the context. `calls` keeps what it was told to do.
+    """
+
+    def __init__(self):
+        self.requests, self.calls, self.weight, self.version = {}, [], 0.0, "default"
+        self.resumed = asyncio.Event()
+        self.resumed.set()
+        self.dead = False
+        self.fail_next_load = None
+
+    async def get_supported_tasks(self):
+        return ("generate",)
+
+    async def generate(self, prompt, params, request_id):
+        if self.dead:
+            raise FakeDeadError("the engine is gone")
+        if params.top_k == 13:
+            raise FakeRefusalError("thirteen\nis unlucky")
+        request = self.requests[request_id] = SimpleNamespace(ids=[], spans=[], ended="")
+        try:
+            while not request.ended:
+                await asyncio.sleep(0.001)
+                await self.resumed.wait()
+                if self.dead:
+                    raise FakeDeadError("the engine is gone")
+                if not request.ended:
+                    self._sample(request, prompt["prompt_token_ids"], params)
+            yield self._output(request, params)
+        finally:
+            del self.requests[request_id]
+
+    def _sample(self, request, context, params):
+        seed = params.seed if params.temperature else None
+        drawn = random.Random(str((context, request.ids, self.weight, seed))).randrange(VOCAB_SIZE)
+        if not request.spans or request.spans[-1].version != self.version:
+            request.spans.append(SimpleNamespace(version=self.version, start=len(request.ids), end=0))
+        request.ids.append(drawn)
+        request.spans[-1].end = len(request.ids)
+        if drawn in params.stop_token_ids:
+            request.ended, request.stop_reason = "stop", drawn
+        elif len(request.ids) == params.max_tokens:
+            request.ended, request.stop_reason = "length", None
+
+    def _output(self, request, params):
+        logprobs = SimpleNamespace(logprobs=[-0.5] * len(request.ids))
+        completion = SimpleNamespace(
+            token_ids=request.ids,
+            logprobs=logprobs,
+            finish_reason=request.ended,
+            stop_reason=getattr(request, "stop_reason", None),
+            weight_versions=request.spans,
+        )
+        return SimpleNamespace(outputs=[completion], num_cached_tokens=None)
+
+    async def abort(self, request_ids):
+        for request_id in request_ids:
+            if request_id in self.requests:
+                self.requests[request_id].ended = "abort"
+        # vLLM hands back what it has whether its processes run or not.
+        self.resumed.set()
+        await asyncio.sleep(0)
+        if self.calls and self.calls[-1] == "pause":
+            self.resumed.clear()
+
+    async def pause_generation(self, *, mode, clear_cache):
+        assert (mode, clear_cache) == ("keep", True)
+        self.calls.append("pause")
+        self.resumed.clear()
+
+    async def resume_generation(self):
+        self.calls.append("resume")
+        self.resumed.set()
+
+    async def collective_rpc(self, method, args=()):
+        self.calls.append(method)
+        if method == "turnwise_describe":
+            return [{"fused": [["q_proj", "k_proj", "v_proj"]], "tied": False}]
+        if self.dead:
+            raise FakeDeadError("the engine is gone")
+        error, self.fail_next_load = self.fail_next_load, None
+        if error is not None:
+            raise error
+        return [self._load(*args)]
+
+    def _load(self, paths):
+        from safetensors.numpy import load_file
+
+        self.loaded = {name: array for path in paths for name, array in load_file(path).items()}
+        self.weight = float(sum(array.astype(np.float64).sum() for array in self.loaded.values()))
+        return len(self.loaded)
+
+    async def update_weight_version(self, version):
+        self.version = version
+
+    async def sleep(self, level):
+        self.calls.append(f"sleep {level}")
+
+    async def wake_up(self, tags):
+        self.calls.append(f"wake {tags}")
+
+    def shutdown(self):
+        self.calls.append("shutdown")
+
+
+@pytest.fixture
+def llm():
+    """A vLLM without a model."""
+    return FakeLlm()
+
+
+@pytest.fixture
+def make_fake_engine(llm, tmp_path):
+    """A function that makes an engine, not started, around `llm`, as on a GPU unless told otherwise."""
+
+    def make(*, device="cuda", model=None, **options):
+        def starter(_config, _spec, _max_context, _stop_strings):
+            return Started(llm, SimpleNamespace, VOCAB_SIZE, (FakeDeadError,), (FakeRefusalError,))
+
+        spec = ModelSpec(path=model)
+        config = VllmConfig(**{"max_context": 256, "weight_dir": tmp_path, **options})
+        return VllmEngine(config, Resources(model=spec), starter, device)
+
+    return make
+
+
+@pytest.fixture
+def serve(make_fake_engine):
+    """A function that runs `scenario(engine)` on a started engine around `llm`, and stops it whatever happens."""
+
+    def run(scenario, **options):
+        async def main():
+            engine = make_fake_engine(**options)
+            await engine.start()
+            try:
+                async with asyncio.timeout(30):
+                    return await scenario(engine)
+            finally:
+                await engine.stop()
+
+        return asyncio.run(main())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def ask():
+    """A function that makes a request of 16 tokens on 37 ids, unless told otherwise."""
+
+    def make(request_id="a", token_ids=CONTEXT, **sampling):
+        params = SamplingParams(**{"max_tokens": 16, **sampling})
+        return GenerateRequest(request_id=request_id, trajectory_id="t", token_ids=token_ids, sampling=params)
+
+    return make

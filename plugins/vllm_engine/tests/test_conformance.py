@@ -1,0 +1,54 @@
+"""The vLLM engine does what every engine must do: around a fake everywhere, and with vLLM where it is installed."""
+
+import pytest
+
+from turnwise.testing.engine_probe import EngineProbe
+from turnwise.testing.engine_suite import EngineSuite
+from turnwise_vllm_engine import VllmConfig
+
+
+class TestAroundFake(EngineSuite):
+    """The standard tests, on the engine's own part alone."""
+
+    entry_point = "vllm_engine"
+    module = "turnwise_vllm_engine"
+    registered = "vllm"
+
+    @pytest.fixture
+    def make_engine(self, make_fake_engine):
+        """Engines around a fake."""
+        return make_fake_engine
+
+    @pytest.fixture
+    def probe(self):
+        """The vocabulary of the fake."""
+        return EngineProbe(vocab_size=512, num_long_tokens=150)
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+class TestVllm(EngineSuite):
+    """The standard tests, with vLLM and the model of the calculator demo."""
+
+    entry_point = "vllm_engine"
+    module = "turnwise_vllm_engine"
+    registered = "vllm"
+    shared_engine = True
+
+    @pytest.fixture
+    def config(self):
+        """A small cache and context."""
+        from turnwise_calculator_demo import model_dir
+
+        return VllmConfig(model=model_dir(), max_context=1024, kv_cache_bytes=64 << 20, num_threads=1)
+
+    @pytest.fixture
+    def probe(self):
+        """The vocabulary of the model, a forward pass of it, and requests long enough to be caught in flight."""
+        from turnwise.testing.reference_model import TransformersReference
+        from turnwise_calculator_demo import model_dir
+
+        return EngineProbe(
+            vocab_size=365, num_long_tokens=400, reference=TransformersReference(model_dir()), logprob_bound=5e-5
+        )

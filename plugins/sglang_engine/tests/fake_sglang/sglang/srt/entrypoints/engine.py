@@ -1,0 +1,1 @@
+"""Imports, and that is all that is asked of it."""

@@ -1,0 +1,228 @@
+"""How SGLang's process starts, dies and ends, and what it leaves behind: nothing."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from turnwise.errors import EngineError, ReplicaDiedError
+from turnwise.protocols import ModelSpec, Resources
+from turnwise.types import FinishReason
+from turnwise_sglang_engine import SglangConfig, SglangEngine
+
+
+async def failure_of(awaitable):
+    with pytest.raises(EngineError) as caught:
+        await awaitable
+    return caught.value
+
+
+def group_of(engine):
+    """The processes of SGLang's group, by number."""
+    leader, found = engine._server._process.pid, []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == leader and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def start_failure(make, **options):
+    engine = make(**options)
+    text = str(asyncio.run(failure_of(engine.start())))
+    assert "\n" not in text
+    return text
+
+
+def test_start_without_sglang_says_so(small_model, monkeypatch):
+    """One line with what to install."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    engine = SglangEngine(SglangConfig(model=small_model, device="cpu"), Resources())
+
+    assert str(asyncio.run(failure_of(engine.start()))).startswith(
+        "the sglang engine needs SGLang: pip install 'turnwise-sglang-engine[cuda]'"
+    )
+
+
+def test_start_with_a_wrong_directory_says_so(tmp_path):
+    """One line for none, one that is not there, and one that holds no model."""
+
+    def make(path):
+        return lambda: SglangEngine(SglangConfig(device="cpu"), Resources(model=ModelSpec(path=path)))
+
+    assert start_failure(make(None)) == "the sglang engine has no model: set model.path, or 'model' of the engine"
+    missing = tmp_path / "no"
+    assert start_failure(make(missing)) == f"the model directory '{missing}' does not exist"
+    assert start_failure(make(tmp_path)) == f"'{tmp_path}' is no model directory: it has no config.json"
+    (tmp_path / "config.json").write_text("{}")
+    assert start_failure(make(tmp_path)) == f"'{tmp_path}' is no language model: its config.json has no vocab_size"
+
+
+def test_an_unknown_argument_is_named(make_pretended):
+    """With the version of SGLang, and what was probably meant."""
+    text = start_failure(make_pretended, engine_args={"schedule_polcy": "lpm"})
+
+    assert text == "SGLang 0.0 has no argument 'schedule_polcy' for engine_args; did you mean 'schedule_policy'?"
+
+
+@pytest.mark.parametrize(
+    ("mood", "expected"),
+    [
+        ("raise", "SGLang did not start: RuntimeError: no memory for the cache"),
+        ("die", "SGLang did not start: ValueError: this model cannot be loaded"),
+    ],
+)
+def test_a_failing_start_has_a_cause(make_pretended, monkeypatch, mood, expected):
+    """SGLang's own exception, or the last error in its log when it killed itself."""
+    monkeypatch.setenv("FAKE_SGLANG", mood)
+
+    assert start_failure(make_pretended) == expected
+
+
+def test_a_start_that_takes_too_long_is_ended(make_pretended):
+    """The process does not stay."""
+    engine = make_pretended(start_timeout_s=0.001)
+
+    text = str(asyncio.run(failure_of(engine.start())))
+
+    assert text == "SGLang did not start within 0.001 s (start_timeout_s)"
+    assert group_of(engine) == []
+
+
+def test_a_cache_that_one_request_overflows_is_refused(make_pretended):
+    """SGLang would clip that request without a word."""
+    text = start_failure(make_pretended, max_context=4096)
+
+    assert text.startswith("the cache of 4096 tokens cannot hold max_context, 4096 tokens: raise mem_fraction_static")
+
+
+def test_starting_twice_is_refused(serve):
+    """An engine is started once, and not again after it was stopped."""
+
+    async def scenario(engine):
+        again = await failure_of(engine.start())
+        await engine.stop()
+        return str(again), str(await failure_of(engine.start()))
+
+    assert serve(scenario) == ("the sglang engine has been started already", "the sglang engine was stopped")
+
+
+def test_stopping_while_starting_leaves_nothing(make_pretended):
+    """`start` says why, and no process stays."""
+
+    async def scenario():
+        engine = make_pretended()
+        async with asyncio.TaskGroup() as group:
+            start = group.create_task(failure_of(engine.start()))
+            while engine._server is None or engine._server._link is None:  # noqa: ASYNC110 - tells nobody
+                await asyncio.sleep(0)
+            await engine.stop()
+        return str(start.result()), str(await failure_of(engine.generate(None))), group_of(engine)
+
+    assert asyncio.run(scenario()) == (
+        "the sglang engine was stopped while it was starting",
+        "the sglang engine was stopped",
+        [],
+    )
+
+
+def test_stopping_ends_its_children_and_nobody_elses(make_pretended, monkeypatch):
+    """SGLang's own end would kill every child of this process."""
+    monkeypatch.setenv("FAKE_SGLANG", "child")
+
+    async def scenario():
+        engine = make_pretended()
+        await engine.start()
+        before = group_of(engine)
+        await engine.stop()
+        assert group_of(engine) == []
+        return len(before)
+
+    with subprocess.Popen(["sleep", "1000"]) as bystander:
+        try:
+            assert asyncio.run(scenario()) == 2
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
+
+
+def test_a_dead_process_leaves_nobody_waiting(serve, ask):
+    """All waiters and later calls raise, with the cause; `stop` still works."""
+
+    async def scenario(engine):
+        async with asyncio.TaskGroup() as group:
+            requests = [ask(str(i), max_tokens=200) for i in range(5)]
+            tasks = [group.create_task(failure_of(engine.generate(each))) for each in requests]
+            await asyncio.sleep(0.05)
+            os.kill(engine._server._process.pid, signal.SIGKILL)
+        later = [await failure_of(engine.generate(ask())), await failure_of(engine.update_weights([], 1))]
+        return [task.result() for task in tasks] + later, engine.stats()["num_running"]
+
+    failures, num_running = serve(scenario)
+
+    assert [type(each) for each in failures] == [ReplicaDiedError] * 7
+    assert {str(each) for each in failures} == {"SGLang's process died: it left no error"}
+    assert num_running == 0
+
+
+def test_what_is_in_flight_at_stop_keeps_what_it_had(serve, ask):
+    """As by an abort."""
+
+    async def scenario(engine):
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(engine.generate(ask(max_tokens=200)))
+            await asyncio.sleep(0.1)
+            await engine.stop()
+        return task.result()
+
+    result = serve(scenario)
+
+    assert result.finish_reason is FinishReason.ABORT
+    assert len(result.token_ids) > 0
+
+
+ABANDON = """
+import asyncio, os, sys
+from pathlib import Path
+from turnwise.protocols import Resources
+from turnwise_sglang_engine import SglangConfig, SglangEngine, arguments
+
+arguments.check_installed = lambda: None
+
+async def main():
+    engine = SglangEngine(SglangConfig(model=Path(sys.argv[1]), device="cuda", max_context=64), Resources())
+    await engine.start()
+    print(engine._server._process.pid, flush=True)
+    if sys.argv[2] == "killed":
+        os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "forgotten"])
+def test_an_engine_that_nobody_stops_leaves_no_process(pretended, small_model, monkeypatch, end):
+    """Neither when its process ends nor when it is killed."""
+    monkeypatch.setenv("FAKE_SGLANG", "child")
+    command = [sys.executable, "-W", "ignore", "-c", ABANDON, str(small_model), end]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    leader = int(done.stdout)
+
+    for _ in range(500):
+        try:
+            os.killpg(leader, 0)
+        except ProcessLookupError:
+            break
+        if not Path(f"/proc/{leader}").exists() or "Z" in Path(f"/proc/{leader}/stat").read_text().rpartition(")")[2]:
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail(f"process {leader} is still there")

@@ -1,0 +1,174 @@
+"""How requests fare between the engine and a pretended SGLang that has the real one's ways."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from turnwise.errors import EngineError
+from turnwise.types import FinishReason
+
+VOCAB_SIZE = 512
+EOS = 9
+
+
+def greedy_ids(context, num_tokens):
+    """What the pretended model takes for the best ids."""
+    ids = list(context)
+    for _ in range(num_tokens):
+        ids.append((sum(ids) * 7 + len(ids)) % VOCAB_SIZE)
+    return ids[len(context) :]
+
+
+def context_before_eos():
+    """A context behind which the pretended model ends its turn at the second token."""
+    for first in range(VOCAB_SIZE):
+        for second in range(VOCAB_SIZE):
+            if greedy_ids([first, second], 2)[1] == EOS:
+                return [first, second]
+    raise AssertionError("no such context")
+
+
+def test_the_models_end_of_turn_ends_only_turns_that_ask_for_it(serve, ask):
+    """SGLang stops at it, and `ignore_eos` would switch the request's own stop ids off: the turn goes on behind it."""
+    context = context_before_eos()
+    expected = greedy_ids(context, 6)
+
+    async def scenario(engine):
+        requests = [ask(token_ids=context, max_tokens=6, stop_token_ids=ids) for ids in ((), (expected[5],), (EOS,))]
+        return [await engine.generate(each) for each in requests]
+
+    free, other, asked = serve(scenario)
+
+    assert (expected, FinishReason.LENGTH, None) == (free.token_ids.tolist(), free.finish_reason, free.stop_reason)
+    stop = expected[: expected.index(expected[5]) + 1]
+    assert (stop, FinishReason.STOP, expected[5]) == (other.token_ids.tolist(), other.finish_reason, other.stop_reason)
+    assert (expected[:2], FinishReason.STOP, EOS) == (asked.token_ids.tolist(), asked.finish_reason, asked.stop_reason)
+
+
+def test_a_turn_whose_last_token_is_a_foreign_end_is_as_long_as_asked(serve, ask):
+    """Nothing is left to sample behind it."""
+    context = context_before_eos()
+    request = ask(token_ids=context, max_tokens=2, stop_token_ids=(VOCAB_SIZE - 1,))
+
+    result = serve(lambda engine: engine.generate(request))
+
+    assert (2, FinishReason.LENGTH, None) == (len(result.token_ids), result.finish_reason, result.stop_reason)
+
+
+def test_each_way_of_drawing_has_its_logprobs(serve, ask):
+    """Greedy draws from one id; filtered tokens have the log-probability among what the filters leave."""
+
+    async def scenario(engine):
+        ways = [
+            {"temperature": 0.0},
+            {"temperature": 1.0},
+            {"temperature": 1.0, "top_p": 0.9},
+            {"temperature": 1.0, "top_k": 5},
+            {"temperature": 1.0, "top_k": 10_000},
+        ]
+        return [(await engine.generate(ask(max_tokens=3, **way))).logprobs.tolist() for way in ways]
+
+    greedy, plain, top_p, top_k, all_ids = serve(scenario)
+
+    assert [0.0] * 3 == greedy
+    assert [-0.5] * 3 == plain == all_ids
+    assert [-0.25] * 3 == top_p == top_k
+
+
+def test_an_abort_that_overtakes_its_request_is_not_lost(serve, ask):
+    """SGLang forgets an abort of what its scheduler has not got yet."""
+
+    async def scenario(engine):
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(engine.generate(ask(max_tokens=200)))
+            await asyncio.sleep(0)
+            await engine.abort("a")
+        return task.result()
+
+    result = serve(scenario)
+
+    assert result.finish_reason is FinishReason.ABORT
+    assert len(result.token_ids) < 20
+
+
+def test_ids_that_begin_alike_are_aborted_one_by_one(serve, ask):
+    """SGLang aborts by prefix: its names are not ours."""
+
+    async def scenario(engine):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(engine.generate(ask(each, max_tokens=100))) for each in ("x-1", "x-10")]
+            await asyncio.sleep(0.05)
+            await engine.abort("x-1")
+        return [task.result().finish_reason for task in tasks]
+
+    assert [FinishReason.ABORT, FinishReason.LENGTH] == serve(scenario)
+
+
+def test_the_context_may_be_as_long_as_promised(serve, ask):
+    """SGLang refuses some tokens before its limit and clips the output before it: ours is inside."""
+
+    async def scenario(engine):
+        longest = engine.capabilities.max_context
+        almost = ask(token_ids=np.ones(longest - 1, np.int32), max_tokens=50)
+        whole = ask(token_ids=np.ones(10, np.int32), max_tokens=longest)
+        return longest, [len((await engine.generate(each)).token_ids) for each in (almost, whole)]
+
+    longest, lengths = serve(scenario, max_context=40)
+
+    assert (40, [1, 30]) == (longest, lengths)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"token_ids": [512]}, "request 'a' has ids outside the vocabulary of 512"),
+        ({"token_ids": []}, "request 'a' has an empty context"),
+        ({"stop": ("x",)}, "this sglang engine has no stop strings: set its option stop_strings, or use stop_token_i"),
+    ],
+)
+def test_what_sglang_would_die_of_is_refused(serve, ask, change, message):
+    """One line, before SGLang sees it."""
+
+    async def scenario(engine):
+        with pytest.raises(EngineError, match=message):
+            await engine.generate(ask(**change))
+        return engine.stats()["num_running"]
+
+    assert serve(scenario) == 0
+
+
+def test_an_id_in_flight_is_refused(serve, ask):
+    """Whom an abort meant would be open."""
+
+    async def scenario(engine):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(engine.generate(ask()))
+            await asyncio.sleep(0)
+            with pytest.raises(EngineError, match="request 'a' is in flight already"):
+                await engine.generate(ask())
+
+    serve(scenario)
+
+
+def test_prefix_hits_are_counted(serve, ask):
+    """By result and in all; none when the cache is switched off."""
+
+    async def scenario(engine):
+        results = [await engine.generate(ask()) for _ in range(2)]
+        return [each.num_cached_tokens for each in results], engine.stats()["num_cached_tokens"]
+
+    assert ([0, 36], 36) == serve(scenario)
+    assert ([0, 0], 0) == serve(scenario, prefix_caching=False)
+
+
+def test_seeds_need_deterministic_inference(serve, ask):
+    """With it they are passed on, and the capability is there."""
+
+    async def scenario(engine):
+        request = ask(temperature=1.0, seed=3)
+        results = [(await engine.generate(request)).token_ids.tolist() for _ in range(2)]
+        return engine.capabilities.seeds, results[0] == results[1]
+
+    assert (False, False) == serve(scenario)
+    assert (True, True) == serve(scenario, engine_args={"enable_deterministic_inference": True})

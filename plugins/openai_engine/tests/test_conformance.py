@@ -1,0 +1,43 @@
+"""The engine of servers does what every engine must do, with both protocols."""
+
+import pytest
+
+from turnwise.testing.engine_probe import EngineProbe
+from turnwise.testing.engine_suite import EngineSuite
+from turnwise_openai_engine import OpenAIConfig
+
+
+class TestVllmProtocol(EngineSuite):
+    """The standard tests, over `/v1/completions`."""
+
+    entry_point = "openai_engine"
+    module = "turnwise_openai_engine"
+    registered = "openai"
+
+    @pytest.fixture
+    def config(self, server):
+        """One server."""
+        return OpenAIConfig(urls=[server.url], max_context=256)
+
+    @pytest.fixture
+    def probe(self):
+        """The vocabulary of the server."""
+        return EngineProbe(vocab_size=512, num_long_tokens=150)
+
+
+class TestSglangProtocol(EngineSuite):
+    """The standard tests, over `/generate`."""
+
+    entry_point = "openai_engine"
+    module = "turnwise_openai_engine"
+    registered = "openai"
+
+    @pytest.fixture
+    def config(self, server):
+        """One server."""
+        return OpenAIConfig(urls=[server.url], max_context=256, protocol="sglang")
+
+    @pytest.fixture
+    def probe(self):
+        """The vocabulary of the server."""
+        return EngineProbe(vocab_size=512, num_long_tokens=150)

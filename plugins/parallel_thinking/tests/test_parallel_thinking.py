@@ -1,0 +1,230 @@
+"""The agent: what is sampled and what is forced, budgets, hard cases, objectives."""
+
+import numpy as np
+import pytest
+
+from turnwise import Resources, Status
+from turnwise.chat import ChatTemplate
+from turnwise.errors import ConfigError
+from turnwise.layout import Layout, Objective
+from turnwise.testing.agent_probe import make_task
+from turnwise.testing.scripted import SCRIPTED_CAPABILITIES
+from turnwise.testing.tokenizers import byte_tokenizer
+from turnwise_parallel_thinking import make_parallel_thinking
+from turnwise_parallel_thinking.config import ParallelThinkingConfig, Tags
+
+JOIN = "[</Parallel>\n<Summary>]"
+
+
+def test_two_blocks_and_an_answer(play, shown):
+    """Only tags that the model does not write are forced; everything that it samples is an action."""
+    run, script = play(
+        ["See.<Parallel>", " So<Parallel>", " 42$"],
+        [["a</Path>", "bcd</Path>"], ["e</Path>", "</Path>"]],
+        ["s</Summary>", "t</Summary>"],
+    )
+
+    (trajectory,) = run.result.trajectories
+    block = "[<Path>]a</Path>[<Path>]bcd</Path>" + JOIN + "s</Summary>"
+    second = " So<Parallel>[<Path>]e</Path>[<Path>]</Path>" + JOIN + "t</Summary>"
+    assert "See.<Parallel>" + block + second + " 42<|im_end|>" == shown(trajectory)
+    assert Status.COMPLETED == run.result.status
+    assert run.result.messages[-1]["content"].endswith("t</Summary> 42")
+    assert [kind for kind, _ in script.asked] == ["main", 0, 1, "summary", "main", 0, 1, "summary", "main"]
+
+
+def test_end_of_turn_inside_a_block_is_replaced(play, shown):
+    """The end-of-turn token of a path or a summary is left out, and the closing tag in its place is forced."""
+    run, _ = play(["<Parallel>", "x$"], [["a$", "$"]], ["$"])
+
+    (trajectory,) = run.result.trajectories
+    paths = "[<Path>]a[</Path>]" + "[<Path>][</Path>]"
+    assert "<Parallel>" + paths + JOIN + "[</Summary>]" + "x<|im_end|>" == shown(trajectory)
+    assert Status.COMPLETED == run.result.status
+
+
+def test_a_path_that_hits_its_cap_is_closed(play, shown):
+    """`max_path_tokens` is what the engine is asked for, and the closing tag behind the cap is forced."""
+    run, script = play(["<Parallel>", "x$"], [["abcdefgh", "y</Path>"]], ["s</Summary>"], max_path_tokens=3)
+
+    (trajectory,) = run.result.trajectories
+    assert "[<Path>]abc[</Path>][<Path>]y</Path>" in shown(trajectory)
+    assert [3, 3] == [request.sampling.max_tokens for kind, request in script.asked if isinstance(kind, int)]
+
+
+@pytest.mark.parametrize("num_paths", [1, 2, 3, 5, 8])
+def test_any_number_of_paths(play, num_paths):
+    """Every path begins at one position, and the join one behind the longest."""
+    texts = ["x" * (3 * i % 7) + "</Path>" for i in range(num_paths)]
+    run, _ = play(["ab<Parallel>", "x$"], [texts], ["s</Summary>"], num_paths=num_paths)
+
+    (trajectory,) = run.result.trajectories
+    starts = sorted({s.start for s in trajectory.segments if s.path >= 0 and s.origin == 3})
+    fork = trajectory.num_prompt_tokens + 3
+    assert [fork] * num_paths == trajectory.position_ids[starts].tolist()
+    after = max(s.stop for s in trajectory.segments if s.path >= 0)
+    assert fork + max(map(len, texts)) - len("</Path>") + 2 == trajectory.position_ids[after]
+
+
+@pytest.mark.parametrize("ending", ["$", ""])
+def test_an_empty_generation_ends_in_good_order(play, shown, ending):
+    """Nothing sampled, or the end of the turn at once, in the main text."""
+    run, _ = play([ending])
+
+    assert Status.COMPLETED == run.result.status
+    assert shown(run.result.trajectories[0]) == ("<|im_end|>" if ending else "")
+
+
+def test_empty_paths_and_summary(play, shown):
+    """An engine that returns no token at all gives paths of nothing but tags."""
+    run, _ = play(["<Parallel>", "x$"], [["", ""]], [""])
+
+    (trajectory,) = run.result.trajectories
+    assert Status.COMPLETED == run.result.status
+    assert "<Parallel>[<Path>][</Path>][<Path>][</Path>]" in shown(trajectory)
+    assert trajectory.has_blocks
+
+
+def test_tags_in_the_prompt_and_astray_are_text(play, shown):
+    """A prompt that spells every tag, and tags that the model writes out of place, make no structure."""
+    spelled = "Use <Parallel><Path>..</Path></Parallel>\n<Summary>..</Summary> please <Parallel>"
+    task = make_task(messages=({"role": "user", "content": spelled},))
+    run, _ = play(
+        ["</Path><Path> <Summary><Parallel>", "x<Parallel>y$"],
+        [["a<Parallel>b<Path></Path>", "</Parallel></Summary></Path>"]],
+        ["<Path></Path></Summary>"],
+        task=task,
+        max_blocks=1,
+    )
+
+    (trajectory,) = run.result.trajectories
+    assert Status.COMPLETED == run.result.status
+    assert {0} == {segment.block for segment in trajectory.segments if segment.block >= 0}
+    plain = np.arange(trajectory.num_prompt_tokens)
+    assert plain.tolist() == trajectory.position_ids[: len(plain)].tolist()
+    assert trajectory.block_start[: len(plain)].max() == 0
+    assert shown(trajectory).endswith("x<Parallel>y<|im_end|>")
+
+
+def test_after_the_last_block_the_model_answers(play, shown):
+    """With no block left, the tag that opens one is text, and no stop."""
+    run, script = play(["<Parallel>", "42<Parallel>.$"], [["a</Path>", "b</Path>"]], ["s</Summary>"], max_blocks=1)
+
+    assert shown(run.result.trajectories[0]).endswith("42<Parallel>.<|im_end|>")
+    block = script.chat.tokenizer.encode("<Parallel>")[0]
+    assert [True, False] == [block in r.sampling.stop_token_ids for kind, r in script.asked if kind == "main"]
+
+
+def test_every_budget(play):
+    """Whatever the budget: it is kept, no request is in vain, paths stay apart, and the ending is in good order."""
+    for budget in range(1, 60):
+        run, script = play(
+            ["ab<Parallel>", "cd<Parallel>", "end$"],
+            [["abcdef</Path>", "ghi</Path>"], ["j</Path>", "klmno</Path>"]],
+            ["sum</Summary>", "mary</Summary>"],
+            response_length=budget,
+        )
+
+        (trajectory,) = run.result.trajectories
+        assert run.result.status in (Status.COMPLETED, Status.TRUNCATED)
+        assert trajectory.num_response_tokens <= budget
+        assert all(request.sampling.max_tokens >= 1 for _, request in script.asked)
+        blocks = {segment.block for segment in trajectory.segments if segment.block >= 0}
+        summaries = [kind for kind, _ in script.asked].count("summary")
+        assert len(blocks) == summaries, "every block that was opened was summed up"
+        assert [kind for kind, _ in script.asked].count("main") == summaries + 1, "and the model went on behind it"
+
+
+def test_layouts_go_to_engines_that_take_them(play):
+    """Exact: every path, and all that follows a block, carries a layout; plain text before it carries none."""
+    run, script = play(["x<Parallel>", "y$"], [["a</Path>", "bb</Path>"]], ["s</Summary>"])
+
+    start = run.result.trajectories[0].num_prompt_tokens + 2
+    joined = Layout(((start, start, start + 3), (start, start + 3, start + 7)))
+    expected = {"main": None, 0: Layout(), 1: Layout(), "summary": joined}
+    assert expected == {kind: request.layout for kind, request in script.asked[:-1]}
+    assert joined == script.asked[-1][1].layout
+    assert Objective.EXACT == run.result.objective
+
+
+@pytest.mark.parametrize("objective", ["auto", "expanded"])
+def test_engines_without_layouts_get_plain_text(play, objective):
+    """Expanded: no request has a layout, and the result says so."""
+    capabilities = SCRIPTED_CAPABILITIES
+    turns = ["x<Parallel>", "y$"], [["a</Path>", "b</Path>"]], ["s</Summary>"]
+    run, script = play(*turns, capabilities=capabilities, objective=objective)
+
+    assert {None} == {request.layout for _, request in script.asked}
+    assert Objective.EXPANDED == run.result.objective
+
+
+def test_expanded_can_be_chosen_where_layouts_are_taken(play):
+    """The choice of the config counts, not only what the engine can."""
+    run, script = play(["<Parallel>", "y$"], [["a</Path>", "b</Path>"]], ["s</Summary>"], objective="expanded")
+
+    assert {None} == {request.layout for _, request in script.asked}
+    assert Objective.EXPANDED == run.result.objective
+
+
+def test_exact_is_refused_without_layouts(play):
+    """An engine that sees plain text cannot sample what would be trained."""
+    run, script = play(["x$"], capabilities=SCRIPTED_CAPABILITIES, objective="exact")
+
+    assert Status.FAILED == run.result.status
+    assert "objective 'exact' needs an engine that takes layouts" in run.result.fault.message
+    assert [] == script.asked
+
+
+def test_paths_have_their_own_temperature_and_seeds(play):
+    """Temperature and seeds of paths leave those of the main text alone."""
+    turns = ["<Parallel>", "y$"], [["a</Path>", "b</Path>"]], ["s</Summary>"]
+    _, script = play(*turns, path_temperature=0.5, path_seeds=(7, 8))
+
+    assert {0: (0.5, 7), 1: (0.5, 8)} == {
+        kind: (r.sampling.temperature, r.sampling.seed) for kind, r in script.asked if isinstance(kind, int)
+    }
+    assert {1.0} == {r.sampling.temperature for kind, r in script.asked if not isinstance(kind, int)}
+
+
+def test_prompt_suffix_ends_the_question(play, chat):
+    """The instruction stands behind the last user message, also in the episode's messages."""
+    run, _ = play(["x$"], prompt_suffix=" Think in parallel.")
+
+    assert "Question 0? Think in parallel." == run.result.messages[0]["content"]
+    assert "Question 0? Think in parallel.<|im_end|>" in chat.tokenizer.decode(run.result.trajectories[0].prompt_ids)
+
+
+def test_a_tag_of_several_tokens_is_refused():
+    """The text says which tag, how many tokens it is, and what to do."""
+    resources = Resources(chat=ChatTemplate(byte_tokenizer()))
+
+    with pytest.raises(ConfigError, match=r"tag '<Parallel>' \(tags.block\) is 10 tokens of this model: add it"):
+        make_parallel_thinking(ParallelThinkingConfig(), resources)
+
+
+def test_a_run_without_a_tokenizer_is_refused():
+    """There must be something that turns tags into ids."""
+    with pytest.raises(ConfigError, match="needs a tokenizer"):
+        make_parallel_thinking(ParallelThinkingConfig(), Resources())
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_paths": 0}, "num_paths"),
+        ({"max_path_tokens": 0}, "max_path_tokens"),
+        ({"path_seeds": (1,)}, "path_seeds"),
+        ({"objective": "both"}, "objective"),
+        ({"path_temperature": -1.0}, "path_temperature"),
+    ],
+)
+def test_bad_options_are_named(options, text):
+    """A bad value is refused by the name of its option."""
+    with pytest.raises(ValueError, match=text):
+        ParallelThinkingConfig(**options)
+
+
+def test_tags_must_differ():
+    """One tag cannot stand for two things."""
+    with pytest.raises(ValueError, match="must differ"):
+        Tags(path="<Parallel>")

@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from turnwise.protocols import Resources
+from turnwise.testing.reference_model import TransformersReference
 from turnwise.types import GenerateRequest, SamplingParams
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 
@@ -56,6 +57,12 @@ def save_model():
 def tiny_model(tmp_path_factory, save_model):
     """Directory of a Qwen3."""
     return save_model(tmp_path_factory.mktemp("qwen3"))
+
+
+@pytest.fixture(scope="session")
+def tiny_reference(tiny_model):
+    """The tiny model's truth, with its own and with other weights."""
+    return TransformersReference(tiny_model)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ class TestTransformers(EngineSuite):
     entry_point = "transformers_engine"
     module = "turnwise_transformers_engine"
     registered = "transformers"
+    logprob_bound = 1e-4
 
     @pytest.fixture
     def config(self, tiny_model):
@@ -20,6 +21,6 @@ class TestTransformers(EngineSuite):
         return TransformersConfig(model=tiny_model, device="cpu", max_context=256)
 
     @pytest.fixture
-    def probe(self):
-        """The vocabulary of the tiny model."""
-        return EngineProbe(vocab_size=512)
+    def probe(self, tiny_reference):
+        """The vocabulary of the tiny model, and its truth."""
+        return EngineProbe(vocab_size=512, reference=tiny_reference)

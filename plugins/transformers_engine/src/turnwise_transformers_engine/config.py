@@ -28,7 +28,10 @@ class TransformersConfig:
             on a GPU.
         max_batch_tokens: most tokens of one forward pass; longer prompts are read in pieces.
         memory_fraction: share of the device's free memory that cache and batch may take.
+        layout_cache_tokens: tokens of the cache for records with parallel paths, which grows as it is used; None is
+            room for eight full contexts.
         prefix_caching: keep full pages of finished requests for contexts that begin alike.
+        sleep: offer sleep levels. On a GPU that costs CUDA graphs, whose addresses would be stale after waking up.
         num_threads: threads of torch, in the whole process; None leaves them alone.
         seed: of torch's random numbers, in the whole process; None draws one. With a seed the same requests, sent in
             the same order and batched alike, give the same ids; replicas need different seeds.
@@ -44,7 +47,9 @@ class TransformersConfig:
     num_blocks: int | None = field(default=None, validator=_optional_at_least_one)
     max_batch_tokens: int = field(default=1024, validator=_at_least_one)
     memory_fraction: float = field(default=0.8, validator=[validators.gt(0), validators.le(1)])
+    layout_cache_tokens: int | None = field(default=None, validator=_optional_at_least_one)
     prefix_caching: bool = True
+    sleep: bool = True
     num_threads: int | None = field(default=None, validator=_optional_at_least_one)
     seed: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
 

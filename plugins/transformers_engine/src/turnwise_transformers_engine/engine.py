@@ -15,20 +15,24 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from turnwise.errors import EngineError, ReplicaDiedError
 from turnwise.protocols import Resources
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
 from turnwise_transformers_engine.config import TransformersConfig
-from turnwise_transformers_engine.loading import load_manager, model_limit, model_spec, vocab_size
+from turnwise_transformers_engine.loading import (
+    load_layout_decoder,
+    load_manager,
+    model_limit,
+    model_spec,
+    takes_layouts,
+    vocab_size,
+)
 from turnwise_transformers_engine.requests import Pending
 from turnwise_transformers_engine.sampling import request_options
+from turnwise_transformers_engine.sleeping import TAGS, Residence, memory_bytes
 from turnwise_transformers_engine.weights import swap_weights
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 _WATCH_S = 0.5
 """How often a thread that ended without a word is looked for, while requests wait for it."""
@@ -47,6 +51,7 @@ class TransformersEngine:
         self._config = config
         self._spec = model_spec(config, resources)
         self._manager: Any = None
+        self._layouts: Any = None
         self._started = False
         self._vocab_size = 0
         self._ended = ""
@@ -54,15 +59,28 @@ class TransformersEngine:
         self._pending: dict[str, Pending] = {}
         self._handles = count()
         self._version = 0
-        self._updating = asyncio.Lock()
+        self._switching = asyncio.Lock()
+        self._falling_asleep = False
+        self._residence: Residence | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._unstopped: weakref.finalize[..., Any] | None = None
         self._totals = {"num_requests": 0, "num_sampled_tokens": 0, "num_cached_tokens": 0}
 
     @property
     def capabilities(self) -> Capabilities:
-        """No seeds: the manager draws all requests of a step from one stream. No sleep levels, no stop strings."""
-        return Capabilities(abort=True, weight_updates=True, max_context=self._max_context)
+        """No seeds: the manager draws all requests of a step from one stream. No stop strings."""
+        levels = frozenset({1, 2} if self._config.sleep else ())
+        return Capabilities(
+            abort=True,
+            layouts=self._takes_layouts,
+            weight_updates=True,
+            sleep_levels=levels,
+            max_context=self._max_context,
+        )
+
+    @cached_property
+    def _takes_layouts(self) -> bool:
+        return takes_layouts(self._spec.path)
 
     @cached_property
     def _max_context(self) -> int:
@@ -79,6 +97,7 @@ class TransformersEngine:
             raise EngineError(f"the transformers engine {self._ended} while it was starting")
         self._vocab_size = vocab_size(manager)
         self._count_cached_tokens(manager.batch_processor.cache)
+        self._layouts = load_layout_decoder(self._config, manager, self._max_context)
         # A thread is a daemon if the one that starts it is: an engine that nobody stops must not keep the process.
         starter = threading.Thread(target=manager.start, daemon=True)
         starter.start()
@@ -90,9 +109,11 @@ class TransformersEngine:
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """
         Sample a continuation. The log-probabilities are those of the distribution drawn from: after temperature, top-k
-        and top-p; greedy draws from one id, so they are 0. A request's seed is not looked at.
+        and top-p; greedy draws from one id, so they are 0. A request's seed is looked at if it has a layout.
         """
         manager = self._running_manager()
+        if why_not := "is falling asleep" if self._falling_asleep else self._residence_of(manager).why_not:
+            raise EngineError(f"the transformers engine {why_not}")
         max_tokens = self._room(request)
         pending = Pending(
             request=request,
@@ -102,11 +123,16 @@ class TransformersEngine:
         )
         self._pending[request.request_id] = pending
         try:
-            self._submit(manager, pending, max_tokens)
+            if request.layout is None:
+                self._submit(manager, pending, max_tokens)
+            else:
+                self._submit_layout(pending, max_tokens)
             aborted = await pending.ended
         finally:
             del self._pending[request.request_id]
-            if pending.output is None or not pending.output.is_finished():
+            if request.layout is not None:
+                self._layouts.cancel(pending.handle)
+            elif pending.output is None or not pending.output.is_finished():
                 self._cancel(manager, pending)
         result = pending.result(aborted=aborted)
         self._count(result)
@@ -118,37 +144,77 @@ class TransformersEngine:
             self._pending[request_id].end(aborted=True)
 
     async def sleep(self, level: int) -> None:
-        """Raise `EngineError`: this engine has no sleep levels."""
-        raise EngineError(f"the transformers engine cannot sleep (level {level}): it has no sleep levels")
+        """
+        Free the KV cache, and at level 2 the weights too; at level 1 they are kept in host memory.
 
-    async def wake_up(self, tags: Iterable[str] = ("weights", "kv_cache")) -> None:
-        """Raise `EngineError`: this engine has no sleep levels."""
-        raise EngineError(f"the transformers engine cannot wake up {', '.join(tags)}: it has no sleep levels")
+        On a CPU level 1 leaves the weights where they are: that is host memory. Requests in flight end with `abort`.
+        """
+        if level not in self.capabilities.sleep_levels:
+            raise EngineError(f"the transformers engine has no sleep level {level}")
+        async with self._switching:
+            residence = self._residence_of(self._running_manager())
+            self._falling_asleep = True
+            try:
+                while self._pending:  # each is gone when its `generate` has run on
+                    for pending in self._pending.values():
+                        pending.end(aborted=True)
+                    await asyncio.sleep(0)
+                await self._while_paused(residence.sleep, level)
+            finally:
+                self._falling_asleep = False
 
-    async def update_weights(self, weights: Iterable[tuple[str, NDArray[np.generic]]], version: int) -> None:
+    async def wake_up(self, tags: Iterable[str] = TAGS) -> None:
+        """Take memory again; after level 2 requests are refused until `update_weights` has brought every weight."""
+        tags = tuple(tags)
+        if unknown := sorted(set(tags) - set(TAGS)):
+            raise EngineError(f"unknown memory tags {unknown}; known: {', '.join(TAGS)}")
+        async with self._switching:
+            await self._while_paused(self._residence_of(self._running_manager()).wake_up, tags)
+
+    async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """
         Replace weights by name, all or none, and drop every key and value of the old ones.
 
-        Requests in flight go on from their own tokens, read again under the new weights; their results carry a version
-        for each token. `EngineError` for a name or shape that the model has not.
+        They are copied to host memory first, so that nothing is changed when their source breaks off. Requests in
+        flight go on from their own tokens, read again under the new weights; their results carry a version for each
+        token. `EngineError` for a name or shape that the model has not.
         """
         loop = asyncio.get_running_loop()
 
-        def on_swapped() -> None:
+        def on_swapped(names: Iterable[str]) -> None:
             # Behind every token of the old weights in the loop's queue, and before any of the new ones.
+            residence.brought(names)
             loop.call_soon_threadsafe(self._begin_version, version)
 
-        async with self._updating:
+        async with self._switching:
             manager = self._running_manager()
-            try:
-                await asyncio.to_thread(swap_weights, manager, weights, on_swapped)
-            except RuntimeError as error:
-                raise self._death(manager) or EngineError(f"cannot update the weights: {error}") from error
+            residence = self._residence_of(manager)
+            if "weights" not in residence.awake:
+                raise EngineError("cannot update the weights: their memory is asleep; wake up weights first")
+            await self._while_paused(swap_weights, manager, weights, on_swapped)
+
+    async def _while_paused(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Run what pauses the manager, on a thread; a manager that has died says so."""
+        try:
+            async with self._layouts.paused():
+                try:
+                    await asyncio.to_thread(function, *arguments)
+                finally:
+                    self._layouts.forget(free=not self._pending)
+        except RuntimeError as error:
+            manager = self._running_manager()  # raises its death, if that is why
+            raise EngineError(f"the transformers engine could not be paused: {error}") from (error if manager else None)
+
+    def _residence_of(self, manager: Any) -> Residence:
+        if self._residence is None or self._residence.manager is not manager:
+            self._residence = Residence(manager)
+        return self._residence
 
     def stats(self) -> Mapping[str, float]:
-        """Return `num_running`, `num_context_tokens` of these, `weight_version`, and totals since the start."""
+        """Return `num_running`, `num_context_tokens` of these, `weight_version`, `memory_bytes`, and totals."""
         return {
             "num_running": len(self._pending),
+            "memory_bytes": memory_bytes(self._manager.model.device) if self._manager else 0,
             "num_context_tokens": sum(len(pending.request.token_ids) for pending in self._pending.values()),
             "weight_version": self._version,
             **self._totals,
@@ -165,6 +231,7 @@ class TransformersEngine:
         if manager is not None:
             if self._unstopped is not None:
                 self._unstopped.detach()
+            await self._layouts.stop()
             await asyncio.to_thread(manager.stop, hard_stop=True)
 
     def _running_manager(self) -> Any:
@@ -217,6 +284,20 @@ class TransformersEngine:
             raise self._death(manager) or EngineError("the transformers engine refused the request")
         if self._watch is None:
             self._watch = asyncio.get_running_loop().call_later(_WATCH_S, self._look_after, manager)
+
+    def _submit_layout(self, pending: Pending, max_tokens: int) -> None:
+        if not self.capabilities.layouts:
+            raise EngineError("this model takes no layouts: it needs full attention and rotary positions")
+
+        def on_end(error: Exception | None) -> None:
+            pending.num_cached_tokens = row.num_cached
+            if error is None:
+                pending.end(aborted=False)
+            else:
+                pending.fail(error)
+
+        row = self._layouts.submit(pending.handle, pending.request, max_tokens, on_end)
+        pending.output = row.progress
 
     def _receiver(self, manager: Any, pending: Pending) -> Callable[[Any], None]:
         def receive(output: Any) -> None:

@@ -36,6 +36,35 @@ def model_limit(path: Path | None) -> int | None:
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
+def takes_layouts(path: Path | None) -> bool:
+    """Return whether a model's positions and visibility are free to choose, as far as its directory says."""
+    try:
+        config = json.loads(((path or Path()) / "config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    if not isinstance(config, dict):
+        return False
+    config = config.get("text_config", config)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not ({"rope_parameters", "rope_theta"} & config.keys()):
+        return False
+    # These scale all keys by the length of the context, so that keys of a prefix cannot be reused.
+    if rope.get("rope_type", rope.get("type")) in ("dynamic", "longrope"):
+        return False
+    if layer_types := config.get("layer_types"):
+        return set(layer_types) == {"full_attention"}
+    return not (config.get("sliding_window") and config.get("use_sliding_window", True))
+
+
+def load_layout_decoder(config: TransformersConfig, manager: Any, max_context: int) -> Any:
+    """Make the decoder of requests with layouts, over the manager's model; its cache takes memory when it is used."""
+    capacity = config.layout_cache_tokens or 8 * max_context
+    if capacity < max_context:
+        raise EngineError(f"layout_cache_tokens is {capacity}: it must hold max_context, {max_context} tokens")
+    module = importlib.import_module("turnwise_transformers_engine.layout_decoder")
+    return module.LayoutDecoder(manager.model, capacity, config.max_batch_tokens, config.seed)
+
+
 def load_manager(config: TransformersConfig, spec: ModelSpec, max_context: int) -> Any:
     """
     Load the model and make its manager, warmed up but not started. Blocks for as long as that takes.
@@ -134,6 +163,7 @@ def _make_manager(config: TransformersConfig, model: Any, max_context: int) -> A
         # A step that is under way while weights are swapped would be counted to the wrong version.
         use_async_batching=False,
         auto_switch_to_flash=False,
+        use_cuda_graph=False if config.sleep else None,
         per_request_processors=True,
         return_logprobs=True,
         seed=config.seed,
@@ -142,6 +172,9 @@ def _make_manager(config: TransformersConfig, model: Any, max_context: int) -> A
         generation_config=generation.GenerationConfig(**GENERATION_OPTIONS), continuous_batching_config=batching
     )
     skip_unused_filters(manager, vocab_size=vocab_size(manager))
+    if config.attn_implementation == "sdpa" and model.device.type == "cpu":
+        # With `sdpa` the manager lets every token look at every other through a mask: the square of the batch.
+        model.set_attn_implementation(importlib.import_module(f"{__package__}.varlen_attention").register())
     return manager
 
 

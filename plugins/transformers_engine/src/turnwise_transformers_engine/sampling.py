@@ -17,7 +17,7 @@ GENERATION_OPTIONS: dict[str, Any] = {
     "eos_token_id": -1,
 }
 
-_GREEDY_BELOW = 1e-5
+GREEDY_BELOW = 1e-5
 """Temperatures under this overflow the scaled logits; vLLM draws the line at the same place."""
 
 
@@ -28,7 +28,7 @@ def request_options(sampling: SamplingParams, vocab_size: int) -> dict[str, floa
     The processors run in the order temperature, top-k, top-p, as in vLLM. Greedy is the best id alone: top-k would keep
     all that tie with it, and the smallest nucleus then keeps one of these, always the same.
     """
-    if sampling.temperature < _GREEDY_BELOW:
+    if sampling.temperature < GREEDY_BELOW:
         return {"temperature": 1.0, "top_k": 1, "top_p": 1e-6}
     top_k = vocab_size if sampling.top_k == -1 else min(sampling.top_k, vocab_size)
     return {"temperature": float(sampling.temperature), "top_k": top_k, "top_p": float(sampling.top_p)}

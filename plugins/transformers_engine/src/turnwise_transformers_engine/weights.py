@@ -4,57 +4,71 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from turnwise.errors import EngineError
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
-
-def swap_weights(
-    manager: Any, weights: Iterable[tuple[str, NDArray[np.generic]]], on_swapped: Callable[[], None]
-) -> None:
+def swap_weights(manager: Any, weights: Iterable[tuple[str, Any]], on_swapped: Callable[[Iterable[str]], None]) -> None:
     """
     Replace weights by name, in place, between two steps of the manager. Blocks until a step has ended.
 
+    All of them are copied to host memory before the first is written: a source that breaks off changes nothing.
+
     Args:
         manager: the running manager.
-        weights: names of the model's state dict, and arrays of the same shapes; a part of them is fine.
-        on_swapped: called before the next step begins.
+        weights: names of the model's state dict, and arrays or tensors of the same shapes; a part of them is fine.
+        on_swapped: called with the names before the next step begins.
 
     Raises:
-        EngineError: a name that the model has not, or another shape; nothing was changed.
+        EngineError: a name that the model has not, another shape, or whatever the source raised; nothing was changed.
         RuntimeError: the manager's thread has ended.
     """
     torch = importlib.import_module("torch")
     targets = manager.model.state_dict()
-    checked = [(_target(targets, name, array), array) for name, array in weights]
+    for spec in getattr(weights, "specs", ()):
+        _target(targets, spec.name, spec.shape)
+    staged = list(_staged(weights, targets, torch))
     with manager.pause(), torch.no_grad():
-        for target, array in checked:
-            target.copy_(_as_tensor(array, torch))
+        for name, tensor in staged:
+            targets[name].copy_(tensor)
         _forget_keys_and_values(manager.batch_processor)
-        on_swapped()
+        on_swapped([name for name, _tensor in staged])
 
 
-def _target(targets: dict[str, Any], name: str, array: NDArray[np.generic]) -> Any:
+def _staged(weights: Iterable[tuple[str, Any]], targets: Mapping[str, Any], torch: Any) -> Iterator[tuple[str, Any]]:
+    """Yield copies of the weights that fit the model."""
+    try:
+        for name, array in weights:
+            _target(targets, name, array.shape)
+            yield name, _as_tensor(name, array, torch)
+    except EngineError:
+        raise
+    except Exception as error:
+        raise EngineError(f"cannot update the weights: {type(error).__name__}: {error}") from error
+
+
+def _target(targets: Mapping[str, Any], name: str, shape: Sequence[int]) -> None:
     if name not in targets:
         close = difflib.get_close_matches(name, targets, n=1)
         raise EngineError(f"the model has no weight {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
-    target = targets[name]
-    if tuple(array.shape) != tuple(target.shape):
-        raise EngineError(f"weight {name!r} has shape {tuple(target.shape)}, got {tuple(array.shape)}")
-    if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
-        raise EngineError(f"weight {name!r} must be of floating point, got {array.dtype.name}")
-    return target
+    expected = tuple(targets[name].shape)
+    if tuple(shape) != expected:
+        raise EngineError(f"weight {name!r} has shape {expected}, got {tuple(shape)}")
 
 
-def _as_tensor(array: NDArray[np.generic], torch: Any) -> Any:
-    # torch does not know ml_dtypes, from which numpy has its bfloat16: the bits are the same.
+def _as_tensor(name: str, array: Any, torch: Any) -> Any:
+    """Return a copy in host memory."""
+    if isinstance(array, torch.Tensor):
+        if not array.is_floating_point():
+            raise EngineError(f"weight {name!r} must be of floating point, got {array.dtype}")
+        return array.detach().to("cpu", copy=True)
     if array.dtype.name == "bfloat16":
+        # torch does not know ml_dtypes, from which numpy has its bfloat16: the bits are the same.
         return torch.tensor(array.view("int16")).view(torch.bfloat16)
+    if array.dtype.kind != "f":
+        raise EngineError(f"weight {name!r} must be of floating point, got {array.dtype.name}")
     return torch.tensor(array)
 
 

@@ -1,0 +1,179 @@
+"""
+Keys and values of many contexts in one pool of slots, and one forward pass of any causal language model over them.
+
+A row reads its keys by a list of slots, in any order and from wherever they are: rows that begin alike share slots, and
+a join is a longer list. Rotary positions are in the keys already. What a token sees is said by an explicit additive
+mask: without one, transformers takes jumps in positions for packed sequences, and a boolean mask is wrong under eager
+attention.
+"""
+
+# ruff: noqa: TID253 - loaded by an engine that has loaded torch
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, field, frozen
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import Cache
+
+from turnwise_transformers_engine.context_tree import TRASH
+
+_FIRST_SLOTS = 2048
+
+
+@frozen(eq=False)
+class ForwardInput:
+    """
+    One forward pass: B rows of up to Q queries over up to L keys. Queries stand at the right end, keys at the left.
+
+    Attributes:
+        token_ids: (B, Q).
+        positions: (B, Q).
+        write: (B, Q) slots that the queries' keys and values go to; `TRASH` for pads, and for what is there already.
+        read: (B, L) slots of the keys.
+        visible: (B, Q, L) bool; every query sees a key.
+    """
+
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    write: NDArray[np.int64]
+    read: NDArray[np.int64]
+    visible: NDArray[np.bool_]
+
+
+class SlotPool(Cache):
+    """The pool, in the place of a cache of transformers; it grows up to the slots that are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._num_slots = 0
+        self._write: Tensor | None = None
+        self._read: Tensor | None = None
+
+    def reserve(self, num_slots: int) -> None:
+        """Make room for slots up to this number."""
+        if num_slots < self._num_slots:
+            return
+        self._num_slots = max(_FIRST_SLOTS, 2 * self._num_slots, num_slots + 1)
+        for tensors in (self._keys, self._values):
+            for index, old in enumerate(tensors):
+                tensors[index] = old.new_zeros(self._num_slots, *old.shape[1:])
+                tensors[index][: len(old)] = old
+
+    @contextmanager
+    def rows(self, write: Tensor, read: Tensor) -> Iterator[None]:
+        """Say where the next forward pass writes, (B, Q), and reads, (B, L)."""
+        self._write, self._read = write, read
+        try:
+            yield
+        finally:
+            self._write = self._read = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
+        """Store (B, H, Q, D) keys and values of a layer, and return all that the rows read, (B, H, L, D)."""
+        assert self._write is not None
+        assert self._read is not None
+        if layer_idx == len(self._keys):
+            for tensors, states in ((self._keys, key_states), (self._values, value_states)):
+                tensors.append(states.new_zeros(self._num_slots, states.shape[1], states.shape[3]))
+        return (
+            _exchange(self._keys[layer_idx], key_states, self._write, self._read),
+            _exchange(self._values[layer_idx], value_states, self._write, self._read),
+        )
+
+    def get_seq_length(self, *_: Any, **__: Any) -> int:
+        """Return 0: positions are always given."""
+        return 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pool."""
+        return sum(t.numel() * t.element_size() for t in (*self._keys, *self._values))
+
+
+def _exchange(pool: Tensor, states: Tensor, write: Tensor, read: Tensor) -> Tensor:
+    # Written before anything is read: a row may read what another row of the same pass has just computed.
+    pool[write.reshape(-1)] = states.transpose(1, 2).reshape(-1, *pool.shape[1:])
+    return pool[read].transpose(1, 2)
+
+
+@define(eq=False)
+class PoolModel:
+    """
+    A model over a pool.
+
+    Attributes:
+        model: whose weights are used; its own attention and config are left alone.
+    """
+
+    model: Any
+    pool: SlotPool = field(factory=SlotPool, init=False)
+    _twin: Any = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Make the twin."""
+        self._twin = _twin_of(self.model)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardInput, num_slots: int) -> Tensor:
+        """Return (B, V) logits of the last query of each row."""
+        self.pool.reserve(num_slots)
+        device, dtype = self.model.device, self.model.dtype
+        visible = torch.from_numpy(batch.visible).to(device)[:, None]
+        mask = torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, torch.finfo(dtype).min)
+        ids, positions, write, read = (
+            torch.from_numpy(array).to(device) for array in (batch.token_ids, batch.positions, batch.write, batch.read)
+        )
+        with self.pool.rows(write, read):
+            output = self._shared_twin()(
+                input_ids=ids,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=self.pool,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def free(self) -> None:
+        """Give the pool's memory back."""
+        self.pool = SlotPool()
+
+    def _shared_twin(self) -> Any:
+        # Shared anew each time, because whoever sleeps or loads may have replaced the tensors.
+        theirs = dict(self.model.named_modules(remove_duplicate=False))
+        for name, module in self._twin.named_modules(remove_duplicate=False):
+            module._parameters.update(theirs[name]._parameters)  # noqa: SLF001 - shared, not copied
+            module._buffers.update(theirs[name]._buffers)  # noqa: SLF001
+        return self._twin
+
+
+def _twin_of(model: Any) -> Any:
+    """
+    Return a model once more, with `sdpa` attention and the very same tensors.
+
+    The manager may have switched the model itself to attention that only a paged cache can feed.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    twin = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    twin.config._attn_implementation = "sdpa"  # noqa: SLF001 - how transformers itself sets it
+    return twin
+
+
+def padded(rows: list[NDArray[Any]], *, right_aligned: bool, fill: int = TRASH) -> NDArray[np.int64]:
+    """Return (B, longest) of rows of different lengths."""
+    width = max(map(len, rows))
+    result = np.full((len(rows), width), fill, np.int64)
+    for index, row in enumerate(rows):
+        result[index, width - len(row) if right_aligned else 0 :][: len(row)] = row
+    return result

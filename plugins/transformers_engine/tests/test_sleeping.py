@@ -1,0 +1,126 @@
+"""What sleeping frees, measured as this process's resident memory, and what waking up brings back."""
+
+import asyncio
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from turnwise.errors import EngineError
+from turnwise.weight_sources import source_of
+from turnwise_transformers_engine import sleeping
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def large_model(tmp_path_factory):
+    """Directory of a Llama whose weights take 200 MiB, and (bytes of weights, bytes of a full cache)."""
+    config = transformers.LlamaConfig(
+        vocab_size=48000,
+        hidden_size=512,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=64,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    directory = tmp_path_factory.mktemp("large")
+    model.save_pretrained(directory)
+    weights = sum(weight.nbytes for weight in model.parameters())
+    return directory, weights, 2 * 4096 * 2 * 2 * 8 * 64 * 4
+
+
+def long_requests(ask):
+    """Requests that fill most pages of the cache: memory that was never written takes no room."""
+    return [ask(str(i), np.arange(4000) * (7 + i) % 48000, max_tokens=2, temperature=0.0) for i in range(2)]
+
+
+@pytest.mark.slow
+def test_levels_free_what_they_say(large_model, serve, ask, together):
+    """Level 1 frees the cache, level 2 the weights as well; each stage of waking up takes its own memory again."""
+    directory, weights_bytes, cache_bytes = large_model
+
+    async def scenario(engine):
+        await engine.update_weights(source_of(directory), 1)  # rows of a file that nothing has read yet take no room
+        before = [each.token_ids.tolist() for each in await together(engine, long_requests(ask))]
+        used = {"awake": engine.stats()["memory_bytes"]}
+        await engine.sleep(1)
+        used["level 1"] = engine.stats()["memory_bytes"]
+        await engine.sleep(2)
+        used["level 2"] = engine.stats()["memory_bytes"]
+        await engine.wake_up(["weights"])
+        await engine.update_weights(source_of(directory), 2)
+        sleeping.give_back()
+        used["weights awake"] = engine.stats()["memory_bytes"]
+        await engine.wake_up(["kv_cache"])
+        after = [each.token_ids.tolist() for each in await together(engine, long_requests(ask))]
+        return used, before, after
+
+    used, before, after = serve(directory, scenario, max_context=4096)
+
+    print({name: f"{number / MIB:.0f} MiB" for name, number in used.items()})
+    assert before == after
+    assert used["awake"] - used["level 1"] > 0.8 * cache_bytes
+    assert used["level 1"] - used["level 2"] > 0.9 * weights_bytes
+    assert 0.9 * weights_bytes < used["weights awake"] - used["level 2"] < weights_bytes + 0.5 * cache_bytes
+
+
+def test_level_2_needs_every_weight(tiny_model, other_weights, serve, ask):
+    """Requests are refused until all weights have been brought; a part of them is not enough."""
+
+    async def scenario(engine):
+        await engine.sleep(2)
+        await engine.wake_up()
+        said = []
+        for weights in ([], other_weights[:1]):
+            await engine.update_weights(weights, 1)
+            with pytest.raises(EngineError) as refusal:
+                await engine.generate(ask())
+            said.append(str(refusal.value))
+        await engine.update_weights(other_weights[1:], 2)
+        return said, len((await engine.generate(ask())).token_ids)
+
+    said, num_tokens = serve(tiny_model, scenario)
+
+    assert [f"lacks {n} weights" in text for n, text in zip((25, 24), said, strict=True)] == [True, True]
+    assert num_tokens == 16
+
+
+def test_requests_that_come_while_it_falls_asleep_are_refused(tiny_model, serve, ask, in_flight):
+    """Between the abort of what runs and the end of `sleep` nothing gets in; many cycles leave nothing behind."""
+
+    async def late(engine, number):
+        try:
+            return (await engine.generate(ask(f"late {number}"))).finish_reason
+        except EngineError as error:
+            return "asleep" if "asleep" in str(error) else str(error)
+
+    async def scenario(engine):
+        ends = []
+        # Taken before: level 2 gives the weights back as memory of any content.
+        state = {name: tensor.clone() for name, tensor in engine._manager.model.state_dict().items()}
+        for cycle in range(5):
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(engine.generate(ask(f"{cycle}.{i}", max_tokens=200))) for i in range(3)]
+                await in_flight(engine, f"{cycle}.0")
+                asleep = group.create_task(engine.sleep(2 if cycle % 2 else 1))
+                await asyncio.sleep(0)
+                tasks += [group.create_task(late(engine, f"{cycle}.{i}")) for i in range(3)]
+            ends += [getattr(task.result(), "finish_reason", task.result()) for task in tasks]
+            assert asleep.done()
+            await engine.wake_up(["weights"])
+            await engine.update_weights([(name, tensor.numpy()) for name, tensor in state.items()], cycle + 1)
+            await engine.wake_up(["kv_cache"])
+        await engine.generate(ask("last"))
+        return Counter(ends), engine.stats()["num_running"]
+
+    ends, num_running = serve(tiny_model, scenario)
+
+    assert (ends, num_running) == ({"abort": 15, "asleep": 15}, 0)

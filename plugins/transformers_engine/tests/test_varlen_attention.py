@@ -1,0 +1,86 @@
+"""Attention of many sequences at once is the attention of each alone."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise_transformers_engine.varlen_attention import register, varlen_attention
+
+HEADS, GROUPS, DEPTH = 4, 2, 8
+
+
+class PackedCache:
+    """Stands for the paged cache: it hands out all keys and values, laid end to end as the cache keeps them."""
+
+    def __init__(self, keys, values, starts):
+        self.keys, self.values, self.starts = keys, values, starts
+
+    def update(self, *, key_states, value_states, layer_idx, kwargs):
+        """Return what was read before and what is new."""
+        kwargs["cu_seq_lens_k"] = self.starts
+        return self.keys, self.values
+
+
+def packed(lengths):
+    """Return where sequences of these lengths begin and end."""
+    return torch.tensor([0, *lengths]).cumsum(0).int()
+
+
+def alone(query, key, value, window):
+    """Return the attention of the last tokens of one sequence to all of it, by hand."""
+    num_new, num_all = query.shape[1], key.shape[1]
+    key, value = key.repeat_interleave(HEADS // GROUPS, 0), value.repeat_interleave(HEADS // GROUPS, 0)
+    rows, columns = torch.arange(num_all - num_new, num_all)[:, None], torch.arange(num_all)[None]
+    seen = (columns <= rows) & (columns > rows - (window or num_all))
+    scores = (query @ key.transpose(1, 2) * 0.3).masked_fill(~seen, -torch.inf)
+    return (scores.softmax(-1) @ value).transpose(0, 1)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    sequences=st.lists(st.tuples(st.integers(0, 9), st.sampled_from([1, 1, 1, 2, 5])), min_size=1, max_size=6),
+    window=st.sampled_from([None, 1, 3]),
+    num_padding=st.integers(0, 2),
+)
+def test_every_sequence_meets_its_own_keys(sequences, window, num_padding):
+    """Whatever is read and decoded in one step, with a sliding window or without, and with padding behind it."""
+    torch.manual_seed(0)
+    new, known = [count for _past, count in sequences], [past + count for past, count in sequences]
+    query = torch.randn(1, HEADS, sum(new) + num_padding, DEPTH)
+    keys, values = torch.randn(2, sum(known), GROUPS, DEPTH).transpose(1, 2)[:, None]
+    cache = PackedCache(keys, values, packed(known))
+    out, _weights = varlen_attention(
+        SimpleNamespace(layer_idx=0),
+        query,
+        None,
+        None,
+        None,
+        scaling=0.3,
+        sliding_window=window,
+        cache=cache,
+        cu_seq_lens_q=packed(new),
+    )
+
+    assert out.shape == (1, sum(new) + num_padding, HEADS, DEPTH)
+    assert out.isfinite().all()
+    starts_q, starts_k = packed(new).tolist(), packed(known).tolist()
+    for index in range(len(sequences)):
+        own, all_ = slice(*starts_q[index : index + 2]), slice(*starts_k[index : index + 2])
+        expected = alone(query[0, :, own], keys[0, :, all_], values[0, :, all_], window)
+        assert torch.allclose(out[0, own], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_plain_calls_are_transformers_own(tiny_model, implementation):
+    """Without a paged cache a model computes what it computes with `sdpa` or `eager`."""
+    from transformers import AutoModelForCausalLM
+
+    ids = torch.tensor([[3, 5, 7, 9, 11]])
+    logits = [
+        AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=name)(input_ids=ids).logits
+        for name in (register(), implementation)
+    ]
+    assert torch.allclose(*logits, atol=1e-5)

@@ -1,0 +1,14 @@
+"""A trainer for turnwise: `turnwise train` and `turnwise eval`. Only the hook stands here."""
+
+from __future__ import annotations
+
+import turnwise
+from turnwise_grpo_trainer.eval_command import EvalCommand
+from turnwise_grpo_trainer.train_command import TrainCommand
+
+
+@turnwise.hookimpl
+def register_commands(registry: turnwise.Registry[turnwise.Command]) -> None:
+    """Add `train` and `eval`."""
+    registry.add("train", TrainCommand)
+    registry.add("eval", EvalCommand)

@@ -1,0 +1,81 @@
+"""
+Checkpoints of a training: folders that appear whole or not at all.
+
+One holds the models (`model_state`), where the loop stands as JSON, and what waits in the buffer as Parquet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from turnwise import EpisodeResult, TrajectoryWriter, read_results
+from turnwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from turnwise_grpo_trainer.loop import TrainLoop
+
+CHECKPOINTS_FOLDER: Final = "checkpoints"
+_NAME: Final = re.compile(r"step-(\d{8})")
+
+
+def checkpoints_of(out: Path) -> list[Path]:
+    """Return the checkpoints of a training, oldest first."""
+    folder = out / CHECKPOINTS_FOLDER
+    return sorted(path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)) if folder.is_dir() else []
+
+
+def save(loop: TrainLoop) -> Path:
+    """Write a checkpoint and remove old ones; return its folder."""
+    folder = loop.out / CHECKPOINTS_FOLDER / f"step-{loop.step:08d}"
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    loop.trainer.save(partial / "trainer")
+    buffer = loop.buffer.state_dict()
+    for name in ("waiting", "partial"):
+        _write_episodes(partial / f"{name}.parquet", buffer.pop(name))
+    (partial / "loop.json").write_text(json.dumps({**loop.state_dict(), "buffer": buffer}), encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(partial, folder)
+    for old in checkpoints_of(loop.out)[: -loop.setup.train.checkpoint.keep_last]:
+        shutil.rmtree(old)
+    return folder
+
+
+def resume(loop: TrainLoop) -> bool:
+    """Stand where the latest checkpoint of the training's folder was written; False when it has none."""
+    found = checkpoints_of(loop.out)
+    if not found:
+        return False
+    load(loop, found[-1])
+    return True
+
+
+def load(loop: TrainLoop, folder: Path) -> None:
+    """Stand where a checkpoint was written; `ConfigError` when it is none."""
+    try:
+        state: dict[str, Any] = json.loads((folder / "loop.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder}: not a checkpoint of a training: {error}") from error
+    loop.trainer.load(folder / "trainer")
+    buffer = state.pop("buffer")
+    loop.buffer.load_state_dict({**buffer, **{name: _read(folder, name) for name in ("waiting", "partial")}})
+    loop.load_state_dict(state)
+
+
+def _write_episodes(path: Path, episodes: Sequence[EpisodeResult]) -> None:
+    if episodes:
+        with TrajectoryWriter(path) as writer:
+            for episode in episodes:
+                writer.write(episode)
+
+
+def _read(folder: Path, name: str) -> list[EpisodeResult]:
+    path = folder / f"{name}.parquet"
+    return list(read_results(path)) if path.exists() else []

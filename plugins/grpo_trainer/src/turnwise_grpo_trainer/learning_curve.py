@@ -1,0 +1,84 @@
+"""The picture and the table that a training ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rich.table import Table
+
+CURVE_FILE: Final = "curve.png"
+REPORT_FILE: Final = "report.md"
+_ROWS: Final = {
+    "reward/mean": "reward",
+    "length/mean": "response tokens",
+    "turns/mean": "turns",
+    "tools/per_episode": "tool calls",
+    "tools/errors": "tool errors",
+    "status/truncated": "truncated",
+}
+
+
+def draw_curve(metrics: Sequence[Mapping[str, Any]], path: Path, *, title: str = "") -> None:
+    """
+    Draw reward, response length and the log-probability gap over the steps.
+
+    Args:
+        metrics: lines of `metrics.jsonl`, of steps and validations.
+        path: a file that ends in .png.
+        title: above the picture.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 8), layout="constrained")
+    axes = figure.subplots(3, 1, sharex=True)
+    _plot(axes[0], metrics, "reward/mean", label="training batch", alpha=0.6)
+    _plot(axes[0], metrics, "validation/reward/mean", label="held out", marker="o")
+    axes[0].set_ylabel("reward")
+    axes[0].legend()
+    _plot(axes[1], metrics, "length/mean")
+    axes[1].set_ylabel("response tokens")
+    _plot(axes[2], metrics, "gap/max", label="largest")
+    _plot(axes[2], metrics, "gap/mean", label="mean")
+    axes[2].set_yscale("log", nonpositive="clip")
+    axes[2].set_ylabel("|trainer - rollout| log-probability")
+    axes[2].legend()
+    axes[2].set_xlabel("step")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=100)
+
+
+def _plot(axes: Any, metrics: Sequence[Mapping[str, Any]], name: str, **style: Any) -> None:
+    points = [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
+    if points:
+        axes.plot(*zip(*points, strict=True), **style)
+    axes.grid(visible=True, alpha=0.3)
+
+
+def before_and_after(validations: Mapping[int, Mapping[str, float]]) -> list[tuple[str, str, str]]:
+    """Return rows of name, first and last value of the held-out numbers; none when there was no validation."""
+    if not validations:
+        return []
+    first, last = (validations[step] for step in (min(validations), max(validations)))
+    return [
+        (label, f"{first[f'validation/{name}']:.3f}", f"{last[f'validation/{name}']:.3f}")
+        for name, label in _ROWS.items()
+        if f"validation/{name}" in first and f"validation/{name}" in last
+    ]
+
+
+def as_table(rows: Sequence[tuple[str, str, str]]) -> Table:
+    """Return the rows for a terminal."""
+    table = Table(title="held-out tasks")
+    for heading in ("", "before", "after"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def as_markdown(rows: Sequence[tuple[str, str, str]]) -> str:
+    """Return the rows as Markdown."""
+    lines = ["| held-out tasks | before | after |", "| --- | --- | --- |"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"

@@ -1,0 +1,128 @@
+"""How a training goes: a live table on a terminal, log lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Final, Self
+
+import structlog
+from attrs import define, field
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from turnwise import EpisodeResult
+
+COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
+    "reward/mean": ("reward", "{:.3f}"),
+    "length/mean": ("length", "{:.0f}"),
+    "tools/per_episode": ("tools", "{:.2f}"),
+    "tokens/per_s": ("tokens/s", "{:.0f}"),
+    "gap/max": ("gap", "{:.1e}"),
+    "actor/grad_norm": ("grad", "{:.3f}"),
+    "actor/kl": ("kl", "{:.4f}"),
+    "seconds/rollout": ("rollout s", "{:.2f}"),
+    "seconds/update": ("update s", "{:.2f}"),
+    "seconds/sync": ("sync s", "{:.3f}"),
+    "seconds/step": ("step s", "{:.2f}"),
+}
+"""Numbers that are shown, with their heading and format."""
+
+_SHOWN_STEPS: Final = 12
+
+
+@define(eq=False)
+class TrainView:
+    """
+    Shows steps and validations; a context manager.
+
+    Attributes:
+        num_steps: of the training.
+        group_size: episodes of a group.
+        episodes_per_step: of the rollout of a step.
+        console: where to.
+    """
+
+    num_steps: int
+    episodes_per_step: int
+    console: Console
+    _lines: list[tuple[str, ...]] = field(factory=list, init=False)
+    _live: Live | None = field(default=None, init=False)
+    _progress: Progress = field(init=False)
+    _steps: TaskID = field(init=False)
+    _rollout: TaskID = field(init=False)
+    _seen: int = field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Begin with nothing to show."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self.console)
+        self._steps = self._progress.add_task("steps", total=self.num_steps)
+        self._rollout = self._progress.add_task("episodes", total=self.episodes_per_step)
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+        if self.console.is_terminal:
+            self._live = Live(self._table(), console=self.console, refresh_per_second=4, transient=False)
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leave the last state."""
+        if self._live is not None:
+            self._live.__exit__(kind, error, traceback)
+
+    def episode(self, episode: EpisodeResult) -> None:
+        """Count an episode."""
+        self._seen += 1
+        self._progress.update(self._rollout, completed=self._seen)
+
+    def step(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Show a step."""
+        self._seen = 0
+        self._progress.update(self._steps, completed=step)
+        self._progress.update(self._rollout, completed=0)
+        cells = {name: form.format(numbers[name]) for name, (_, form) in COLUMNS.items() if name in numbers}
+        self._lines.append((str(step), *(cells.get(name, "") for name in COLUMNS)))
+        self._show("step", step=step, **{COLUMNS[name][0].replace(" ", "_"): cell for name, cell in cells.items()})
+
+    def validation(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Show a validation."""
+        mean = numbers["validation/reward/mean"]
+        self._lines.append((f"{step} held out", f"{mean:.3f}", *("" for _ in range(len(COLUMNS) - 1))))
+        self._show("validation", step=step, reward=f"{mean:.3f}", seconds=f"{numbers['validation/seconds']:.1f}")
+
+    @contextmanager
+    def paused(self, what: str) -> Iterator[None]:
+        """Say what is done meanwhile."""
+        self._progress.update(self._rollout, description=what)
+        self._show(None)
+        yield
+        self._progress.update(self._rollout, description="episodes")
+
+    def _show(self, event: str | None, **values: object) -> None:
+        if self._live is not None:
+            self._live.update(self._table())
+        elif event is not None:
+            structlog.get_logger().info(event, **values)
+
+    def _table(self) -> Group:
+        table = Table()
+        for heading in ("step", *(heading for heading, _ in COLUMNS.values())):
+            table.add_column(heading, justify="right")
+        for line in self._lines[-_SHOWN_STEPS:]:
+            table.add_row(*line)
+        return Group(table, self._progress)

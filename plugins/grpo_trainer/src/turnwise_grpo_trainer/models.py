@@ -1,0 +1,170 @@
+"""
+From a model directory to a policy, a reference and a critic: any causal model of transformers.
+
+All that can be wrong with the directory or the packages ends here, in one line each.
+"""
+
+# ruff: noqa: TID253 - loaded by the trainer alone; no hook imports it
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from turnwise.errors import ConfigError
+from turnwise.protocols import ModelSpec
+from turnwise_grpo_trainer.config import PolicyConfig
+from turnwise_grpo_trainer.micro_batches import MicroBatch
+
+SEGMENTS: Final = "turnwise_segments"
+"""`attn_implementation` of `turnwise-segment-attention`, which needs no mask of L x L for rows with parallel paths."""
+
+
+def device_of(config: PolicyConfig) -> torch.device:
+    """Return where the model is trained."""
+    if config.device != "auto":
+        return torch.device(config.device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_policy(config: PolicyConfig, spec: ModelSpec) -> Any:
+    """Return the causal model, on the host and ready to train; `ConfigError` says what is wrong with it."""
+    model = _load("AutoModelForCausalLM", config, spec)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # Dropout would make the trainer's probabilities differ from those that the engine sampled with.
+    return _without_dropout(model)
+
+
+def load_reference(config: PolicyConfig, spec: ModelSpec) -> Any:
+    """Return the same model, frozen."""
+    model = _load("AutoModelForCausalLM", config, spec).eval()
+    return model.requires_grad_(requires_grad=False)
+
+
+def load_critic(config: PolicyConfig, spec: ModelSpec) -> Any:
+    """Return the model with a head of one number a token, which is 0 until it has learned."""
+    model = _load("AutoModelForTokenClassification", config, spec, num_labels=1)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    head = model.score if hasattr(model, "score") else model.classifier
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
+    return _without_dropout(model)
+
+
+def _without_dropout(model: Any) -> Any:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    for name in ("attention_dropout", "attn_pdrop"):
+        if hasattr(model.config, name):
+            setattr(model.config, name, 0.0)
+    for module in model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+    return model.train()
+
+
+def _load(kind: str, config: PolicyConfig, spec: ModelSpec, **options: Any) -> Any:
+    if spec.path is None:
+        raise ConfigError("model.path: the trainer needs a model")
+    if not (spec.path / "config.json").is_file():
+        raise ConfigError(f"model.path: {str(spec.path)!r} is no model directory: it has no config.json")
+    with _one_line(f"cannot load a model to train from {str(spec.path)!r}"):
+        import transformers
+
+        attention = _attention(config)
+        return getattr(transformers, kind).from_pretrained(
+            spec.path,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=attention,
+            trust_remote_code=spec.trust_remote_code,
+            local_files_only=True,
+            **options,
+        )
+
+
+def _attention(config: PolicyConfig) -> str:
+    if config.attn_implementation != SEGMENTS:
+        return config.attn_implementation
+    if config.packed:
+        raise ConfigError(f"train.policy.packed: must be false with attn_implementation {SEGMENTS}")
+    try:
+        import turnwise_segment_attention
+    except ImportError as error:
+        raise ConfigError(
+            f"train.policy.attn_implementation: {SEGMENTS} needs turnwise-segment-attention[transformers]"
+        ) from error
+    turnwise_segment_attention.register()
+    return str(turnwise_segment_attention.NAME)
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        first = next(iter(str(error).strip().splitlines()), "")
+        raise ConfigError(f"{what}: {type(error).__name__}: {first}") from error
+
+
+def forward_inputs(model: Any, micro: MicroBatch) -> dict[str, Any]:
+    """Return the keyword arguments of a forward pass; `ConfigError` when the attention cannot read the mask."""
+    inputs = {"input_ids": micro.input_ids, "position_ids": micro.position_ids, "use_cache": False}
+    kind = model.config._attn_implementation  # noqa: SLF001 - transformers has no public name for it
+    if kind == SEGMENTS:
+        from turnwise_segment_attention import plan
+
+        return {**inputs, "layout": plan(micro.block_start, micro.path_start, micro.real)}
+    mask = micro.attention_mask()
+    return {**inputs, "attention_mask": mask if mask is None or mask.ndim == 2 else _dense_mask(model, kind, mask)}
+
+
+def _dense_mask(model: Any, kind: str, visible: Tensor) -> Tensor:
+    if "flash" in kind or kind == "flex_attention":
+        raise ConfigError(
+            f"train.policy.attn_implementation: {kind} cannot read the mask of parallel paths; use {SEGMENTS} or sdpa"
+        )
+    if kind != "eager":
+        return visible
+    # Eager attention adds the mask to its scores: a bool one would add 0 and 1, without a word.
+    bias = torch.zeros_like(visible, dtype=model.dtype)
+    return bias.masked_fill_(~visible, torch.finfo(bias.dtype).min)
+
+
+def token_log_probs(
+    model: Any, micro: MicroBatch, temperature: float, *, entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """
+    Return the log-probability of every token that enters the loss, under the distribution it was sampled from.
+
+    Args:
+        model: a causal model.
+        micro: M tokens enter the loss.
+        temperature: of the sampling; the logits are divided by it.
+        entropy: compute the entropies, too.
+
+    Returns:
+        (M,) float32, and (M,) entropies or None.
+    """
+    output = model(**forward_inputs(model, micro), logits_to_keep=micro.keep)
+    logits = output.logits[micro.predictors[0], micro.predictors[1]].float() / temperature
+    log_probs = -torch.nn.functional.cross_entropy(logits, micro.labels, reduction="none")
+    if not entropy:
+        return log_probs, None
+    each = logits.log_softmax(-1)
+    return log_probs, -(each.exp() * each).sum(-1)
+
+
+def token_values(critic: Any, micro: MicroBatch) -> Tensor:
+    """Return (M,) float32 the critic's value of the state in which each token of the loss was sampled."""
+    output = critic(**forward_inputs(critic, micro)).logits.squeeze(-1).float()
+    values: Tensor = output[micro.predictors[0], micro.keep[micro.predictors[1]]]
+    return values

@@ -1,0 +1,127 @@
+"""
+The trainer's view of a batch: rows end to end, a tensor of one entry per token for each column.
+
+Shapes: B rows, N tokens of all rows.
+"""
+
+# ruff: noqa: TID253 - loaded by the trainer alone; no hook imports it
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from turnwise import RolloutBatch
+
+_TOKEN_COLUMNS = (
+    "input_ids",
+    "position_ids",
+    "block_start",
+    "path_start",
+    "rollout_log_probs",
+    "weight_versions",
+)
+
+
+@frozen(eq=False)
+class TokenRows:
+    """
+    Rows end to end; row b is ``bounds[b]:bounds[b + 1]``.
+
+    Attributes:
+        columns: (N,) tensors by name: those of `turnwise.packing.PackedBatch` that training needs, and what was added.
+        bounds: B + 1 of them.
+    """
+
+    columns: Mapping[str, Tensor]
+    bounds: tuple[int, ...]
+
+    @classmethod
+    def of(cls, batch: RolloutBatch, loss_mask: Tensor) -> TokenRows:
+        """
+        Take the real tokens of a padded batch.
+
+        Args:
+            batch: B rows with R response columns.
+            loss_mask: (B, R), 1 on the tokens that enter the loss.
+        """
+        packed = batch.packed()
+        columns = {name: getattr(packed, name) for name in _TOKEN_COLUMNS}
+        rows = cls(columns, tuple(packed.cu_seqlens.tolist()))
+        mask = flat(batch, loss_mask)
+        # Without a token before it nothing predicts the first token of a row.
+        mask[[start for start, stop in zip(rows.bounds, rows.bounds[1:], strict=False) if stop > start]] = 0
+        return rows.with_columns(loss_mask=mask)
+
+    def __len__(self) -> int:
+        """Return B."""
+        return len(self.bounds) - 1
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a column, (N,)."""
+        return self.columns[name]
+
+    @property
+    def num_tokens(self) -> int:
+        """N."""
+        return self.bounds[-1]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each row."""
+        return [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
+
+    @property
+    def targets(self) -> Tensor:
+        """(M,) int64: where the tokens that enter the loss stand, ascending."""
+        return self.columns["loss_mask"].nonzero().squeeze(1)
+
+    @property
+    def row_index(self) -> Tensor:
+        """(N,) int64: the row of each token."""
+        return torch.repeat_interleave(torch.arange(len(self)), torch.tensor(self.lengths, dtype=torch.int64))
+
+    @property
+    def predictors(self) -> Tensor:
+        """
+        (N,) int64: the token whose output predicts each token.
+
+        It is the one before, but for the first token of a path, which every path of a block begins behind the token
+        before the block. The first token of a row has none; its own place stands there.
+        """
+        index = torch.arange(self.num_tokens)
+        starts = torch.tensor(self.bounds[:-1], dtype=torch.int64)[self.row_index]
+        path_start = self.columns["path_start"]
+        opens = (path_start > 0) & (index - starts == path_start)
+        before = torch.where(opens, self.columns["block_start"].long() + starts, index) - 1
+        return torch.maximum(before, starts)
+
+    def with_columns(self, **new: Tensor) -> TokenRows:
+        """Return the rows with columns added or replaced, each (N,)."""
+        return evolve(self, columns={**self.columns, **new})
+
+    def select(self, rows: Sequence[int]) -> TokenRows:
+        """Return some rows, in the given order."""
+        spans = [(self.bounds[row], self.bounds[row + 1]) for row in rows]
+        index = torch.cat([torch.arange(0), *(torch.arange(start, stop) for start, stop in spans)])
+        bounds = [0]
+        for start, stop in spans:
+            bounds.append(bounds[-1] + stop - start)
+        return TokenRows({name: column[index] for name, column in self.columns.items()}, tuple(bounds))
+
+
+def flat(batch: RolloutBatch, padded: Tensor) -> Tensor:
+    """Return (N,) the values of (B, R) response columns on the real tokens of a batch, 0 on prompts."""
+    whole = padded.new_zeros(batch.input_ids.shape)
+    whole[:, batch.prompt_length :] = padded
+    return whole[batch.attention_mask.bool()]
+
+
+def padded(batch: RolloutBatch, values: Tensor) -> Tensor:
+    """Return (B, R) the values of (N,) tokens on the response columns of a batch, 0 on pads: what undoes `flat`."""
+    whole = values.new_zeros(batch.input_ids.shape)
+    whole[batch.attention_mask.bool()] = values
+    return whole[:, batch.prompt_length :]

@@ -1,0 +1,129 @@
+"""`turnwise train`: train a model on the tasks of a config."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from turnwise.errors import ConfigError
+from turnwise.protocols import Resources
+from turnwise.registry import NoConfig
+
+if TYPE_CHECKING:
+    from turnwise_grpo_trainer.setup import Setup
+
+OK: Final = 0
+FAILED: Final = 1
+_EPILOG: Final = """\
+Examples:
+  turnwise train examples/train_calculator.yaml --out runs/train
+  turnwise train examples/train_calculator.yaml --dry-run
+  turnwise train examples/train_calculator.yaml train.num_steps=5 rollout.n=4 --out runs/short
+  turnwise train examples/train_calculator.yaml --out runs/train --resume
+
+CONFIG is a run config, as `turnwise rollout` takes it, with a section `train`. It writes metrics.jsonl, tensorboard/,
+checkpoints/, the trained model in model/, curve.png, and report.md with held-out results before and after.
+Exit codes: 0; 2 for a bad config or bad input; 1 when it was interrupted or failed.
+"""
+
+
+class TrainCommand:
+    """Train a model on the tasks of a config."""
+
+    help = "train a model on the tasks of a config"
+
+    def __init__(self, config: NoConfig, resources: Resources) -> None:
+        """Take nothing: the options are on the command line."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare `CONFIG [a.b=c ...] --out DIR`."""
+        parser.epilog = _EPILOG
+        parser.add_argument("config", help="YAML or TOML file")
+        parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="set a value, such as train.num_steps=5")
+        parser.add_argument("--out", type=Path, metavar="DIR", help="where to write; made when missing")
+        parser.add_argument("--overwrite", action="store_true", help="begin anew in a DIR that holds a training")
+        parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint of DIR")
+        parser.add_argument("--shuffle-rewards", action="store_true", help="a control that must not learn")
+        parser.add_argument("--dry-run", action="store_true", help="check the config, print the plan and stop")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Train, or print the plan."""
+        overrides = [*arguments.overrides, *(["train.shuffle_rewards=true"] if arguments.shuffle_rewards else [])]
+        try:
+            from turnwise import configure_logging
+            from turnwise_grpo_trainer.setup import checked_out, read_setup
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"turnwise train needs {error.name}: pip install 'turnwise-grpo-trainer[train]'"
+            ) from error
+        setup = read_setup(arguments.config, overrides)
+        configure_logging(setup.run.telemetry.log_level, setup.run.telemetry.log_format)
+        if arguments.dry_run:
+            from turnwise_grpo_trainer.placement import print_plan
+
+            print_plan(setup)
+            return OK
+        if arguments.out is None:
+            raise ConfigError("--out: missing; say where to write, or add --dry-run")
+        out = checked_out(arguments.out, overwrite=arguments.overwrite, resume=arguments.resume)
+        return _train(setup, out, resume=arguments.resume)
+
+
+def _train(setup: Setup, out: Path, *, resume: bool) -> int:
+    import shutil
+
+    from rich.console import Console
+
+    from turnwise_grpo_trainer.checkpoints import CHECKPOINTS_FOLDER, checkpoints_of
+    from turnwise_grpo_trainer.checkpoints import resume as go_on
+    from turnwise_grpo_trainer.live_view import TrainView
+    from turnwise_grpo_trainer.metric_log import MetricLog
+    from turnwise_grpo_trainer.modes import loop_of
+
+    if not resume:
+        shutil.rmtree(out / CHECKPOINTS_FOLDER, ignore_errors=True)
+    train = setup.train
+    view = TrainView(train.num_steps, train.tasks_per_step * setup.group_size, Console(stderr=True))
+    trainer = setup.trainer()
+    log = MetricLog(out, train.loggers, dict(setup.run.train))
+    with setup.manager() as manager:
+        loop = loop_of(setup, manager, trainer, log, view)
+        found = checkpoints_of(out) if resume else []
+        log.start(from_step=int(found[-1].name.partition("-")[2]) if found else -1)
+        try:
+            if resume and not go_on(loop):
+                raise ConfigError(f"--resume: {out} has no checkpoint")
+            with view:
+                loop.run()
+            trainer.export(out / "model")
+        finally:
+            log.close()
+            trainer.close()
+    finish(loop, Console())
+    return OK
+
+
+def finish(loop: Any, console: Any) -> None:
+    """Draw the curve, write and print the table."""
+    from turnwise_grpo_trainer.learning_curve import (
+        CURVE_FILE,
+        REPORT_FILE,
+        as_markdown,
+        as_table,
+        before_and_after,
+        draw_curve,
+    )
+    from turnwise_grpo_trainer.metric_log import read_metrics
+
+    out: Path = loop.out
+    draw_curve(read_metrics(out), out / CURVE_FILE, title=f"{loop.step} steps, {loop.train_s:.0f} s")
+    rows = before_and_after(loop.validations)
+    (out / REPORT_FILE).write_text(as_markdown(rows), encoding="utf-8")
+    if rows:
+        console.print(as_table(rows))
+    console.print(
+        f"wrote {out}: model, {CURVE_FILE}, {REPORT_FILE}; {loop.step} steps took {loop.train_s:.1f} s"
+        f" ({loop.train_cpu_s:.1f} s of processor time)",
+        soft_wrap=True,
+    )

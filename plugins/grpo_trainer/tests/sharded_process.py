@@ -1,0 +1,48 @@
+"""One process of a sharded training: `RANK WORLD FOLDER ESTIMATOR`; the batch and the model lie in the folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from turnwise import ModelSpec
+from turnwise.batch import RolloutBatch
+from turnwise_grpo_trainer.config import AlgorithmConfig, OptimizerConfig, PolicyConfig, ShardingConfig, TrainConfig
+from turnwise_grpo_trainer.model_state import load_state, save_state
+from turnwise_grpo_trainer.sharding import LearnerSpec, join_group
+
+
+def main(rank: int, world_size: int, folder: Path, estimator: str) -> None:
+    """Learn five times, over a checkpoint after the third, and write the whole weights."""
+    torch.set_num_threads(1)
+    out = folder / f"world{world_size}"
+    out.mkdir(exist_ok=True)
+    join_group(f"file://{out}/store", rank=rank, world_size=world_size, device=torch.device("cpu"))
+    train = TrainConfig(
+        algorithm=AlgorithmConfig(adv_estimator=estimator, kl_loss_coef=0.01, ppo_mini_batch_size=5),
+        optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.0, eps=1e-5),
+        policy=PolicyConfig(device="cpu", max_tokens_per_micro_batch=64),
+        sharding=ShardingConfig(fully_shard=True),
+    )
+    spec = LearnerSpec(train, ModelSpec(path=folder / "model"), 1.0, 64)
+    trainer = spec.trainer()
+    batch = RolloutBatch.load(folder / "batch.safetensors")
+    for step in range(1, 6):
+        metrics = trainer.update(batch, step=step, version=0)
+        if step == 3:
+            save_state(trainer.learner, out / "state")
+            trainer = spec.trainer()
+            load_state(trainer.learner, out / "state")
+    weights = dict(trainer.learner.policy.full_weights())
+    if rank == 0:
+        save_file({name: tensor.contiguous().clone() for name, tensor in weights.items()}, out / "weights.safetensors")
+        sys.stdout.write(f"{metrics['actor/pg_loss']} {metrics['actor/grad_norm']}\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

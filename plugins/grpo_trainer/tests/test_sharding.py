@@ -1,0 +1,65 @@
+"""FSDP2: two processes learn what one learns, and what an unsharded one learns."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from attrs import evolve
+from safetensors.torch import load_file
+
+from turnwise_grpo_trainer.config import AlgorithmConfig, OptimizerConfig, PolicyConfig, TrainConfig
+from turnwise_grpo_trainer.learner import Learner
+
+SCRIPT = Path(__file__).with_name("sharded_process.py")
+
+
+def train_in(world_size, folder, estimator):
+    """Run a group of processes to its end; return the weights and what the first one printed."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", SCRIPT, str(rank), str(world_size), folder, estimator],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    outputs = [process.communicate(timeout=300) for process in processes]
+    assert [0] * world_size == [process.returncode for process in processes], outputs
+    return load_file(folder / f"world{world_size}" / "weights.safetensors"), outputs[0][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["grpo", "gae"])
+def test_two_processes_and_one_and_none(tmp_path, model_dir, spec, mixed, estimator):
+    """After five steps of two mini-batches, over a checkpoint, weights differ by less than 1e-6."""
+    shutil.copytree(model_dir, tmp_path / "model")
+    mixed.save(tmp_path / "batch.safetensors")
+
+    one, said_by_one = train_in(1, tmp_path, estimator)
+    two, said_by_two = train_in(2, tmp_path, estimator)
+
+    config = TrainConfig(
+        algorithm=AlgorithmConfig(adv_estimator=estimator, kl_loss_coef=0.01, ppo_mini_batch_size=5),
+        optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.0, eps=1e-5),
+        policy=PolicyConfig(device="cpu", max_tokens_per_micro_batch=64),
+    )
+    plain = Learner.load(config, spec, temperature=1.0, response_length=64, device=torch.device("cpu"))
+    before = {name: tensor.clone() for name, tensor in plain.policy.full_weights()}
+    for step in range(1, 6):
+        metrics = plain.update(evolve(mixed), step=step, version=0)
+    none = dict(plain.policy.full_weights())
+
+    assert one.keys() == two.keys() == none.keys()
+    for other in (one, two):
+        assert max((none[name] - other[name]).abs().max().item() for name in none) < 1e-6
+    assert max((none[name] - before[name]).abs().max().item() for name in none) > 1e-4
+    for said in (said_by_one, said_by_two):
+        loss, norm = map(float, said.split())
+        assert metrics["actor/pg_loss"] == pytest.approx(loss, abs=1e-6)
+        assert metrics["actor/grad_norm"] == pytest.approx(norm, rel=1e-4)

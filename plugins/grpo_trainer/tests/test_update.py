@@ -1,0 +1,169 @@
+"""A policy update does not depend on how the batch was cut up, and computes what the sampler would have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+
+from turnwise_grpo_trainer.config import AlgorithmConfig, OptimizerConfig, PolicyConfig, TrainConfig
+from turnwise_grpo_trainer.credit import trained_tokens
+from turnwise_grpo_trainer.learner import Learner
+from turnwise_grpo_trainer.micro_batches import micro_batches
+from turnwise_grpo_trainer.models import load_policy, token_log_probs
+from turnwise_grpo_trainer.rows import TokenRows
+
+POLICY = PolicyConfig(device="cpu", max_tokens_per_micro_batch=10_000)
+
+
+def learner(spec, *, algorithm=None, **policy):
+    """Return a learner with a learning rate that moves the weights."""
+    config = TrainConfig(
+        num_steps=10,
+        algorithm=algorithm or AlgorithmConfig(),
+        optimizer=OptimizerConfig(lr=1e-3, weight_decay=0.0),
+        policy=evolve(POLICY, **policy),
+    )
+    return Learner.load(config, spec, temperature=1.0, response_length=64, device=torch.device("cpu"))
+
+
+def gradient_of(spec, batch, **policy):
+    """Return the gradient of one update, flat, and its metrics."""
+    own = learner(spec, **policy)
+    seen = []
+    own.policy.optimizer.register_step_pre_hook(
+        lambda *_: seen.append(torch.cat([p.grad.flatten() for p in own.policy.model.parameters()]).clone())
+    )
+    metrics = own.update(batch, step=1, version=0)
+    return seen[0], metrics
+
+
+@pytest.mark.parametrize("kind", ["conversations", "mixed"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"packed": True},
+        {"max_tokens_per_micro_batch": 40},
+        {"packed": True, "max_tokens_per_micro_batch": 64},
+        {"gradient_checkpointing": True},
+        {"attn_implementation": "eager"},
+        {"attn_implementation": "eager", "packed": True},
+    ],
+    ids=str,
+)
+def test_gradient_is_the_same(spec, request, kind, policy):
+    """Packed or padded, in one piece or many, with any attention that reads masks."""
+    batch = request.getfixturevalue(kind)
+    expected, _ = gradient_of(spec, batch)
+
+    actual, _ = gradient_of(spec, batch, **policy)
+
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-6)
+
+
+def by_single_tokens(model, batch, row, temperature):
+    """Return the log-probabilities of a row's sampled tokens, each from a pass over what the token could see."""
+    visible = batch.visibility()[row]
+    found = {}
+    for column in batch.attention_mask[row].nonzero().squeeze(1).tolist():
+        response = column - batch.prompt_length
+        if response < 0 or not batch.response_mask[row, response]:
+            continue
+        context = visible[column].clone()
+        context[column] = False
+        keys = context.nonzero().squeeze(1)
+        bias = torch.zeros(1, 1, len(keys), len(keys)).masked_fill_(~visible[keys][:, keys], -1e9)
+        logits = model(
+            input_ids=batch.input_ids[row, keys][None],
+            position_ids=batch.position_ids[row, keys][None],
+            attention_mask=bias,
+        )
+        found[column] = (logits.logits[0, -1] / temperature).log_softmax(-1)[batch.input_ids[row, column]].item()
+    return found
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_are_those_of_a_sampler(spec, mixed, packed, temperature):
+    """Of rows with paths, too: what a token could not see changes nothing, and positions are the record's."""
+    model = load_policy(POLICY, spec)
+    rows = TokenRows.of(mixed, trained_tokens(mixed))
+    column = torch.zeros(rows.num_tokens)
+    with torch.no_grad():
+        for micro in micro_batches(rows, max_tokens=10_000, packed=packed):
+            column[micro.tokens] = token_log_probs(model, micro, temperature)[0]
+        expected = [value for row in (0, 1, 3) for value in by_single_tokens(model, mixed, row, temperature).values()]
+
+    actual = rows.with_columns(log_probs=column).select([0, 1, 3])
+    np.testing.assert_allclose(actual["log_probs"][actual.targets], expected, atol=2e-6)
+
+
+def test_mini_batches_and_epochs(spec, conversations):
+    """Each is a step of the optimizer; the ratio is to the probabilities from before the first."""
+    own = learner(spec, algorithm=AlgorithmConfig(ppo_epochs=2, ppo_mini_batch_size=4, clip_ratio_low=0.01))
+    steps = []
+    own.policy.optimizer.register_step_pre_hook(lambda *_: steps.append(1))
+
+    metrics = own.update(conversations, step=1, version=0)
+
+    assert 4 == len(steps)
+    assert metrics["actor/clip_frac"] > 0
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gae"])
+def test_every_estimator_moves_the_policy_towards_reward(spec, conversations, estimator):
+    """After some updates on one batch, its better half is likelier than its worse half."""
+    rewards = [1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0]
+    scores = torch.zeros_like(conversations.rm_scores)
+    last = conversations.response_mask.cumsum(1).argmax(1)
+    scores[torch.arange(8), last] = torch.tensor(rewards)
+    batch = evolve(conversations, rm_scores=scores)
+    own = learner(spec, algorithm=AlgorithmConfig(adv_estimator=estimator, tis_imp_ratio_cap=None))
+    good = torch.tensor(rewards).bool()
+
+    def margin():
+        rows = TokenRows.of(batch, trained_tokens(batch))
+        column = own._column(rows, own.policy.model, own._log_probs)
+        means = torch.stack([column[rows.bounds[row] : rows.bounds[row + 1]].sum() for row in range(8)])
+        return (means[good].mean() - means[~good].mean()).item()
+
+    before = margin()
+    for step in range(1, 6):
+        own.update(batch, step=step, version=0)
+
+    assert margin() > before + 0.1
+
+
+def test_a_reference_holds_the_policy_back(spec, conversations):
+    """With a large KL coefficient the policy stays nearer to where it began."""
+
+    def distance(coefficient):
+        own = learner(spec, algorithm=AlgorithmConfig(kl_loss_coef=coefficient))
+        for step in range(1, 5):
+            metrics = own.update(conversations, step=step, version=0)
+        return metrics["actor/kl"]
+
+    free, held = distance(1e-9), distance(10.0)
+
+    assert held < free / 2
+
+
+def test_the_gap_is_that_of_the_rollout(spec, conversations):
+    """Log-probabilities that the trainer would give itself have no gap; others have the one that they have."""
+    own = learner(spec)
+    rows = TokenRows.of(conversations, trained_tokens(conversations))
+    column = own._column(rows, own.policy.model, own._log_probs)
+    exact = torch.zeros(conversations.input_ids.shape)
+    exact[conversations.attention_mask.bool()] = column
+    exact = exact[:, conversations.prompt_length :]
+    shifted = exact - 0.25 * conversations.response_mask
+
+    assert own.update(evolve(conversations, rollout_log_probs=exact), step=1, version=0)["gap/max"] < 1e-6
+    metrics = learner(spec).update(evolve(conversations, rollout_log_probs=shifted), step=1, version=0)
+
+    assert 0.25 == pytest.approx(metrics["gap/mean"], abs=1e-5)
+    assert 0.25 == pytest.approx(metrics["gap/max"], abs=1e-5)
+    assert np.exp(0.25) - 0.25 - 1 == pytest.approx(metrics["gap/kl"], abs=1e-5)
+    assert np.exp(0.25) == pytest.approx(metrics["actor/tis_mean"], abs=1e-5)

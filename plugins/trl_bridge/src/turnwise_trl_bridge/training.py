@@ -1,0 +1,102 @@
+"""What `turnwise trl` runs: TRL's trainers with their settings taken from a run's config."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from turnwise import Task
+from turnwise_trl_bridge.rollouts import Rollouts, dataset_of
+
+
+def train_sync(config: Any, tasks: Sequence[Task], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Train with GRPOTrainer and return its log."""
+    from trl import GRPOConfig
+
+    from turnwise_trl_bridge.grpo import TurnwiseGRPOTrainer
+
+    path = str(config.model_spec().path)
+    rollouts = Rollouts.of(config, tasks)
+    args = GRPOConfig(
+        **_settings(config, arguments),
+        per_device_train_batch_size=arguments.prompts * config.rollout.n,
+        num_generations=config.rollout.n,
+        beta=0.0,
+    )
+    with rollouts.manager:
+        trainer = TurnwiseGRPOTrainer(
+            AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32),
+            rollouts=rollouts,
+            args=args,
+            processing_class=AutoTokenizer.from_pretrained(path),
+        )
+        trainer.train()
+    return _saved(trainer, arguments)
+
+
+def train_async(config: Any, tasks: Sequence[Task], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Train with AsyncGRPOTrainer, which samples while it trains, and return its log."""
+    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+
+    from turnwise_trl_bridge.tree_attention import allow_cpu, use_sdpa_tree_attention
+    from turnwise_trl_bridge.worker import EngineWeights, RolloutWorker
+
+    path = str(config.model_spec().path)
+    rollouts = Rollouts.of(config, tasks)
+    rollout = config.rollout
+    args = AsyncGRPOConfig(
+        **_settings(config, arguments),
+        per_device_train_batch_size=arguments.prompts * rollout.n,
+        num_generations=rollout.n,
+        token_budget=4 * (rollout.prompt_length + rollout.response_length),
+    )
+    with rollouts.manager:
+        worker = RolloutWorker(rollouts.manager, tasks, num_generations=rollout.n, groups_in_flight=arguments.prompts)
+        allow_cpu()
+        trainer = AsyncGRPOTrainer(
+            path,
+            args=args,
+            train_dataset=dataset_of(tasks),
+            processing_class=AutoTokenizer.from_pretrained(path),
+            rollout_worker=worker,
+            weight_transfer=EngineWeights(rollouts.manager),
+        )
+        if not torch.cuda.is_available():
+            use_sdpa_tree_attention()
+        try:
+            trainer.train()
+        finally:
+            worker.stop()
+    log = _saved(trainer, arguments)
+    for entry in log:
+        if "rollout/reward" in entry:
+            entry["reward"] = entry["rollout/reward"]
+    return log
+
+
+def _settings(config: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what both trainers are told."""
+    return {
+        "output_dir": str(arguments.out),
+        "max_steps": arguments.steps,
+        "learning_rate": arguments.learning_rate,
+        "lr_scheduler_type": "constant",
+        "temperature": config.rollout.sampling.temperature,
+        "max_completion_length": config.rollout.response_length,
+        "gradient_accumulation_steps": 1,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "bf16": torch.cuda.is_available(),
+        "gradient_checkpointing": False,
+        "seed": arguments.seed,
+    }
+
+
+def _saved(trainer: Any, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    trainer.save_model(str(arguments.out))
+    return list(trainer.state.log_history)

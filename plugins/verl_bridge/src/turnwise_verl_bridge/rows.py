@@ -1,0 +1,164 @@
+"""Episodes in verl's formats: the output of an agent loop, rows for TransferQueue, and a DataProto."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from turnwise import EpisodeResult, RolloutBatch, Trajectory
+from turnwise.errors import ConfigError, InfrastructureError
+
+
+def check_usable(result: EpisodeResult) -> None:
+    """
+    Refuse an episode that verl cannot train on.
+
+    Raises:
+        InfrastructureError: it failed or has no record: verl is to count it as a failure, not as a reward of 0.
+        ConfigError: it has parallel paths, for which verl's engines have neither mask nor positions.
+    """
+    if not result.trainable or not result.trajectories:
+        fault = result.fault
+        raise InfrastructureError(
+            f"episode {result.uid} {result.status}"
+            + (f": {fault.owner}: {fault.kind}: {fault.message}" if fault else "")
+        )
+    if any(trajectory.path_start.any() for trajectory in result.trajectories):
+        raise ConfigError("verl's engines cannot train parallel paths: use turnwise-grpo-trainer")
+
+
+def loop_outputs(result: EpisodeResult) -> list[Any]:
+    """Return the `AgentLoopOutput`s of an episode, one for each trajectory; the reward is the last one's."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+    check_usable(result)
+    metrics = result.metrics
+    timing = AgentLoopMetrics(
+        generate_sequences=metrics.llm_s, tool_calls=metrics.tool_s, compute_score=metrics.reward_s
+    )
+    outputs = [
+        AgentLoopOutput(
+            prompt_ids=trajectory.prompt_ids.tolist(),
+            response_ids=trajectory.response_ids.tolist(),
+            response_mask=trajectory.response_mask.tolist(),
+            response_logprobs=trajectory.logprobs.tolist(),
+            num_turns=metrics.num_turns,
+            metrics=timing,
+            extra_fields=_steps(trajectory),
+        )
+        for trajectory in result.trajectories
+    ]
+    if result.reward is not None:
+        outputs[-1].reward_score = result.reward
+        outputs[-1].extra_fields["reward_extra_info"] = _reward_extra(result)
+    return outputs
+
+
+def queue_rows(batch: RolloutBatch, result: EpisodeResult) -> list[dict[str, Any]]:
+    """
+    Return the fields of an episode's rows in TransferQueue: unpadded tensors, and the reward on the token it sits on.
+
+    Args:
+        batch: of this episode alone.
+        result: the same episode.
+    """
+    import torch
+
+    check_usable(result)
+    rows = []
+    for index, trajectory in enumerate(result.trajectories):
+        prompts, responses = torch.tensor(trajectory.prompt_ids), torch.tensor(trajectory.response_ids)
+        mask = torch.tensor(trajectory.response_mask, dtype=torch.int64)
+        rows.append(
+            {
+                "prompts": prompts.long(),
+                "responses": responses.long(),
+                "response_mask": mask,
+                "loss_mask": mask,
+                "input_ids": torch.cat([prompts, responses]).long(),
+                "position_ids": torch.tensor(trajectory.position_ids).long(),
+                "rollout_log_probs": torch.tensor(trajectory.logprobs, dtype=torch.float32),
+                "rm_scores": batch.rm_scores[index, : len(responses)].clone(),
+                "num_turns": result.metrics.num_turns,
+                "extra_fields": {**_steps(trajectory), "reward_extra_info": _reward_extra(result)},
+                "multi_modal_inputs": {},
+            }
+        )
+    return rows
+
+
+def data_proto(batch: RolloutBatch, results: Sequence[EpisodeResult]) -> Any:
+    """
+    Return a batch as verl's `DataProto`: one row for each result, in their order.
+
+    Args:
+        batch: padded to verl's prompt and response length.
+        results: one trajectory each.
+
+    Raises:
+        ConfigError: an episode has several trajectories, or parallel paths.
+    """
+    from tensordict import TensorDict
+    from verl import DataProto
+
+    for result in results:
+        check_usable(result)
+        if len(result.trajectories) != 1:
+            raise ConfigError(f"agent {result.agent_name!r} made several trajectories: verl V0 takes one row each")
+    tensors = {
+        "prompts": batch.prompts,
+        "responses": batch.responses,
+        "response_mask": batch.response_mask,
+        "input_ids": batch.input_ids,
+        "attention_mask": batch.attention_mask,
+        "position_ids": batch.position_ids,
+        "rollout_log_probs": batch.rollout_log_probs,
+    }
+    if bool(batch.scored.all()):
+        tensors["rm_scores"] = batch.rm_scores
+    columns: dict[str, Any] = {"__num_turns__": np.array([result.metrics.num_turns for result in results], np.int32)}
+    extras = [_reward_extra(result) for result in results]
+    names = sorted({name for extra in extras for name in extra})
+    for name in names:
+        columns[name] = np.array([extra.get(name, np.nan) for extra in extras])
+    for name in ("min_global_steps", "max_global_steps"):
+        columns[name] = np.array([_steps(r.trajectories[0])[name] for r in results], dtype=object)
+    meta = {"timing": timing_of(results, batch)} | ({"reward_extra_keys": names} if "rm_scores" in tensors else {})
+    return DataProto(batch=TensorDict(tensors, batch_size=len(results)), non_tensor_batch=columns, meta_info=meta)
+
+
+def timing_of(results: Sequence[EpisodeResult], batch: RolloutBatch) -> dict[str, float]:
+    """Return verl's timing of a batch: min, max and mean of each kind of seconds, and the slowest row's."""
+    seconds = {
+        "generate_sequences": np.array([result.metrics.llm_s for result in results]),
+        "tool_calls": np.array([result.metrics.tool_s for result in results]),
+        "compute_score": np.array([result.metrics.reward_s for result in results]),
+    }
+    timing = {}
+    slowest = int(np.argmax(np.sum(list(seconds.values()), axis=0)))
+    for name, values in seconds.items():
+        for how in ("min", "max", "mean"):
+            timing[f"agent_loop/{name}/{how}"] = float(getattr(values, how)())
+        timing[f"agent_loop/slowest/{name}"] = float(values[slowest])
+    timing["agent_loop/slowest/prompt_length"] = float(batch.prompt_lens[slowest])
+    timing["agent_loop/slowest/response_length"] = float(batch.response_lens[slowest])
+    return timing
+
+
+def _steps(trajectory: Trajectory) -> dict[str, Any]:
+    """Return which steps' weights sampled a row, by verl's names."""
+    sampled = np.asarray(trajectory.weight_versions)[np.asarray(trajectory.response_mask) == 1]
+    known = len(sampled) > 0
+    return {
+        "min_global_steps": int(sampled.min()) if known else None,
+        "max_global_steps": int(sampled.max()) if known else None,
+    }
+
+
+def _reward_extra(result: EpisodeResult) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for score in result.scores:
+        found.update(score.extra)
+    return found

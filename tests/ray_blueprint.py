@@ -1,6 +1,7 @@
 """What the processes of the Ray tests build their parts from; importable in every actor."""
 
 import os
+import threading
 import time
 
 from attrs import frozen
@@ -11,7 +12,7 @@ from turnwise.episode_setup import Limits
 from turnwise.function_tool import function_tool
 from turnwise.routing import LeastTokens, LeastTokensConfig
 from turnwise.runtime.worker import WorkerParts
-from turnwise.testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise.testing.scripted import Failure, RandomPolicy, ScriptedEngine
 from turnwise.tools import ToolBox
 from turnwise.types import ToolCall
 
@@ -45,6 +46,8 @@ def wait(what: str) -> str:
     """
     if what.startswith("tool-blocks"):
         time.sleep(3)
+    if what.startswith("tool-hangs"):
+        threading.Event().wait()
     if what.startswith("tool-raises"):
         raise ValueError("as asked")
     return what
@@ -55,6 +58,7 @@ class ScriptedBlueprint:
     """Scripted engines with a latency, so that there is time to kill something."""
 
     token_latency_s: float = 0.002
+    tool_call_s: float = 1.0
 
     def make_engine(self):
         """Build a replica's engine."""
@@ -64,9 +68,31 @@ class ScriptedBlueprint:
     def make_parts(self, engine):
         """Build a worker's parts."""
         recipe = Recipe(agent=FourTurns(), tools=ToolBox([function_tool(wait)]))
-        limits = Limits(response_length=400, tool_call_s=1.0)
+        limits = Limits(response_length=400, tool_call_s=self.tool_call_s)
         return WorkerParts(engine=engine, recipes={"four": recipe}, limits=limits, stop_token_ids=(END,))
 
     def make_router(self):
         """Build a router."""
         return LeastTokens(LeastTokensConfig())
+
+
+@frozen
+class DyingBlueprint(ScriptedBlueprint):
+    """
+    Its first engine dies of a request, while its process and event loop live on.
+
+    Attributes:
+        died: file that is there once an engine has been made to die.
+    """
+
+    died: str = ""
+
+    def make_engine(self):
+        """Build a replica's engine."""
+        engine = super().make_engine()
+        try:
+            with open(self.died, "x", encoding="utf-8"):
+                engine.failures = {20: Failure.DIE}
+        except FileExistsError:
+            pass
+        return engine

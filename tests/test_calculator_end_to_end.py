@@ -34,7 +34,8 @@ def test_the_model_uses_the_tool_over_several_turns(run_dir):
     results = read_results(run_dir / "trajectories.parquet")
 
     assert len(results) == 32
-    assert {r.status for r in results} == {Status.COMPLETED}
+    assert {r.status for r in results} <= {Status.COMPLETED, Status.TRUNCATED}
+    assert sum(r.status is Status.COMPLETED for r in results) >= 28
     assert sum(r.metrics.num_tool_calls > 0 for r in results) >= 28
     assert max(len(r.trajectories[0].turns()) for r in results) >= 3
     assert {r.reward for r in results} == {0.0, 1.0}

@@ -29,6 +29,7 @@ PAGES = [
     *DOCS,
     *sorted(ROOT.glob("*.md")),
     *sorted(ROOT.glob("core/*.md")),
+    *sorted(ROOT.glob("libs/*/*.md")),
     *sorted(ROOT.glob("plugins/*/*.md")),
     *sorted(ROOT.glob("changelog.d/README.md")),
 ]

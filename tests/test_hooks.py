@@ -158,4 +158,4 @@ def test_the_fake_uses_the_public_api() -> None:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("turnwise")
     }
 
-    assert imported == {"turnwise", "turnwise.protocols"}
+    assert imported == {"turnwise", "turnwise.protocols", "turnwise.weights"}

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from ray_blueprint import ScriptedBlueprint
+from ray_blueprint import DyingBlueprint, ScriptedBlueprint
 
 from turnwise import Status, Task
 from turnwise.config_runtime import RayConfig, RuntimeConfig
@@ -55,7 +55,7 @@ def tasks(count, prefix="task"):
 def pids(running, kind):
     import ray
 
-    seats = running.runtime._replicas if kind == "replica" else running.runtime._workers
+    seats = running.runtime.policy.seats if kind == "replica" else running.runtime.workers.seats
     return [int(ray.get(seat.handle.stats.remote())["pid"]) for seat in seats if seat.handle is not None]
 
 
@@ -116,6 +116,21 @@ def test_a_killed_replica_costs_nothing(undisturbed):
     assert {r.status for r in results} <= ENDED
     assert {r.task.uid: r.trajectories[0].input_ids.tolist() for r in results} == undisturbed
     assert victim not in again
+
+
+def test_an_engine_that_dies_in_its_actor_is_replaced(undisturbed, tmp_path):
+    """
+    The actor lives, its engine does not: it serves nobody any more, its episodes go on elsewhere, another is started.
+    """
+    with manager(DyingBlueprint(died=str(tmp_path / "died"))) as running:
+        before = pids(running, "replica")
+        results = running.rollout(tasks(60))
+        after = wait_for_pids(running, "replica", 2)
+
+    assert (tmp_path / "died").exists()
+    assert_whole(results, tasks(60))
+    assert {r.task.uid: r.trajectories[0].input_ids.tolist() for r in results} == undisturbed
+    assert len(set(before) - set(after)) == 1
 
 
 def test_a_killed_worker_has_its_episodes_run_again(undisturbed):
@@ -223,7 +238,7 @@ def test_an_engine_that_cannot_start_is_told():
     The caller gets the engine's own reason after the retries.
     """
 
-    with pytest.raises(EngineError, match=r"replica 0 could not be started: .*"):
+    with pytest.raises(EngineError, match=r"replica 0 could not be started: .*no weights there"):
         manager(BrokenBlueprint(), max_restarts=1).start()
 
 

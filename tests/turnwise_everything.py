@@ -7,7 +7,8 @@ Its parts do next to nothing, and each has an option, so that configs reach them
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from attrs import frozen
@@ -41,6 +42,7 @@ from turnwise import (
     hookimpl,
 )
 from turnwise.protocols import ReplicaLoad
+from turnwise.weights import Offer, Weight
 
 
 @frozen(kw_only=True)
@@ -177,11 +179,16 @@ class FirstReplica(Part):
 class NoTransport(Part):
     """Carries nothing."""
 
-    async def publish(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
+    @asynccontextmanager
+    async def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AsyncIterator[Offer]:
         """Publish nothing."""
+        yield Offer(version=version, specs=())
 
-    async def apply(self, engine: Engine, version: int) -> None:
+    async def apply(self, engine: Engine, offer: Offer) -> None:
         """Apply nothing."""
+
+    async def close(self) -> None:
+        """Free nothing."""
 
 
 class SilentObserver(Observer):

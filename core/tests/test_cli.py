@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from turnwise.cli.rollout_command import names_of_files
 from turnwise.storage import read_results
 from turnwise.testing.tokenizers import byte_tokenizer
 from turnwise.types import Status
+from turnwise.unfinished_file import load_unfinished
 
 PLUGIN = """
 import turnwise
@@ -165,6 +168,30 @@ class TestRollout:
         assert all(line["tokens"]["action"] > 0 for line in episodes)
         assert {"llm_s", "tool_s", "turns", "mask_ratio", "reward"} <= episodes[0].keys()
 
+    def test_trace(self, run_dir):
+        """
+        `--trace` draws every episode of the run.
+        """
+        path = run_dir / "traces" / "run.json"
+        assert rollout(run_dir, "--trace", str(path)) == 0
+        events = json.loads(path.read_text())["traceEvents"]
+        drawn = {event["args"]["uid"] for event in events if event.get("cat") == "episode"}
+
+        assert drawn == {result.uid for result in read_results(run_dir / "out" / "trajectories.parquet")}
+
+    @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+    def test_trace_of_a_run_that_was_stopped(self, run_dir, site, stop):
+        """
+        However the run ends, its trace can be read; after an interrupt it shows how far the episodes had come.
+        """
+        with started(run_dir, site) as process:
+            process.send_signal(stop)
+            process.wait(timeout=60)
+        events = json.loads((run_dir / "run.json").read_text())["traceEvents"]
+
+        statuses = [event["args"]["status"] for event in events if event.get("cat") == "episode"]
+        assert statuses.count("aborted") > 0 or stop is signal.SIGKILL
+
     def test_all_episodes_failed(self, run_dir, capsys):
         """
         A run in which nothing worked is not a success; its records are written all the same.
@@ -176,13 +203,9 @@ class TestRollout:
     @pytest.mark.parametrize("interrupts", [1, 2])
     def test_an_interrupt_keeps_what_there_is(self, run_dir, site, interrupts):
         """
-        Ctrl-C in a real process: the episodes that ran are written, with what they had, and the exit code is 1.
+        Ctrl-C in a real process: the episodes that ran are written, with what they had, and the exit code is 130.
         """
-        command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", "engine.token_latency_s=0.05"]
-        environment = os.environ | {"PYTHONPATH": str(site)}
-        with (run_dir / "log").open("w") as log:
-            process = subprocess.Popen([*command, "--out", "out"], cwd=run_dir, env=environment, stdout=log, stderr=log)
-            wait_for(lambda: "rollout started" in (run_dir / "log").read_text(), process)
+        with started(run_dir, site) as process:
             time.sleep(0.3)
             process.send_signal(signal.SIGINT)
             if interrupts == 2:
@@ -190,7 +213,7 @@ class TestRollout:
                 process.send_signal(signal.SIGINT)
             code = process.wait(timeout=60)
 
-        assert code == 1, (run_dir / "log").read_text()
+        assert code == 130, (run_dir / "log").read_text()
         assert "Traceback" not in (run_dir / "log").read_text()
         if interrupts == 1:
             results = read_results(run_dir / "out" / "trajectories.parquet")
@@ -199,6 +222,64 @@ class TestRollout:
             aborted = [r for r in results if r.status is Status.ABORTED]
             assert aborted
             assert all(r.trajectories[0].num_response_tokens > 0 for r in aborted)
+
+    @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+    def test_an_interrupted_run_goes_on(self, run_dir, site, how):
+        """
+        Ctrl-C or SIGKILL, then --resume: finished episodes are kept, the rest is run, and all is as without it.
+        """
+        assert rollout(run_dir) == 0
+        expected = read_results(run_dir / "out")
+        with started(run_dir, site, out="cut") as process:
+            time.sleep(0.8)
+            process.send_signal(how)
+            assert process.wait(timeout=60) == (130 if how is signal.SIGINT else -how)
+        before = [r for r in read_results(run_dir / "cut") if r.status is not Status.ABORTED]
+        assert (run_dir / "cut" / "unfinished.jsonl").exists() == (how is signal.SIGINT)
+        kept = load_unfinished(run_dir / "cut" / "unfinished.jsonl") if how is signal.SIGINT else []
+        assert any(each.num_kept_tokens for each in kept) == (how is signal.SIGINT)
+
+        assert main(["rollout", "--resume", str(run_dir / "cut")]) == 0
+        results = read_results(run_dir / "cut")
+        assert Counter(r.uid for r in expected) == Counter(r.uid for r in results)
+        assert {r.status for r in results} <= {Status.COMPLETED, Status.TRUNCATED}
+        after = {r.uid: r.trajectories[0].input_ids.tolist() for r in results}
+        assert all(after[r.uid] == r.trajectories[0].input_ids.tolist() for r in before)
+        responses = {r.uid: r.trajectories[0].response_ids.tolist() for r in results}
+        for each in kept:
+            ids = each.turns[0].result.token_ids.tolist()
+            assert responses[each.uid][: len(ids)] == ids
+        assert not (run_dir / "cut" / "unfinished.jsonl").exists()
+        assert not list((run_dir / "cut").glob("*.partial"))
+        assert len(RolloutBatch.load(run_dir / "cut" / "batch.safetensors").rows) == 10
+        assert main(["rollout", "--resume", str(run_dir / "cut")]) == 0
+
+    def test_resume_is_refused_where_it_cannot_be(self, run_dir, capsys):
+        """
+        A folder without a run, and options that do not go with it.
+        """
+        assert main(["rollout", "--resume", str(run_dir)]) == 2
+        assert "holds no run" in capsys.readouterr().err
+        assert main(["rollout", "run.yaml", "--resume", str(run_dir)]) == 2
+        assert "give no config" in capsys.readouterr().err
+        assert main(["rollout", "run.yaml"]) == 2
+        assert "--out DIR, or --resume DIR" in capsys.readouterr().err
+
+
+@contextmanager
+def started(run_dir, site, out="out"):
+    """A slow rollout in a process of its own, under way."""
+    command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", "engine.token_latency_s=0.05"]
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    with (run_dir / "log").open("w") as log:
+        command += ["--out", out, "--trace", "run.json"]
+        process = subprocess.Popen(command, cwd=run_dir, env=environment, stdout=log, stderr=log)
+        try:
+            wait_for(lambda: "rollout started" in (run_dir / "log").read_text(), process)
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
 
 def wait_for(condition, process, timeout_s=60):

@@ -13,6 +13,9 @@ from attrs import Factory, field, fields, frozen, make_class, validators
 from hypothesis import given
 from hypothesis import strategies as st
 
+import turnwise.config
+import turnwise.config_parts
+import turnwise.config_runtime
 from turnwise.config import RunConfig
 from turnwise.config_file import read_mapping, structure_config, to_dict
 from turnwise.config_schema import attribute_docs, json_schema
@@ -169,8 +172,9 @@ def test_every_key_has_its_type_default_and_description():
 
 def test_the_docstring_of_every_config_class_names_exactly_its_fields():
     """A field without documentation, or documentation without a field, is a mistake of ours."""
-    for name, kind in vars(__import__("turnwise.config", fromlist=["x"])).items():
-        if isinstance(kind, type) and kind.__module__ == "turnwise.config" and hasattr(kind, "__attrs_attrs__"):
+    modules = (turnwise.config, turnwise.config_parts, turnwise.config_runtime)
+    for name, kind in ((name, kind) for module in modules for name, kind in vars(module).items()):
+        if isinstance(kind, type) and "turnwise.config" in kind.__module__ and hasattr(kind, "__attrs_attrs__"):
             documented = set(attribute_docs(kind)) - {"base_dir"}
             assert {item.name for item in file_fields(kind)} == documented, name
 

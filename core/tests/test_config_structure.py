@@ -244,9 +244,10 @@ def test_a_choice_is_a_name_or_a_section():
 
 def test_tools_are_told_apart_by_their_key():
     """A section with a name is a registered tool, whatever its options are called."""
-    tools = ["r", {"name": "s", "function": 1}, {"function": "m:f"}, {"class": "m.n:C", "k": 1}]
+    function = {"function": "m:f", "run_in": "process"}
+    tools = ["r", {"name": "s", "function": 1}, function, {"class": "m.n:C", "k": 1}]
     config = structure_config({**MINIMAL, "tools": tools, "tool_modules": ["m"]}, Path("/"))
-    expected = (Choice("r"), Choice("s", {"function": 1}), ToolFunction("m:f"), ToolClass("m.n:C", {"k": 1}))
+    expected = (Choice("r"), Choice("s", {"function": 1}), ToolFunction("m:f", "process"), ToolClass("m.n:C", {"k": 1}))
     assert expected == config.tools
     assert [{"name": "r"}, *tools[1:]] == to_dict(config)["tools"]
 

@@ -212,12 +212,14 @@ class TestSummaryTable:
 
     def test_lines(self):
         """Nested entries stand side by side; what there is not is a dash."""
-        out = printed(summary_table(summarize([episode("x\x1b")], 2.0)))
-        assert "│ episodes            │ 1 " in out
-        assert "│ reward              │ scored 0  min -  mean -  max - " in out
-        assert "│ action_tokens_per_s │ 1 " in out
-        assert "│ slowest             │ x\\x1b/0 " in out
-        assert len(out.splitlines()) == 2 + len(summarize([], 1.0))
+        out = printed(summary_table(summarize([episode("x\x1b")], 2.0)), width=140)
+        assert "│ episodes                      │ 1 " in out
+        assert "│ reward                        │ scored 0  min -  mean -  max - " in out
+        assert "│ action_tokens_per_s           │ 1 " in out
+        assert "│ slowest                       │ x\\x1b/0 " in out
+        timing = ("agent_loop/generate_sequences", "agent_loop/tool_calls", "agent_loop/slowest")
+        assert all(f"│ {name} " in out for name in timing)
+        assert len(out.splitlines()) == 2 + len(summarize([], 1.0)) - 1 + len(timing)
 
     def test_values_of_strangers(self):
         """Markup and controls in a summary that was read from a file are text too."""

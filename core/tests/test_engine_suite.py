@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from turnwise.errors import EngineError
+from turnwise.errors import EngineError, TornWeightsError
 from turnwise.protocols import Engine
+from turnwise.testing.bigram import BigramEngine, BigramReference
 from turnwise.testing.engine_checks import ENGINE_CHECKS, EngineChecker
 from turnwise.testing.engine_probe import EngineProbe, make_request
 from turnwise.testing.engine_suite import EngineSuite
@@ -15,12 +16,39 @@ from turnwise.testing.scripted import SCRIPTED_CAPABILITIES, RandomPolicy, Scrip
 from turnwise.types import Capabilities, FinishReason
 
 VOCAB_SIZE = 64
-CAPABILITIES = evolve(SCRIPTED_CAPABILITIES, max_context=256)
+CAPABILITIES = evolve(SCRIPTED_CAPABILITIES, max_context=256, layouts=True)
 # What hangs in a broken engine must not hang the tests.
 PROBE = EngineProbe(vocab_size=VOCAB_SIZE, num_long_tokens=40, timeout_s=2.0)
 
 
-def make(kind=ScriptedEngine, **options):
+class OrdersPaths(ScriptedEngine):
+    """Answers as if the paths of each block stood in the order of their ids."""
+
+    async def generate(self, request):
+        if request.layout is not None:
+            request = evolve(request, token_ids=in_order(request), layout=None)
+        return await super().generate(request)
+
+
+def in_order(request):
+    if request.layout.num_tokens > len(request.token_ids):
+        raise EngineError("the layout ends behind the context")
+    ids = request.token_ids.tolist()
+    for block in dict.fromkeys(block for block, _, _ in request.layout.paths):
+        spans = [(start, stop) for other, start, stop in request.layout.paths if other == block]
+        ids[block : spans[-1][1]] = [token for path in sorted(ids[a:b] for a, b in spans) for token in path]
+    return ids
+
+
+class ChangesForLayouts(ScriptedEngine):
+    """Samples something else as soon as there is a layout."""
+
+    async def generate(self, request):
+        ids = request.token_ids if request.layout is None else request.token_ids[::-1]
+        return await super().generate(evolve(request, token_ids=ids))
+
+
+def make(kind=OrdersPaths, **options):
     policy = RandomPolicy(vocab_size=VOCAB_SIZE)
     return kind(policy=policy, token_latency_s=0.001, **{"capabilities": CAPABILITIES, **options})
 
@@ -225,6 +253,9 @@ BROKEN = [
     (ServesAnything, "empty_context_is_refused", "an empty context: expected an EngineError"),
     (ServesAnything, "too_long_context_is_refused", "a context of 257 tokens: expected an EngineError"),
     (ServesAnything, "output_stays_in_max_context", "pass max_context"),
+    (ChangesForLayouts, "layout_without_paths_is_plain_text", "ids with a layout of no paths"),
+    (ScriptedEngine, "order_of_paths_does_not_matter", "ids with the paths in another order"),
+    (ScriptedEngine, "layout_beyond_the_context_is_refused", "a layout beyond the context: expected an EngineError"),
     (edited(lambda *_: {"weight_version": np.int64(0)}), "weight_versions", "type of the weight version"),
     (edited(lambda *_: {"weight_version": -1}), "weight_versions", "weight version -1"),
     (edited(lambda *_: {"weight_version": np.zeros(1, np.int32)}), "weight_versions", "dtype and shape"),
@@ -236,12 +267,136 @@ BROKEN = [
     (NeverStops, "stop_ends_what_is_in_flight", "finish reasons of what was in flight"),
 ]
 
+REFERENCE = BigramReference(VOCAB_SIZE)
+BIGRAM_PROBE = evolve(PROBE, reference=REFERENCE)
+
+
+class TakesLayouts(BigramEngine):
+    """Looks at the last token alone, so that no layout makes a difference."""
+
+    @property
+    def capabilities(self):
+        return evolve(super().capabilities, layouts=True)
+
+    async def generate(self, request):
+        if request.layout is not None and request.layout.num_tokens > len(request.token_ids):
+            raise EngineError("the layout ends behind the context")
+        return await super().generate(request)
+
+
+def make_bigram(kind=TakesLayouts, **options):
+    return kind(vocab_size=VOCAB_SIZE, **options)
+
+
+class OffByATenth(BigramEngine):
+    async def generate(self, request):
+        result = await super().generate(request)
+        object.__setattr__(result, "logprobs", result.logprobs - np.float32(0.1))
+        return result
+
+
+class KeepsItsWeights(BigramEngine):
+    async def update_weights(self, weights, version):
+        await super().update_weights([], version)
+
+
+class StalePrefixes(BigramEngine):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.kept = {}
+
+    async def generate(self, request):
+        key = request.token_ids.tobytes()
+        result = await super().generate(request)
+        object.__setattr__(result, "token_ids", self.kept.setdefault(key, result.token_ids))
+        return result
+
+
+class ClaimsTheLastVersion(BigramEngine):
+    async def generate(self, request):
+        result = await super().generate(request)
+        object.__setattr__(result, "weight_version", self._version)
+        return result
+
+
+class TakesTheFirstHalf(BigramEngine):
+    async def update_weights(self, weights, version):
+        for pair in weights:
+            await super().update_weights([pair], version)
+
+
+class TearsAndServes(BigramEngine):
+    async def update_weights(self, weights, version):
+        try:
+            await super().update_weights(weights, version)
+        except EngineError as error:
+            raise TornWeightsError(str(error)) from error
+
+
+class SaysNoMore(BigramEngine):
+    async def generate(self, request):
+        try:
+            return await super().generate(request)
+        except EngineError:
+            raise EngineError("no") from None
+
+
+class KnowsEveryTag(BigramEngine):
+    async def wake_up(self, tags=("weights", "kv_cache")):
+        await super().wake_up({"weights", "kv_cache"}.intersection(tags))
+
+
+class FallsAsleepAlone(BigramEngine):
+    async def _end_all(self):
+        pass
+
+    async def generate(self, request):
+        return evolve(await super().generate(request), finish_reason=FinishReason.LENGTH)
+
+
+class ReadsItsFilesAgain(BigramEngine):
+    async def wake_up(self, tags=("weights", "kv_cache")):
+        await super().wake_up(tags)
+        if "kv_cache" in tags and self._level == 2:
+            await super().update_weights(REFERENCE.weights(changed=False), self._version)
+
+
+BIGRAM_BROKEN = [
+    (OffByATenth, "logprobs_are_those_of_the_model", "log-probabilities are off by 0.1 nats"),
+    (KeepsItsWeights, "weight_update_changes_the_output", "tokens of weight version 1 are not what its weights give"),
+    (StalePrefixes, "no_stale_prefix_after_an_update", "tokens of weight version 1 are not what its weights give"),
+    (ClaimsTheLastVersion, "update_in_flight_marks_each_token", "are not what its weights give|none has tokens of two"),
+    (TakesTheFirstHalf, "failed_update_changes_nothing", "after an unknown name: expected"),
+    (TearsAndServes, "failed_update_changes_nothing", "a request after an unknown name tore the weights"),
+    (SaysNoMore, "generate_while_asleep_says_so", "expected an EngineError that says 'asleep', got no"),
+    (KnowsEveryTag, "wrong_sleep_calls_are_refused", "an unknown tag: expected an EngineError"),
+    (FallsAsleepAlone, "sleep_ends_what_is_in_flight", "finish reason of what was in flight at sleep"),
+    (ReadsItsFilesAgain, "level_2_serves_what_it_is_given", "tokens of weight version 1 are not what its weights give"),
+]
+
 
 @pytest.mark.parametrize("name", ENGINE_CHECKS)
 def test_a_good_engine_passes(name):
-    """Every check passes on the scripted engine, which can all that they need."""
+    """Every check passes on the engine with weights, which can all that they need."""
+    with EngineChecker(make_bigram, BIGRAM_PROBE) as checker:
+        assert checker.run(name) == ""
+
+
+@pytest.mark.parametrize("name", [name for name, check in ENGINE_CHECKS.items() if not check.reference])
+def test_an_engine_without_weights_passes(name):
+    """And on the scripted one, which has no model to compare with."""
     with EngineChecker(make, PROBE) as checker:
         assert checker.run(name) == ""
+
+
+@pytest.mark.parametrize(("kind", "name", "message"), BIGRAM_BROKEN, ids=[each[0].__name__ for each in BIGRAM_BROKEN])
+def test_broken_weights_and_sleep_are_caught(kind, name, message):
+    """The check that is about the broken promise fails, and says what the engine did."""
+    with (
+        EngineChecker(lambda: make_bigram(kind), BIGRAM_PROBE) as checker,
+        pytest.raises(AssertionError, match=message),
+    ):
+        checker.run(name)
 
 
 @pytest.mark.parametrize(("kind", "name", "message"), BROKEN, ids=[f"{each[1]}-{i}" for i, each in enumerate(BROKEN)])
@@ -267,7 +422,7 @@ def test_an_engine_that_raises_is_caught(kind, name):
 
 def test_every_check_can_fail():
     """No check is there for show: a broken engine above fails each, but for the one that the others end with."""
-    caught = {name for _, name, _ in BROKEN}
+    caught = {name for _, name, _ in BROKEN + BIGRAM_BROKEN}
 
     assert set(ENGINE_CHECKS) - caught == {"serves_when_idle"}
 
@@ -276,7 +431,7 @@ def test_every_check_is_a_standard_test():
     """The suite has one test for each check, and says the same about it."""
     tests = {name.removeprefix("test_"): test for name, test in vars(EngineSuite).items() if name.startswith("test_")}
 
-    assert set(tests) == {*ENGINE_CHECKS, "fulfils_the_protocol"}
+    assert set(tests) == {*ENGINE_CHECKS, "fulfils_the_protocol", "is_built_in_a_ray_actor"}
     for name, check in ENGINE_CHECKS.items():
         assert tests[name].__doc__ == check.function.__doc__
 
@@ -293,10 +448,12 @@ def test_a_check_without_its_capability_does_not_apply():
     answers = {name: EngineChecker(make_weak, PROBE).run(name) for name, check in ENGINE_CHECKS.items() if check.needs}
 
     assert answers.pop("logprobs") == ""
+    assert answers.pop("logprobs_are_those_of_the_model") == "the probe has no reference to compare with"
     assert set(answers.values()) == {
         f"the engine has no capability {name!r}"
-        for name in ("abort", "max_context", "seeds", "sleep_levels", "weight_updates")
+        for name in ("abort", "layouts", "max_context", "seeds", "weight_updates")
     }
+    assert EngineChecker(make_weak, PROBE).run("sleep_and_wake_up") == "the engine has no sleep level 1"
 
 
 def test_a_probe_needs_a_vocabulary():

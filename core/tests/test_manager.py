@@ -347,3 +347,39 @@ def test_starting_and_stopping_twice():
     running.start()
     running.stop()
     running.stop()
+
+
+def test_times_of_a_batch_under_verls_names():
+    """
+    After a batch, the manager has its times, those of the slowest episode among them.
+    """
+    with manager(n=2) as running:
+        assert running.timing == {}
+        batch = running.generate(tasks(3))
+        timing = running.timing
+
+    assert timing["agent_loop/generate_sequences/min"] <= timing["agent_loop/generate_sequences/max"]
+    assert timing["agent_loop/tool_calls/max"] == 0.0
+    lengths = batch.attention_mask.sum(1).tolist()
+    assert timing["agent_loop/slowest/prompt_length"] + timing["agent_loop/slowest/response_length"] in lengths
+
+
+def test_weight_updates_are_heard():
+    """
+    Each replica that took new weights is an event, with the version and how long it took.
+    """
+
+    class Ear(Observer):
+        def __init__(self):
+            self.events = []
+
+        def on_weights_updated(self, event):
+            self.events.append(event)
+
+    ear = Ear()
+    with manager(observers=[ear]) as running:
+        running.update_weights([("w", np.zeros(4, np.float32))], version=3)
+
+    (event,) = ear.events
+    assert (event.version, event.replica, event.num_bytes) == (3, 0, 16)
+    assert event.seconds >= 0

@@ -9,20 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.cli import bench_command
-from turnwise.cli.bench_command import (
-    SHAPES,
-    BenchCommand,
-    compare,
-    find_routers,
-    load_trace,
-    save_trace,
-    synthetic_traces,
-)
+from turnwise.cli.bench_command import BenchCommand, compare, find_routers
+from turnwise.cli.recorded_traces import load_trace, save_trace
+from turnwise.cli.recorded_traces import trace_of as trace_of_results
+from turnwise.cli.synthetic_traces import SHAPES, synthetic_traces
 from turnwise.errors import ConfigError, DataError, EngineError
 from turnwise.host import Host
 from turnwise.protocols import Resources
+from turnwise.result import EpisodeResult
 from turnwise.routing import ROUTERS, LeastTokens, RoundRobin
 from turnwise.routing_simulator import ReplicaEvent, ReplicaModel, Trace, TraceTrajectory, TraceTurn, simulate
+from turnwise.storage import TrajectoryWriter
+from turnwise.trajectory import Trajectory
+from turnwise.types import EpisodeMetrics, Status, Task
 
 PLAIN = ReplicaModel(step_s=1.0, request_s=0.0, token_s=0.0, prefill_token_s=0.1)
 """A second a step, whatever is in it, and a tenth for each token of prefill."""
@@ -260,6 +259,49 @@ def test_files_without_a_trace(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(DataError, match=r"bad\.jsonl: (holds no trajectory|cannot be read)"):
         load_trace(path)
+
+
+# Results of rollouts
+
+
+def result(uid, *records, tool_s=0.0):
+    metrics = EpisodeMetrics(tool_s=tool_s)
+    task = Task(messages=({"role": "user", "content": "x"},), uid=uid)
+    return EpisodeResult(task=task, status=Status.COMPLETED, trajectories=records, metrics=metrics)
+
+
+def record(*turns):
+    """A turn is (sampled tokens, tokens of the answer, forced tokens behind it)."""
+    made = Trajectory([1, 2, 3])
+    for sampled, observed, forced in turns:
+        made.add_action([5] * sampled, [-1.0] * sampled, 1)
+        made.add_observation([6] * observed)
+        made.add_forced([7] * forced)
+    return made
+
+
+def test_results_of_a_rollout_are_a_trace(tmp_path):
+    """Turns, what stands between them, groups and the seconds of tools come from the records of a run."""
+    path = tmp_path / "trajectories.parquet"
+    with TrajectoryWriter(path) as writer:
+        writer.write(result("a", record((4, 2, 1), (3, 5, 0), (2, 0, 0)), tool_s=3.0))
+        writer.write(result("a", record((6, 0, 0)), record((1, 0, 0))))
+        writer.write(result("b", Trajectory([1])))
+    trace = load_trace(path)
+
+    assert trace.name == "trajectories"
+    assert trace.trajectories == (
+        trajectory("e0", (4, 1.5, 3), (3, 1.5, 5), (2, 0.0, 0), prompt=3, group_id="a"),
+        trajectory("e1", (6, 0.0, 0), prompt=3, group_id="a"),
+        trajectory("e1/1", (1, 0.0, 0), prompt=3, group_id="a"),
+    )
+    assert load_trace(tmp_path).trajectories == trace.trajectories
+
+
+def test_results_without_a_turn():
+    """Nothing to replay is an error that names the file."""
+    with pytest.raises(DataError, match="monday: holds no turn of a model"):
+        trace_of_results([result("a", Trajectory([1])), result("b")], "monday")
 
 
 # The bench

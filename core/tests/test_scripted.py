@@ -299,7 +299,7 @@ def test_memory_is_taken_tag_by_tag():
             seen.append(await served(engine))
         return seen
 
-    dropped, asleep = "the weights were dropped", "the scripted engine sleeps"
+    dropped, asleep = "the weights were dropped", "the scripted engine is asleep"
     assert serve(ScriptedEngine(), scenario) == [dropped, dropped, "served", asleep, "served"]
 
 
@@ -328,19 +328,17 @@ def test_no_bound_at_all_is_refused():
         answer(ScriptedEngine(), ask(max_tokens=None))
 
 
-def test_sleeping_or_updating_at_the_wrong_time_is_refused():
-    """Not with requests in flight, and no weights into memory that sleeps: both would break a real engine."""
+def test_sleeping_ends_what_is_in_flight():
+    """Requests in flight end with `abort` when the engine goes to sleep, and no weights go into memory that sleeps."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:
-            await begin(group, engine, ask())
-            with pytest.raises(EngineError, match="cannot sleep with 1 requests in flight"):
-                await engine.sleep(1)
+            task = await begin(group, engine, ask())
             with pytest.raises(EngineError, match="request 'a' is in flight already"):
                 await engine.generate(ask())
-            await engine.abort("a")
-        await engine.sleep(1)
-        with pytest.raises(EngineError, match="their memory sleeps"):
+            await engine.sleep(1)
+        assert FinishReason.ABORT == task.result().finish_reason
+        with pytest.raises(EngineError, match="their memory is asleep"):
             await engine.update_weights([], 1)
 
     serve(ScriptedEngine(latency_s=5), scenario)

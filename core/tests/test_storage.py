@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from turnwise.errors import DataError
 from turnwise.result import EpisodeResult
-from turnwise.storage import SCHEMA, TrajectoryWriter, read_results
+from turnwise.row_file import SCHEMA
+from turnwise.storage import TrajectoryWriter, read_results
 from turnwise.testing.strategies import trajectories
 from turnwise.trajectory import Trajectory
 from turnwise.types import (
@@ -180,7 +181,8 @@ class TestFile:
         """Every attribute of what is written has its column, so that nothing new is forgotten."""
         metrics = {a.name for a in attrs.fields(EpisodeMetrics)} - {"extra"} | {"metrics_extra"}
         fault = {f"fault_{a.name}" for a in attrs.fields(Fault)}
-        result = {a.name for a in attrs.fields(EpisodeResult)} - {"task", "fault", "trajectories", "scores", "metrics"}
+        elsewhere = {"task", "fault", "trajectories", "scores", "metrics", "unfinished"}  # the last in its own file
+        result = {a.name for a in attrs.fields(EpisodeResult)} - elsewhere
         task = {a.name for a in attrs.fields(Task)} - {"extra", "messages", "agent_name"}
         assert metrics | fault | result | task | {"task_messages", "task_agent_name", "task_extra"} <= set(SCHEMA.names)
 
@@ -318,3 +320,45 @@ class TestReadErrors:
         path = write(tmp_path / "t.jsonl", episode(trajectory()))
         path.write_text(path.read_text() + '{"uid": ')
         assert ", row 1: cannot be read as a trajectory: JSONDecodeError: " in self.error_of(path)
+
+
+class TestKilled:
+    """What a writer leaves that was killed."""
+
+    @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+    def test_every_whole_piece_can_be_read(self, tmp_path, suffix):
+        """However few bytes came to the disk, the episodes that were written whole are read, in order."""
+        message = {"role": "user", "content": "x"}
+        results = [
+            EpisodeResult(
+                task=Task(messages=(message,), uid=f"t{i}"), status=Status.COMPLETED, trajectories=(simple(i),)
+            )
+            for i in range(4)
+        ]
+        writer = TrajectoryWriter(tmp_path / f"trajectories{suffix}", rows_per_group=1)
+        for result in results:
+            writer.write(result)
+        left = tmp_path / f"trajectories{suffix}.partial"
+        data = left.read_bytes()
+        assert [r.uid for r in read_results(tmp_path)] == [r.uid for r in results]
+        seen = []
+        for size in range(0, len(data), max(1, len(data) // 60)):
+            left.write_bytes(data[:size])
+            read = read_results(left)
+            assert [r.uid for r in read] == [r.uid for r in results[: len(read)]]
+            assert all(one.trajectories[0].logprobs.tolist() == [-0.5] * 3 for one in read)
+            seen.append(len(read))
+        left.write_bytes(data)
+        writer.close()
+
+        assert sorted(seen) == seen
+        assert {0, 1, 2, 3} <= set(seen)
+        assert not left.exists()
+        assert [r.uid for r in read_results(tmp_path)] == [r.uid for r in results]
+
+
+def simple(number):
+    """A record of one turn."""
+    trajectory = Trajectory([number])
+    trajectory.add_action([1, 2, 3], [-0.5] * 3)
+    return trajectory

@@ -51,6 +51,18 @@ def test_numbers():
         "llm_s": {"min": 0.0, "mean": 0.75, "max": 1.5},
         "tool_s": {"min": 0.0, "mean": 0.75, "max": 3.0},
         "slowest": "a/0",
+        "timing": {
+            "agent_loop/generate_sequences/min": 0.0,
+            "agent_loop/generate_sequences/mean": 0.75,
+            "agent_loop/generate_sequences/max": 1.5,
+            "agent_loop/tool_calls/min": 0.0,
+            "agent_loop/tool_calls/mean": 0.75,
+            "agent_loop/tool_calls/max": 3.0,
+            "agent_loop/slowest/generate_sequences": 1.0,
+            "agent_loop/slowest/tool_calls": 3.0,
+            "agent_loop/slowest/prompt_length": 2,
+            "agent_loop/slowest/response_length": 4,
+        },
     }
 
 
@@ -58,6 +70,7 @@ def test_nothing():
     """No episodes and no time give zeros and None, never an exception."""
     summary = summarize([], 0.0)
     assert summary["episodes"] == 0
+    assert summary["timing"] == {}
     assert summary["reward"] == {"scored": 0, "min": None, "mean": None, "max": None}
     assert summary["groups"] == {"count": 0, "n": 0, "mean@n": None, "best@n": None}
     absent = ("mask_ratio", "action_tokens_per_s", "episodes_per_s", "slowest")

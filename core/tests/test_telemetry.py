@@ -7,8 +7,8 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from turnwise.observer import EpisodeStarted, Observer
-from turnwise.telemetry import EVENTS, Observers, configure_logging
+from turnwise.observer import EpisodeStarted, Observer, RequestRouted
+from turnwise.telemetry import EVENTS, Observers, RoutingLog, RoutingLogConfig, configure_logging
 
 
 @pytest.fixture(autouse=True)
@@ -110,3 +110,51 @@ def test_an_observer_that_raises_is_switched_off_and_logged_once():
 
     assert (len(broken.heard), len(good.heard)) == (1, 3)
     assert [(log["event"], log["observer"]) for log in logs] == [("observer switched off", "Ear")]
+
+
+class Resource(Observer):
+    """Has something to open and to close."""
+
+    def __init__(self, fails=False):
+        self.states = []
+        self.fails = fails
+
+    def open(self):
+        self.states.append("open")
+
+    def close(self):
+        self.states.append("closed")
+        if self.fails:
+            raise RuntimeError("stuck")
+
+
+def test_observers_are_opened_and_closed():
+    """
+    One that fails to close is logged and keeps no other from it.
+    """
+    first, second = Resource(fails=True), Resource()
+    observers = Observers.of([first, second])
+    observers.open()
+    with capture_logs() as logs:
+        observers.close()
+
+    assert first.states == second.states == ["open", "closed"]
+    assert [log["event"] for log in logs] == ["observer did not close"]
+
+
+def test_the_routing_log_has_a_line_per_decision():
+    """
+    Trajectory, replica and reason; requests that stay where they are can be left out.
+    """
+    kinds = [("first", "prefix"), ("sticky", "sticky"), ("moved", "overloaded")]
+    events = [RequestRouted(trajectory_id="t1", replica=2, kind=k, reason=r, worker="worker 0") for k, r in kinds]
+    lines = []
+    for sticky in (True, False):
+        observers = Observers.of([RoutingLog(RoutingLogConfig(sticky=sticky))])
+        with capture_logs() as logs:
+            for event in events:
+                observers.emit("on_request_routed", event)
+        lines.append([(line["trajectory"], line["replica"], line["reason"]) for line in logs])
+
+    assert [("t1", 2, "prefix"), ("t1", 2, "sticky"), ("t1", 2, "overloaded")] == lines[0]
+    assert [lines[0][0], lines[0][2]] == lines[1]

@@ -842,7 +842,7 @@ class TestLoading:
             ({"function": "own_tools.none:f"}, "cannot be made: ModuleNotFoundError: No module named 'own_tools.none'"),
             ({"function": "own_tools.failing:f"}, "cannot be made: OSError: no licence"),
             ({"function": "own_tools.maths:untyped"}, "tool 'untyped': parameter 'a' has no type annotation"),
-            ({"function": "own_tools.maths:add", "start": 1}, "a function takes no options, got start"),
+            ({"function": "own_tools.maths:add", "start": 1}, "a function takes no option but run_in, got start"),
             ({"class": "own_tools.maths:Counter", "stop": 1}, "unexpected keyword argument 'stop'"),
             ({"class": "own_tools.maths:NoTool"}, "is not a Tool: NoTool has no create, execute, release"),
             ({"name": "probe", "schema": {"type": "function"}}, "tool 'probe': its schema must have the form"),

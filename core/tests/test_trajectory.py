@@ -239,7 +239,7 @@ class TestBlocks:
         with pytest.raises(TrajectoryError, match="at least 1 path"):
             t.fork(0)
         a, b = t.fork(2)
-        for call in (lambda: t.add_forced([1]), lambda: t.fork(2), lambda: t.truncated(1), t.to_dict):
+        for call in (lambda: t.add_forced([1]), lambda: t.fork(2), lambda: t.truncated(1)):
             with pytest.raises(TrajectoryError, match="a block is open"):
                 call()
         with pytest.raises(TrajectoryError, match="in their order"):

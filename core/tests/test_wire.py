@@ -276,3 +276,39 @@ def test_released_contexts_are_forgotten():
         return set(cluster.servers[0]._contexts)
 
     assert run(body, num_replicas=1) == {"b"}
+
+
+def test_nothing_is_kept_of_requests_that_were_cancelled_or_refused():
+    """
+    An episode that ends while its request is cancelled, or refused, leaves no context at the replica.
+    """
+
+    async def body(cluster):
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(cluster.pool.generate(request(1, [1, 2], "cut")))
+            await asyncio.sleep(0.05)
+            waiting.cancel()
+        with pytest.raises(EngineError):
+            await cluster.pool.generate(request(2, [1, 2], "refused", stop=("no such thing",)))
+        for key in ("cut", "refused"):
+            cluster.pool.release(key)
+        await asyncio.sleep(0.05)
+        return [server._contexts for server in cluster.servers]
+
+    assert run(body, num_replicas=1, latency_s=30.0) == [{}]
+
+
+def test_a_worker_that_has_gone_leaves_no_contexts():
+    """
+    What a dead worker had at a replica is forgotten with it, and what others have is not.
+    """
+
+    async def body(cluster):
+        server = cluster.servers[0]
+        server.connect("other", lambda message: None)
+        server.receive("other", pack_requests([(request(1, [1, 2], "theirs"), 0)]), cluster.group)
+        await cluster.pool.generate(request(2, [1, 2], "mine"))
+        server.disconnect("other")
+        return list(server._contexts)
+
+    assert ["mine"] == run(body, num_replicas=1)

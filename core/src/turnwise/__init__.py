@@ -2,8 +2,9 @@
 turnwise: multi-turn language-model agents for reinforcement learning.
 
 The names here, `turnwise.types`, `turnwise.protocols`, `turnwise.errors` and `turnwise.testing` are what plugins use.
-Scripts and trainers also use `manager_of`, `RolloutManager`, `RolloutBatch`, `load_config` and `load_tasks`, which are
-imported when they are asked for: a plugin that only registers something loads neither the runtime nor a tensor library.
+Scripts and trainers also use the names of `_ON_DEMAND`, such as `manager_of`, `RolloutManager` and `load_config`, which
+are imported when they are asked for: a plugin that only registers something loads neither the runtime nor a tensor
+library.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from turnwise.protocols import (
     Engine,
     Episode,
     Interaction,
+    Judge,
     ModelSpec,
     Postprocessor,
     Reply,
@@ -55,10 +57,16 @@ from turnwise.types import (
 
 if TYPE_CHECKING:
     from turnwise.batch import RolloutBatch
+    from turnwise.cli.resolved_config import load_resolved
     from turnwise.config_file import load_config
+    from turnwise.config_structure import structure
     from turnwise.dataset import load_tasks
-    from turnwise.runtime.assembly import manager_of
+    from turnwise.memory import MemorySwitch
+    from turnwise.runtime.assembly import manager_of, tasks_of
     from turnwise.runtime.manager import RolloutManager
+    from turnwise.runtime.placement import placement_of
+    from turnwise.storage import TrajectoryWriter, read_results
+    from turnwise.telemetry import configure_logging
 
 __all__ = [
     "Agent",
@@ -72,6 +80,8 @@ __all__ = [
     "GenerateRequest",
     "GenerateResult",
     "Interaction",
+    "Judge",
+    "MemorySwitch",
     "Message",
     "ModelSpec",
     "NoConfig",
@@ -98,20 +108,35 @@ __all__ = [
     "ToolResult",
     "Trajectory",
     "TrajectoryScore",
+    "TrajectoryWriter",
     "TurnScore",
     "WeightTransport",
+    "configure_logging",
     "hookimpl",
     "load_config",
+    "load_resolved",
     "load_tasks",
     "manager_of",
+    "placement_of",
+    "read_results",
+    "structure",
+    "tasks_of",
 ]
 
 _ON_DEMAND = {
+    "MemorySwitch": "turnwise.memory",
     "RolloutBatch": "turnwise.batch",
     "RolloutManager": "turnwise.runtime.manager",
+    "TrajectoryWriter": "turnwise.storage",
+    "configure_logging": "turnwise.telemetry",
     "load_config": "turnwise.config_file",
+    "load_resolved": "turnwise.cli.resolved_config",
     "load_tasks": "turnwise.dataset",
     "manager_of": "turnwise.runtime.assembly",
+    "placement_of": "turnwise.runtime.placement",
+    "read_results": "turnwise.storage",
+    "structure": "turnwise.config_structure",
+    "tasks_of": "turnwise.runtime.assembly",
 }
 
 

@@ -2,23 +2,40 @@
 What a run is: frozen classes with defaults, and nothing that reads files or finds plugins.
 
 `turnwise.config_file` makes a `RunConfig` from YAML or TOML; tests and notebooks may make one directly. The field
-documentation here is what `turnwise.config_schema` shows in editors. A validator's text begins with the quoted name of
-the field that it is about, so that errors can name the whole path.
+documentation here is what `turnwise.config_schema` shows in editors.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import math
-import re
-from collections.abc import Callable, Mapping
-from enum import Enum
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-from attrs import Attribute, field, frozen, validators
+from attrs import field, frozen, validators
 
-from turnwise.config_runtime import RuntimeConfig
+from turnwise.config_parts import (
+    FILLED,
+    IN_FILE,
+    KIND,
+    MODULE_PATTERN,
+    PACKAGE,
+    SCHEMA,
+    Choice,
+    ModelConfig,
+    ToolEntry,
+    ToolFunction,
+    at_least_0,
+    at_least_1,
+    each_matches,
+    is_path,
+    more_than_0,
+    not_empty,
+)
+from turnwise.config_parts import ToolClass as ToolClass
+from turnwise.config_parts import plain as plain
+from turnwise.config_runtime import PoolConfig, RuntimeConfig
+from turnwise.config_weights import MemoryConfig, WeightsConfig
 from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec
 from turnwise.types import SamplingParams
@@ -28,147 +45,9 @@ DataFormat = Literal["auto", "jsonl", "json", "parquet"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "console", "json"]
 
-KIND: Final = "turnwise_kind"
-"""Key of a field's metadata: which registry of `turnwise.host.Host` the names in the field come from."""
-IN_FILE: Final = "turnwise_in_file"
-"""Key of a field's metadata: False for what the reader of a file sets, not its writer."""
-SCHEMA: Final = "turnwise_schema"
-"""Key of a field's metadata: JSON Schema keywords for what its validator checks."""
-
-PACKAGE: Final = "package:"
-"""Begins a path inside an installed package."""
-_MODULE: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
-TARGET_PATTERN: Final = rf"^{_MODULE}:[A-Za-z_][A-Za-z0-9_]*$"
-MODULE_PATTERN: Final = rf"^{_MODULE}$"
-# SHA-1 or SHA-256, written out: an abbreviation or a branch can come to mean another commit.
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-
-
-def plain(value: Any) -> Any:
-    """
-    Return a copy made of what JSON and YAML can hold: null, booleans, numbers, text, lists, mappings with text keys.
-
-    Raises:
-        ValueError: there is anything else in it, such as a date, an object or a number that is not finite.
-    """
-    if isinstance(value, Enum):
-        return plain(value.value)
-    if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
-        return value
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, Mapping) and all(type(key) is str for key in value):
-        return {key: plain(item) for key, item in value.items()}
-    raise ValueError(f"expected text, a number, true, false, null, a list or a mapping with text keys, got {value!r}")
-
-
-def _not_empty(_instance: object, attribute: Attribute[Any], value: str) -> None:
-    if not value:
-        raise ValueError(f"'{attribute.name}' must not be empty")
-
-
-def _each_matches(pattern: str, what: str) -> Callable[[object, Attribute[Any], Any], None]:
-    def check(_instance: object, attribute: Attribute[Any], value: str | tuple[str, ...]) -> None:
-        for text in (value,) if isinstance(value, str) else value:
-            if re.fullmatch(pattern, text) is None:
-                raise ValueError(f"'{attribute.name}' must be {what}: {text!r}")
-
-    return check
-
 
 def _absolute(path: Path) -> Path:
     return path.absolute()
-
-
-_at_least_0: Final = validators.ge(0)
-_at_least_1: Final = validators.ge(1)
-_more_than_0: Final = validators.gt(0.0)
-_is_path: Final = validators.optional(_not_empty)
-_FILLED: Final = {SCHEMA: {"minLength": 1}}
-_is_target: Final = _each_matches(TARGET_PATTERN, "'package.module:name'")
-
-
-@frozen
-class Choice:
-    """
-    A plugin's part by its registered name; in a file, the bare name or a section with `name` and the options.
-
-    Attributes:
-        name: what the plugin registered, such as `vllm`.
-        options: of that part; checked against the plugin's config class by `turnwise.host.resolve`.
-    """
-
-    name: str = field(validator=_not_empty, metadata=_FILLED)
-    options: Mapping[str, Any] = field(factory=dict, converter=plain)
-
-    def __attrs_post_init__(self) -> None:
-        """Refuse an option that a file could not hold."""
-        if "name" in self.options:
-            raise ValueError("'options' must not hold 'name'")
-
-
-@frozen
-class ToolFunction:
-    """
-    A Python function as a tool; its type hints and docstring become the schema.
-
-    Attributes:
-        function: where it is, as `package.module:name`; the module must be in `tool_modules`.
-    """
-
-    function: str = field(validator=_is_target, metadata={SCHEMA: {"pattern": TARGET_PATTERN}})
-
-
-@frozen
-class ToolClass:
-    """
-    A class of the user's own as a tool.
-
-    Attributes:
-        target: where it is, as `package.module:Name`; the key in a file is `class`. The module must be in
-            `tool_modules`.
-        options: keyword arguments for it; every other key of the section.
-    """
-
-    target: str = field(validator=_is_target, metadata={SCHEMA: {"pattern": TARGET_PATTERN}})
-    options: Mapping[str, Any] = field(factory=dict, converter=plain)
-
-    def __attrs_post_init__(self) -> None:
-        """Refuse an option that a file could not hold."""
-        if taken := {"name", "class"}.intersection(self.options):
-            raise ValueError(f"'options' must not hold {min(taken)!r}")
-
-
-ToolEntry = Choice | ToolFunction | ToolClass
-"""One item of `tools`."""
-
-
-@frozen(kw_only=True)
-class ModelConfig:
-    """
-    Which model a run samples from.
-
-    Attributes:
-        path: directory with config, weights and tokenizer, or `package:NAME` for the model that an installed package
-            ships in its folder `model`; null for an engine that needs none.
-        trust_remote_code: run Python code that the model's directory brings; needs `revision`.
-        revision: the model's commit, recorded in the run.
-        chat_template: file that replaces the model's own template.
-        template_options: keyword arguments for the template, such as `enable_thinking`.
-    """
-
-    path: str | None = field(default=None, validator=_is_path, metadata=_FILLED)
-    trust_remote_code: bool = False
-    revision: str | None = None
-    chat_template: str | None = field(default=None, validator=_is_path, metadata=_FILLED)
-    template_options: Mapping[str, Any] = field(factory=dict, converter=plain)
-
-    def __attrs_post_init__(self) -> None:
-        """Refuse code that is not pinned."""
-        if self.trust_remote_code and _COMMIT.fullmatch(self.revision or "") is None:
-            raise ValueError(
-                f"'revision' must be a whole commit hash when trust_remote_code is true: {self.revision!r}"
-            )
 
 
 @frozen(kw_only=True)
@@ -187,11 +66,11 @@ class DataConfig:
             leaves the task out, `truncate_left` keeps the end of the prompt and `truncate_right` its start.
     """
 
-    path: str = field(validator=_not_empty, metadata=_FILLED)
-    validation_path: str | None = field(default=None, validator=_is_path, metadata=_FILLED)
+    path: str = field(validator=not_empty, metadata=FILLED)
+    validation_path: str | None = field(default=None, validator=is_path, metadata=FILLED)
     format: DataFormat = "auto"
-    limit: int | None = field(default=None, validator=validators.optional(_at_least_1))
-    offset: int = field(default=0, validator=_at_least_0)
+    limit: int | None = field(default=None, validator=validators.optional(at_least_1))
+    offset: int = field(default=0, validator=at_least_0)
     shuffle: bool = False
     prompt_policy: PromptPolicy = "error"
 
@@ -207,13 +86,15 @@ class DeadlinesConfig:
         episode_s: all steps of an episode.
         reward_s: scoring an episode.
         abort_grace_s: what an engine gets to hand back what it had sampled.
+        loop_lag_s: how long something may block the event loop before a log line says what.
     """
 
-    tool_call_s: float = field(default=60.0, validator=_more_than_0)
-    turn_s: float = field(default=600.0, validator=_more_than_0)
-    episode_s: float = field(default=3600.0, validator=_more_than_0)
-    reward_s: float = field(default=60.0, validator=_more_than_0)
-    abort_grace_s: float = field(default=5.0, validator=_more_than_0)
+    tool_call_s: float = field(default=60.0, validator=more_than_0)
+    turn_s: float = field(default=600.0, validator=more_than_0)
+    episode_s: float = field(default=3600.0, validator=more_than_0)
+    reward_s: float = field(default=60.0, validator=more_than_0)
+    abort_grace_s: float = field(default=5.0, validator=more_than_0)
+    loop_lag_s: float = field(default=1.0, validator=more_than_0)
 
 
 @frozen(kw_only=True)
@@ -237,18 +118,18 @@ class RolloutConfig:
         check_invariants: check every trajectory against the promises of the token record.
     """
 
-    n: int = field(default=1, validator=_at_least_1)
-    validation_n: int = field(default=1, validator=_at_least_1)
-    prompt_length: int = field(default=1024, validator=_at_least_1)
-    response_length: int = field(default=1024, validator=_at_least_1)
-    seed: int = field(default=0, validator=_at_least_0)
-    global_step: int = field(default=0, validator=_at_least_0)
+    n: int = field(default=1, validator=at_least_1)
+    validation_n: int = field(default=1, validator=at_least_1)
+    prompt_length: int = field(default=1024, validator=at_least_1)
+    response_length: int = field(default=1024, validator=at_least_1)
+    seed: int = field(default=0, validator=at_least_0)
+    global_step: int = field(default=0, validator=at_least_0)
     validation: bool = False
     sampling: SamplingParams = field(factory=SamplingParams)
     validation_sampling: SamplingParams = field(factory=lambda: SamplingParams(temperature=0.0))
     deadlines: DeadlinesConfig = field(factory=DeadlinesConfig)
-    max_steps: int = field(default=1000, validator=_at_least_1)
-    max_in_flight: int = field(default=256, validator=_at_least_1)
+    max_steps: int = field(default=1000, validator=at_least_1)
+    max_in_flight: int = field(default=256, validator=at_least_1)
     check_invariants: bool = True
 
 
@@ -267,6 +148,24 @@ class TelemetryConfig:
 
 
 @frozen(kw_only=True)
+class JudgeConfig:
+    """
+    A second model, which rewards may ask.
+
+    Attributes:
+        engine: what samples its tokens.
+        model: which model; without a path it is given token ids only.
+        sampling: how its tokens are drawn; greedy, and at most 1024, unless set.
+        pool: its replicas.
+    """
+
+    engine: Choice = field(metadata={KIND: "engines"})
+    model: ModelConfig = field(factory=ModelConfig)
+    sampling: SamplingParams = field(factory=lambda: SamplingParams(temperature=0.0, max_tokens=1024))
+    pool: PoolConfig = field(factory=PoolConfig)
+
+
+@frozen(kw_only=True)
 class RunConfig:
     """
     One run. Paths in it are relative to the folder of the file that it came from.
@@ -279,6 +178,7 @@ class RunConfig:
         engine: what samples tokens.
         parser: what finds tool calls in them.
         reward: what scores episodes.
+        judge: a second model, which rewards may ask; null for none.
         interaction: what answers the model in place of a user.
         tools: what the model can call: a registered name, a section with `name` and options, `function` with the place
             of a Python function, or `class` with the place of a class and its options.
@@ -290,6 +190,10 @@ class RunConfig:
         rollout: how tasks become episodes.
         runtime: where episodes run.
         telemetry: what is logged.
+        weight_transport: what carries new weights to replicas in other processes; null is `ray` where there are any.
+        weights: what is done to them on the way.
+        memory: whether engines and a trainer share their devices.
+        train: what a trainer is told, such as `turnwise train`; everything else passes over it.
         plugins: entry-point names of the plugins to load; null loads all that are installed.
         base_dir: folder that relative paths start from; not a key of the file.
     """
@@ -301,12 +205,13 @@ class RunConfig:
     agents: Mapping[str, Choice] = field(factory=dict, metadata={KIND: "agents"})
     parser: Choice | None = field(default=None, metadata={KIND: "tool_parsers"})
     reward: Choice | None = field(default=None, metadata={KIND: "rewards"})
+    judge: JudgeConfig | None = field(default=None, metadata={KIND: "engines"})
     interaction: Choice | None = field(default=None, metadata={KIND: "interactions"})
     tools: tuple[ToolEntry, ...] = field(default=(), metadata={KIND: "tools"})
-    tools_file: str | None = field(default=None, validator=_is_path, metadata=_FILLED)
+    tools_file: str | None = field(default=None, validator=is_path, metadata=FILLED)
     tool_modules: tuple[str, ...] = field(
         default=(),
-        validator=_each_matches(MODULE_PATTERN, "module names"),
+        validator=each_matches(MODULE_PATTERN, "module names"),
         metadata={SCHEMA: {"items": {"type": "string", "pattern": MODULE_PATTERN}}},
     )
     postprocessors: tuple[Choice, ...] = field(default=(), metadata={KIND: "postprocessors"})
@@ -315,11 +220,17 @@ class RunConfig:
     rollout: RolloutConfig = field(factory=RolloutConfig)
     runtime: RuntimeConfig = field(factory=RuntimeConfig)
     telemetry: TelemetryConfig = field(factory=TelemetryConfig)
+    weight_transport: Choice | None = field(default=None, metadata={KIND: "weight_transports"})
+    weights: WeightsConfig = field(factory=WeightsConfig)
+    memory: MemoryConfig = field(factory=MemoryConfig)
+    train: Mapping[str, Any] = field(factory=dict, converter=plain)
     plugins: tuple[str, ...] | None = None
     base_dir: Path = field(factory=Path, converter=_absolute, metadata={IN_FILE: False})
 
     def __attrs_post_init__(self) -> None:
-        """Refuse Python code of modules that were not allowed."""
+        """Refuse Python code of modules that were not allowed, and replicas of a judge that nobody would use."""
+        if self.judge is not None and self.runtime.name == "local" and (self.judge.pool.num_replicas or 1) > 1:
+            raise ValueError("'judge.pool.num_replicas' must be 1 with the runtime local; set runtime.name to ray")
         for index, tool in enumerate(self.tools):
             if isinstance(tool, Choice):
                 continue
@@ -343,9 +254,9 @@ class RunConfig:
             return _in_package(path)
         return self.base_dir / Path(path).expanduser()
 
-    def model_spec(self) -> ModelSpec:
-        """Return the model with its paths located; `ConfigError` as in `locate`."""
-        model = self.model
+    def model_spec(self, model: ModelConfig | None = None) -> ModelSpec:
+        """Return the model, or another of this config, with its paths located; `ConfigError` as in `locate`."""
+        model = model or self.model
         path = model.path
         if path is not None and path.startswith(PACKAGE) and "/" not in path:
             path = f"{path}/model"

@@ -19,7 +19,8 @@ from typing import Any, Final
 import yaml
 from attrs import evolve
 
-from turnwise.config import PACKAGE, RunConfig
+from turnwise.config import RunConfig
+from turnwise.config_parts import PACKAGE, ModelConfig
 from turnwise.config_structure import shown, structure, unstructure
 from turnwise.errors import ConfigError
 
@@ -75,10 +76,14 @@ def anchored(config: RunConfig) -> RunConfig:
     def anchor_if_set(path: str | None) -> str | None:
         return None if path is None else anchor(path)
 
-    model, data = config.model, config.data
+    def anchor_model(model: ModelConfig) -> ModelConfig:
+        return evolve(model, path=anchor_if_set(model.path), chat_template=anchor_if_set(model.chat_template))
+
+    data, judge = config.data, config.judge
     return evolve(
         config,
-        model=evolve(model, path=anchor_if_set(model.path), chat_template=anchor_if_set(model.chat_template)),
+        model=anchor_model(config.model),
+        judge=None if judge is None else evolve(judge, model=anchor_model(judge.model)),
         data=evolve(data, path=anchor(data.path), validation_path=anchor_if_set(data.validation_path)),
         tools_file=anchor_if_set(config.tools_file),
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from attrs import field, frozen, validators
+from attrs import Attribute, field, frozen, validators
 
 RuntimeName = Literal["local", "ray"]
+DeviceName = Literal["auto", "gpu", "cpu"]
 RAY_RESOURCES: Final = ("num_cpus", "num_gpus", "memory", "resources")
 
 
@@ -15,8 +16,22 @@ def _count(default: int, at_least: int = 1) -> Any:
     return field(default=default, validator=validators.ge(at_least))
 
 
+def _optional_count() -> Any:
+    return field(default=None, validator=validators.optional(validators.ge(1)))
+
+
 def _seconds(default: float) -> Any:
     return field(default=default, validator=validators.gt(0))
+
+
+def _known_resources(_instance: object, attribute: Attribute[Any], value: Mapping[str, Any]) -> None:
+    for name in value:
+        if name not in RAY_RESOURCES:
+            raise ValueError(f"'{attribute.name}' may hold {', '.join(RAY_RESOURCES)}, not {name!r}")
+
+
+def _resources() -> Any:
+    return field(factory=dict, validator=_known_resources)
 
 
 @frozen(kw_only=True)
@@ -26,21 +41,27 @@ class RayConfig:
 
     Attributes:
         address: of a running cluster; null starts one that ends with the run, `auto` finds one.
-        replica_resources: what Ray reserves for each replica: `num_cpus`, `num_gpus`, `memory` or `resources`.
-        worker_cpus: CPUs that Ray reserves for a worker.
-        replica_python: interpreter of the replicas, for an engine that has a virtual environment of its own.
+        replica_resources: what Ray reserves for each replica: `num_cpus`, `num_gpus`, `memory` or `resources`; its
+            devices need not be named.
+        devices_per_node: most devices that one node has; a replica with more is spread over nodes.
+        worker_cpus: CPUs that Ray reserves for a worker, and for a reward worker.
+        replica_python: interpreter of the replicas, for an engine that has a virtual environment of its own; with a
+            slash in it a path, relative to the config's folder.
         max_in_flight: requests that a replica's engine gets at once; the others wait at the replica.
         window: episodes that a worker is given at a time.
         heartbeat_s: seconds between pings of a replica.
         heartbeat_timeout_s: seconds without an answer after which a replica is killed and restarted.
-        max_restarts: how often one replica, or one worker, is restarted.
+        max_restarts: how often in a row one replica, or one worker, is restarted; after a minute a new row begins.
         backoff_s: seconds before the first restart; it doubles each time.
         max_kills: workers that an episode may kill before it is set aside.
-        start_timeout_s: seconds for an actor to start.
+        max_starts: how often the start of an actor is tried, with the same back-off.
+        reward_tries: how often the score of an episode is asked for, when reward workers die or services fail.
+        start_timeout_s: seconds for an actor to start, and for its devices to be free.
     """
 
     address: str | None = None
-    replica_resources: Mapping[str, Any] = field(factory=dict)
+    replica_resources: Mapping[str, Any] = _resources()
+    devices_per_node: int = _count(8)
     worker_cpus: float = field(default=0.0, validator=validators.ge(0))
     replica_python: str | None = None
     max_in_flight: int = _count(1024)
@@ -50,13 +71,31 @@ class RayConfig:
     max_restarts: int = _count(3, at_least=0)
     backoff_s: float = _seconds(0.5)
     max_kills: int = _count(2)
+    max_starts: int = _count(3)
+    reward_tries: int = _count(3)
     start_timeout_s: float = _seconds(300.0)
 
-    def __attrs_post_init__(self) -> None:
-        """Refuse a resource that Ray does not know."""
-        for name in self.replica_resources:
-            if name not in RAY_RESOURCES:
-                raise ValueError(f"'replica_resources' may hold {', '.join(RAY_RESOURCES)}, not {name!r}")
+
+@frozen(kw_only=True)
+class PoolConfig:
+    """
+    The replicas of a second model; what is not said here is as for the first.
+
+    Attributes:
+        num_replicas: engines; null is 1, or what `total_devices` gives; more than one needs the runtime `ray`.
+        total_devices: devices of all its replicas together.
+        device: as in `runtime`.
+        replica_resources: as in `runtime.ray`.
+        replica_python: as in `runtime.ray`.
+        max_in_flight: as in `runtime.ray`.
+    """
+
+    num_replicas: int | None = _optional_count()
+    total_devices: int | None = _optional_count()
+    device: DeviceName = "auto"
+    replica_resources: Mapping[str, Any] = _resources()
+    replica_python: str | None = None
+    max_in_flight: int = _count(1024)
 
 
 @frozen(kw_only=True)
@@ -67,16 +106,28 @@ class RuntimeConfig:
     Attributes:
         name: `local` runs everything in this process, `ray` makes workers and replicas actors of a Ray cluster.
         num_workers: event loops that drive episodes.
-        num_replicas: engines; more than one needs the runtime `ray`.
+        num_replicas: engines; null is 1, or what `total_devices` gives; more than one needs the runtime `ray`.
+        total_devices: devices of all replicas together. Divided by those of one replica, the product of the engine's
+            `tensor_parallel_size`, `data_parallel_size` and `pipeline_parallel_size`, it is the number of replicas.
+        device: what a device is. `auto` is `gpu` for engines that have one of these options and where
+            `ray.replica_resources` names `num_gpus`, and `cpu` for others.
+        reward_workers: actors that score episodes; 0 scores them where they run; more needs the runtime `ray`.
         ray: options of the runtime `ray`.
     """
 
     name: RuntimeName = "local"
     num_workers: int = _count(1)
-    num_replicas: int = _count(1)
+    num_replicas: int | None = _optional_count()
+    total_devices: int | None = _optional_count()
+    device: DeviceName = "auto"
+    reward_workers: int = _count(0, at_least=0)
     ray: RayConfig = field(factory=RayConfig)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse replicas that nobody would use."""
-        if self.name == "local" and self.num_replicas > 1:
+        """Refuse replicas and reward workers that nobody would use."""
+        if self.name == "local" and (self.num_replicas or 1) > 1:
             raise ValueError(f"'num_replicas' must be 1 with the runtime local: {self.num_replicas}; set name to ray")
+        if self.name == "local" and self.reward_workers:
+            raise ValueError(
+                f"'reward_workers' must be 0 with the runtime local: {self.reward_workers}; set name to ray"
+            )

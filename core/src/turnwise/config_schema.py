@@ -21,7 +21,8 @@ from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 import attrs
 from attrs import define, field
 
-from turnwise.config import KIND, SCHEMA, TARGET_PATTERN, Choice, RunConfig, ToolClass
+from turnwise.config import RunConfig
+from turnwise.config_parts import KIND, SCHEMA, TARGET_PATTERN, Choice, ToolClass
 from turnwise.config_runtime import RuntimeConfig
 from turnwise.config_structure import file_fields, unstructure
 from turnwise.registry import Entry

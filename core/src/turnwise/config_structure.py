@@ -34,7 +34,7 @@ from cattrs.errors import (
 )
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
-from turnwise.config import IN_FILE, Choice, ToolClass, ToolEntry, ToolFunction, plain
+from turnwise.config_parts import IN_FILE, Choice, ToolClass, ToolEntry, ToolFunction, plain
 from turnwise.config_runtime import RuntimeConfig
 from turnwise.errors import ConfigError, PluginError
 from turnwise.registry import did_you_mean

@@ -104,7 +104,10 @@ def trajectory_view(
         for path, own in groupby(runs, key=lambda run: run.path):
             columns.add_column(ratio=1)
             title = Text(f"path {path}", _PATH_STYLE if color else "")
-            panels.append(Panel(_joined(trajectory, own, decode, color=color), title=title))
+            text = _joined(trajectory, own, decode, color=color)
+            # A word that is wider than its column would lose its end otherwise.
+            text.overflow = "fold"
+            panels.append(Panel(text, title=title))
         columns.add_row(*panels)
         parts.append(columns)
     return Group(*parts)
@@ -133,15 +136,28 @@ def results_table(results: Sequence[EpisodeResult], limit: int | None = None) ->
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
-    """Return a line for each entry of a summary (see `turnwise.summary.summarize`); nested names stand side by side."""
+    """
+    Return a line for each entry of a summary (see `turnwise.summary.summarize`); nested names stand side by side.
+
+    Nested names that are paths get a line for each folder: `a/b/min` and `a/b/max` stand beside `a/b`.
+    """
     table = Table(show_header=False)
     table.add_column("name", no_wrap=True)
     table.add_column("value")
     for name, value in summary.items():
-        if isinstance(value, Mapping):
-            value = "  ".join(f"{key} {_number(item)}" for key, item in value.items())
-        table.add_row(Text(_one_line(str(name))), Text(_one_line(_number(value))))
+        for label, shown in _entries(str(name), value):
+            table.add_row(Text(_one_line(label)), Text(_one_line(shown)))
     return table
+
+
+def _entries(name: str, value: Any) -> Iterable[tuple[str, str]]:
+    if not isinstance(value, Mapping):
+        return [(name, _number(value))]
+    lines: dict[str, list[str]] = {} if value else {name: []}
+    for key, item in value.items():
+        folder, _, last = str(key).rpartition("/")
+        lines.setdefault(folder or name, []).append(f"{last} {_number(item)}")
+    return [(label, "  ".join(items)) for label, items in lines.items()]
 
 
 def _runs(trajectory: Trajectory) -> Iterable[_Run]:

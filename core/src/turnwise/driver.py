@@ -16,9 +16,11 @@ from contextlib import AsyncExitStack
 
 import numpy as np
 import structlog
-from attrs import frozen
+from attrs import evolve, frozen
 
+from turnwise.checkpoint import begin_step, restore, suspended
 from turnwise.episode import LiveEpisode
+from turnwise.episode_spec import UnfinishedEpisode
 from turnwise.errors import (
     BoundaryError,
     BudgetExhausted,
@@ -30,7 +32,7 @@ from turnwise.errors import (
     boundary,
 )
 from turnwise.invariants import check_sampled, check_trajectory
-from turnwise.observer import EpisodeStarted, RewardFinished
+from turnwise.observer import EpisodeStarted, RewardFinished, unix_s
 from turnwise.protocols import Agent, Reward
 from turnwise.record import Origin
 from turnwise.result import EpisodeResult, token_scores, total_score
@@ -81,16 +83,26 @@ class Recipe:
 async def run_episode(episode: LiveEpisode, recipe: Recipe) -> EpisodeResult:
     """Run an episode to its end and return what it left, of whatever status."""
     started = time.perf_counter()
-    episode.messages = list(episode.task.messages)
+    restore(episode)
     observers = episode.services.observers
     if observers.heard("on_episode_started"):
-        event = EpisodeStarted(uid=episode.uid, task=episode.task, agent_name=episode.spec.agent_name)
+        event = EpisodeStarted(
+            uid=episode.uid,
+            task=episode.task,
+            agent_name=episode.spec.agent_name,
+            key=episode.key,
+            global_step=episode.global_step,
+            validation=episode.validation,
+            worker=episode.services.worker,
+            started_at=unix_s(started),
+        )
         observers.emit("on_episode_started", event)
-    ending = await _drive(episode, recipe)
+    ending, unfinished = await _drive(episode, recipe)
     for trajectory in episode.trajectories:
         trajectory.close()
     if recipe.check_invariants:
         ending = _checked(episode, ending)
+    spent_s = episode.spec.unfinished.spent_s if episode.spec.unfinished else 0.0
     scoring_started = time.perf_counter()
     ending, scores = await _score(episode, recipe.reward, ending)
     ended = time.perf_counter()
@@ -105,26 +117,41 @@ async def run_episode(episode: LiveEpisode, recipe: Recipe) -> EpisodeResult:
         trajectories=tuple(episode.trajectories),
         scores=scores,
         messages=tuple(episode.messages),
-        metrics=_metrics(episode, total_s=ended - started, reward_s=ended - scoring_started),
+        objective=episode.objective,
+        metrics=_metrics(episode, total_s=spent_s + ended - started, reward_s=ended - scoring_started),
+        unfinished=unfinished and evolve(unfinished, spent_s=spent_s + ended - started),
     )
     observers.emit("on_episode_finished", result)
     return result
 
 
-async def _drive(episode: LiveEpisode, recipe: Recipe) -> Ending:
-    """Step the agent to its end, with the tool sessions open, and say how it ended."""
+async def _drive(episode: LiveEpisode, recipe: Recipe) -> tuple[Ending, UnfinishedEpisode | None]:
+    """Step the agent to its end, with the tool sessions open, and say how it ended and what to go on from."""
     ending: Ending | None = None
+    unfinished: UnfinishedEpisode | None = None
+    notes = episode.spec.unfinished.tool_notes if episode.spec.unfinished else {}
     try:
         async with asyncio.timeout(None) as cleanup, AsyncExitStack() as stack:
             stack.push_async_callback(_release_interaction, episode)
             if recipe.tools is not None:
-                episode.tools = await stack.enter_async_context(recipe.tools.session(episode.task))
+                episode.tools = await stack.enter_async_context(recipe.tools.session(episode.task, notes))
             ending = await _step_to_the_end(episode, recipe.agent)
             cleanup.reschedule(asyncio.get_running_loop().time() + episode.limits.tool_call_s)
+            if ending.status is Status.ABORTED:
+                unfinished = await suspended(episode)
     except Exception as error:  # noqa: BLE001 - a plugin that fails to release must not take the result with it
         ending = ending or ending_of(error, episode)
         structlog.get_logger().warning("release failed", episode=episode.uid, error=repr(error))
-    return ending
+    if ending.status is not Status.ABORTED:
+        return ending, None
+    unfinished = unfinished or episode.journal.cut(episode.spec, episode.trajectories)
+    return ending, evolve(unfinished, released_reward=_released_reward(episode))
+
+
+def _released_reward(episode: LiveEpisode) -> float:
+    """Return what tool sessions gave when they were released, in this part of the episode and those before."""
+    earlier = episode.spec.unfinished.released_reward if episode.spec.unfinished else 0.0
+    return earlier + (episode.tools.released_reward if episode.tools else 0.0)
 
 
 async def _step_to_the_end(episode: LiveEpisode, agent: Agent) -> Ending:
@@ -142,7 +169,8 @@ async def _step_to_the_end(episode: LiveEpisode, agent: Agent) -> Ending:
 
 
 async def _step(episode: LiveEpisode, agent: Agent) -> None:
-    for _ in range(episode.limits.max_steps):
+    for _ in range(episode.journal.num_steps, episode.limits.max_steps):
+        begin_step(episode)
         state = await agent.step(episode)
         if not isinstance(state, str) or not state:
             raise TypeError(f"step returned {state!r} in state {episode.state!r}, expected a state name")
@@ -216,8 +244,17 @@ async def _score(episode: LiveEpisode, reward: Reward | None, ending: Ending) ->
     except BoundaryError as error:
         return Ending(Status.FAILED, _fault(error.owner, error.cause)), ()
     total = sum(map(total_score, scores))
-    event = RewardFinished(uid=episode.uid, reward=total, seconds=time.perf_counter() - started)
-    episode.services.observers.emit("on_reward_finished", event)
+    services = episode.services
+    if services.observers.heard("on_reward_finished"):
+        event = RewardFinished(
+            uid=episode.uid,
+            reward=total,
+            seconds=time.perf_counter() - started,
+            key=episode.key,
+            worker=services.worker,
+            started_at=unix_s(started),
+        )
+        services.observers.emit("on_reward_finished", event)
     return ending, scores
 
 
@@ -260,7 +297,7 @@ def _metrics(episode: LiveEpisode, *, total_s: float, reward_s: float) -> Episod
         num_tool_errors=counters.num_tool_errors,
         num_tokens=num_tokens,
         mask_ratio=num_tokens["action"] / response if response else 0.0,
-        tool_reward=counters.tool_reward + (episode.tools.released_reward if episode.tools else 0.0),
+        tool_reward=counters.tool_reward + _released_reward(episode),
         num_cached_tokens=counters.num_cached_tokens,
         extra=dict(counters.extra),
     )

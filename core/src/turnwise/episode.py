@@ -8,7 +8,6 @@ the budget here. Who steps the agent, and what becomes of the episode, is `turnw
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,21 +16,31 @@ from uuid import uuid4
 
 from attrs import define, field
 
-from turnwise.episode_setup import Counters, EpisodeSpec, Limits, PromptTooLongError, Services
+from turnwise.accounts import Speaker, count_call, count_turn
+from turnwise.episode_setup import (
+    Limits,
+    Services,
+    add_sampled,
+    fitting_prompt,
+    layout_of,
+    refuse_objective,
+)
+from turnwise.episode_spec import Counters, EpisodeSpec, KeptCall, KeptReply, KeptTurn, TurnPlace
 from turnwise.errors import (
     BudgetExhausted,
     DeadlineExceeded,
-    EngineError,
     EpisodeAborted,
     Owner,
     TrajectoryError,
     boundary,
 )
-from turnwise.observer import ToolFinished, TurnFinished
+from turnwise.journal import Journal
+from turnwise.layout import Objective
 from turnwise.protocols import Reply
 from turnwise.record import TokenRecord
-from turnwise.tools import ToolSession
+from turnwise.tool_session import ToolSession, begun
 from turnwise.trajectory import Path, Trajectory
+from turnwise.turns import continued, joined, refuse_overlong, request_seed
 from turnwise.types import (
     FinishReason,
     GenerateRequest,
@@ -60,6 +69,7 @@ class LiveEpisode:
         trajectories: every record begun, the last one being `trajectory`.
         sampled: the engine's answers for each record, in order.
         last_finish: why the last turn stopped.
+        journal: what came of the current step.
         activity: whose code is being waited for.
     """
 
@@ -73,16 +83,19 @@ class LiveEpisode:
     trajectories: list[Trajectory] = field(factory=list)
     sampled: list[list[GenerateResult]] = field(factory=list)
     counters: Counters = field(factory=Counters)
+    journal: Journal = field(factory=Journal)
     last_finish: FinishReason | None = None
     activity: Owner = "agent"
     key: str = field(factory=lambda: uuid4().hex)
     aborting: bool = False
     interaction_session: Any = None
     interaction_open: bool = False
+    chosen_objective: Objective | None = None
     _timeout: asyncio.Timeout | None = None
     _episode_deadline: float = float("inf")
     _turn_deadline: float = float("inf")
     _in_flight: set[str] = field(factory=set)
+    _answered: asyncio.Event = field(factory=asyncio.Event)
     _num_requests: int = 0
 
     @property
@@ -118,6 +131,27 @@ class LiveEpisode:
         return self.trajectories[-1]
 
     @property
+    def sampling(self) -> SamplingParams:
+        """The run's parameters for this episode."""
+        return self.spec.sampling
+
+    @property
+    def objective(self) -> Objective:
+        """Exact where the engine takes layouts, unless an agent chose otherwise."""
+        chosen = Objective.EXACT if self.services.engine.capabilities.layouts else Objective.EXPANDED
+        return self.chosen_objective or chosen
+
+    @objective.setter
+    def objective(self, value: Objective) -> None:
+        if value is not self.objective:
+            refuse_objective(value, self.services.engine.capabilities, self.trajectories)
+            self.chosen_objective = value
+
+    @property
+    def _speaker(self) -> Speaker:
+        return Speaker(self.uid, self.key, self.services.worker)
+
+    @property
     def remaining_tokens(self) -> int:
         """Response tokens that still fit the budget and the engine's context, open paths counted in."""
         trajectory = self.trajectory
@@ -132,17 +166,7 @@ class LiveEpisode:
 
     def begin(self, prompt_ids: TokenArray) -> None:
         """Open a record, by the prompt policy; a second call opens a further trajectory of this episode."""
-        ids, limit = prompt_ids, self.limits.prompt_length
-        if len(ids) > limit:
-            if self.limits.prompt_policy == "truncate_left":
-                ids = ids[-limit:]
-            elif self.limits.prompt_policy == "truncate_right":
-                ids = ids[:limit]
-            else:
-                raise PromptTooLongError(
-                    f"prompt of task {self.task.uid!r} (row {self.task.sample_index}) has {len(ids)} tokens, "
-                    f"more than prompt_length={limit}; raise it or set data.prompt_policy to drop or truncate"
-                )
+        ids = fitting_prompt(prompt_ids, self.task, self.limits)
         if self.trajectories:
             self.trajectory.close()
         self.trajectories.append(Trajectory(ids))
@@ -155,22 +179,28 @@ class LiveEpisode:
         record: TokenRecord | None = None,
         max_tokens: int | None = None,
         stop_token_ids: Sequence[int] = (),
+        drop_stops: bool = False,
     ) -> GenerateResult:
         """Let the model continue and append what it sampled; see `turnwise.protocols.Episode`."""
         target = self.trajectory if record is None else record
-        sampled = self.sampled[-1]
-        request = self._request(target, sampling or self.spec.sampling, max_tokens, stop_token_ids)
-        started = time.perf_counter()
-        with boundary("engine", "generate"):
-            result = await self._ask(request)
-            _refuse_overlong(result, request)
-            target.add_action(result.token_ids, result.logprobs, result.weight_version)
-        sampled.append(result)
-        self._count_turn(request, result, time.perf_counter() - started)
-        if result.finish_reason is FinishReason.ABORT:
+        sampled, place = self.sampled[-1], self._place(target)
+        turn = kept = self.journal.kept_turn(place)
+        if turn is None or not turn.whole:
+            request = self._request(target, sampling or self.spec.sampling, max_tokens, stop_token_ids)
+            try:
+                turn = await self._sample(request, place, kept)
+            except BaseException:
+                if kept is not None:  # what the part before the cut sampled is not lost with the rest
+                    self._append(target, sampled, kept)
+                raise
+        self.journal.note_turn(turn)
+        stop = turn.result.stop_reason
+        self._append(target, sampled, turn, dropped=drop_stops and stop is not None and stop not in stop_token_ids)
+        if not turn.whole:
+            await self._others_answered()
             self.activity = "engine"
             raise self.why_stopped()
-        return result
+        return turn.result
 
     def observe(self, token_ids: TokenArray, *, record: TokenRecord | None = None) -> None:
         """Append an observation behind which the model can still answer, or end the episode as truncated."""
@@ -186,34 +216,35 @@ class LiveEpisode:
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
         """Run one tool call under its deadline; what goes wrong becomes a result with `error`."""
-        started = time.perf_counter()
-        with self._waiting_for("tool"), boundary("tool", f"tool {call.name!r}"):
-            result = await self._run_tool(call)
-        seconds = time.perf_counter() - started
-        counters = self.counters
-        counters.tool_s += seconds
-        counters.num_tool_calls += 1
-        counters.num_tool_errors += result.error
-        counters.tool_reward += result.reward or 0.0
-        for name, value in result.metrics.items():
-            self.record_metric(f"tool/{name}", value)
-        if self.services.observers.heard("on_tool_finished"):
-            event = ToolFinished(
-                uid=self.uid, tool=call.name, seconds=seconds, error=result.error, num_characters=len(result.text)
-            )
-            self.services.observers.emit("on_tool_finished", event)
-        return result
+        kept = self.journal.kept_call(call)
+        if kept is None:
+            started = time.perf_counter()
+            with self._waiting_for("tool"), boundary("tool", f"tool {call.name!r}"):
+                result = await self._run_tool(call)
+            kept = KeptCall(call=call, result=result, seconds=time.perf_counter() - started)
+            self.journal.calls.append(kept)
+            observers = self.services.observers
+            if observers.heard("on_tool_finished"):
+                observers.emit("on_tool_finished", self._speaker.tool_finished(kept, started))
+        count_call(self.counters, kept)
+        return kept.result
 
     async def interact(self) -> Reply:
         """Ask the configured user simulator for its answer to `messages`."""
         interaction = self.services.interaction
         if interaction is None:
             raise TrajectoryError("no interaction is configured: set interaction in the config")
+        if kept := self.journal.kept_reply():
+            return Reply(content=kept.content, should_terminate=kept.should_terminate, reward=kept.reward)
         with self._waiting_for("agent"), boundary("agent", f"interaction {type(interaction).__name__}"):
             if not self.interaction_open:
-                self.interaction_session = await interaction.create(self.task)
+                notes = self.spec.unfinished.interaction_notes if self.spec.unfinished else None
+                self.interaction_session = await begun(interaction, self.task, notes)
                 self.interaction_open = True
-            return await interaction.respond(self.interaction_session, self.messages)
+            reply = await interaction.respond(self.interaction_session, self.messages)
+        kept = KeptReply(content=reply.content, should_terminate=reply.should_terminate, reward=reply.reward)
+        self.journal.replies.append(kept)
+        return reply
 
     def record_metric(self, name: str, value: float) -> None:
         """Add to a number of this episode's metrics."""
@@ -267,13 +298,14 @@ class LiveEpisode:
         bounds = [bound for bound in (room, sampling.max_tokens, max_tokens) if bound is not None]
         stops = tuple(dict.fromkeys((*sampling.stop_token_ids, *stop_token_ids)))
         self._num_requests += 1
-        seed = self._request_seed(record) if sampling.seed is None else sampling.seed
+        seed = request_seed(self.spec, self._place(record)) if sampling.seed is None else sampling.seed
         return GenerateRequest(
             request_id=f"{self.key}-{self._num_requests}",
             trajectory_id=self._record_id(record),
             group_id=self.task.uid,
             token_ids=context,
             sampling=sampling.with_(max_tokens=min(bounds), stop_token_ids=stops, seed=seed),
+            layout=layout_of(record) if self.objective is Objective.EXACT else None,
         )
 
     def _record_id(self, record: TokenRecord) -> str:
@@ -283,18 +315,44 @@ class LiveEpisode:
             return f"{self.key}/{number}.{len(trajectory)}.{record.index}"
         return f"{self.key}/{number}" if number else self.key
 
-    def _request_seed(self, record: TokenRecord) -> int:
-        """Derive a seed from what is asked, never from when or where: arrival order must not matter."""
-        spec, path = self.spec, record.index if isinstance(record, Path) else -1
-        place = (len(self.trajectories), len(self.trajectory), path, len(record))
-        name = f"{spec.seed}|{spec.global_step}|{spec.validation}|{self.uid}|{place}"
-        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big") >> 1
+    def _place(self, record: TokenRecord) -> TurnPlace:
+        path = record.index if isinstance(record, Path) else -1
+        return (len(self.trajectories), len(self.trajectory), path, len(record))
+
+    async def _sample(self, request: GenerateRequest, place: TurnPlace, kept: KeptTurn | None) -> KeptTurn:
+        """Sample a turn, or the rest of one that was cut."""
+        rest = request if kept is None else continued(request, kept.result)
+        started, result = time.perf_counter(), None
+        if rest is not None:
+            with boundary("engine", "generate"):
+                result = await self._ask(rest)
+                refuse_overlong(result, rest)
+            if self.services.observers.heard("on_turn_finished"):
+                event = self._speaker.turn_finished(rest, result, started)
+                self.services.observers.emit("on_turn_finished", event)
+        seconds = time.perf_counter() - started + (kept.seconds if kept else 0.0)
+        return KeptTurn(place=place, result=joined(kept.result if kept else None, result, request), seconds=seconds)
+
+    def _append(
+        self, target: TokenRecord, sampled: list[GenerateResult], turn: KeptTurn, *, dropped: bool = False
+    ) -> None:
+        with boundary("engine", "generate"):
+            add_sampled(target, turn.result, drop=dropped)
+        sampled.append(turn.result)
+        count_turn(self.counters, turn)
+        self.last_finish = turn.result.finish_reason
+
+    async def _others_answered(self) -> None:
+        """Wait for the other paths' requests at an abort: what they had sampled is kept too. The timer bounds it."""
+        while self.aborting and self._in_flight:
+            await self._answered.wait()
 
     async def _ask(self, request: GenerateRequest) -> GenerateResult:
         """Wait for the engine; at a deadline ask it to stop first, so that partial turns are kept."""
         loop, engine = asyncio.get_running_loop(), self.services.engine
         self._turn_deadline = loop.time() + self.limits.turn_s
         self._in_flight.add(request.request_id)
+        self._answered.clear()
         self._set_timer(self.limits.abort_grace_s)
         deadline = min(self._turn_deadline, self._episode_deadline)
         soft = loop.call_at(deadline, lambda: self.services.spawn(engine.abort(request.request_id)))
@@ -305,6 +363,7 @@ class LiveEpisode:
             soft.cancel()
             self._in_flight.discard(request.request_id)
             if not self._in_flight:
+                self._answered.set()
                 self._set_timer(0.0)
 
     async def _run_tool(self, call: ToolCall) -> ToolResult:
@@ -330,26 +389,3 @@ class LiveEpisode:
         self.activity = owner
         yield
         self.activity = "agent"
-
-    def _count_turn(self, request: GenerateRequest, result: GenerateResult, seconds: float) -> None:
-        counters = self.counters
-        counters.llm_s += seconds
-        counters.num_turns += len(result.token_ids) > 0
-        counters.num_cached_tokens += result.num_cached_tokens
-        self.last_finish = result.finish_reason
-        if self.services.observers.heard("on_turn_finished"):
-            event = TurnFinished(
-                uid=self.uid,
-                num_context_tokens=len(request.token_ids),
-                num_new_tokens=len(result.token_ids),
-                num_cached_tokens=result.num_cached_tokens,
-                finish_reason=result.finish_reason,
-                seconds=seconds,
-            )
-            self.services.observers.emit("on_turn_finished", event)
-
-
-def _refuse_overlong(result: GenerateResult, request: GenerateRequest) -> None:
-    limit = request.sampling.max_tokens
-    if limit is not None and len(result.token_ids) > limit:
-        raise EngineError(f"the engine returned {len(result.token_ids)} tokens for max_tokens={limit}")

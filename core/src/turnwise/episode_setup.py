@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Literal, Protocol
 
-from attrs import define, field, frozen
+from attrs import field, frozen
 
-from turnwise.errors import DataError
+from turnwise.episode_spec import Counters as Counters
+from turnwise.episode_spec import EpisodeSpec as EpisodeSpec
+from turnwise.errors import ConfigError, DataError, TrajectoryError
+from turnwise.layout import Layout, Objective
 from turnwise.protocols import Interaction
+from turnwise.record import TokenRecord
 from turnwise.telemetry import Observers
-from turnwise.types import Capabilities, GenerateRequest, GenerateResult, SamplingParams, Task
+from turnwise.trajectory import Path, Trajectory
+from turnwise.types import Capabilities, GenerateRequest, GenerateResult, Task, TokenArray
 
 PromptPolicy = Literal["error", "drop", "truncate_left", "truncate_right"]
 
@@ -33,6 +38,7 @@ class Limits:
         episode_s: seconds for all steps.
         reward_s: seconds for the reward.
         abort_grace_s: seconds that an engine gets to hand back what it had sampled.
+        loop_lag_s: seconds for which something may block the event loop before a log line says what.
         max_steps: steps after which an agent that never ends is stopped.
     """
 
@@ -44,31 +50,8 @@ class Limits:
     episode_s: float = 3600.0
     reward_s: float = 60.0
     abort_grace_s: float = 5.0
+    loop_lag_s: float = 1.0
     max_steps: int = 1000
-
-
-@frozen(kw_only=True)
-class EpisodeSpec:
-    """
-    Which episode to run: a task, and which of its group's rollouts.
-
-    Attributes:
-        task: the row.
-        agent_name: the agent that runs it.
-        rollout_n: number of the rollout in its group, from 0.
-        global_step: training step that asked for it.
-        validation: whether it samples with the validation parameters.
-        seed: of the run; every request derives its own.
-        sampling: how tokens are drawn.
-    """
-
-    task: Task
-    agent_name: str
-    rollout_n: int = 0
-    global_step: int = 0
-    validation: bool = False
-    seed: int = 0
-    sampling: SamplingParams = field(factory=SamplingParams)
 
 
 class EngineClient(Protocol):
@@ -95,23 +78,48 @@ class Services:
         spawn: starts a background coroutine in the worker's task group.
         interaction: the user simulator, if one is configured.
         observers: who hears the events.
+        worker: name of the worker.
     """
 
     engine: EngineClient
     spawn: Callable[[Coroutine[Any, Any, None]], object]
     interaction: Interaction | None = None
     observers: Observers = field(factory=Observers)
+    worker: str = "worker 0"
 
 
-@define(eq=False)
-class Counters:
-    """What an episode has used so far; `turnwise.driver` turns it into `EpisodeMetrics`."""
+def fitting_prompt(prompt_ids: TokenArray, task: Task, limits: Limits) -> TokenArray:
+    """Return a prompt that fits `prompt_length`, cut by the policy; `PromptTooLongError` when that says not to."""
+    limit = limits.prompt_length
+    if len(prompt_ids) <= limit:
+        return prompt_ids
+    if limits.prompt_policy == "truncate_left":
+        return prompt_ids[-limit:]
+    if limits.prompt_policy == "truncate_right":
+        return prompt_ids[:limit]
+    raise PromptTooLongError(
+        f"prompt of task {task.uid!r} (row {task.sample_index}) has {len(prompt_ids)} tokens, "
+        f"more than prompt_length={limit}; raise it or set data.prompt_policy to drop or truncate"
+    )
 
-    llm_s: float = 0.0
-    tool_s: float = 0.0
-    num_turns: int = 0
-    num_tool_calls: int = 0
-    num_tool_errors: int = 0
-    num_cached_tokens: int = 0
-    tool_reward: float = 0.0
-    extra: dict[str, float] = field(factory=dict)
+
+def layout_of(record: TokenRecord) -> Layout | None:
+    """Return the layout that a request of a record carries: none while nothing has forked."""
+    if isinstance(record, Path):
+        return record.layout
+    return record.layout if isinstance(record, Trajectory) and record.has_blocks else None
+
+
+def refuse_objective(value: Objective, capabilities: Capabilities, trajectories: Sequence[Trajectory]) -> None:
+    """Raise `ConfigError` where the engine cannot serve an objective, `TrajectoryError` where it comes too late."""
+    if value is Objective.EXACT and not capabilities.layouts:
+        raise ConfigError("objective 'exact' needs an engine that takes layouts; use 'expanded' or 'auto'")
+    if any(trajectory.has_blocks or trajectory.open_paths for trajectory in trajectories):
+        raise TrajectoryError(f"the episode has forked under another objective than {value.value!r}, and keeps it")
+
+
+def add_sampled(record: TokenRecord, result: GenerateResult, *, drop: bool = False) -> None:
+    """Append what an engine sampled, or all of it but the last token."""
+    num_tokens, version = len(result.token_ids) - drop, result.weight_version
+    versions = version if isinstance(version, int) else version[:num_tokens]
+    record.add_action(result.token_ids[:num_tokens], result.logprobs[:num_tokens], versions)

@@ -56,6 +56,14 @@ class ReplicaDiedError(EngineError):
     """The replica behind a request is gone; the episode may go on elsewhere from its own tokens."""
 
 
+class AsleepError(EngineError):
+    """The replica behind a request sleeps; another one may serve it."""
+
+
+class TornWeightsError(EngineError):
+    """A weight update failed half-way: the replica serves nothing until a whole one has succeeded."""
+
+
 class InfrastructureError(TurnwiseError):
     """A machine, network or service failed under a tool, reward or engine: never the model's doing."""
 

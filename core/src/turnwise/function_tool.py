@@ -1,37 +1,42 @@
 """
 Tools made from typed Python functions: annotations become the schema, the docstring its descriptions.
 
-A sync function runs in a thread, so one that blocks holds up no episode but its own. There are as many threads as calls
-in flight: a bounded pool would be filled by calls that hang, and the loop's own would be waited for in the end.
+A sync function runs in a thread, so one that blocks holds up no episode but its own; in a process it can be ended too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import inspect
 import json
-import os
 import re
-import threading
 import types
 import typing
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from enum import Enum
-from queue import SimpleQueue
-from typing import Annotated, Any, Final, Literal, Union
+from typing import Annotated, Any, Final, Literal, Union, cast, get_args
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from turnwise.errors import ConfigError
+from turnwise.tool_process import in_process, refuse_unimportable
 from turnwise.tool_schema import CompiledSchema, Schema, compile_schema
+from turnwise.tool_thread import in_thread
 from turnwise.types import Task, ToolResult
 
 Convert = Callable[[Any], Any]
 """From a JSON value that fits the schema to the Python value that the function's annotation promises."""
+
+
+RunIn = Literal["thread", "process", "loop"]
+"""
+Where a function runs.
+
+`thread`: it may block, and must be thread-safe. After the call's deadline its thread goes on, and keeps nothing alive.
+`process`: it may block and hang; at the deadline its process is killed. It must be importable, and starts slower.
+`loop`: on the event loop, where it must not block: as long as it does, no other episode and no deadline gets a turn.
+"""
 
 
 @frozen(kw_only=True, eq=False)
@@ -40,13 +45,14 @@ class FunctionTool:
     A tool made from a Python function by `function_tool`; it has no sessions and gives no rewards of its own.
 
     Attributes:
-        func: sync or async; a sync one runs in a thread, so it may block but must be thread-safe. Its thread goes on
-            after the call's deadline has passed, and never keeps the process alive.
+        func: sync or async.
         schema: in OpenAI form.
+        run_in: where it runs, see `RunIn`.
     """
 
     func: Callable[..., Any]
     schema: Schema
+    run_in: RunIn = "thread"
     _converters: Mapping[str, Convert] = field(factory=dict, repr=False)
     _is_async: bool = False
 
@@ -55,69 +61,34 @@ class FunctionTool:
 
     async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
         """Call the function with the arguments as keywords."""
+        if self.run_in == "process":
+            return await in_process(self.func, arguments, convert=bool(self._converters))
+        keywords = self.keywords(arguments)
+        if self.run_in == "thread":
+            func = functools.partial(_run_to_end, self.func) if self._is_async else self.func
+            return as_result(await in_thread(func, keywords))
+        answer = self.func(**keywords)
+        return as_result(await answer if self._is_async else answer)
+
+    def keywords(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments with the Python values that the function's annotations promise."""
         keywords = dict(arguments)
         for name in self._converters.keys() & keywords.keys():
             keywords[name] = self._converters[name](keywords[name])
-        if self._is_async:
-            return as_result(await self.func(**keywords))
-        return as_result(await _in_thread(self.func, keywords))
+        return keywords
 
     async def release(self, session: object) -> None:
         """End nothing."""
 
 
-class _Threads:
-    """Daemon threads, as many as there are jobs at once; those that are idle are used again."""
-
-    def __init__(self) -> None:
-        self._idle: deque[SimpleQueue[Callable[[], None]]] = deque()
-        if hasattr(os, "register_at_fork"):  # where there are forks, a child has none of the threads
-            os.register_at_fork(after_in_child=self._idle.clear)
-
-    def start(self, job: Callable[[], None]) -> None:
-        """Run a job, which must not raise, in a thread."""
-        try:
-            jobs = self._idle.pop()
-        except IndexError:
-            jobs = SimpleQueue()
-            threading.Thread(target=self._work, args=(jobs,), name="turnwise tool", daemon=True).start()
-        jobs.put(job)
-
-    def _work(self, jobs: SimpleQueue[Callable[[], None]]) -> None:
-        while True:
-            jobs.get()()
-            self._idle.append(jobs)
+def _run_to_end(func: Callable[..., Any], **keywords: Any) -> Any:
+    """Run a coroutine function on an event loop of its own."""
+    return asyncio.run(func(**keywords))
 
 
-_THREADS: Final = _Threads()
-
-
-async def _in_thread(func: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
-    """Wait for a call in a thread that has this task's context variables."""
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[Any] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(settle_outcome: Callable[[], None]) -> None:
-        if not outcome.done():  # a call that was cancelled has nobody who waits
-            settle_outcome()
-
-    def job() -> None:
-        try:
-            settled = functools.partial(outcome.set_result, context.run(func, **keywords))
-        except StopIteration as error:
-            # A future cannot hold a StopIteration: whoever waits for it would wait for ever.
-            settled = functools.partial(outcome.set_exception, RuntimeError(f"StopIteration: {error}"))
-        except BaseException as error:  # noqa: BLE001 - raised where the call is awaited
-            settled = functools.partial(outcome.set_exception, error)
-        with suppress(RuntimeError):  # the loop was closed in the meantime
-            loop.call_soon_threadsafe(settle, settled)
-
-    _THREADS.start(job)
-    return await outcome
-
-
-def function_tool(func: Callable[..., Any], *, name: str = "", schema: Schema | None = None) -> FunctionTool:
+def function_tool(
+    func: Callable[..., Any], *, name: str = "", schema: Schema | None = None, run_in: RunIn | None = None
+) -> FunctionTool:
     """
     Make a tool of a typed function.
 
@@ -128,9 +99,10 @@ def function_tool(func: Callable[..., Any], *, name: str = "", schema: Schema | 
         func: sync or async.
         name: in place of the function's own.
         schema: in place of one from annotations; arguments are then passed as they are in JSON.
+        run_in: a thread for sync functions and the loop for async ones, unless given.
 
     Raises:
-        ConfigError: one line: which parameter or which part of the schema is wrong.
+        ConfigError: one line: which parameter or which part of the schema is wrong, or why it cannot run there.
 
     Example:
         >>> def add(a: int, b: int = 1) -> int:
@@ -144,7 +116,18 @@ def function_tool(func: Callable[..., Any], *, name: str = "", schema: Schema | 
     if schema is not None:
         _refuse_mismatch(func, compiled)
     is_async = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(getattr(func, "__call__", None))  # noqa: B004 - the method is looked at, not called
-    return FunctionTool(func=func, schema=described, converters=converters, is_async=is_async)
+    tool = FunctionTool(func=func, schema=described, converters=converters, is_async=is_async)
+    return placed(tool, run_in or ("loop" if is_async else "thread"))
+
+
+def placed(tool: FunctionTool, run_in: str) -> FunctionTool:
+    """Return the same tool to run elsewhere; `ConfigError` says why it cannot run there."""
+    name = tool.schema["function"]["name"]
+    if run_in not in get_args(RunIn):
+        raise ConfigError(f"tool {name!r}: run_in must be one of {', '.join(get_args(RunIn))}, not {run_in!r}")
+    if run_in == "process":
+        refuse_unimportable(tool.func, name)
+    return evolve(tool, run_in=cast("RunIn", run_in))
 
 
 def _refuse_mismatch(func: Callable[..., Any], compiled: CompiledSchema) -> None:

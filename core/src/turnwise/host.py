@@ -21,7 +21,8 @@ import pluggy
 from attrs import define, evolve, field, frozen
 
 from turnwise import hookspecs
-from turnwise.config import KIND, Choice, RunConfig
+from turnwise.config import JudgeConfig, RunConfig
+from turnwise.config_parts import KIND, Choice
 from turnwise.config_structure import structure, unstructure
 from turnwise.errors import ConfigError, DuplicateNameError, PluginError, TurnwiseError
 from turnwise.observer import Observer
@@ -364,14 +365,10 @@ def resolve(config: RunConfig, host: Host) -> RunConfig:
         ConfigError: names are unknown or options do not fit; one line for each.
     """
     resolver = _Resolver(host, config.base_dir)
-    changes = {
-        item.name: resolver.value(getattr(config, item.name), item.metadata[KIND], item.name)
-        for item in attrs.fields(RunConfig)
-        if KIND in item.metadata
-    }
+    resolved: RunConfig = resolver.section(config)
     if resolver.problems:
         raise ConfigError("\n".join(resolver.problems))
-    return evolve(config, **changes)
+    return resolved
 
 
 @define
@@ -380,9 +377,13 @@ class _Resolver:
     base_dir: Path
     problems: list[str] = field(factory=list, init=False)
 
+    def section(self, section: Any, prefix: str = "") -> Any:
+        kinds = {item.name: item.metadata[KIND] for item in attrs.fields(type(section)) if KIND in item.metadata}
+        return evolve(section, **{n: self.value(getattr(section, n), kind, prefix + n) for n, kind in kinds.items()})
+
     def value(self, value: Any, kind: Kind, path: str) -> Any:
-        if isinstance(value, Choice):
-            return self._choice(value, kind, path)
+        if isinstance(value, Choice | JudgeConfig):
+            return self._choice(value, kind, path) if isinstance(value, Choice) else self.section(value, f"{path}.")
         if isinstance(value, Mapping):
             return {key: self.value(item, kind, f"{path}.{key}") for key, item in value.items()}
         if isinstance(value, tuple):

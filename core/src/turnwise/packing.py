@@ -16,6 +16,8 @@ from attrs import evolve, field, fields, frozen
 from numpy.typing import DTypeLike, NDArray
 
 from turnwise.errors import PluginError, TrajectoryError
+from turnwise.expansion import expanded
+from turnwise.layout import Objective
 from turnwise.record import NO_VERSION
 from turnwise.result import EpisodeResult, token_scores
 from turnwise.trajectory import Trajectory
@@ -65,7 +67,8 @@ class BatchRow:
         status: how the episode ended.
         agent_name: the agent that ran it.
         data_source: name of the data set that the task came from.
-        trajectory_index: which of its episode's trajectories this is, from 0; -1 for an episode that has none.
+        trajectory_index: which of its episode's rows this is, from 0; -1 for an episode that has no trajectory.
+        objective: how a record with blocks was sampled, see `turnwise.layout.Objective`; empty for other records.
     """
 
     uid: str
@@ -77,6 +80,7 @@ class BatchRow:
     agent_name: str
     data_source: str
     trajectory_index: int
+    objective: str = ""
 
 
 def rows_of(columns: Mapping[str, Sequence[Any]], size: int) -> tuple[BatchRow, ...]:
@@ -207,6 +211,7 @@ def concat_packed(parts: Sequence[PackedBatch]) -> PackedBatch:
 
     if len({(part.pad_token_id, *sorted(part.field_alignment.items())) for part in parts}) != 1:
         raise TrajectoryError("concat takes at least one batch, and all of one pad id and with the same fields")
+    _refuse_mixed([row for part in parts for row in part.rows])
     lens = torch.cat([parts[0].cu_seqlens[:1], *(part.cu_seqlens.diff() for part in parts)])
     names = (*TOKEN_DTYPES, *RESPONSE_DTYPES, "prompt_lens", "num_turns", "scored")
     joined: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
@@ -270,6 +275,7 @@ class _Source:
     trajectory: Trajectory
     index: int
     score: Score | None
+    objective: str = ""
 
 
 def pack(results: Sequence[EpisodeResult], *, pad_token_id: int) -> PackedBatch:
@@ -302,7 +308,9 @@ def pack(results: Sequence[EpisodeResult], *, pad_token_id: int) -> PackedBatch:
     arrays["num_turns"] = np.array([len(t.turns()) for t in records], np.int64)
     arrays["scored"] = np.array([source.score is not None for source in sources], bool)
     tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return PackedBatch(**tensors, rows=tuple(map(_row, sources)), pad_token_id=pad_token_id)
+    rows = tuple(map(_row, sources))
+    _refuse_mixed(rows)
+    return PackedBatch(**tensors, rows=rows, pad_token_id=pad_token_id)
 
 
 def _response_columns(sources: Sequence[_Source]) -> dict[str, NDArray[Any]]:
@@ -328,8 +336,31 @@ def _sources(result: EpisodeResult) -> Iterator[_Source]:
         raise TrajectoryError(f"episode {result.uid}: {len(scores)} scores for {len(trajectories)} trajectories")
     if not trajectories:
         yield _Source(result, _EMPTY, NO_TRAJECTORY, None)
-    for index, trajectory in enumerate(trajectories):
-        yield _Source(result, trajectory, index, scores[index] if scores else None)
+    index = 0
+    for trajectory, score in zip(trajectories, scores or (None,) * len(trajectories), strict=True):
+        objective = str(result.objective) if trajectory.has_blocks else ""
+        for row, its_score in _rows_to_train(result, trajectory, score):
+            yield _Source(result, row, index, its_score, objective)
+            index += 1
+
+
+def _rows_to_train(
+    result: EpisodeResult, trajectory: Trajectory, score: Score | None
+) -> Iterator[tuple[Trajectory, Score | None]]:
+    if result.objective is Objective.EXACT:
+        yield trajectory, score
+        return
+    try:
+        yield from expanded(trajectory, score)
+    except TrajectoryError as error:
+        raise TrajectoryError(f"episode {result.uid}: {error}") from error
+
+
+def _refuse_mixed(rows: Sequence[BatchRow]) -> None:
+    if len({row.objective for row in rows} - {""}) > 1:
+        raise TrajectoryError(
+            "a batch holds rows sampled under a layout and rows expanded for an engine without: train them apart"
+        )
 
 
 def _row(source: _Source) -> BatchRow:
@@ -344,6 +375,7 @@ def _row(source: _Source) -> BatchRow:
         agent_name=result.agent_name,
         data_source=result.task.data_source,
         trajectory_index=source.index,
+        objective=source.objective,
     )
 
 

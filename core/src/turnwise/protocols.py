@@ -7,16 +7,18 @@ exactly when it may wait. A class fulfils a protocol by having its methods; it n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
+from turnwise.engine import Engine as Engine
+from turnwise.judge import Judge as Judge
+from turnwise.layout import Objective
 from turnwise.record import TokenRecord
 from turnwise.trajectory import Trajectory
 from turnwise.types import (
-    Capabilities,
     GenerateRequest,
     GenerateResult,
     Message,
@@ -28,12 +30,10 @@ from turnwise.types import (
     ToolCall,
     ToolResult,
 )
+from turnwise.weights import WeightTransport as WeightTransport
 
 if TYPE_CHECKING:
     import argparse
-
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class Tokenizer(Protocol):
@@ -73,48 +73,6 @@ class Chat(Protocol):
 
     def text(self, token_ids: Sequence[int] | TokenArray) -> str:
         """Return the text of a turn of the model, without its end-of-turn token."""
-
-
-@runtime_checkable
-class Engine(Protocol):
-    """
-    One replica: token ids in, token ids and log-probabilities out. It never sees text.
-
-    All methods run on one event loop. After `stop` nothing but `stop` may be called.
-    """
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it can do; constant, and known before `start`."""
-
-    async def start(self) -> None:
-        """Load the weights and get ready; raises `EngineError` with a cause that the user can act on."""
-
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """
-        Continue a context.
-
-        Cancelling the call frees the slot. Raises `EngineError` when the request cannot be served: an empty
-        context, one that is longer than `max_context`, an engine that sleeps or was stopped.
-        """
-
-    async def abort(self, request_id: str) -> None:
-        """End a request early: its `generate` returns what was sampled, with `abort`. Unknown ids are ignored."""
-
-    async def sleep(self, level: int) -> None:
-        """Free device memory: level 1 keeps the weights in host memory, level 2 drops them. Idempotent."""
-
-    async def wake_up(self, tags: Iterable[str] = ("weights", "kv_cache")) -> None:
-        """Take the memory of these tags again. Idempotent."""
-
-    async def update_weights(self, weights: Iterable[tuple[str, NDArray[np.generic]]], version: int) -> None:
-        """Replace weights by name, drop stale caches, and answer with `version` from then on."""
-
-    def stats(self) -> Mapping[str, float]:
-        """Return load and cache numbers for the logs; `num_running` at least."""
-
-    async def stop(self) -> None:
-        """Free everything; requests in flight end with `abort`. Idempotent."""
 
 
 @runtime_checkable
@@ -222,6 +180,21 @@ class Episode(Protocol):
         """The token record; `TrajectoryError` before `begin`."""
 
     @property
+    def sampling(self) -> SamplingParams:
+        """The run's sampling parameters for this episode."""
+
+    @property
+    def objective(self) -> Objective:
+        """
+        How forks are sampled and what a trainer gets of them: exact where the engine takes layouts.
+
+        An agent may set it before the first fork. `ConfigError` for an engine that cannot, `TrajectoryError` later.
+        """
+
+    @objective.setter
+    def objective(self, value: Objective) -> None: ...
+
+    @property
     def remaining_tokens(self) -> int:
         """Response tokens that still fit, open paths counted in."""
 
@@ -235,6 +208,7 @@ class Episode(Protocol):
         record: TokenRecord | None = None,
         max_tokens: int | None = None,
         stop_token_ids: Sequence[int] = (),
+        drop_stops: bool = False,
     ) -> GenerateResult:
         """
         Let the model continue, and append what it sampled to the record.
@@ -244,6 +218,8 @@ class Episode(Protocol):
             record: a path of an open block; the trajectory when None.
             max_tokens: upper bound for this turn; the budget bounds it in any case.
             stop_token_ids: more ids that end this turn.
+            drop_stops: leave an id that ended it, and is not among `stop_token_ids`, out of the record: for an agent
+                that puts a token of its own in the place of the end of the turn.
 
         Raises:
             BudgetExhausted: not one token fits.
@@ -322,17 +298,6 @@ class Router(Protocol):
 
 
 @runtime_checkable
-class WeightTransport(Protocol):
-    """Carries weights from the trainer to the replicas."""
-
-    async def publish(self, version: int, weights: Iterable[tuple[str, NDArray[np.generic]]]) -> None:
-        """Make a version available, whole or not at all."""
-
-    async def apply(self, engine: Engine, version: int) -> None:
-        """Load a published version into a replica; a failure leaves the old one serving."""
-
-
-@runtime_checkable
 class Command(Protocol):
     """A subcommand of `turnwise`."""
 
@@ -378,6 +343,7 @@ class Resources:
         parser: the tool parser, when one is configured.
         tools: by the name in their schema.
         interaction: the user simulator, when one is configured.
+        judge: a second model that rewards may ask, when one is configured.
     """
 
     model: ModelSpec = field(factory=ModelSpec)
@@ -386,6 +352,7 @@ class Resources:
     parser: ToolParser | None = None
     tools: Mapping[str, Tool] = field(factory=dict)
     interaction: Interaction | None = None
+    judge: Judge | None = None
 
     @property
     def tool_schemas(self) -> tuple[Mapping[str, Any], ...]:

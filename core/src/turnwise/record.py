@@ -15,7 +15,7 @@ from attrs import frozen
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from turnwise.errors import TrajectoryError
-from turnwise.types import TokenArray, as_float_array, as_token_array
+from turnwise.types import FloatArray, TokenArray, as_float_array, as_token_array
 
 NO_VERSION: Final = -1
 """Weight version of a token that no policy sampled."""
@@ -124,6 +124,12 @@ class TokenRecord:
     def segments(self) -> tuple[Segment, ...]:
         """Every append so far, in order; appends of no tokens leave none."""
         return tuple(self._segments)
+
+    def sampled(self) -> tuple[TokenArray, FloatArray]:
+        """Return (n,) ids that the policy sampled here, in order, and (n,) their log-probabilities."""
+        where = self._columns.view("origins") == Origin.ACTION
+        ids, logprobs = (self._columns.view(name)[where] for name in ("token_ids", "logprobs"))
+        return as_token_array(ids), as_float_array(logprobs)
 
     def add_action(self, token_ids: ArrayLike, logprobs: ArrayLike, weight_version: int | ArrayLike = 0) -> None:
         """

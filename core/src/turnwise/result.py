@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 
+from turnwise.episode_spec import UnfinishedEpisode
 from turnwise.errors import TrajectoryError
+from turnwise.layout import Objective
 from turnwise.trajectory import Trajectory
 from turnwise.types import (
     EpisodeMetrics,
@@ -41,7 +43,9 @@ class EpisodeResult:
         trajectories: one or more records; none when it failed before its prompt was made.
         scores: one per trajectory, empty when it was not scored.
         messages: the conversation as text.
+        objective: how records with blocks were sampled; it says nothing about others.
         metrics: counts and wall-clock times.
+        unfinished: what an aborted episode can go on from; see `turnwise.runtime.manager.RolloutManager.unfinished`.
     """
 
     task: Task
@@ -54,7 +58,9 @@ class EpisodeResult:
     trajectories: tuple[Trajectory, ...] = ()
     scores: tuple[Score, ...] = ()
     messages: tuple[Message, ...] = ()
+    objective: Objective = field(default=Objective.EXACT, converter=Objective)
     metrics: EpisodeMetrics = field(factory=EpisodeMetrics)
+    unfinished: UnfinishedEpisode | None = None
 
     @property
     def uid(self) -> str:

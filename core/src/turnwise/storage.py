@@ -1,28 +1,37 @@
 """
 Finished episodes in files: Parquet or JSONL, one row per trajectory, of plain types only.
 
-A file is written under a temporary name and renamed when it is complete. Reading restores every record exactly, and
-nothing is ever pickled.
+Reading restores every record exactly, and nothing is ever pickled. How rows lie in a file is `turnwise.row_file`.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from attrs import evolve
-from attrs import fields as attributes_of
 
 from turnwise.errors import DataError
 from turnwise.record import DTYPES, NO_VERSION, Origin
 from turnwise.result import EpisodeResult, total_score
+from turnwise.row_file import (
+    ARRAYS,
+    COUNTS,
+    FAULT,
+    SCHEMA,
+    SECONDS,
+    SUFFIXES,
+    Row,
+    RowFile,
+    find_rows,
+    plain_text,
+    read_rows,
+)
 from turnwise.trajectory import Trajectory
 from turnwise.types import (
     EpisodeMetrics,
@@ -37,51 +46,8 @@ from turnwise.types import (
     TurnScore,
 )
 
-_SEGMENT: Final = pa.struct(
-    [("origin", pa.string()), *((name, pa.int32()) for name in ("start", "stop", "block", "path"))]
-)
-_IDS: Final = pa.list_(pa.int32())
-_ARRAYS: Final[Mapping[str, pa.DataType]] = {
-    "prompt_ids": _IDS,
-    "response_ids": _IDS,
-    "response_mask": pa.list_(pa.uint8()),
-    "logprobs": pa.list_(pa.float32()),
-    "weight_versions": _IDS,
-    "position_ids": _IDS,
-    "block_start": _IDS,
-    "path_start": _IDS,
-}
-_COUNTS: Final = ("num_turns", "num_tool_calls", "num_tool_errors", "num_cached_tokens")
-_SECONDS: Final = ("total_s", "llm_s", "tool_s", "reward_s")
-_FAULT: Final = tuple(attribute.name for attribute in attributes_of(Fault))
-_JSON: Final = ("messages", "ground_truth", "task_messages", "task_extra", "score_extra", "num_tokens", "metrics_extra")
 _SCORES: Final[Mapping[str, type[TurnScore] | type[TokenScore]]] = {"turn": TurnScore, "token": TokenScore}
-_BATCH_ROWS: Final = 256
-
-SCHEMA: Final = pa.schema(
-    [
-        *((name, pa.string()) for name in ("uid", "agent_name", "data_source", "status", "task_agent_name")),
-        *((name, pa.int64()) for name in ("sample_index", "rollout_n", "global_step", "trajectory_index")),
-        ("validation", pa.bool_()),
-        *((f"fault_{name}", pa.string()) for name in _FAULT),
-        *_ARRAYS.items(),
-        ("segments", pa.list_(_SEGMENT)),
-        *((name, pa.string()) for name in ("prompt_text", "response_text", "score_level", "score_at")),
-        ("reward", pa.float64()),
-        ("score_values", pa.list_(pa.float64())),
-        *((name, pa.int64()) for name in _COUNTS),
-        *((name, pa.float64()) for name in (*_SECONDS, "mask_ratio", "tool_reward")),
-        *((name, pa.string()) for name in _JSON),
-    ]
-)
-"""
-Columns of `trajectories.parquet`: what describes an episode stands in each of its rows, `reward` is the row's own.
-
-`trajectory_index` is null for an episode without a trajectory, whose other columns are kept. These columns hold JSON
-text: messages, ground_truth, task_messages, task_extra, score_extra, num_tokens, metrics_extra.
-"""
-
-_Row = dict[str, Any]
+_FLUSH_S: Final = 1.0
 
 
 class TrajectoryWriter:
@@ -105,46 +71,40 @@ class TrajectoryWriter:
         Args:
             path: ends in `.parquet` or `.jsonl`.
             decode: gives `prompt_text` and `response_text`, which are null without it.
-            rows_per_group: how many rows are kept in memory before they are written.
+            rows_per_group: how many rows are kept in memory before they are written; after a second fewer are, too.
 
         Raises:
             DataError: the suffix is another one.
         """
         self._path = Path(path)
-        sink = _SINKS.get(self._path.suffix)
-        if sink is None:
-            raise DataError(f"{path}: suffix {self._path.suffix!r} is none of {', '.join(_SINKS)}")
+        kind = SUFFIXES.get(self._path.suffix)
+        if kind is None:
+            raise DataError(f"{path}: suffix {self._path.suffix!r} is none of {', '.join(SUFFIXES)}")
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._partial = self._path.with_name(f"{self._path.name}.partial")
         self._decode = decode
         self._rows_per_group = rows_per_group
-        self._rows: list[_Row] = []
-        self._file: BinaryIO = self._partial.open("wb")
-        self._sink = sink(self._file)
+        self._rows: list[Row] = []
+        self._flushed = time.monotonic()
+        self._file: RowFile | None = kind(self._path)
 
     def write(self, result: EpisodeResult) -> None:
         """Add an episode; `DataError` when its scores do not fit its trajectories."""
         self._rows += _rows_of(result, self._decode)
-        if len(self._rows) >= self._rows_per_group:
+        if len(self._rows) >= self._rows_per_group or time.monotonic() - self._flushed >= _FLUSH_S:
             self.flush()
 
     def flush(self) -> None:
-        """Hand all rows to the file."""
-        rows, self._rows = self._rows, []
-        if rows:
-            self._sink.write(rows)
-            self._file.flush()
+        """Hand all rows to the file, where they are safe if this process is killed."""
+        rows, self._rows, self._flushed = self._rows, [], time.monotonic()
+        if rows and self._file is not None:
+            self._file.write(rows)
 
     def close(self) -> None:
         """Complete the file and give it its name. Idempotent."""
-        if self._file.closed:
-            return
-        with self._file:
-            self.flush()
-            self._sink.close()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        os.replace(self._partial, self._path)
+        self.flush()
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -157,42 +117,13 @@ class TrajectoryWriter:
         self.close()
 
 
-class _ParquetSink:
-    """Each write is a row group."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._writer = pq.ParquetWriter(file, SCHEMA, compression="zstd")
-
-    def write(self, rows: Sequence[_Row]) -> None:
-        texts = [row | {name: _json(row[name]) for name in _JSON} for row in rows]
-        self._writer.write_table(pa.Table.from_pylist(texts, SCHEMA))
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _JsonlSink:
-    """Each row is a line, in which nothing is JSON within JSON."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def write(self, rows: Sequence[_Row]) -> None:
-        self._file.writelines(_json(row).encode() + b"\n" for row in rows)
-
-    def close(self) -> None:
-        pass
-
-
-_SINKS: Final[Mapping[str, type[_ParquetSink] | type[_JsonlSink]]] = {".parquet": _ParquetSink, ".jsonl": _JsonlSink}
-
-
 def read_results(path: str | Path) -> list[EpisodeResult]:
     """
     Read the episodes of a file, in the order in which they were written.
 
     Args:
-        path: the file, or a directory that holds `trajectories.parquet` or `trajectories.jsonl`.
+        path: the file, or a directory that holds `trajectories.parquet` or `trajectories.jsonl`, or one of these that
+            ends in `.partial` because its writer was killed.
 
     Returns:
         Episodes whose records equal those that were written; tuples within messages and the like come back as lists.
@@ -200,14 +131,13 @@ def read_results(path: str | Path) -> list[EpisodeResult]:
     Raises:
         DataError: there is no such file, or it is not one of a `TrajectoryWriter`; the text names the file and row.
     """
-    file = _file_of(Path(path))
-    read = {".parquet": _parquet_rows, ".jsonl": _jsonl_rows}.get(file.suffix)
-    if read is None:
-        raise DataError(f"{file}: suffix {file.suffix!r} is none of {', '.join(_SINKS)}")
+    file = Path(path)
+    if file.is_dir():
+        file = find_rows(file, "trajectories")
     results: list[EpisodeResult] = []
     num_rows = 0
     try:
-        for row in read(file):
+        for row in read_rows(file):
             episode = _continued(results, row) if row["trajectory_index"] else _episode(row)
             results.append(_with_trajectory(episode, row))
             num_rows += 1
@@ -222,7 +152,7 @@ def read_results(path: str | Path) -> list[EpisodeResult]:
 # Episodes to rows
 
 
-def _rows_of(result: EpisodeResult, decode: Callable[[TokenArray], str] | None) -> list[_Row]:
+def _rows_of(result: EpisodeResult, decode: Callable[[TokenArray], str] | None) -> list[Row]:
     if result.scores and len(result.scores) != len(result.trajectories):
         counts = f"{len(result.scores)} scores for {len(result.trajectories)} trajectories"
         raise DataError(f"episode {result.uid}: {counts}")
@@ -236,103 +166,58 @@ def _rows_of(result: EpisodeResult, decode: Callable[[TokenArray], str] | None) 
     ]
 
 
-def _shared_columns(result: EpisodeResult) -> _Row:
+def _shared_columns(result: EpisodeResult) -> Row:
     task, metrics = result.task, result.metrics
-    fault = {f"fault_{name}": _text(getattr(result.fault, name)) for name in _FAULT} if result.fault else {}
+    fault = {f"fault_{name}": plain_text(getattr(result.fault, name)) for name in FAULT} if result.fault else {}
     return dict.fromkeys(SCHEMA.names) | {
-        "uid": _text(task.uid),
+        "uid": plain_text(task.uid),
         "sample_index": task.sample_index,
         "rollout_n": result.rollout_n,
         "global_step": result.global_step,
         "validation": result.validation,
-        "agent_name": _text(result.agent_name),
-        "data_source": _text(task.data_source),
+        "objective": str(result.objective),
+        "agent_name": plain_text(result.agent_name),
+        "data_source": plain_text(task.data_source),
         "status": str(result.status),
         **fault,
         "messages": result.messages,
         "ground_truth": task.ground_truth,
         "task_messages": task.messages,
-        "task_agent_name": _text(task.agent_name),
+        "task_agent_name": plain_text(task.agent_name),
         "task_extra": task.extra,
-        **{name: getattr(metrics, name) for name in (*_COUNTS, *_SECONDS, "mask_ratio", "tool_reward", "num_tokens")},
+        **{name: getattr(metrics, name) for name in (*COUNTS, *SECONDS, "mask_ratio", "tool_reward", "num_tokens")},
         "metrics_extra": metrics.extra,
     }
 
 
-def _record_columns(record: Trajectory, decode: Callable[[TokenArray], str] | None) -> _Row:
+def _record_columns(record: Trajectory, decode: Callable[[TokenArray], str] | None) -> Row:
     return {
-        **{name: getattr(record, name) for name in _ARRAYS},
+        **{name: getattr(record, name) for name in ARRAYS},
         "segments": [
             {"origin": s.origin.name.lower(), "start": s.start, "stop": s.stop, "block": s.block, "path": s.path}
             for s in record.segments
         ],
-        "prompt_text": _text(decode(record.prompt_ids)) if decode else None,
-        "response_text": _text(decode(record.response_ids)) if decode else None,
+        "prompt_text": plain_text(decode(record.prompt_ids)) if decode else None,
+        "response_text": plain_text(decode(record.response_ids)) if decode else None,
     }
 
 
-def _score_columns(score: Score | None) -> _Row:
+def _score_columns(score: Score | None) -> Row:
     if score is None:
         return {}
-    columns: _Row = {"reward": total_score(score), "score_extra": score.extra}
+    columns: Row = {"reward": total_score(score), "score_extra": score.extra}
     if isinstance(score, TrajectoryScore):
         return columns | {"score_level": "trajectory", "score_values": [score.value], "score_at": str(score.at)}
     level = "turn" if isinstance(score, TurnScore) else "token"
     return columns | {"score_level": level, "score_values": list(score.values)}
 
 
-def _text(value: str) -> str:
-    """Return a text that can be written as UTF-8: half a surrogate pair becomes its escape."""
-    return value.encode("utf-8", "backslashreplace").decode()
-
-
-def _json(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=_plain)
-    return text if text.isascii() or _text(text) == text else json.dumps(value, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else str(value)
-
-
 # Rows to episodes
 
 
-def _file_of(path: Path) -> Path:
-    if not path.is_dir():
-        return path
-    found = [file for suffix in _SINKS if (file := path / f"trajectories{suffix}").exists()]
-    if len(found) != 1:
-        names = " and ".join(f"trajectories{suffix}" for suffix in _SINKS)
-        raise DataError(f"{path}: holds {'both' if found else 'neither of'} {names}")
-    return found[0]
-
-
-def _parquet_rows(file: Path) -> Iterator[_Row]:
-    with file.open("rb") as stream:
-        parquet = pq.ParquetFile(stream)
-        if not parquet.schema_arrow.equals(SCHEMA):
-            raise ValueError("the columns are not those of this version of turnwise")
-        for batch in parquet.iter_batches(batch_size=_BATCH_ROWS):
-            # Token columns stay arrays: as Python lists they would take ten times the time and memory.
-            plain = batch.select([name for name in SCHEMA.names if name not in _ARRAYS]).to_pylist()
-            for index, row in enumerate(plain):
-                arrays = {name: batch.column(name)[index].values for name in _ARRAYS}
-                texts = {name: json.loads(row[name]) for name in _JSON}
-                yield row | texts | {k: v if v is None else v.to_numpy() for k, v in arrays.items()}
-
-
-def _jsonl_rows(file: Path) -> Iterator[_Row]:
-    with file.open("rb") as stream:
-        for line in stream:
-            yield json.loads(line)
-
-
-def _episode(row: _Row) -> EpisodeResult:
-    fault = Fault(**{name: row[f"fault_{name}"] for name in _FAULT}) if row["fault_owner"] is not None else None
-    numbers = {name: row[name] for name in (*_COUNTS, *_SECONDS, "mask_ratio", "tool_reward", "num_tokens")}
+def _episode(row: Row) -> EpisodeResult:
+    fault = Fault(**{name: row[f"fault_{name}"] for name in FAULT}) if row["fault_owner"] is not None else None
+    numbers = {name: row[name] for name in (*COUNTS, *SECONDS, "mask_ratio", "tool_reward", "num_tokens")}
     return EpisodeResult(
         task=Task(
             messages=tuple(row["task_messages"]),
@@ -347,6 +232,7 @@ def _episode(row: _Row) -> EpisodeResult:
         global_step=row["global_step"],
         validation=row["validation"],
         agent_name=row["agent_name"],
+        objective=row["objective"],
         status=Status(row["status"]),
         fault=fault,
         messages=tuple(row["messages"]),
@@ -354,7 +240,7 @@ def _episode(row: _Row) -> EpisodeResult:
     )
 
 
-def _continued(results: list[EpisodeResult], row: _Row) -> EpisodeResult:
+def _continued(results: list[EpisodeResult], row: Row) -> EpisodeResult:
     """Take back the last episode, whose next trajectory this row must be."""
     index = row["trajectory_index"]
     last = [(result.task.uid, result.rollout_n, len(result.trajectories)) for result in results[-1:]]
@@ -363,14 +249,14 @@ def _continued(results: list[EpisodeResult], row: _Row) -> EpisodeResult:
     return results.pop()
 
 
-def _with_trajectory(result: EpisodeResult, row: _Row) -> EpisodeResult:
+def _with_trajectory(result: EpisodeResult, row: Row) -> EpisodeResult:
     if row["trajectory_index"] is None:
         return result
     scores = result.scores if row["score_level"] is None else (*result.scores, _score(row))
     return evolve(result, trajectories=(*result.trajectories, _trajectory(row)), scores=scores)
 
 
-def _trajectory(row: _Row) -> Trajectory:
+def _trajectory(row: Row) -> Trajectory:
     prompt_ids = np.asarray(row["prompt_ids"], np.int32)
     segments = [(Origin[s["origin"].upper()], s["start"], s["stop"], s["block"], s["path"]) for s in row["segments"]]
     lengths = [stop - start for _origin, start, stop, _block, _path in segments]
@@ -389,7 +275,7 @@ def _trajectory(row: _Row) -> Trajectory:
     return Trajectory.from_dict(columns | layout | {"segments": segments, "num_prompt_tokens": len(prompt_ids)})
 
 
-def _score(row: _Row) -> Score:
+def _score(row: Row) -> Score:
     values, extra = row["score_values"], row["score_extra"]
     if row["score_level"] == "trajectory":
         return TrajectoryScore(value=values[0], at=Placement(row["score_at"]), extra=extra)

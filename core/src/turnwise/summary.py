@@ -36,6 +36,7 @@ def summarize(results: Sequence[EpisodeResult], wall_s: float) -> dict[str, Any]
         - `num_tokens`: by origin, counted in the records; `mask_ratio`: action over response tokens.
         - `action_tokens_per_s`, `episodes_per_s`: over `wall_s`.
         - `total_s`, `llm_s`, `tool_s`: spreads over the episodes; `slowest`: uid of the one with the largest `total_s`.
+        - `timing`: see `batch_timing`.
     """
     metrics = [result.metrics for result in results]
     num_tokens = _num_tokens(results)
@@ -59,6 +60,35 @@ def summarize(results: Sequence[EpisodeResult], wall_s: float) -> dict[str, Any]
         "llm_s": _spread([m.llm_s for m in metrics]),
         "tool_s": _spread([m.tool_s for m in metrics]),
         "slowest": None if slowest is None else slowest.uid,
+        "timing": batch_timing(results),
+    }
+
+
+def batch_timing(results: Sequence[EpisodeResult]) -> dict[str, float]:
+    """
+    Return the times of a batch under the names that verl's `AgentLoopManager` gives them; nothing without episodes.
+
+    ``agent_loop/generate_sequences/min``, ``mean`` and ``max`` are the seconds that an episode waited for the model,
+    ``agent_loop/tool_calls/...`` those for tools (parallel calls add up). ``agent_loop/slowest/...`` holds both for the
+    episode with the largest sum of the two, with `prompt_length` and `response_length` in tokens of all its records.
+    """
+    if not results:
+        return {}
+    times = {
+        "generate_sequences": [result.metrics.llm_s for result in results],
+        "tool_calls": [result.metrics.tool_s for result in results],
+    }
+    timing = {
+        f"agent_loop/{name}/{kind}": float(value)
+        for name, values in times.items()
+        for kind, value in (("min", min(values)), ("mean", sum(values) / len(values)), ("max", max(values)))
+    }
+    slowest = max(results, key=lambda result: result.metrics.llm_s + result.metrics.tool_s)
+    return timing | {
+        "agent_loop/slowest/generate_sequences": slowest.metrics.llm_s,
+        "agent_loop/slowest/tool_calls": slowest.metrics.tool_s,
+        "agent_loop/slowest/prompt_length": sum(t.num_prompt_tokens for t in slowest.trajectories),
+        "agent_loop/slowest/response_length": sum(t.num_response_tokens for t in slowest.trajectories),
     }
 
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, TextIO
 
 import structlog
-from attrs import define, field
+from attrs import define, field, frozen
 
-from turnwise.observer import Observer
+from turnwise.observer import Observer, RequestRouted
 from turnwise.result import EpisodeResult
 
 LogFormat = Literal["auto", "console", "json"]
@@ -77,6 +77,37 @@ class EpisodeLog(Observer):
         )
 
 
+@frozen
+class RoutingLogConfig:
+    """
+    Options of `routing_log`.
+
+    Attributes:
+        sticky: also log requests of an episode that stays where it is: nearly all.
+    """
+
+    sticky: bool = True
+
+
+@define(eq=False)
+class RoutingLog(Observer):
+    """The observer `routing_log`: a log line per decision of a router, with the replica and why."""
+
+    config: RoutingLogConfig = field(factory=RoutingLogConfig)
+
+    def on_request_routed(self, event: RequestRouted) -> None:
+        """Log which replica continues a trajectory."""
+        if event.kind != "sticky" or self.config.sticky:
+            structlog.get_logger().info(
+                "request routed",
+                trajectory=event.trajectory_id,
+                replica=event.replica,
+                kind=event.kind,
+                reason=event.reason,
+                worker=event.worker,
+            )
+
+
 @define
 class Observers:
     """
@@ -104,6 +135,23 @@ class Observers:
         """Listen with one more observer, to the events whose methods its class overrides."""
         self._observers.append(observer)
         self._rebuild()
+
+    def open(self) -> None:
+        """Let every observer get ready; what one raises is passed on."""
+        for observer in self._observers:
+            observer.open()
+
+    def close(self) -> None:
+        """Let every observer write what is left; one that raises stops no other."""
+        for observer in self._observers:
+            try:
+                observer.close()
+            except Exception:  # noqa: BLE001 - the run is over, and its results are not the observer's business
+                structlog.get_logger().exception("observer did not close", observer=type(observer).__qualname__)
+
+    def names(self) -> frozenset[str]:
+        """Return the names of the events that somebody listens to."""
+        return frozenset(name for name, listeners in self._listeners.items() if listeners)
 
     def heard(self, event_name: str) -> bool:
         """Return whether anybody listens; ask before making an event that costs something to make."""

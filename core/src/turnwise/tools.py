@@ -1,32 +1,26 @@
 """
-Tools: the sessions that an episode has of them, and how a run builds them from its config.
+The tools of a run: how they are built from its config, and the box that gives each episode its session of them.
 
-A call that goes wrong is an answer that the model can read; only a failure that says nothing about the model leaves as
-an exception. Deadlines, metrics and truncation are not here: see `turnwise.episode` and the agents.
+What a session does is `turnwise.tool_session`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib
-import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import cattrs
-import structlog
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
-from turnwise.errors import ConfigError, EngineError, InfrastructureError, ToolError, TurnwiseError
-from turnwise.function_tool import FunctionTool, function_tool
+from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.function_tool import FunctionTool, function_tool, placed
 from turnwise.protocols import Resources, Tool
 from turnwise.registry import Registry, did_you_mean
 from turnwise.tool_schema import CompiledSchema, Schema, compile_schema
-from turnwise.types import Task, ToolCall, ToolResult
-
-_MAX_NAME: Final = 64
-"""Characters of a tool's name; what a model writes in its place may be megabytes."""
+from turnwise.tool_session import SUSPENDING, ToolSession
+from turnwise.types import Task, ToolResult
 
 
 def _by_name(tools: Iterable[Tool] | Mapping[str, Tool]) -> Mapping[str, Tool]:
@@ -65,140 +59,19 @@ class ToolBox:
         return tuple(tool.schema for tool in self.tools.values())
 
     @asynccontextmanager
-    async def session(self, task: Task) -> AsyncIterator[ToolSession]:
-        """Open an episode's session; whatever happens inside, what was created is released at the end."""
-        session = ToolSession(task, self.tools, self._compiled, self.release_s)
+    async def session(self, task: Task, notes: Mapping[str, Any] | None = None) -> AsyncIterator[ToolSession]:
+        """
+        Open an episode's session; whatever happens inside, what was created is released at the end.
+
+        Args:
+            task: what the episode runs.
+            notes: by tool, what `ToolSession.suspend` returned when the episode was cut.
+        """
+        session = ToolSession(task, self.tools, self._compiled, self.release_s, notes or {})
         try:
             yield session
         finally:
             await session.release()
-
-
-class ToolSession:
-    """
-    One episode's use of the tools; each tool's own session begins with its first call.
-
-    Attributes:
-        released_reward: what the sessions gave when they were released, in sum; 0.0 before.
-        release_failures: by tool name, what a release raised; it is logged too.
-    """
-
-    def __init__(
-        self, task: Task, tools: Mapping[str, Tool], compiled: Mapping[str, CompiledSchema], release_s: float
-    ) -> None:
-        """Begin with nothing created; made by `ToolBox.session`."""
-        self.released_reward = 0.0
-        self.release_failures: dict[str, BaseException] = {}
-        self._task = task
-        self._tools = tools
-        self._compiled = compiled
-        self._release_s = release_s
-        self._sessions: dict[str, object] = {}
-        self._creating: dict[str, asyncio.Lock] = {}
-
-    async def call(self, call: ToolCall) -> ToolResult:
-        """
-        Run one call; calls may run at the same time.
-
-        Returns:
-            What the tool answered, or a result with `error` and a text for the model: the call is malformed, the
-            tool unknown, an argument wrong, or the tool raised.
-
-        Raises:
-            InfrastructureError, EngineError: what the tool stands on failed, which says nothing about the model.
-        """
-        complaint = self._complaint(call)
-        if complaint:
-            return ToolResult(text=complaint, error=True)
-        try:
-            result = await self._execute(call)
-        except (InfrastructureError, EngineError, KeyboardInterrupt, GeneratorExit):
-            raise
-        except ToolError as error:
-            return ToolResult(text=_encodable(str(error)), error=True)
-        except BaseException as error:  # a tool may raise anything, exits included; the model reads it
-            if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
-                raise
-            return _failed(error)
-        return result
-
-    async def release(self) -> None:
-        """End every session that was begun; one that fails is reported and stops no other."""
-        sessions, self._sessions = self._sessions, {}
-        if len(sessions) < 2:
-            for name, session in sessions.items():
-                await self._release(name, session)
-            return
-        # Together, so that a cancellation reaches each of them and a slow one delays no other.
-        async with asyncio.TaskGroup() as group:
-            for name, session in sessions.items():
-                group.create_task(self._release(name, session))
-
-    def _complaint(self, call: ToolCall) -> str:
-        if call.error:
-            return call.error
-        compiled = self._compiled.get(call.name)
-        if compiled is None:
-            known = ", ".join(self._tools) or "none"
-            return f"Error: there is no tool {call.name[:_MAX_NAME]!r}; the tools are: {known}"
-        complaint = compiled.complaint(call.arguments)
-        return f"Error: the arguments of {call.name!r} do not fit: {complaint}" if complaint else ""
-
-    async def _execute(self, call: ToolCall) -> ToolResult:
-        session = await self._session_of(call.name)
-        result: Any = await self._tools[call.name].execute(session, call.arguments)
-        if not isinstance(result, ToolResult):
-            raise TypeError(f"the tool returned {type(result).__name__} in place of a ToolResult")
-        _finite(result.reward)
-        text = _encodable(result.text)
-        return result if text is result.text else evolve(result, text=text)
-
-    async def _session_of(self, name: str) -> object:
-        if name not in self._sessions:
-            # Calls of one turn run together; the first of them creates, the others wait for it.
-            async with self._creating.setdefault(name, asyncio.Lock()):
-                if name not in self._sessions:
-                    self._sessions[name] = await self._tools[name].create(self._task)
-        return self._sessions[name]
-
-    async def _release(self, name: str, session: object) -> None:
-        try:
-            async with asyncio.timeout(self._release_s):
-                reward = await self._tools[name].release(session)
-            self.released_reward += _finite(reward) or 0.0
-        except (KeyboardInterrupt, GeneratorExit):
-            raise
-        except BaseException as error:  # reported; the episode and the other tools are not its business
-            if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
-                raise
-            self.release_failures[name] = error
-            structlog.get_logger().warning("tool release failed", tool=name, error=repr(error))
-
-
-def _is_being_cancelled() -> bool:
-    """Return whether somebody cancelled this task, rather than the tool something of its own."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _finite(reward: float | None) -> float | None:
-    if reward is not None and not math.isfinite(reward):
-        raise ValueError(f"the tool gave a reward that is not finite: {reward}")
-    return reward
-
-
-def _failed(error: BaseException) -> ToolResult:
-    kind, text = type(error).__name__, str(error)
-    return ToolResult(text=_encodable(f"Error: {kind}: {text}" if text else f"Error: {kind}"), error=True)
-
-
-def _encodable(text: str) -> str:
-    """Return a text that every tokenizer takes: lone surrogates, as file names may hold, become question marks."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode(errors="replace").decode()
-    return text
 
 
 # Tools from a config
@@ -340,10 +213,13 @@ def _checked(tool: Tool, spec: ToolSpec) -> Tool:
 
 
 def _from_function(spec: ToolSpec, allowed: Sequence[str]) -> Tool:
-    if spec.options:
-        raise ConfigError(f"a function takes no options, got {', '.join(spec.options)}")
+    if others := spec.options.keys() - {"run_in"}:
+        raise ConfigError(f"a function takes no option but run_in, got {', '.join(sorted(others))}")
     found = _allowed_object(spec.function, allowed)
-    return found if isinstance(found, FunctionTool) else function_tool(found, schema=spec.schema)
+    run_in = spec.options.get("run_in") or None
+    if not isinstance(found, FunctionTool):
+        return function_tool(found, schema=spec.schema, run_in=run_in)
+    return placed(found, run_in) if run_in else found
 
 
 def _allowed_object(path: str, allowed: Sequence[str]) -> Any:
@@ -387,3 +263,9 @@ class DescribedTool:
     async def release(self, session: object) -> float | None:
         """End the tool's own session."""
         return await self.tool.release(session)
+
+    def __getattr__(self, name: str) -> Any:
+        """Have `suspend` and `restore` when the tool has them."""
+        if name in SUSPENDING:
+            return getattr(self.tool, name)
+        raise AttributeError(name)

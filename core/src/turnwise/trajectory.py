@@ -16,15 +16,30 @@ Shapes: P prompt tokens, R response tokens, T = P + R.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
-from attrs import evolve
+from attrs import evolve, frozen
 from numpy.typing import ArrayLike, NDArray
 
 from turnwise.errors import TrajectoryError
+from turnwise.layout import Layout
 from turnwise.record import DTYPES, Origin, Segment, TokenRecord, as_tokens
 from turnwise.types import FloatArray, TokenArray
+
+
+@frozen(eq=False)
+class Mark:
+    """
+    How far a record and its open paths had come; made by `Trajectory.mark`.
+
+    Attributes:
+        num_tokens: of the record.
+        paths: each path that was open, and how many tokens it held.
+    """
+
+    num_tokens: int
+    paths: tuple[tuple[Path, int], ...] = ()
 
 
 class Path(TokenRecord):
@@ -58,6 +73,11 @@ class Path(TokenRecord):
         return np.concatenate([self._trajectory.position_ids, self._columns.view("position_ids")])
 
     @property
+    def layout(self) -> Layout:
+        """The layout of `input_ids`: the path itself begins as if the trajectory went on."""
+        return self._trajectory.layout
+
+    @property
     def num_response_tokens(self) -> int:
         """Response tokens in the path's context: the trajectory's up to the fork and its own."""
         return self._trajectory.num_response_tokens + len(self)
@@ -69,6 +89,16 @@ class Path(TokenRecord):
     def _refuse_if_closed(self) -> None:
         if self._joined:
             raise TrajectoryError(f"path {self.index} was joined: append to the trajectory instead")
+
+    def _saved(self, num_tokens: int) -> dict[str, Any]:
+        own = {name: self._columns.view(name)[:num_tokens].copy() for name in _OWN}
+        return own | {"segments": _plain(self._segments, num_tokens)}
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        ids, logprobs, versions = (np.asarray(saved[name]) for name in _OWN)
+        for origin, start, stop, *_place in saved["segments"]:
+            piece = slice(start, stop)
+            self._append(Origin(origin), as_tokens(ids[piece]), logprobs[piece], versions[piece])
 
 
 class Trajectory(TokenRecord):
@@ -164,6 +194,18 @@ class Trajectory(TokenRecord):
     def has_blocks(self) -> bool:
         """Whether any token lies in a path, so that positions are not just 0..T-1."""
         return any(segment.block >= 0 for segment in self._segments)
+
+    @property
+    def layout(self) -> Layout:
+        """Where the paths of the joined blocks stand."""
+        runs: list[tuple[int, int, int]] = []
+        place = (-1, -1)
+        for segment in self._segments:
+            follows, place = (segment.block, segment.path) == place, (segment.block, segment.path)
+            if segment.block >= 0:
+                start = runs.pop()[1] if follows else segment.start
+                runs.append((int(self.block_start[start]), start, segment.stop))
+        return Layout(tuple(runs))
 
     def visible(self, query: int, key: int) -> bool:
         """Return whether the token at absolute index `query` sees the one at `key`."""
@@ -262,12 +304,26 @@ class Trajectory(TokenRecord):
         columns = {name: self._columns.view(name)[:stop] for name in DTYPES}
         return _restored(columns, kept, self.num_prompt_tokens)
 
+    # Saving, also with a block open
+
+    def mark(self) -> Mark:
+        """Return how far this record has come, for `rewound`; O(open paths)."""
+        return Mark(len(self._columns), tuple((path, len(path)) for path in self._open_paths))
+
+    def rewound(self, mark: Mark) -> Trajectory:
+        """Return a record as this one was at a mark, with the paths open that were open then; this one stands."""
+        return Trajectory.from_dict(self._saved(mark))
+
     def to_dict(self) -> dict[str, Any]:
         """Return arrays and plain lists that `from_dict` restores, without spare memory."""
-        self._refuse_if_closed()
-        saved: dict[str, Any] = {name: self._columns.view(name).copy() for name in DTYPES}
+        return self._saved(self.mark())
+
+    def _saved(self, mark: Mark) -> dict[str, Any]:
+        saved: dict[str, Any] = {name: self._columns.view(name)[: mark.num_tokens].copy() for name in DTYPES}
         saved["num_prompt_tokens"] = self.num_prompt_tokens
-        saved["segments"] = [[int(s.origin), s.start, s.stop, s.block, s.path] for s in self._segments]
+        saved["segments"] = _plain(self._segments, mark.num_tokens)
+        if mark.paths:
+            saved["open_paths"] = [path._saved(size) for path, size in mark.paths]  # noqa: SLF001 - one idea
         return saved
 
     @classmethod
@@ -276,7 +332,7 @@ class Trajectory(TokenRecord):
         Restore what `to_dict` returned; tokens can be appended to it as to the first one.
 
         Raises:
-            TrajectoryError: a column is missing or the columns differ in length.
+            TrajectoryError: a column is missing or the columns differ in length, also in an open path.
         """
         missing = [name for name in (*DTYPES, "segments", "num_prompt_tokens") if name not in saved]
         if missing:
@@ -285,7 +341,11 @@ class Trajectory(TokenRecord):
         if len({len(column) for column in columns.values()}) != 1:
             raise TrajectoryError("the columns of a saved trajectory differ in length")
         segments = [Segment(Origin(origin), *rest) for origin, *rest in saved["segments"]]
-        return _restored(columns, segments, int(saved["num_prompt_tokens"]))
+        trajectory = _restored(columns, segments, int(saved["num_prompt_tokens"]))
+        if open_paths := saved.get("open_paths"):
+            for path, own in zip(trajectory.fork(len(open_paths)), open_paths, strict=True):
+                path._restore(own)  # noqa: SLF001 - the record and its paths are one idea in two classes
+        return trajectory
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without spare memory."""
@@ -296,6 +356,16 @@ class Trajectory(TokenRecord):
         other = Trajectory.from_dict(state)
         for name in (*TokenRecord.__slots__, *Trajectory.__slots__):
             setattr(self, name, getattr(other, name))
+        for path in self._open_paths:
+            path._trajectory = self  # noqa: SLF001 - the record and its paths are one idea in two classes
+
+
+_OWN: Final = ("token_ids", "logprobs", "weight_versions")
+"""Columns of an open path that its segments and its place do not give."""
+
+
+def _plain(segments: Sequence[Segment], num_tokens: int) -> list[list[int]]:
+    return [[int(s.origin), s.start, s.stop, s.block, s.path] for s in segments if s.start < num_tokens]
 
 
 def _restored(columns: dict[str, NDArray[Any]], segments: list[Segment], num_prompt_tokens: int) -> Trajectory:

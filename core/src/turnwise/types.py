@@ -16,6 +16,7 @@ from attrs import evolve, field, frozen, validators
 from numpy.typing import ArrayLike, NDArray
 
 from turnwise.errors import Owner
+from turnwise.layout import Layout
 
 TokenArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -146,6 +147,8 @@ class GenerateRequest:
         token_ids: (num_tokens,) int32, the whole context, never empty.
         sampling: with `max_tokens` and `stop_token_ids` filled in.
         group_id: the task's `uid`; requests of one group share a prompt prefix.
+        layout: where the paths of the context stand, for a record that has forked; None is plain text. Only engines
+            with the capability `layouts` are given one.
     """
 
     request_id: str
@@ -153,6 +156,7 @@ class GenerateRequest:
     token_ids: TokenArray = field(converter=as_token_array)
     sampling: SamplingParams
     group_id: str = ""
+    layout: Layout | None = None
 
 
 @frozen(kw_only=True, eq=False)
@@ -168,6 +172,7 @@ class GenerateResult:
             changed in mid-flight.
         stop_reason: the stop id or string that ended the turn, when there was one.
         num_cached_tokens: how many tokens of the context came from a prefix cache.
+        replica: index of the replica that answered; an engine leaves it at 0.
     """
 
     token_ids: TokenArray = field(converter=as_token_array)
@@ -176,6 +181,7 @@ class GenerateResult:
     weight_version: int | TokenArray = 0
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+    replica: int = 0
 
     def __attrs_post_init__(self) -> None:
         """Refuse a result whose arrays disagree, before it can reach a record."""

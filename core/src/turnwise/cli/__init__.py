@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from turnwise.cli.exit_codes import FAILED, exit_code_of
+from turnwise.cli.exit_codes import FAILED, INTERRUPTED, exit_code_of
 from turnwise.errors import TurnwiseError
 from turnwise.host import Host, load
 from turnwise.protocols import Command, Resources
@@ -19,7 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Run one command.
 
     Returns:
-        0; 2 for a bad config or bad input, after one line on standard error; 1 for anything else that failed.
+        0; 2 for a bad config or bad input, after one line on standard error; 130 when it was interrupted; 1 for
+        anything else that failed.
     """
     try:
         host = load(PluginRecipe())
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return exit_code_of(error)
     except KeyboardInterrupt:
         sys.stderr.write("turnwise: interrupted\n")
-        return FAILED
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone, as `turnwise show | head` does.
         sys.stderr.close()

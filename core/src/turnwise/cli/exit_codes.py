@@ -9,6 +9,8 @@ from turnwise.errors import ConfigError, DataError, PluginError, TemplateError, 
 OK: Final = 0
 FAILED: Final = 1
 BAD_INPUT: Final = 2
+INTERRUPTED: Final = 130
+"""As shells say it of a program that SIGINT ended."""
 
 
 def exit_code_of(error: TurnwiseError) -> int:

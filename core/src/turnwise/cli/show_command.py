@@ -10,10 +10,11 @@ from rich.console import Console
 
 from turnwise.chat import load_chat
 from turnwise.cli.exit_codes import OK
-from turnwise.cli.rollout_command import CONFIG_FILE, TRAJECTORIES_FILE
+from turnwise.cli.resumption import CONFIG_FILE, TRAJECTORIES_FILE
 from turnwise.config_file import load_config
 from turnwise.display import literal, results_table, trajectory_view
 from turnwise.errors import ConfigError, DataError, TurnwiseError
+from turnwise.mask_image import save_mask
 from turnwise.result import EpisodeResult
 from turnwise.storage import read_results
 from turnwise.types import TokenArray
@@ -27,11 +28,15 @@ class ShowCommand:
     help = "list the episodes of a run, or print one with action, observation and forced tokens in colours"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare `DIR [INDEX]`."""
-        parser.epilog = "Examples:\n  turnwise show runs/first\n  turnwise show runs/first 0 --no-color"
+        """Declare `DIR [INDEX] [--mask FILE]`."""
+        parser.epilog = (
+            "Examples:\n  turnwise show runs/first\n  turnwise show runs/first 0 --no-color\n"
+            "  turnwise show runs/first 0 --mask mask.png"
+        )
         parser.add_argument("dir", type=Path, help="what `turnwise rollout --out` wrote")
         parser.add_argument("index", nargs="?", type=int, help="which episode, from 0; a table of all when left out")
         parser.add_argument("--no-color", action="store_true", help="mark origins with brackets instead of colours")
+        parser.add_argument("--mask", type=Path, help="draw which token sees which into this image (needs Pillow)")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print."""
@@ -46,6 +51,8 @@ class ShowCommand:
             console.print(results_table(results))
         else:
             _print_one(console, results, arguments.index, decoder(file.parent))
+        if arguments.mask is not None:
+            _draw(console, results, arguments.index, arguments.mask)
         return OK
 
 
@@ -55,10 +62,24 @@ def _print_one(console: Console, results: Sequence[EpisodeResult], index: int, d
     result = results[index]
     console.print(results_table([result]))
     for trajectory in result.trajectories:
-        console.print(trajectory_view(trajectory, decode, color=not console.no_color and console.is_terminal))
+        view = trajectory_view(trajectory, decode, color=not console.no_color and console.is_terminal)
+        # Columns of paths are wrapped to the width there is; without it their ends would be cut off.
+        console.print(view, soft_wrap=not trajectory.has_blocks)
     fault = result.fault
     if fault is not None:
         console.print(literal(f"{result.status}: {fault.owner}: {fault.kind}: {fault.message}"), markup=False)
+
+
+def _draw(console: Console, results: Sequence[EpisodeResult], index: int | None, path: Path) -> None:
+    """Draw the visibility of each record of an episode; further ones get a number in their name."""
+    if index is None:
+        raise ConfigError("--mask draws one episode: say which, such as `turnwise show DIR 0 --mask mask.png`")
+    if not results[index].trajectories:
+        raise ConfigError(f"episode {index} has no record to draw")
+    for number, trajectory in enumerate(results[index].trajectories):
+        file = path.with_stem(f"{path.stem}-{number}") if number else path
+        save_mask(trajectory, file)
+        console.print(f"wrote {file}", markup=False)
 
 
 def decoder(folder: Path) -> Decode:

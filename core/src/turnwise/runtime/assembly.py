@@ -14,20 +14,26 @@ import structlog
 from attrs import evolve
 
 from turnwise.chat import load_chat
-from turnwise.config import Choice, RunConfig, ToolEntry, ToolFunction
+from turnwise.config import RunConfig
 from turnwise.config_file import read_mapping
+from turnwise.config_parts import Choice, ToolEntry, ToolFunction
 from turnwise.config_structure import structure
 from turnwise.dataset import load_tasks
 from turnwise.driver import Recipe
 from turnwise.episode_setup import EngineClient, Limits
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.host import Host, Kind, load, resolve
-from turnwise.observer import Observer
-from turnwise.protocols import Agent, Engine, Postprocessor, Resources
+from turnwise.observer import Observer, Place
+from turnwise.protocols import Agent, Engine, Judge, Postprocessor, Resources, Reward
+from turnwise.runtime.judge_client import JudgeClient, JudgeElsewhere
 from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.manager import RolloutManager, Runtime
+from turnwise.runtime.placement import RunPlacement, placement_of
 from turnwise.runtime.plan import RolloutPlan
+from turnwise.runtime.replica_pool import ReplicaPool
+from turnwise.runtime.weight_parts import group_weights_of, preparation_of
 from turnwise.runtime.worker import WorkerParts
+from turnwise.spans import SPANS, spans_wanted
 from turnwise.telemetry import Observers
 from turnwise.tools import ToolBox, ToolSpec, load_tools, tool_specs
 from turnwise.types import PluginRecipe, Task
@@ -52,27 +58,32 @@ def manager_of(config: RunConfig, host: Host | None = None, *, observers: Iterab
     """
     host = host_of(config) if host is None else host
     config = resolve(config, host)  # checks what was not read from a file, too
-    resources = resources_of(config, host)
+    placement = placement_of(config)
     if config.runtime.name == "ray":
+        resources = resources_of(config, host)
         recipes: Mapping[str, Recipe] = recipes_of(config, host, resources)
-        heard = Observers.of(observers)  # the config's own listen in the workers, where everything happens
-        runtime: Runtime = _ray_runtime(config, host, heard)
+        heard = Observers.of([*observers, *observers_of(config, host, resources, place="driver")])
+        runtime: Runtime = _ray_runtime(config, host, heard, placement)
     else:
+        judge = judge_engine_of(config, host)
+        resources = resources_of(config, host, judge)
         heard = Observers.of([*observers, *observers_of(config, host, resources)])
         engine = engine_of(config, host)
         parts = parts_of(config, host, resources, engine, heard)
-        recipes, runtime = parts.recipes, LocalRuntime(engine, parts, config.runtime.num_workers)
+        prepare = preparation_of(config)
+        recipes, runtime = parts.recipes, LocalRuntime(engine, parts, config.runtime.num_workers, judge, prepare)
     return RolloutManager(runtime, plan_of(config, host, resources, recipes), heard, resources.chat)
 
 
-def _ray_runtime(config: RunConfig, host: Host, observers: Observers) -> Runtime:
+def _ray_runtime(config: RunConfig, host: Host, observers: Observers, placement: RunPlacement) -> Runtime:
     try:
         from turnwise.runtime.ray_runtime import RayRuntime
     except ModuleNotFoundError as error:
         raise ConfigError(f"runtime ray needs {error.name}: pip install 'turnwise[ray]'") from error
     from turnwise.runtime.blueprint import ConfigBlueprint
 
-    return RayRuntime(ConfigBlueprint.of(config, host), config.runtime, observers)
+    blueprint, weights = ConfigBlueprint.of(config, host), group_weights_of(config, host)
+    return RayRuntime(blueprint, config.runtime, observers, placement, weights)
 
 
 def engine_of(config: RunConfig, host: Host) -> Engine:
@@ -80,6 +91,43 @@ def engine_of(config: RunConfig, host: Host) -> Engine:
     resources = Resources(model=config.model_spec(), seed=config.rollout.seed)
     engine: Engine = _build(host, "engines", config.engine, resources, "engine")
     return engine
+
+
+def judge_engine_of(config: RunConfig, host: Host) -> Engine | None:
+    """Build the judge's engine, when there is a judge."""
+    judge = config.judge
+    if judge is None:
+        return None
+    resources = Resources(model=config.model_spec(judge.model), seed=config.rollout.seed)
+    engine: Engine = _build(host, "engines", judge.engine, resources, "judge.engine")
+    return engine
+
+
+def judge_of(config: RunConfig, client: EngineClient | None) -> Judge | None:
+    """Build what rewards ask, when there is a judge; without a client it cannot be asked in this process."""
+    judge = config.judge
+    if judge is None:
+        return None
+    model = config.model_spec(judge.model)
+    return JudgeClient(
+        engine=client or JudgeElsewhere(),
+        chat=load_chat(model) if model.path else None,
+        sampling=judge.sampling,
+        seed=config.rollout.seed,
+        release=client.release if isinstance(client, ReplicaPool) else _keep_nothing,
+    )
+
+
+def _keep_nothing(_key: str) -> None:
+    """Do nothing: a single engine keeps no context."""
+
+
+def reward_of(config: RunConfig, host: Host, resources: Resources) -> Reward | None:
+    """Build the reward, when there is one."""
+    if config.reward is None:
+        return None
+    reward: Reward = _build(host, "rewards", config.reward, resources, "reward")
+    return reward
 
 
 def parts_of(
@@ -114,10 +162,11 @@ def tasks_of(config: RunConfig) -> list[Task]:
     )
 
 
-def resources_of(config: RunConfig, host: Host) -> Resources:
-    """Build what other parts are built from: the chat template, then the parser, the tools and the simulator."""
+def resources_of(config: RunConfig, host: Host, judge: EngineClient | None = None) -> Resources:
+    """Build what other parts are built from: chat template, judge, then the parser, the tools and the simulator."""
     model = config.model_spec()
-    resources = Resources(model=model, seed=config.rollout.seed, chat=load_chat(model) if model.path else None)
+    chat = load_chat(model) if model.path else None
+    resources = Resources(model=model, seed=config.rollout.seed, chat=chat, judge=judge_of(config, judge))
     if config.parser is not None:
         resources = evolve(resources, parser=_build(host, "tool_parsers", config.parser, resources, "parser"))
     resources = evolve(resources, tools=tools_of(config, host, resources))
@@ -140,13 +189,13 @@ def _tool_spec(entry: ToolEntry) -> ToolSpec:
     if isinstance(entry, Choice):
         return ToolSpec(name=entry.name, options=entry.options)
     if isinstance(entry, ToolFunction):
-        return ToolSpec(function=entry.function)
+        return ToolSpec(function=entry.function, options={"run_in": entry.run_in} if entry.run_in else {})
     return ToolSpec(class_path=entry.target, options=entry.options)
 
 
 def recipes_of(config: RunConfig, host: Host, resources: Resources) -> dict[str, Recipe]:
     """Build what drives episodes, by agent name: the config's agents, and others that need no options."""
-    reward = _build(host, "rewards", config.reward, resources, "reward") if config.reward else None
+    reward = reward_of(config, host, resources)
     tools = ToolBox(resources.tools)
     check = config.rollout.check_invariants
     return {
@@ -170,12 +219,13 @@ def _agents_of(config: RunConfig, host: Host, resources: Resources) -> dict[str,
     return agents
 
 
-def observers_of(config: RunConfig, host: Host, resources: Resources) -> list[Observer]:
-    """Build the config's observers."""
-    return [
-        _build(host, "observers", choice, resources, f"observers.{index}")
-        for index, choice in enumerate(config.observers)
-    ]
+def observers_of(config: RunConfig, host: Host, resources: Resources, place: Place | None = None) -> list[Observer]:
+    """Build the config's observers, those that an OTLP endpoint asks for included: all, or those of one place."""
+    choices = {f"observers.{index}": choice for index, choice in enumerate(config.observers)}
+    if spans_wanted(choice.name for choice in config.observers):
+        choices["observers"] = Choice(SPANS)
+    built = [_build(host, "observers", choice, resources, path) for path, choice in choices.items()]
+    return [observer for observer in built if place in (None, observer.place)]
 
 
 def limits_of(config: RunConfig) -> Limits:
@@ -190,6 +240,7 @@ def limits_of(config: RunConfig) -> Limits:
         episode_s=deadlines.episode_s,
         reward_s=deadlines.reward_s,
         abort_grace_s=deadlines.abort_grace_s,
+        loop_lag_s=deadlines.loop_lag_s,
         max_steps=rollout.max_steps,
     )
 

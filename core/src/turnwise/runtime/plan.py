@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
 from attrs import field, frozen
 
@@ -50,23 +52,26 @@ class RolloutPlan:
         """
         Return one spec per episode: the rollouts of a task stand together, in task order.
 
+        A task that stands there again has its rollouts counted on, so that no two episodes are the same one.
+
         Raises:
             DataError: there is no task, or one names an agent that is not there.
         """
         count = self.validation_n if validation else self.n
         sampling = self.validation_sampling if validation else self.sampling
+        rollouts: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         specs = [
             EpisodeSpec(
                 task=task,
                 agent_name=self._agent_of(task),
-                rollout_n=rollout_n,
+                rollout_n=next(rollouts[task.uid]),
                 global_step=global_step,
                 validation=validation,
                 seed=self.seed,
                 sampling=sampling,
             )
             for task in tasks
-            for rollout_n in range(count)
+            for _ in range(count)
         ]
         if not specs:
             raise DataError("there are no tasks to run")
@@ -74,7 +79,14 @@ class RolloutPlan:
 
     def _agent_of(self, task: Task) -> str:
         name = task.agent_name or self.default_agent
+        self._refuse_unknown(task, name)
+        return name
+
+    def refuse_unknown_agent(self, spec: EpisodeSpec) -> None:
+        """Raise `DataError` when an episode of another run needs an agent that is not there."""
+        self._refuse_unknown(spec.task, spec.agent_name)
+
+    def _refuse_unknown(self, task: Task, name: str) -> None:
         if name not in self.agent_names:
             known = did_you_mean(name, tuple(sorted(self.agent_names)))
             raise DataError(f"row {task.sample_index} (task {task.uid!r}) names the unknown agent {name!r}{known}")
-        return name

@@ -12,9 +12,11 @@ from collections.abc import Callable
 
 from attrs import define, evolve, field
 
-from turnwise.errors import EngineError, ReplicaDiedError
+from turnwise.errors import AsleepError, EngineError, ReplicaDiedError
+from turnwise.observer import LimitReached, RequestRouted, RouteKind
 from turnwise.protocols import ReplicaLoad, Router
 from turnwise.runtime.wire import ToReplica, ToWorker, pack_requests, unpack_results
+from turnwise.telemetry import Observers
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
 
 Send = Callable[[ToReplica], None]
@@ -77,6 +79,8 @@ class ReplicaPool:
     _revived: asyncio.Event = field(factory=asyncio.Event, init=False)
     _given_up: bool = field(default=False, init=False)
     _obituary: str = field(default="none was ever there", init=False)
+    _observers: Observers = field(factory=Observers, init=False)
+    _worker: str = field(default="", init=False)
     _home: dict[str, int] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -93,7 +97,9 @@ class ReplicaPool:
                 return await self._ask(index, request)
             except ReplicaDiedError:
                 self.num_moves += 1
-        raise EngineError(f"gave up after {self.max_moves} replicas died under one request: {self._obituary}")
+            except AsleepError:
+                self._links[index].reported = ReplicaLoad(available=False)
+        raise ReplicaDiedError(f"gave up after {self.max_moves} replicas died under one request: {self._obituary}")
 
     async def abort(self, request_id: str) -> None:
         """Ask the replica to end a request early."""
@@ -105,6 +111,7 @@ class ReplicaPool:
     def release(self, trajectory_id: str) -> None:
         """Forget an episode: its trajectories are `trajectory_id` and those that begin with it and a slash."""
         self.router.release(trajectory_id)
+        self._home.pop(trajectory_id, None)
         for link in self._links:
             ended = [key for key in link.known if key.partition("/")[0] == trajectory_id]
             for key in ended:
@@ -114,6 +121,10 @@ class ReplicaPool:
                 self._schedule(link)
 
     # What the runtime tells
+
+    def observe(self, observers: Observers, worker: str) -> None:
+        """Tell these observers what the router decides for the worker of this name, and what queues at replicas."""
+        self._observers, self._worker = observers, worker
 
     def replica_up(self, index: int, send: Send) -> None:
         """Use a replica, new or restarted; it holds no tokens yet."""
@@ -140,7 +151,10 @@ class ReplicaPool:
         """Take a replica's message."""
         link = self._links[index]
         link.reported = message.load
-        for request_id, result in unpack_results(message):
+        if message.num_queued and self._observers.heard("on_limit_reached"):
+            event = LimitReached(limit="runtime.ray.max_in_flight", count=message.num_queued, where=f"replica {index}")
+            self._observers.emit("on_limit_reached", event)
+        for request_id, result in unpack_results(message, index):
             if waiting := link.waiting.get(request_id):
                 link.known[waiting.request.trajectory_id] = len(waiting.request.token_ids) + len(result.token_ids)
                 _settle(waiting, result)
@@ -151,23 +165,47 @@ class ReplicaPool:
                 self._schedule(link)
         for request_id, kind, text in message.failed:
             if waiting := link.waiting.get(request_id):
-                link.known.pop(waiting.request.trajectory_id, None)
-                _settle(waiting, EngineError(text if kind == "EngineError" else f"{kind}: {text}"))
+                self._forget(link, waiting.request.trajectory_id)
+                error = AsleepError(text) if kind == AsleepError.__name__ else None
+                _settle(waiting, error or EngineError(text if kind == "EngineError" else f"{kind}: {text}"))
 
     # Inside
 
     async def _choose(self, request: GenerateRequest) -> int:
         if self._given_up:
-            raise EngineError(f"all {self.num_replicas} replicas are dead: {self._obituary}")
+            raise ReplicaDiedError(f"all {self.num_replicas} replicas are dead: {self._obituary}")
         if not self._revived.is_set():
             try:
                 async with asyncio.timeout(self.revive_s):
                     await self._revived.wait()
             except TimeoutError:
-                raise EngineError(f"all {self.num_replicas} replicas are dead: {self._obituary}") from None
+                raise ReplicaDiedError(f"all {self.num_replicas} replicas are dead: {self._obituary}") from None
         if self._given_up:
-            raise EngineError(f"all {self.num_replicas} replicas are dead: {self._obituary}")
-        return self.router.choose(request, [self._load(link) for link in self._links])
+            raise ReplicaDiedError(f"all {self.num_replicas} replicas are dead: {self._obituary}")
+        loads = [self._load(link) for link in self._links]
+        if not any(load.available for load in loads):
+            raise AsleepError("every replica is asleep: wake them up before asking for tokens")
+        if self._observers.heard("on_request_routed"):
+            return self._choose_aloud(request, loads)
+        return self.router.choose(request, loads)
+
+    def _choose_aloud(self, request: GenerateRequest, loads: list[ReplicaLoad]) -> int:
+        """Choose, and tell the observers how; what a router itself knows of the reason is only its business."""
+        episode = request.trajectory_id.partition("/")[0]
+        before = self._home.get(episode)
+        decide = getattr(self.router, "decide", None)
+        if decide is None:
+            index, reason = self.router.choose(request, loads), ""
+        else:
+            decision = decide(request, loads)
+            index, reason = decision.index, str(decision.reason)
+        kind: RouteKind = "first" if before is None else "sticky" if before == index else "moved"
+        self._home[episode] = index
+        event = RequestRouted(
+            trajectory_id=request.trajectory_id, replica=index, kind=kind, reason=reason or kind, worker=self._worker
+        )
+        self._observers.emit("on_request_routed", event)
+        return index
 
     def _load(self, link: _Link) -> ReplicaLoad:
         # What others have there was told with the last answer; what this worker has is known exactly.
@@ -190,12 +228,17 @@ class ReplicaPool:
             return await waiting.answered
         except asyncio.CancelledError:
             link.cancelled.append(request.request_id)
-            link.known.pop(request.trajectory_id, None)
-            self._schedule(link)
+            self._forget(link, request.trajectory_id)
             raise
         finally:
             del link.waiting[request.request_id]
             link.num_tokens -= len(request.token_ids)
+
+    def _forget(self, link: _Link, trajectory_id: str) -> None:
+        """Count on nothing that the replica holds of a trajectory, and let it forget that too."""
+        link.known.pop(trajectory_id, None)
+        link.released.append(trajectory_id)
+        self._schedule(link)
 
     def _schedule(self, link: _Link) -> None:
         if not link.scheduled:

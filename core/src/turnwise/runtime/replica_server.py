@@ -14,7 +14,7 @@ from contextlib import suppress
 import numpy as np
 from attrs import define, field
 
-from turnwise.errors import TurnwiseError
+from turnwise.errors import AsleepError, ReplicaDiedError, TornWeightsError, TurnwiseError
 from turnwise.protocols import Engine, ReplicaLoad
 from turnwise.runtime.wire import ToReplica, ToWorker, UnpackedRequest, pack_results, unpack_requests
 from turnwise.types import GenerateRequest, GenerateResult, TokenArray
@@ -28,11 +28,12 @@ class Context:
 
     _ids: TokenArray
     size: int = 0
+    worker: str = ""
 
     @classmethod
-    def empty(cls) -> Context:
+    def empty(cls, worker: str = "") -> Context:
         """Return a context of no tokens."""
-        return cls(np.empty(1024, np.int32))
+        return cls(np.empty(1024, np.int32), worker=worker)
 
     def extend(self, start: int, ids: TokenArray) -> None:
         """Set what follows the first `start` tokens."""
@@ -57,6 +58,7 @@ class _Outbox:
     results: list[tuple[str, GenerateResult]] = field(factory=list)
     unknown: list[str] = field(factory=list)
     failed: list[tuple[str, str, str]] = field(factory=list)
+    num_queued: int = 0
     scheduled: bool = False
 
 
@@ -68,12 +70,14 @@ class ReplicaServer:
     Attributes:
         engine: started.
         max_in_flight: most requests that the engine gets at once; the others wait here.
+        available: whether requests are taken; not while the engine sleeps.
         bytes_in: bytes of token columns received so far.
         bytes_out: bytes of token columns sent so far.
     """
 
     engine: Engine
     max_in_flight: int = 1024
+    available: bool = field(default=True, init=False)
     bytes_in: int = field(default=0, init=False)
     bytes_out: int = field(default=0, init=False)
     _contexts: dict[str, Context] = field(factory=dict, init=False)
@@ -89,15 +93,22 @@ class ReplicaServer:
     @property
     def load(self) -> ReplicaLoad:
         """What there is to do."""
-        return ReplicaLoad(num_requests=len(self._running), num_tokens=self._num_tokens)
+        return ReplicaLoad(num_requests=len(self._running), num_tokens=self._num_tokens, available=self.available)
 
     def connect(self, worker: str, post: Post) -> None:
         """Say how messages reach a worker."""
         self._outboxes[worker] = _Outbox(post)
 
+    def announce(self, *, available: bool) -> None:
+        """Tell every worker whether to send requests here; those that come all the same are sent back."""
+        self.available = available
+        for worker in self._outboxes:
+            self._schedule(worker)
+
     def disconnect(self, worker: str) -> None:
-        """Forget a worker that has gone; what it waits for goes on to its end and is dropped."""
+        """Forget a worker that has gone, and its contexts; what it waits for goes on to its end and is dropped."""
         self._outboxes.pop(worker, None)
+        self._contexts = {key: context for key, context in self._contexts.items() if context.worker != worker}
 
     def receive(self, worker: str, message: ToReplica, group: asyncio.TaskGroup) -> None:
         """Take a worker's message; requests run in `group`."""
@@ -119,7 +130,7 @@ class ReplicaServer:
                 self._box(worker).unknown.append(request.request_id)
                 self._schedule(worker)
                 return
-            context = self._contexts[request.trajectory_id] = Context.empty()
+            context = self._contexts[request.trajectory_id] = Context.empty(worker)
         context.extend(request.num_known, request.new_ids)
         full = GenerateRequest(
             request_id=request.request_id,
@@ -127,6 +138,7 @@ class ReplicaServer:
             group_id=request.group_id,
             token_ids=context.view(),
             sampling=request.sampling,
+            layout=request.layout,
         )
         self._running[request.request_id] = group.create_task(self._serve(worker, full, context))
 
@@ -138,17 +150,26 @@ class ReplicaServer:
         num_tokens = len(request.token_ids)
         self._num_tokens += num_tokens
         try:
+            self._box(worker).num_queued += self._slots.locked()
             async with self._slots:
+                self._refuse_if_asleep()
                 result = await self.engine.generate(request)
             context.extend(num_tokens, result.token_ids)
             self._box(worker).results.append((request.request_id, result))
-        except Exception as error:  # noqa: BLE001 - whatever an engine raises belongs to this request alone
-            kind = "EngineError" if isinstance(error, TurnwiseError) else type(error).__name__
+        except (ReplicaDiedError, TornWeightsError):
+            raise  # it concerns them all: the actor ends, its requests go elsewhere, and the driver starts another
+        except Exception as error:  # noqa: BLE001 - whatever else an engine raises belongs to this request alone
+            known = isinstance(error, TurnwiseError) and not isinstance(error, AsleepError)
+            kind = "EngineError" if known else type(error).__name__
             self._box(worker).failed.append((request.request_id, kind, str(error)))
         finally:
             self._num_tokens -= num_tokens
             del self._running[request.request_id]
         self._schedule(worker)
+
+    def _refuse_if_asleep(self) -> None:
+        if not self.available:
+            raise AsleepError("the replica is asleep")
 
     def _box(self, worker: str) -> _Outbox:
         return self._outboxes.get(worker) or _Outbox(_drop)
@@ -160,8 +181,10 @@ class ReplicaServer:
             asyncio.get_running_loop().call_soon(self._flush, box)
 
     def _flush(self, box: _Outbox) -> None:
-        message = pack_results(box.results, unknown=box.unknown, failed=box.failed, load=self.load)
-        box.results, box.unknown, box.failed, box.scheduled = [], [], [], False
+        message = pack_results(
+            box.results, unknown=box.unknown, failed=box.failed, num_queued=box.num_queued, load=self.load
+        )
+        box.results, box.unknown, box.failed, box.num_queued, box.scheduled = [], [], [], 0, False
         self.bytes_out += message.num_bytes
         box.post(message)
 

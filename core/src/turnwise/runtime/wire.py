@@ -13,6 +13,7 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
+from turnwise.layout import Layout
 from turnwise.protocols import ReplicaLoad
 from turnwise.types import FinishReason, FloatArray, GenerateRequest, GenerateResult, SamplingParams, TokenArray
 
@@ -30,6 +31,7 @@ class ToReplica:
         num_new: (n,) tokens of `token_ids` that belong to each request.
         sampling: the different parameters, without seeds and limits.
         sampling_index: (n,) which of them each request has.
+        layouts: (n,) of the whole contexts; they are a few ints for each path.
         aborted: request ids to end early.
         cancelled: request ids that nobody waits for any more.
         released: trajectory ids that have ended.
@@ -43,6 +45,7 @@ class ToReplica:
     token_ids: TokenArray = field(factory=lambda: np.empty(0, np.int32))
     sampling: tuple[SamplingParams, ...] = ()
     sampling_index: tuple[int, ...] = ()
+    layouts: tuple[Layout | None, ...] = ()
     seeds: tuple[int | None, ...] = ()
     max_tokens: tuple[int | None, ...] = ()
     aborted: tuple[str, ...] = ()
@@ -78,6 +81,7 @@ def pack_requests(
         token_ids=np.concatenate(pieces) if pieces else np.empty(0, np.int32),
         sampling=tuple(different),
         sampling_index=index,
+        layouts=tuple(request.layout for request, _known in requests),
         seeds=tuple(request.sampling.seed for request, _known in requests),
         max_tokens=tuple(request.sampling.max_tokens for request, _known in requests),
         aborted=tuple(aborted),
@@ -96,6 +100,7 @@ class UnpackedRequest:
     num_known: int
     new_ids: TokenArray
     sampling: SamplingParams
+    layout: Layout | None = None
 
 
 def unpack_requests(message: ToReplica) -> Iterator[UnpackedRequest]:
@@ -111,6 +116,7 @@ def unpack_requests(message: ToReplica) -> Iterator[UnpackedRequest]:
             num_known=int(message.num_known[i]),
             new_ids=message.token_ids[start:stop],
             sampling=sampling.with_(seed=message.seeds[i], max_tokens=message.max_tokens[i]),
+            layout=message.layouts[i],
         )
         start = stop
 
@@ -126,6 +132,7 @@ class ToWorker:
         versions: per result one weight version, or one for each of its tokens.
         unknown: request ids whose context the replica does not hold: send it whole.
         failed: (request id, error class, text) of requests that the engine refused.
+        num_queued: requests that had to wait for a place in the engine since the last message.
         load: what the replica has to do after this message.
     """
 
@@ -139,6 +146,7 @@ class ToWorker:
     num_cached: tuple[int, ...] = ()
     unknown: tuple[str, ...] = ()
     failed: tuple[tuple[str, str, str], ...] = ()
+    num_queued: int = 0
     load: ReplicaLoad = field(factory=ReplicaLoad)
 
     @property
@@ -152,6 +160,7 @@ def pack_results(
     *,
     unknown: Iterable[str] = (),
     failed: Iterable[tuple[str, str, str]] = (),
+    num_queued: int = 0,
     load: ReplicaLoad,
 ) -> ToWorker:
     """Pack (request id, result) pairs and what else a worker must know."""
@@ -167,12 +176,13 @@ def pack_results(
         num_cached=tuple(result.num_cached_tokens for result in answers),
         unknown=tuple(unknown),
         failed=tuple(failed),
+        num_queued=num_queued,
         load=load,
     )
 
 
-def unpack_results(message: ToWorker) -> Iterator[tuple[str, GenerateResult]]:
-    """Yield the (request id, result) pairs of a message."""
+def unpack_results(message: ToWorker, replica: int = 0) -> Iterator[tuple[str, GenerateResult]]:
+    """Yield the (request id, result) pairs of a message that came from the replica with this index."""
     stops = np.cumsum(message.num_new).tolist()
     start = 0
     for i, stop in enumerate(stops):
@@ -185,6 +195,7 @@ def unpack_results(message: ToWorker) -> Iterator[tuple[str, GenerateResult]]:
                 stop_reason=message.stops[i],
                 weight_version=message.versions[i],
                 num_cached_tokens=message.num_cached[i],
+                replica=replica,
             ),
         )
         start = stop

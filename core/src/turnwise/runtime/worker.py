@@ -8,13 +8,15 @@ spec it takes is delivered exactly once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from attrs import define, evolve, field, frozen
 
 from turnwise.driver import Recipe, run_episode
 from turnwise.episode import LiveEpisode
-from turnwise.episode_setup import EngineClient, EpisodeSpec, Limits, Services
+from turnwise.episode_setup import EngineClient, Limits, Services
+from turnwise.episode_spec import EpisodeSpec, UnfinishedEpisode
+from turnwise.observer import LimitReached
 from turnwise.protocols import Interaction
 from turnwise.result import EpisodeResult
 from turnwise.telemetry import Observers
@@ -55,7 +57,8 @@ class Worker:
     """Drives episodes; `abort` ends those that run and delivers the rest unstarted."""
 
     parts: WorkerParts
-    _live: set[LiveEpisode] = field(factory=set, init=False)
+    name: str = "worker 0"
+    _live: dict[LiveEpisode, int] = field(factory=dict, init=False)
     _aborting: bool = field(default=False, init=False)
 
     async def run(self, specs: Iterator[Numbered], deliver: Deliver) -> None:
@@ -82,6 +85,7 @@ class Worker:
             spawn=background.create_task,
             interaction=self.parts.interaction,
             observers=self.parts.observers,
+            worker=self.name,
         )
 
     def resume(self) -> None:
@@ -91,42 +95,66 @@ class Worker:
     def abort(self) -> None:
         """End soon: running episodes return what they have."""
         self._aborting = True
-        for episode in tuple(self._live):
-            episode.abort()
+        self.cut(frozenset(self._live.values()))
+
+    def cut(self, numbers: Collection[int]) -> None:
+        """End these episodes soon, if they run here."""
+        for episode, number in tuple(self._live.items()):
+            if number in numbers:
+                episode.abort()
 
     async def _slot(self, first: Numbered, specs: Iterator[Numbered], deliver: Deliver, services: Services) -> None:
         """Run one episode after the other; as many slots as episodes may run at once."""
         taken: Numbered | None = first
         while taken is not None:
             number, spec = taken
-            deliver(number, await self.run_one(spec, services))
+            deliver(number, await self.run_one(spec, services, number))
             taken = next(specs, None)
+            if taken is not None:
+                self.tell_of_full_slots()
 
-    async def run_one(self, spec: EpisodeSpec, services: Services) -> EpisodeResult:
+    def tell_of_full_slots(self) -> None:
+        """Tell observers that an episode had to wait for another to end."""
+        if self.parts.observers.heard("on_limit_reached"):
+            event = LimitReached(limit="rollout.max_in_flight", where=self.name)
+            self.parts.observers.emit("on_limit_reached", event)
+
+    async def run_one(self, spec: EpisodeSpec, services: Services, number: int = 0) -> EpisodeResult:
         """Run one episode; while aborting, return it unstarted."""
         if self._aborting:
             return unstarted(spec)
         stops = (*spec.sampling.stop_token_ids, *self.parts.stop_token_ids)
         sampling = spec.sampling.with_(stop_token_ids=tuple(dict.fromkeys(stops)))
         episode = LiveEpisode(evolve(spec, sampling=sampling), self.parts.limits, services)
-        self._live.add(episode)
+        self._live[episode] = number
         try:
             return await run_episode(episode, self.parts.recipes[spec.agent_name])
         finally:
-            self._live.discard(episode)
+            del self._live[episode]
             self.parts.on_episode_end(episode.key)
 
 
 def unstarted(spec: EpisodeSpec) -> EpisodeResult:
-    """Return the result of an episode that was aborted before its first step."""
+    """Return the result of an episode that was aborted before its first step, or before it went on."""
     fault = Fault(owner="infra", kind="EpisodeAborted", message="the run was asked to stop before it began")
+    kept = spec.unfinished or UnfinishedEpisode(spec=spec, began=False)
+    return evolve(not_run(spec, Status.ABORTED, fault), unfinished=kept)
+
+
+def not_run(spec: EpisodeSpec, status: Status, fault: Fault) -> EpisodeResult:
+    """Return the result of an episode that nobody runs: all it has is what an earlier part of it kept."""
+    kept = spec.unfinished
+    records = [trajectory.rewound(trajectory.mark()) for trajectory in kept.trajectories] if kept else []
+    for trajectory in records:
+        trajectory.close()
     return EpisodeResult(
         task=spec.task,
         rollout_n=spec.rollout_n,
         global_step=spec.global_step,
         validation=spec.validation,
         agent_name=spec.agent_name,
-        status=Status.ABORTED,
+        status=status,
         fault=fault,
-        messages=tuple(spec.task.messages),
+        trajectories=tuple(records),
+        messages=kept.messages if kept else tuple(spec.task.messages),
     )

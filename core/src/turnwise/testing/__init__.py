@@ -1,10 +1,11 @@
 """
 The public test kit: what a stranger's plugin is tested with.
 
-- `EngineSuite`, `ToolParserSuite`, `AgentSuite`, `RewardSuite`: conformance suites for pytest; a plugin's file has some
-  ten lines. The same checks without pytest stand in `turnwise.testing.engine_checks` and its neighbours, and
-  ``turnwise check NAME`` runs them.
+- `EngineSuite`, `ToolParserSuite`, `AgentSuite`, `RewardSuite`, `WeightTransportSuite`: conformance suites for pytest;
+  a plugin's file has some ten lines. The same checks without pytest stand in `turnwise.testing.engine_checks` and its
+  neighbours, and ``turnwise check NAME`` runs them.
 - `ScriptedEngine`, `RandomPolicy`, `Failure`: a fake engine with given outputs, latencies and failures.
+- `BigramEngine`: a fake engine with weights that can be updated, dropped and compared with.
 - `trajectories`, `scripts`: hypothesis strategies for token records.
 - `byte_tokenizer`: a real tokenizer with no download.
 
@@ -19,19 +20,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from turnwise.testing.agent_probe import AgentProbe
     from turnwise.testing.agent_suite import AgentSuite
+    from turnwise.testing.bigram import BigramEngine
     from turnwise.testing.engine_probe import EngineProbe
     from turnwise.testing.engine_suite import EngineSuite
     from turnwise.testing.parser_suite import ToolParserSuite
+    from turnwise.testing.reference_model import TransformersReference
     from turnwise.testing.reward_checks import RewardExample
     from turnwise.testing.reward_suite import RewardSuite
     from turnwise.testing.scripted import Failure, RandomPolicy, ScriptedEngine
     from turnwise.testing.strategies import scripts, trajectories
     from turnwise.testing.suite import PluginSuite
     from turnwise.testing.tokenizers import byte_tokenizer
+    from turnwise.testing.transport_suite import WeightTransportSuite
 
 __all__ = [
     "AgentProbe",
     "AgentSuite",
+    "BigramEngine",
     "EngineProbe",
     "EngineSuite",
     "Failure",
@@ -41,6 +46,8 @@ __all__ = [
     "RewardSuite",
     "ScriptedEngine",
     "ToolParserSuite",
+    "TransformersReference",
+    "WeightTransportSuite",
     "byte_tokenizer",
     "scripts",
     "trajectories",
@@ -49,6 +56,7 @@ __all__ = [
 _HOMES = {
     "AgentProbe": "agent_probe",
     "AgentSuite": "agent_suite",
+    "BigramEngine": "bigram",
     "EngineProbe": "engine_probe",
     "EngineSuite": "engine_suite",
     "Failure": "scripted",
@@ -58,6 +66,8 @@ _HOMES = {
     "RewardSuite": "reward_suite",
     "ScriptedEngine": "scripted",
     "ToolParserSuite": "parser_suite",
+    "TransformersReference": "reference_model",
+    "WeightTransportSuite": "transport_suite",
     "byte_tokenizer": "tokenizers",
     "scripts": "strategies",
     "trajectories": "strategies",

@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from attrs import evolve, frozen
 
-from turnwise.config import Choice, RunConfig
+from turnwise.config import RunConfig
+from turnwise.config_parts import Choice
 from turnwise.errors import ConfigError, PluginError
 from turnwise.host import Host, Kind
 from turnwise.protocols import Resources

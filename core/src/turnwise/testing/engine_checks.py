@@ -1,313 +1,27 @@
 """
 What every engine must do, as plain functions: no pytest, so that the command line can run them on a real engine.
 
-A check takes an engine and a probe, and raises `AssertionError` with a text that says what the engine did. Most get an
-engine that runs; those marked `fresh` get one that was not started. Not covered: throughput, device memory, and
-whether log-probabilities are those of the model, which only a forward pass of that model can tell.
+The checks stand in `engine_serving_checks`, `engine_layout_checks` and `engine_weight_checks`; here is what runs them.
+Not covered: throughput and device memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
 
-import numpy as np
-from attrs import define, field, frozen
+from attrs import define, field
 
 from turnwise.errors import EngineError
 from turnwise.protocols import Engine
-from turnwise.testing.engine_probe import GREEDY, EngineProbe, expect, expect_equal, expect_refusal, make_request
-from turnwise.types import Capabilities, FinishReason, GenerateResult, SamplingParams
+from turnwise.testing import engine_layout_checks, engine_serving_checks, engine_weight_checks
+from turnwise.testing.engine_check import ENGINE_CHECKS, EngineCheck, MakeEngine
+from turnwise.testing.engine_probe import EngineProbe
 
-MakeEngine = Callable[[], Engine]
-CheckFunction = Callable[[Engine, EngineProbe], Coroutine[Any, Any, None]]
+__all__ = ["CHECK_MODULES", "ENGINE_CHECKS", "EngineCheck", "EngineChecker", "MakeEngine"]
 
-
-@frozen(kw_only=True)
-class EngineCheck:
-    """
-    One check.
-
-    Attributes:
-        function: what to await with the engine and the probe.
-        needs: the field of `Capabilities` without which it makes no sense; empty for none.
-        fresh: it wants an engine that was not started, and leaves it stopped.
-    """
-
-    function: CheckFunction
-    needs: str = ""
-    fresh: bool = False
-
-    def missing(self, capabilities: Capabilities) -> str:
-        """Return why the check does not apply to such an engine, for a person; empty when it does."""
-        if self.needs and not getattr(capabilities, self.needs):
-            return f"the engine has no capability {self.needs!r}"
-        return ""
-
-
-ENGINE_CHECKS: dict[str, EngineCheck] = {}
-"""Every check by the name of its function without `check_`, in the order in which they should run."""
-
-
-def _check(*, needs: str = "", fresh: bool = False) -> Callable[[CheckFunction], CheckFunction]:
-    def register(function: CheckFunction) -> CheckFunction:
-        name = getattr(function, "__name__", "").removeprefix("check_")
-        ENGINE_CHECKS[name] = EngineCheck(function=function, needs=needs, fresh=fresh)
-        return function
-
-    return register
-
-
-@_check()
-async def check_ids_round_trip(engine: Engine, probe: EngineProbe) -> None:
-    """Ids come back as int32 within the vocabulary, one log-probability slot each; the context is left alone."""
-    for prompt, context in enumerate(probe.prompts):
-        request = probe.request(prompt, SamplingParams(max_tokens=8))
-        result = await probe.ask(engine, request)
-        expect_equal(tuple(request.token_ids.tolist()), context, "the context after the call")
-        expect_equal((result.token_ids.dtype.name, result.token_ids.ndim), ("int32", 1), "dtype and axes of the ids")
-        expect(len(result.token_ids) > 0, "no token was sampled")
-        outside = [i for i in result.token_ids.tolist() if not 0 <= i < probe.vocab_size]
-        expect(not outside, f"ids {outside} are not in the vocabulary of {probe.vocab_size}")
-        expect_equal(len(result.logprobs), len(result.token_ids), "number of log-probabilities")
-
-
-@_check()
-async def check_length_ends_a_turn(engine: Engine, probe: EngineProbe) -> None:
-    """Without stop ids exactly `max_tokens` tokens come, and the reason is `length`."""
-    for max_tokens in (1, 2, 7):
-        result = await probe.ask(engine, probe.request(sampling=SamplingParams(max_tokens=max_tokens)))
-        expect_equal(len(result.token_ids), max_tokens, "number of tokens")
-        expect_equal(result.finish_reason, FinishReason.LENGTH, "finish reason")
-        expect_equal(result.stop_reason, None, "stop reason without a stop id")
-
-
-@_check()
-async def check_stop_id_ends_a_turn(engine: Engine, probe: EngineProbe) -> None:
-    """A stop id ends the turn, stays in the output and is named. It is one that the model samples anyway."""
-    free = (await probe.ask(engine, probe.request())).token_ids.tolist()
-    stop = free[len(free) // 2]
-    result = await probe.ask(engine, probe.request(sampling=GREEDY.with_(stop_token_ids=(stop,))))
-    expect_equal(result.token_ids.tolist(), free[: free.index(stop) + 1], f"ids up to the stop id {stop}")
-    expect_equal(result.finish_reason, FinishReason.STOP, "finish reason")
-    expect_equal(result.stop_reason, stop, "stop reason")
-
-
-@_check(needs="logprobs")
-async def check_logprobs(engine: Engine, probe: EngineProbe) -> None:
-    """Log-probabilities are float32, finite, at most 0, and one per id, at several temperatures."""
-    for temperature in (0.0, 0.5, 1.0, 2.0):
-        result = await probe.ask(engine, probe.request(sampling=SamplingParams(temperature=temperature, max_tokens=8)))
-        values = result.logprobs
-        expect_equal(values.dtype.name, "float32", "dtype of the log-probabilities")
-        expect_equal(len(values), len(result.token_ids), "number of log-probabilities")
-        expect(np.isfinite(values).all(), f"log-probabilities are not finite: {values.tolist()}")
-        expect((values <= 0).all(), f"log-probabilities above 0: {values.tolist()}")
-
-
-@_check()
-async def check_concurrent_requests_keep_identity(engine: Engine, probe: EngineProbe) -> None:
-    """Of many requests at once each gets its own answer: its own length, and as a rule what it gets alone."""
-    lengths = [1 + i for i in range(probe.num_concurrent)]
-    requests = [probe.request(i, GREEDY.with_(max_tokens=length)) for i, length in enumerate(lengths)]
-    results = await probe.ask_together(engine, requests)
-    expect_equal([len(result.token_ids) for result in results], lengths, "number of tokens of each request")
-    alone = [await probe.ask(engine, probe.request(i)) for i in range(len(probe.prompts))]
-    same = [one.token_ids[0] == many.token_ids[0] for one, many in zip(alone, results, strict=False)]
-    # A batch of another shape may round differently, so a near tie may fall otherwise; a mix-up hits nearly all.
-    expect(2 * sum(same) > len(same), f"of {len(same)} prompts only {sum(same)} got the answer that they get alone")
-
-
-@_check()
-async def check_greedy_is_repeatable(engine: Engine, probe: EngineProbe) -> None:
-    """Temperature 0 gives the same ids each time."""
-    first = (await probe.ask(engine, probe.request())).token_ids.tolist()
-    second = (await probe.ask(engine, probe.request())).token_ids.tolist()
-    expect_equal(second, first, "the same greedy request again")
-
-
-@_check(needs="seeds")
-async def check_seed_is_repeatable(engine: Engine, probe: EngineProbe) -> None:
-    """The same seed gives the same ids, whatever runs beside it; other seeds give others."""
-    sampling = SamplingParams(temperature=1.0, max_tokens=16, seed=5)
-    alone = await probe.ask(engine, probe.request(sampling=sampling))
-    requests = [probe.request(sampling=sampling.with_(seed=5 + i % 4)) for i in range(12)]
-    outputs = [result.token_ids.tolist() for result in await probe.ask_together(engine, requests)]
-    expect_equal(outputs[::4], [alone.token_ids.tolist()] * 3, "ids of one seed")
-    expect(any(each != outputs[0] for each in outputs), "all seeds gave the same ids")
-
-
-@_check(needs="abort")
-async def check_abort_returns_what_was_sampled(engine: Engine, probe: EngineProbe) -> None:
-    """An aborted request ends at once with a beginning of what it would have sampled, and frees its slot."""
-    await probe.ask(engine, probe.long_request())
-    began = asyncio.get_running_loop().time()
-    whole = (await probe.ask(engine, probe.long_request())).token_ids.tolist()
-    duration = asyncio.get_running_loop().time() - began
-    results = [await _abort_after(engine, probe, duration * part) for part in (0.5, 0.6, 0.4, 0.7)]
-    aborted = [each for each in results if each.finish_reason == FinishReason.ABORT]
-    expect(bool(aborted), "no request of four was aborted in flight")
-    for result in aborted:
-        ids = result.token_ids.tolist()
-        expect_equal(ids, whole[: len(ids)], "ids of an aborted request")
-        expect_equal(len(result.logprobs), len(ids), "number of log-probabilities of an aborted request")
-    expect(any(len(result.token_ids) for result in aborted), "what was sampled before the abort is lost")
-    await check_serves_when_idle(engine, probe)
-
-
-async def _abort_after(engine: Engine, probe: EngineProbe, seconds: float) -> GenerateResult:
-    request = probe.long_request()
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(probe.ask(engine, request))
-        await asyncio.sleep(seconds)
-        await engine.abort(request.request_id)
-    return task.result()
-
-
-@_check()
-async def check_abort_of_unknown_is_ignored(engine: Engine, probe: EngineProbe) -> None:
-    """Aborting an id that is unknown, or has ended, does nothing."""
-    request = probe.request()
-    await engine.abort("no such request")
-    await probe.ask(engine, request)
-    await engine.abort(request.request_id)
-    await check_serves_when_idle(engine, probe)
-
-
-@_check()
-async def check_cancelling_frees_the_slot(engine: Engine, probe: EngineProbe) -> None:
-    """A cancelled `generate` leaves nothing running, and its id can be used again."""
-    request = probe.long_request()
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(engine.generate(request))
-        await probe.settles(engine, 1)
-        task.cancel()
-    expect(task.cancelled(), "generate swallowed its cancellation")
-    await probe.settles(engine, 0)
-    again = await probe.ask(engine, request)
-    expect_equal(len(again.token_ids), probe.num_long_tokens, "number of tokens when the id is used again")
-
-
-@_check()
-async def check_serves_when_idle(engine: Engine, probe: EngineProbe) -> None:
-    """Nothing runs once all requests have ended, and a new one is served."""
-    await probe.settles(engine, 0)
-    result = await probe.ask(engine, probe.request())
-    expect_equal(len(result.token_ids), GREEDY.max_tokens, "number of tokens")
-    await probe.settles(engine, 0)
-
-
-@_check()
-async def check_stats_count_what_runs(engine: Engine, probe: EngineProbe) -> None:
-    """`num_running` rises to the number of requests in flight and falls back to 0."""
-    expect_equal(engine.stats()["num_running"], 0, "num_running of an idle engine")
-    async with asyncio.TaskGroup() as group:
-        for _ in range(3):
-            group.create_task(probe.ask(engine, probe.long_request()))
-        await probe.settles(engine, 3)
-    expect_equal(engine.stats()["num_running"], 0, "num_running after the last answer")
-
-
-@_check()
-async def check_empty_context_is_refused(engine: Engine, probe: EngineProbe) -> None:
-    """A request without a context raises `EngineError`, and the engine lives on."""
-    await expect_refusal(engine.generate(make_request("empty", (), GREEDY)), "an empty context")
-    await check_serves_when_idle(engine, probe)
-
-
-@_check(needs="max_context")
-async def check_too_long_context_is_refused(engine: Engine, probe: EngineProbe) -> None:
-    """A context of more than `max_context` tokens raises `EngineError`, and the engine lives on."""
-    num_tokens = (engine.capabilities.max_context or 0) + 1
-    request = make_request("long", [1] * num_tokens, GREEDY)
-    await expect_refusal(engine.generate(request), f"a context of {num_tokens} tokens")
-    await check_serves_when_idle(engine, probe)
-
-
-@_check(needs="max_context")
-async def check_output_stays_in_max_context(engine: Engine, probe: EngineProbe) -> None:
-    """Context and output together never pass `max_context`: the output is cut, with `length`."""
-    room = 3
-    context = np.resize(np.array(probe.prompts[0]), (engine.capabilities.max_context or 0) - room).tolist()
-    result = await probe.ask(engine, make_request("full", context, SamplingParams(max_tokens=room + 50)))
-    expect(len(result.token_ids) <= room, f"{len(context)} and {len(result.token_ids)} tokens pass max_context")
-    expect_equal(result.finish_reason, FinishReason.LENGTH, "finish reason")
-    await check_serves_when_idle(engine, probe)
-
-
-@_check()
-async def check_weight_versions(engine: Engine, probe: EngineProbe) -> None:
-    """A result's weight version is an integer from 0, or one for each id."""
-    result = await probe.ask(engine, probe.request())
-    version = result.weight_version
-    if isinstance(version, np.ndarray):
-        expect_equal((version.dtype.name, version.shape), ("int32", result.token_ids.shape), "dtype and shape")
-    else:
-        expect_equal(type(version), int, "type of the weight version")
-    expect((np.asarray(version) >= 0).all(), f"weight version {version}")
-
-
-@_check(needs="weight_updates")
-async def check_weight_update_changes_the_version(engine: Engine, probe: EngineProbe) -> None:
-    """After `update_weights` results carry the new version."""
-    for version in (7, 8):
-        await engine.update_weights(probe.weights(), version)
-        result = await probe.ask(engine, probe.request())
-        expect_equal(set(np.atleast_1d(result.weight_version).tolist()), {version}, "weight versions")
-
-
-@_check(needs="sleep_levels")
-async def check_sleep_and_wake_up(engine: Engine, probe: EngineProbe) -> None:
-    """Level 1, if there is one, refuses requests until it is woken; twice is once; the weights are as before."""
-    if 1 not in engine.capabilities.sleep_levels:
-        return
-    before = (await probe.ask(engine, probe.request())).token_ids.tolist()
-    await engine.sleep(1)
-    await engine.sleep(1)
-    await expect_refusal(engine.generate(probe.request()), "a request to a sleeping engine")
-    await engine.wake_up()
-    await engine.wake_up()
-    after = (await probe.ask(engine, probe.request())).token_ids.tolist()
-    expect_equal(after, before, "a greedy request after the sleep")
-
-
-@_check(fresh=True)
-async def check_generate_before_start_is_refused(engine: Engine, probe: EngineProbe) -> None:
-    """A request to an engine that was not started raises `EngineError`, and it can be stopped."""
-    await expect_refusal(engine.generate(probe.request()), "a request before start")
-    await engine.stop()
-
-
-@_check(fresh=True)
-async def check_start_keeps_the_capabilities(engine: Engine, probe: EngineProbe) -> None:
-    """Capabilities are the same before and after `start`."""
-    before = engine.capabilities
-    await engine.start()
-    expect_equal(engine.capabilities, before, "capabilities after start")
-
-
-@_check(fresh=True)
-async def check_stop_twice_is_harmless(engine: Engine, probe: EngineProbe) -> None:
-    """`stop` may be called again, and a request after it raises `EngineError`."""
-    await engine.start()
-    await probe.ask(engine, probe.request())
-    await engine.stop()
-    await engine.stop()
-    await expect_refusal(engine.generate(probe.request()), "a request after stop")
-
-
-@_check(fresh=True, needs="abort")
-async def check_stop_ends_what_is_in_flight(engine: Engine, probe: EngineProbe) -> None:
-    """Requests in flight end with `abort` when the engine is stopped; none hangs."""
-    await engine.start()
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(probe.ask(engine, probe.long_request())) for _ in range(3)]
-        await probe.settles(engine, 3)
-        await probe.within(engine.stop(), "stop")
-    reasons = [task.result().finish_reason for task in tasks]
-    expect_equal(reasons, [FinishReason.ABORT] * 3, "finish reasons of what was in flight at stop")
+CHECK_MODULES = (engine_serving_checks, engine_layout_checks, engine_weight_checks)
+"""Where the checks stand; importing them fills `ENGINE_CHECKS`."""
 
 
 @define(eq=False)
@@ -346,7 +60,7 @@ class EngineChecker:
         """
         check = ENGINE_CHECKS[name]
         engine = self._engine if self._engine is not None and not check.fresh else self.make_engine()
-        if missing := check.missing(engine.capabilities):
+        if missing := check.missing(engine.capabilities, self.probe):
             return missing
         try:
             if self.shared and not check.fresh:

@@ -7,22 +7,43 @@ Nothing here knows pytest, or what a check is about.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from attrs import field, frozen, validators
 
 from turnwise.errors import EngineError
 from turnwise.protocols import Engine
-from turnwise.types import GenerateRequest, GenerateResult, SamplingParams
+from turnwise.types import FloatArray, GenerateRequest, GenerateResult, SamplingParams
 
 T = TypeVar("T")
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 """What most checks ask for: eight tokens that any engine samples the same way each time."""
 _numbers = count()
+
+
+class Reference(Protocol):
+    """
+    The model that an engine holds, as a plain forward pass in float32, and the same with other weights.
+
+    `changed` says which: the weights that the engine starts with, or the others. `TransformersReference` is one.
+    """
+
+    def weights(self, *, changed: bool) -> Iterable[tuple[str, Any]]:
+        """Return the whole state dict, as `Engine.update_weights` takes it."""
+
+    def scores(
+        self, token_ids: Sequence[int], num_context: int, *, temperature: float, changed: bool
+    ) -> tuple[FloatArray, FloatArray]:
+        """
+        Score what follows the first `num_context` ids.
+
+        Returns:
+            (n,) log-probability of each id, and (n,) of the most likely one in its place, both after temperature.
+        """
 
 
 @frozen(kw_only=True)
@@ -37,6 +58,9 @@ class EngineProbe:
         num_concurrent: how many requests are sent at once.
         weights: makes a valid argument of `update_weights`; none changes nothing.
         timeout_s: longest wait for one request.
+        reference: what the model says; without it checks that compare with it are skipped.
+        logprob_bound: largest difference to the reference, in nats; a suite's own `logprob_bound` goes first.
+        measured: what checks found out, by name, such as `logprob_error`.
     """
 
     vocab_size: int = field(validator=validators.ge(1))
@@ -45,6 +69,9 @@ class EngineProbe:
     num_concurrent: int = 32
     weights: Callable[[], Iterable[tuple[str, Any]]] = tuple
     timeout_s: float = 60.0
+    reference: Reference | None = None
+    logprob_bound: float = 1e-3
+    measured: dict[str, float] = field(factory=dict, eq=False)
 
     @prompts.default
     def _spread(self) -> tuple[tuple[int, ...], ...]:
@@ -54,6 +81,11 @@ class EngineProbe:
     def request(self, prompt: int = 0, sampling: SamplingParams = GREEDY) -> GenerateRequest:
         """Return a request with a new id for one of the prompts."""
         return make_request(f"check-{next(_numbers)}", self.prompts[prompt % len(self.prompts)], sampling)
+
+    def prefix_request(self, sampling: SamplingParams = GREEDY) -> GenerateRequest:
+        """Return a request with a context long enough to be found in a prefix cache."""
+        context = (i * i % self.vocab_size for i in range(1, 97))
+        return make_request(f"check-{next(_numbers)}", context, sampling)
 
     def long_request(self) -> GenerateRequest:
         """Return a greedy request that samples for a while."""
@@ -104,10 +136,11 @@ def expect_equal(actual: object, expected: object, what: str) -> None:
     expect(actual == expected, f"{what}: expected {expected!r}, got {actual!r}")
 
 
-async def expect_refusal(awaitable: Awaitable[object], what: str) -> None:
-    """Raise `AssertionError` unless awaiting raises `EngineError`."""
+async def expect_refusal(awaitable: Awaitable[object], what: str, says: str = "") -> None:
+    """Raise `AssertionError` unless awaiting raises `EngineError` with a text that holds `says`."""
     try:
         result = await awaitable
-    except EngineError:
+    except EngineError as error:
+        expect(says in str(error), f"{what}: expected an EngineError that says {says!r}, got {error}")
         return
     raise AssertionError(f"{what}: expected an EngineError, got {result!r}")

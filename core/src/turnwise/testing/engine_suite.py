@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
+from attrs import evolve
 
 from turnwise.protocols import Engine, Resources
+from turnwise.testing.actor_run import ActorJob
 from turnwise.testing.engine_checks import EngineChecker, MakeEngine
 from turnwise.testing.engine_probe import EngineProbe
 from turnwise.testing.suite import PluginSuite
@@ -36,10 +42,13 @@ class EngineSuite(PluginSuite):
     Attributes:
         shared_engine: let the tests that want a running engine share one; for engines that start slowly. The fixtures
             of the first test then count.
+        logprob_bound: largest difference to the log-probabilities of the probe's reference, in nats; None leaves it to
+            the probe.
     """
 
     hook = "register_engines"
     shared_engine: ClassVar[bool] = False
+    logprob_bound: ClassVar[float | None] = None
 
     @pytest.fixture
     def probe(self) -> EngineProbe:
@@ -66,6 +75,8 @@ class EngineSuite(PluginSuite):
         self, make_engine: MakeEngine, probe: EngineProbe, checkers: list[EngineChecker]
     ) -> Iterator[EngineChecker]:
         """Runs the checks; not to be overridden."""
+        if self.logprob_bound is not None:
+            probe = evolve(probe, logprob_bound=self.logprob_bound)
         if not self.shared_engine:
             with EngineChecker(make_engine, probe) as alone:
                 yield alone
@@ -77,6 +88,23 @@ class EngineSuite(PluginSuite):
     def test_fulfils_the_protocol(self, make_engine: MakeEngine) -> None:
         """The factory returns something with all methods of an engine."""
         assert isinstance(make_engine(), Engine)
+
+    def test_is_built_in_a_ray_actor(self, config: object, resources: Resources, probe: EngineProbe) -> None:
+        """Config and resources cross a process border, and an actor of Ray builds, starts, asks and stops an engine."""
+        made = next(vars(kind)["make_engine"] for kind in type(self).__mro__ if "make_engine" in vars(kind))
+        if made is not vars(EngineSuite)["make_engine"]:
+            pytest.skip("this suite makes its engines itself, and those cannot cross a process border")
+        job = ActorJob(
+            entry_point=self.entry_point,
+            module=self.module,
+            hook=self.hook,
+            registered=self.registered,
+            config=config,
+            resources=resources,
+            request=probe.request(),
+        )
+
+        assert in_an_actor(job) == (len(job.request.token_ids), job.request.sampling.max_tokens)
 
     def test_ids_round_trip(self, checker: EngineChecker) -> None:
         """Ids come back as int32 within the vocabulary, one log-probability slot each; the context is left alone."""
@@ -146,9 +174,57 @@ class EngineSuite(PluginSuite):
         """After `update_weights` results carry the new version."""
         run(checker, "weight_update_changes_the_version")
 
+    def test_logprobs_are_those_of_the_model(self, checker: EngineChecker) -> None:
+        """Log-probabilities are those of the distribution drawn from, as a float32 forward pass computes them."""
+        run(checker, "logprobs_are_those_of_the_model")
+
+    def test_weight_update_changes_the_output(self, checker: EngineChecker) -> None:
+        """After an update greedy output is exactly what the new weights give, and then what the old ones gave again."""
+        run(checker, "weight_update_changes_the_output")
+
+    def test_no_stale_prefix_after_an_update(self, checker: EngineChecker) -> None:
+        """A context that was cached under the old weights is read again under the new ones."""
+        run(checker, "no_stale_prefix_after_an_update")
+
+    def test_update_in_flight_marks_each_token(self, checker: EngineChecker) -> None:
+        """An update in mid-flight: each token is greedy under the weights of the version that it claims."""
+        run(checker, "update_in_flight_marks_each_token")
+
+    def test_failed_update_changes_nothing(self, checker: EngineChecker) -> None:
+        """A wrong name or shape, or a source that breaks off, leaves the old version, or none, serving."""
+        run(checker, "failed_update_changes_nothing")
+
+    def test_generate_while_asleep_says_so(self, checker: EngineChecker) -> None:
+        """The error of a request to a sleeping engine says "asleep", also between the two stages of waking up."""
+        run(checker, "generate_while_asleep_says_so")
+
+    def test_wrong_sleep_calls_are_refused(self, checker: EngineChecker) -> None:
+        """An unknown level or tag, and weights into memory that sleeps, raise `EngineError`; the engine lives on."""
+        run(checker, "wrong_sleep_calls_are_refused")
+
+    def test_sleep_ends_what_is_in_flight(self, checker: EngineChecker) -> None:
+        """Requests in flight end with `abort` when the engine goes to sleep, and return what they had; none hangs."""
+        run(checker, "sleep_ends_what_is_in_flight")
+
+    def test_level_2_serves_what_it_is_given(self, checker: EngineChecker) -> None:
+        """After level 2 the weights that were brought between the two stages of waking up are those that serve."""
+        run(checker, "level_2_serves_what_it_is_given")
+
     def test_sleep_and_wake_up(self, checker: EngineChecker) -> None:
-        """Level 1, if there is one, refuses requests until it is woken; twice is once; the weights are as before."""
+        """Level 1 refuses requests until it is woken; twice is once; the weights are as before."""
         run(checker, "sleep_and_wake_up")
+
+    def test_layout_without_paths_is_plain_text(self, checker: EngineChecker) -> None:
+        """A layout with no paths changes nothing."""
+        run(checker, "layout_without_paths_is_plain_text")
+
+    def test_order_of_paths_does_not_matter(self, checker: EngineChecker) -> None:
+        """Paths stand at the same positions and do not see each other, so what follows them knows no order of them."""
+        run(checker, "order_of_paths_does_not_matter")
+
+    def test_layout_beyond_the_context_is_refused(self, checker: EngineChecker) -> None:
+        """A layout with a path that ends behind the context raises `EngineError`, and the engine lives on."""
+        run(checker, "layout_beyond_the_context_is_refused")
 
     def test_generate_before_start_is_refused(self, checker: EngineChecker) -> None:
         """A request to an engine that was not started raises `EngineError`, and it can be stopped."""
@@ -165,6 +241,15 @@ class EngineSuite(PluginSuite):
     def test_stop_ends_what_is_in_flight(self, checker: EngineChecker) -> None:
         """Requests in flight end with `abort` when the engine is stopped; none hangs."""
         run(checker, "stop_ends_what_is_in_flight")
+
+
+def in_an_actor(job: ActorJob) -> tuple[int, ...]:
+    """Let an actor of Ray build an engine and ask it; skip the test where Ray is not installed."""
+    pytest.importorskip("ray", reason="Ray is not installed in this engine's environment")
+    command = [sys.executable, "-m", "turnwise.testing.actor_run"]
+    done = subprocess.run(command, input=pickle.dumps(job), capture_output=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr.decode(errors="replace")[-4000:]
+    return tuple(json.loads(done.stdout.splitlines()[-1]))
 
 
 def run(checker: EngineChecker, name: str) -> None:

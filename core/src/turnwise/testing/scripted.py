@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from hashlib import blake2b, shake_128
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -32,9 +32,6 @@ from turnwise.types import (
     TokenArray,
     as_token_array,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Outputs = Mapping[tuple[int, ...], ArrayLike] | Callable[[GenerateRequest], ArrayLike]
 """
@@ -194,13 +191,13 @@ class ScriptedEngine:
             _end(self._running[request_id], FinishReason.ABORT)
 
     async def sleep(self, level: int) -> None:
-        """Refuse requests until `wake_up`; `EngineError` for an unknown level or with requests in flight."""
+        """End requests in flight with `abort`, refuse others until `wake_up`; `EngineError` for an unknown level."""
         self._note("sleep", level)
         self._require_running()
         if level not in self.capabilities.sleep_levels:
             raise EngineError(f"the scripted engine has no sleep level {level}")
-        if self._running:
-            raise EngineError(f"cannot sleep with {len(self._running)} requests in flight")
+        for running in self._running.values():
+            _end(running, FinishReason.ABORT)
         self._awake.clear()
         self._has_weights &= level < 2
 
@@ -213,13 +210,12 @@ class ScriptedEngine:
             raise EngineError(f"unknown memory tags {sorted(unknown)}; known: kv_cache, weights")
         self._awake.update(tags)
 
-    async def update_weights(self, weights: Iterable[tuple[str, NDArray[np.generic]]], version: int) -> None:
+    async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Read the weights to their end and answer with `version` from then on, in flight too."""
-        names = tuple(name for name, _ in weights)
-        self._note("update_weights", version, *names)
         self._require_running()
         if "weights" not in self._awake:
-            raise EngineError("cannot update the weights: their memory sleeps")
+            raise EngineError("cannot update the weights: their memory is asleep")
+        self._note("update_weights", version, *_names_of(weights))
         self._has_weights = True
         self.weight_version = version
         now = asyncio.get_running_loop().time()
@@ -253,16 +249,14 @@ class ScriptedEngine:
             self.calls.append(call)
 
     def _require_running(self) -> None:
-        if self._state == "dead":
-            raise _dead()
         if self._state != "running":
-            raise EngineError(f"the scripted engine is {self._state}")
+            raise _dead() if self._state == "dead" else EngineError(f"the scripted engine is {self._state}")
 
     def _admit(self, request: GenerateRequest) -> int:
         """Return how many tokens may be sampled; `EngineError` for what no engine serves."""
         self._require_running()
         if len(self._awake) < 2 or not self._has_weights:
-            raise EngineError("the scripted engine sleeps" if self._has_weights else "the weights were dropped")
+            raise EngineError("the scripted engine is asleep" if self._has_weights else "the weights were dropped")
         if self.record:
             self.requests.append(request)
         if request.sampling.stop and not self.capabilities.stop_strings:
@@ -324,6 +318,13 @@ class ScriptedEngine:
         return GenerateResult(
             token_ids=ids, logprobs=logprobs, finish_reason=finish[0], stop_reason=finish[1], weight_version=versions
         )
+
+
+def _names_of(weights: Iterable[tuple[str, Any]]) -> list[str]:
+    try:
+        return [name for name, _ in weights]
+    except Exception as error:
+        raise EngineError(f"cannot update the weights: {error}") from error
 
 
 def _end(running: _Running, early: FinishReason | None) -> None:

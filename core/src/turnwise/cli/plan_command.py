@@ -1,0 +1,126 @@
+"""`turnwise plan`: where a config's replicas and workers would go; nothing is started."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from turnwise.cli.exit_codes import OK
+from turnwise.cli.resolved_config import load_resolved
+from turnwise.config_weights import MemoryConfig
+from turnwise.runtime.placement import Bundle, PoolPlacement, RunPlacement, placement_of
+
+
+class PlanCommand:
+    """Print the placement of a run; needs neither Ray nor a device."""
+
+    help = "print where the replicas and workers of a config would go, without starting anything"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare `CONFIG [a.b=c ...] [--json]`."""
+        parser.epilog = (
+            "Examples:\n"
+            "  turnwise plan examples/calculator.yaml\n"
+            "  turnwise plan examples/calculator.yaml runtime=ray runtime.num_replicas=4 runtime.num_workers=8\n"
+            "  turnwise plan run.yaml runtime.total_devices=16 engine.tensor_parallel_size=2 --json"
+        )
+        parser.add_argument("config", help="YAML or TOML file")
+        parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="set a value, such as rollout.n=4")
+        parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Print the plan."""
+        config, _host = load_resolved(arguments.config, arguments.overrides)
+        placement = placement_of(config)
+        if arguments.json:
+            sys.stdout.write(json.dumps(plan_as_json(placement, config.memory), indent=2) + "\n")
+        else:
+            Console().print(_table(placement, config.memory))
+        return OK
+
+
+def plan_as_json(placement: RunPlacement, memory: MemoryConfig) -> dict[str, Any]:
+    """Return the placement, and whether a trainer shares its devices, as one JSON object."""
+    return {
+        "runtime": placement.runtime,
+        "address": placement.address,
+        "pools": [_pool_as_json(pool) for pool in placement.pools],
+        "workers": {"count": placement.num_workers, "cpus_each": placement.worker_cpus},
+        "reward_workers": {"count": placement.reward_workers, "cpus_each": placement.worker_cpus},
+        "needs": placement.needs,
+        "largest_bundle": placement.largest_bundle,
+        "devices_per_node": placement.devices_per_node,
+        "num_gpu_nodes": placement.num_nodes,
+        "memory": {"mode": memory.mode, "level": memory.level if memory.mode == "hybrid" else None},
+    }
+
+
+def _pool_as_json(pool: PoolPlacement) -> dict[str, Any]:
+    return {
+        "name": pool.name,
+        "engine": pool.engine,
+        "num_replicas": pool.num_replicas,
+        "device": pool.device,
+        "devices_per_replica": pool.num_devices,
+        "parallel": dict(pool.parallel),
+        "bundles": [dict(bundle) for bundle in pool.bundles],
+        "strategy": pool.strategy if pool.bundles else None,
+        "python": pool.python,
+        "max_in_flight": pool.max_in_flight,
+    }
+
+
+def _table(placement: RunPlacement, memory: MemoryConfig) -> Table:
+    table = Table(show_header=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("value")
+    shared = f"hybrid: engines sleep at level {memory.level} while a trainer has the devices"
+    kept = "standalone: engines keep their devices"
+    memory_row = ("memory", shared if memory.mode == "hybrid" else kept)
+    for name, value in [*_pool_rows(placement), *_run_rows(placement), memory_row]:
+        table.add_row(Text(name), Text(value))
+    return table
+
+
+def _pool_rows(placement: RunPlacement) -> list[tuple[str, str]]:
+    rows = []
+    for pool in placement.pools:
+        plural = "replica" if pool.num_replicas == 1 else "replicas"
+        rows.append((pool.name, f"{pool.num_replicas} {plural} of {pool.engine}"))
+        if pool.parallel:
+            rows.append(("  parallel", "  ".join(f"{name} {size}" for name, size in pool.parallel.items())))
+        if placement.runtime == "ray":
+            rows.append(("  devices each", f"{pool.num_devices:g} {pool.device}" if pool.num_devices else "none"))
+            rows.append(("  bundles each", _bundles(pool)))
+            rows.append(("  interpreter", pool.python or "that of the run"))
+    return rows if len(placement.pools) > 1 else [*rows, ("judge", "none")]
+
+
+def _bundles(pool: PoolPlacement) -> str:
+    if not pool.bundles:
+        return "none: nothing is reserved"
+    more = f" and {len(pool.bundles) - 1} of {_shown(pool.bundles[-1])}" if len(pool.bundles) > 1 else ""
+    return f"{_shown(pool.bundles[0])}{more} ({pool.strategy})"
+
+
+def _run_rows(placement: RunPlacement) -> list[tuple[str, str]]:
+    each = f", {placement.worker_cpus:g} CPU each" if placement.worker_cpus else ""
+    scored = f"{placement.reward_workers}{each}" if placement.reward_workers else "none: rewards run in the workers"
+    rows = [("workers", f"{placement.num_workers}{each}"), ("reward workers", scored), ("runtime", placement.runtime)]
+    if placement.runtime == "ray":
+        rows.append(("cluster", placement.address or "one of its own"))
+        rows.append(("needs in all", _shown(placement.needs)))
+        rows.append(("needs on one node", _shown(placement.largest_bundle)))
+    if placement.num_nodes:
+        rows.append(("nodes", f"at least {placement.num_nodes} with {placement.devices_per_node} GPU"))
+    return rows
+
+
+def _shown(bundle: Bundle) -> str:
+    return " + ".join(f"{amount:g} {name}" for name, amount in bundle.items()) or "nothing"

@@ -1,0 +1,159 @@
+"""
+What sections of a config are made of: a choice of a plugin's part, a tool, a model, and the rules of their fields.
+
+A validator's text begins with the quoted name of the field that it is about, so that errors can name the whole path.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, Final, Literal
+
+from attrs import Attribute, field, frozen, validators
+
+KIND: Final = "turnwise_kind"
+"""Key of a field's metadata: which registry of `turnwise.host.Host` the names in the field come from."""
+IN_FILE: Final = "turnwise_in_file"
+"""Key of a field's metadata: False for what the reader of a file sets, not its writer."""
+SCHEMA: Final = "turnwise_schema"
+"""Key of a field's metadata: JSON Schema keywords for what its validator checks."""
+
+PACKAGE: Final = "package:"
+"""Begins a path inside an installed package."""
+_MODULE: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
+TARGET_PATTERN: Final = rf"^{_MODULE}:[A-Za-z_][A-Za-z0-9_]*$"
+MODULE_PATTERN: Final = rf"^{_MODULE}$"
+# SHA-1 or SHA-256, written out: an abbreviation or a branch can come to mean another commit.
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+def plain(value: Any) -> Any:
+    """
+    Return a copy made of what JSON and YAML can hold: null, booleans, numbers, text, lists, mappings with text keys.
+
+    Raises:
+        ValueError: there is anything else in it, such as a date, an object or a number that is not finite.
+    """
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping) and all(type(key) is str for key in value):
+        return {key: plain(item) for key, item in value.items()}
+    raise ValueError(f"expected text, a number, true, false, null, a list or a mapping with text keys, got {value!r}")
+
+
+def not_empty(_instance: object, attribute: Attribute[Any], value: str) -> None:
+    """Refuse an empty text."""
+    if not value:
+        raise ValueError(f"'{attribute.name}' must not be empty")
+
+
+def each_matches(pattern: str, what: str) -> Callable[[object, Attribute[Any], Any], None]:
+    """Return a validator that refuses a text, or one of several, that is not wholly of the pattern."""
+
+    def check(_instance: object, attribute: Attribute[Any], value: str | tuple[str, ...]) -> None:
+        for text in (value,) if isinstance(value, str) else value:
+            if re.fullmatch(pattern, text) is None:
+                raise ValueError(f"'{attribute.name}' must be {what}: {text!r}")
+
+    return check
+
+
+at_least_0: Final = validators.ge(0)
+at_least_1: Final = validators.ge(1)
+more_than_0: Final = validators.gt(0.0)
+is_path: Final = validators.optional(not_empty)
+FILLED: Final = {SCHEMA: {"minLength": 1}}
+_is_target: Final = each_matches(TARGET_PATTERN, "'package.module:name'")
+
+
+@frozen
+class Choice:
+    """
+    A plugin's part by its registered name; in a file, the bare name or a section with `name` and the options.
+
+    Attributes:
+        name: what the plugin registered, such as `vllm`.
+        options: of that part; checked against the plugin's config class by `turnwise.host.resolve`.
+    """
+
+    name: str = field(validator=not_empty, metadata=FILLED)
+    options: Mapping[str, Any] = field(factory=dict, converter=plain)
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse an option that a file could not hold."""
+        if "name" in self.options:
+            raise ValueError("'options' must not hold 'name'")
+
+
+@frozen
+class ToolFunction:
+    """
+    A Python function as a tool; its type hints and docstring become the schema.
+
+    Attributes:
+        function: where it is, as `package.module:name`; the module must be in `tool_modules`.
+        run_in: `thread` lets it block, `process` lets it hang, `loop` is for what does neither; null takes a thread for
+            sync functions and the loop for async ones.
+    """
+
+    function: str = field(validator=_is_target, metadata={SCHEMA: {"pattern": TARGET_PATTERN}})
+    run_in: Literal["thread", "process", "loop"] | None = None
+
+
+@frozen
+class ToolClass:
+    """
+    A class of the user's own as a tool.
+
+    Attributes:
+        target: where it is, as `package.module:Name`; the key in a file is `class`. The module must be in
+            `tool_modules`.
+        options: keyword arguments for it; every other key of the section.
+    """
+
+    target: str = field(validator=_is_target, metadata={SCHEMA: {"pattern": TARGET_PATTERN}})
+    options: Mapping[str, Any] = field(factory=dict, converter=plain)
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse an option that a file could not hold."""
+        if taken := {"name", "class"}.intersection(self.options):
+            raise ValueError(f"'options' must not hold {min(taken)!r}")
+
+
+ToolEntry = Choice | ToolFunction | ToolClass
+"""One item of `tools`."""
+
+
+@frozen(kw_only=True)
+class ModelConfig:
+    """
+    Which model a run samples from.
+
+    Attributes:
+        path: directory with config, weights and tokenizer, or `package:NAME` for the model that an installed package
+            ships in its folder `model`; null for an engine that needs none.
+        trust_remote_code: run Python code that the model's directory brings; needs `revision`.
+        revision: the model's commit, recorded in the run.
+        chat_template: file that replaces the model's own template.
+        template_options: keyword arguments for the template, such as `enable_thinking`.
+    """
+
+    path: str | None = field(default=None, validator=is_path, metadata=FILLED)
+    trust_remote_code: bool = False
+    revision: str | None = None
+    chat_template: str | None = field(default=None, validator=is_path, metadata=FILLED)
+    template_options: Mapping[str, Any] = field(factory=dict, converter=plain)
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse code that is not pinned."""
+        if self.trust_remote_code and _COMMIT.fullmatch(self.revision or "") is None:
+            raise ValueError(
+                f"'revision' must be a whole commit hash when trust_remote_code is true: {self.revision!r}"
+            )

@@ -1,0 +1,57 @@
+"""How new weights reach the engines, and how device memory is shared: two sections of a run's config."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from attrs import Attribute, field, frozen, validators
+
+WeightDtype = Literal["float32", "float16", "bfloat16"]
+MemoryMode = Literal["hybrid", "standalone"]
+
+
+def _patterns(_instance: object, attribute: Attribute[Mapping[str, str]], value: Mapping[str, str]) -> None:
+    for pattern in value:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"'{attribute.name}' must have regular expressions as keys: {pattern!r}: {error}"
+            ) from None
+
+
+@frozen(kw_only=True)
+class WeightsConfig:
+    """
+    What is done to weights on their way from a trainer to the engines.
+
+    Attributes:
+        dtype: to cast to before they are sent; null sends them as they are.
+        rename: regular expressions, and what replaces them in names, in this order.
+        fuse: a joined weight's name to the list of those that it is joined of, along the first axis.
+        keep_last: hold a copy of the last weights in host memory, so that a replica that is started again gets them;
+            otherwise it serves nothing until the next update.
+        timeout_s: longest wait for a replica to take an update.
+    """
+
+    dtype: WeightDtype | None = None
+    rename: Mapping[str, str] = field(factory=dict, validator=_patterns)
+    fuse: Mapping[str, tuple[str, ...]] = field(factory=dict)
+    keep_last: bool = True
+    timeout_s: float = field(default=600.0, validator=validators.gt(0))
+
+
+@frozen(kw_only=True)
+class MemoryConfig:
+    """
+    Who has the devices.
+
+    Attributes:
+        mode: `hybrid` when engines and trainer take turns on the same ones, `standalone` when each has its own.
+        level: how deep engines sleep in hybrid mode: 1 keeps their weights in host memory, 2 drops them.
+    """
+
+    mode: MemoryMode = "standalone"
+    level: Literal[1, 2] = 1

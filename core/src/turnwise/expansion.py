@@ -1,0 +1,79 @@
+"""
+Rows for engines that see plain text: each path in the context that the engine saw, shared prefixes masked.
+
+An engine without layouts samples a path of a block behind the record up to the fork, and what follows the block behind
+all paths in a line, with plain positions. So the first path and all text outside blocks make one plain row, in which
+the other paths are context; each other path is a row of its own, in which all before it is context.
+
+The same idea is the training format of ThreadWeaver (arXiv:2512.07843).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from attrs import frozen
+
+from turnwise.record import Origin, Segment
+from turnwise.result import token_scores
+from turnwise.trajectory import Trajectory
+from turnwise.types import Score, TokenScore, TrajectoryScore
+
+
+@frozen
+class _Row:
+    """Segments of a record that make a row, and which of them it trains."""
+
+    segments: Sequence[Segment]
+    trained: frozenset[int]
+
+
+def expanded(trajectory: Trajectory, score: Score | None) -> Iterator[tuple[Trajectory, Score | None]]:
+    """
+    Yield the rows of a record, each with its score; a record without blocks is its own row.
+
+    A score for the whole trajectory stands in every row, because each is trained by what the episode earned. Scores of
+    turns and tokens stand where their tokens are trained.
+    """
+    if not trajectory.has_blocks:
+        yield trajectory, score
+        return
+    for row in _rows(trajectory.segments):
+        yield _flat(trajectory, row), _part(trajectory, score, row)
+
+
+def _rows(segments: Sequence[Segment]) -> Iterator[_Row]:
+    firsts: dict[int, int] = {}
+    for segment in segments:
+        firsts.setdefault(segment.block, segment.path)
+    main = [s for s in segments if s.path == firsts[s.block]]
+    yield _Row(segments, frozenset(s.start for s in main))
+    others = [s for s in segments if s.path != firsts[s.block]]
+    for place in dict.fromkeys((s.block, s.path) for s in others):
+        own = [s for s in others if (s.block, s.path) == place]
+        if any(s.origin is Origin.ACTION for s in own):
+            before = [s for s in segments if s.block != place[0] and s.start < own[0].start]
+            yield _Row([*before, *own], frozenset(s.start for s in own))
+
+
+def _flat(trajectory: Trajectory, row: _Row) -> Trajectory:
+    flat, prompt = Trajectory(trajectory.prompt_ids), trajectory.num_prompt_tokens
+    for segment in row.segments:
+        ids = trajectory.input_ids[segment.start : segment.stop]
+        if segment.origin is Origin.ACTION and segment.start in row.trained:
+            own = slice(segment.start - prompt, segment.stop - prompt)
+            flat.add_action(ids, trajectory.logprobs[own], trajectory.weight_versions[own])
+        elif segment.origin is Origin.FORCED:
+            flat.add_forced(ids)
+        else:
+            flat.add_observation(ids)
+    return flat
+
+
+def _part(trajectory: Trajectory, score: Score | None, row: _Row) -> Score | None:
+    if score is None or isinstance(score, TrajectoryScore):
+        return score
+    values, prompt = token_scores(score, trajectory), trajectory.num_prompt_tokens
+    pieces = [values[s.start - prompt : s.stop - prompt] * (s.start in row.trained) for s in row.segments]
+    return TokenScore(values=tuple(np.concatenate(pieces).tolist()), extra=score.extra)

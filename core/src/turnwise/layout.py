@@ -1,0 +1,110 @@
+"""
+The layout of a record with parallel paths, as it travels: which runs of tokens are paths, and of which block.
+
+Positions and visibility follow from that. An engine is given a `Layout` with a request; a trainer has the same as two
+ints per token. Nothing here knows records, text or tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from itertools import groupby, pairwise
+
+import numpy as np
+from attrs import Attribute, field, frozen
+from numpy.typing import ArrayLike, NDArray
+
+Run = tuple[int, int, int]
+"""A path: index at which its block starts, index of its first token, index after its last one."""
+
+
+class Objective(StrEnum):
+    """
+    How records with blocks are sampled, and what of them a trainer gets.
+
+    `EXACT`: the engine takes layouts, and one row is trained under the layout that it was sampled under. `EXPANDED`:
+    the engine sees plain text, and each path and what follows a block is trained in the context that the engine saw,
+    in rows of their own.
+    """
+
+    EXACT = "exact"
+    EXPANDED = "expanded"
+
+
+def _runs(paths: Iterable[Iterable[int]]) -> tuple[Run, ...]:
+    return tuple((int(block), int(start), int(stop)) for block, start, stop in paths)
+
+
+@frozen
+class Layout:
+    """
+    Where the paths of a context stand; every other token sees all before it.
+
+    Attributes:
+        paths: (block start, start, stop) of each path that has tokens, in order of the tokens. The paths of a block
+            follow one another without gap, the first one at the block's start.
+    """
+
+    paths: tuple[Run, ...] = field(default=(), converter=_runs)
+
+    @paths.validator
+    def _check_paths(self, _attribute: Attribute[tuple[Run, ...]], paths: tuple[Run, ...]) -> None:
+        last_block, last_stop = -1, 0
+        for block, start, stop in paths:
+            follows = start == last_stop if block == last_block else start == block >= last_stop
+            if not follows or stop <= start:
+                raise ValueError(f"path {(block, start, stop)} does not follow what ends at token {last_stop}")
+            last_block, last_stop = block, stop
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens up to the end of the last path: the fewest that a context of this layout has."""
+        return self.paths[-1][2] if self.paths else 0
+
+    def columns(self, num_tokens: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """
+        Return what the layout says of each token.
+
+        Args:
+            num_tokens: of the context, at least `self.num_tokens`.
+
+        Returns:
+            position_ids, block_start, path_start: each (num_tokens,) int32, as in `turnwise.trajectory`.
+
+        Raises:
+            ValueError: a path ends behind the context.
+        """
+        if num_tokens < self.num_tokens:
+            raise ValueError(f"the layout has a path that ends at {self.num_tokens}, behind {num_tokens} tokens")
+        block_starts, path_starts = (np.zeros(num_tokens, np.int32) for _ in range(2))
+        # Each token is one further than the last; paths after the first begin again where their block began.
+        steps = np.ones(num_tokens + 1, np.int32)
+        for block, group in groupby(self.paths, key=lambda run: run[0]):
+            runs = list(group)
+            for (_, start, stop), (_, following, _) in pairwise(runs):
+                steps[following] -= stop - start
+            steps[runs[-1][2]] += max(stop - start for _, start, stop in runs) - (runs[-1][2] - runs[-1][1])
+            for _, start, stop in runs:
+                block_starts[start:stop], path_starts[start:stop] = block, start
+        return np.cumsum(steps[:-1], dtype=np.int32) - 1, block_starts, path_starts
+
+
+def visible_keys(
+    block_start: NDArray[np.int32], path_start: NDArray[np.int32], queries: ArrayLike
+) -> NDArray[np.bool_]:
+    """
+    Return which tokens some tokens see.
+
+    Args:
+        block_start: (T,) of the whole context.
+        path_start: (T,) of the whole context.
+        queries: (Q,) indices of tokens.
+
+    Returns:
+        (Q, T) bool.
+    """
+    rows = np.asarray(queries)[:, None]
+    keys = np.arange(len(block_start))
+    seen: NDArray[np.bool_] = (keys <= rows) & ((keys < block_start[rows]) | (keys >= path_start[rows]))
+    return seen

@@ -1,0 +1,94 @@
+"""
+Says when something blocks the event loop that episodes share, and what: meanwhile no deadline of any episode can fire.
+
+A thread looks whether the loop still gives out turns. It cannot end what blocks: a tool that may block belongs into a
+thread or a process (`run_in`, see `turnwise.function_tool`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from types import FrameType, TracebackType
+from typing import Any, Final, Self
+
+import structlog
+
+from turnwise.tool_session import ToolSession
+
+_SHOWN_FRAMES: Final = 6
+_QUIET_S: Final = 60.0
+"""Seconds between lines that name no tool."""
+
+
+class LoopWatch:
+    """
+    Watches the running event loop; a context manager.
+
+    Attributes:
+        num_blocks: how often the loop was found blocked.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        """Report what takes longer than `limit_s` seconds without giving others a turn."""
+        self.num_blocks = 0
+        self._limit_s = limit_s
+        self._reported_load = -_QUIET_S
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Self:
+        """Begin to watch the loop of this thread."""
+        self._loop = asyncio.get_running_loop()
+        self._owner = threading.get_ident()
+        self._beat()
+        self._thread = threading.Thread(target=self._watch, name="turnwise loop watch", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        """Stop."""
+        self._timer.cancel()
+        self._ended.set()
+
+    def _beat(self) -> None:
+        self._seen = time.monotonic()
+        self._timer = self._loop.call_later(self._limit_s / 4, self._beat)
+
+    def _watch(self) -> None:
+        reported = 0.0
+        while not self._ended.wait(self._limit_s / 4):
+            seen = self._seen
+            late_s = time.monotonic() - seen
+            if late_s > self._limit_s and seen != reported:
+                reported = seen
+                self.num_blocks += 1
+                self._report(late_s)
+
+    def _report(self, late_s: float) -> None:
+        frame = sys._current_frames().get(self._owner)  # noqa: SLF001 - the only way to another thread's stack
+        tool, now = _tool_in(frame), time.monotonic()
+        if tool is None and now - self._reported_load < _QUIET_S:
+            return  # a machine that is overloaded is late all the time
+        self._reported_load = self._reported_load if tool else now
+        stack = traceback.format_stack(frame)[-_SHOWN_FRAMES:] if frame is not None else []
+        structlog.get_logger().warning(
+            "the event loop is blocked: no other episode goes on and no deadline fires",
+            seconds=round(late_s, 2),
+            tool=tool,
+            stack="".join(stack).rstrip(),
+        )
+
+
+def _tool_in(frame: FrameType | None) -> str | None:
+    """Return the name of the tool whose call is on a stack, if one is."""
+    while frame is not None:
+        if frame.f_code is ToolSession.call.__code__:
+            call: Any = frame.f_locals.get("call")
+            return str(call.name) if call is not None else None
+        frame = frame.f_back
+    return None

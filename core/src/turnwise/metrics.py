@@ -1,0 +1,309 @@
+"""
+The metrics of a run: their names and kinds, and how each follows from events.
+
+`METRICS` is the whole list. Where they can be read is `turnwise.metrics_endpoint`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from attrs import define, field, frozen
+
+from turnwise.observer import (
+    ActorRestarted,
+    EpisodesRetried,
+    EpisodeStarted,
+    LimitReached,
+    MemorySwitched,
+    Observer,
+    RequestRouted,
+    RewardFinished,
+    RunStarted,
+    ToolFinished,
+    TurnFinished,
+    WeightsUpdated,
+)
+from turnwise.result import EpisodeResult
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+Kind = Literal["counter", "gauge", "histogram", "summary"]
+
+_SECONDS: Final = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    1800.0,
+)
+_TURNS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+_CHARACTERS: Final = (0, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
+_RATIOS: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+
+
+@frozen
+class Metric:
+    """
+    One metric.
+
+    Attributes:
+        name: as it is scraped, but for the endings `_bucket`, `_sum` and `_count`.
+        kind: what Prometheus calls it.
+        help: one line, with the unit.
+        labels: names of its labels.
+        buckets: upper bounds of a histogram.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = _SECONDS
+
+
+METRICS: Final = (
+    Metric("turnwise_episodes_asked_total", "counter", "Episodes that runs were asked for."),
+    Metric("turnwise_episodes_in_flight", "gauge", "Episodes that have begun and not ended."),
+    Metric(
+        "turnwise_episodes_total",
+        "counter",
+        "Episodes that ended, by status and by whose fault it was (none, agent, tool, engine, ...).",
+        ("status", "fault_owner"),
+    ),
+    Metric("turnwise_episode_seconds", "histogram", "Seconds of an episode, from its first step to its end."),
+    Metric("turnwise_episode_llm_seconds", "histogram", "Seconds that an episode waited for the model."),
+    Metric(
+        "turnwise_episode_tool_seconds", "histogram", "Seconds that an episode waited for tools; parallel ones add up."
+    ),
+    Metric("turnwise_episode_turns", "histogram", "Turns of the model in an episode.", (), _TURNS),
+    Metric(
+        "turnwise_episode_mask_ratio", "histogram", "Sampled tokens over response tokens of an episode.", (), _RATIOS
+    ),
+    Metric("turnwise_episode_reward", "summary", "Rewards of scored episodes."),
+    Metric("turnwise_reward_seconds", "histogram", "Seconds to score an episode."),
+    Metric(
+        "turnwise_tokens_total",
+        "counter",
+        "Tokens of ended episodes by origin: prompt, action, observation, forced.",
+        ("origin",),
+    ),
+    Metric("turnwise_turns_total", "counter", "Answers of the engines, as they come.", ("replica",)),
+    Metric("turnwise_sampled_tokens_total", "counter", "Sampled tokens, as they come.", ("replica",)),
+    Metric("turnwise_sampled_tokens_per_second", "gauge", "Sampled tokens a second, over the last 30 s."),
+    Metric("turnwise_context_tokens_total", "counter", "Context tokens that engines were given.", ("replica",)),
+    Metric("turnwise_cached_tokens_total", "counter", "Context tokens that came from a prefix cache.", ("replica",)),
+    Metric(
+        "turnwise_generate_seconds", "histogram", "Seconds of a generate call, as the worker sees it.", ("replica",)
+    ),
+    Metric("turnwise_tool_seconds", "histogram", "Seconds of a tool call.", ("tool",)),
+    Metric(
+        "turnwise_tool_calls_total",
+        "counter",
+        "Tool calls; error is true when the model was shown one.",
+        ("tool", "error"),
+    ),
+    Metric("turnwise_tool_output_characters", "histogram", "Characters of a tool's answer.", ("tool",), _CHARACTERS),
+    Metric(
+        "turnwise_routed_requests_total",
+        "counter",
+        "Requests by what the router did: first of an episode, sticky, moved; reason is the router's own word.",
+        ("kind", "reason"),
+    ),
+    Metric(
+        "turnwise_limit_reached_total",
+        "counter",
+        "How often something waited or was refused because of a limit of the config, such as max_parallel_calls.",
+        ("limit",),
+    ),
+    Metric("turnwise_restarts_total", "counter", "Workers and replicas that were started again.", ("kind",)),
+    Metric("turnwise_episode_retries_total", "counter", "Episodes run again because their worker died."),
+    Metric("turnwise_weight_sync_seconds", "histogram", "Seconds of a weight update of one replica.", ("replica",)),
+    Metric("turnwise_weight_version", "gauge", "Weight version that a replica serves.", ("replica",)),
+    Metric(
+        "turnwise_memory_switch_seconds",
+        "histogram",
+        "Seconds of a stage of switching memory, such as sleep.",
+        ("stage",),
+    ),
+    Metric(
+        "turnwise_memory_before_bytes",
+        "gauge",
+        "Device memory in use before the last such stage.",
+        ("stage", "replica"),
+    ),
+    Metric(
+        "turnwise_memory_after_bytes", "gauge", "Device memory in use after the last such stage.", ("stage", "replica")
+    ),
+)
+"""Every metric that a run has."""
+
+_OF_TURNS: Final = (
+    "turns_total",
+    "sampled_tokens_total",
+    "context_tokens_total",
+    "cached_tokens_total",
+    "generate_seconds",
+)
+_MAX_TOOLS: Final = 64
+_OTHER_TOOL: Final = "other"
+_WINDOW_S: Final = 30.0
+_PARALLEL_CALLS: Final = "max_parallel_calls"
+
+
+@define(eq=False)
+class TokenRate:
+    """Tokens a second over a sliding window; safe to ask from another thread."""
+
+    window_s: float = _WINDOW_S
+    clock: Callable[[], float] = time.monotonic
+    _recent: deque[tuple[float, int]] = field(factory=deque, init=False)
+    _lock: threading.Lock = field(factory=threading.Lock, init=False)
+
+    def add(self, num_tokens: int) -> None:
+        """Count tokens that came now."""
+        with self._lock:
+            self._recent.append((self.clock(), num_tokens))
+
+    def per_second(self) -> float:
+        """Return the rate over the window, or since the first tokens in it when that is shorter, but at least 1 s."""
+        now = self.clock()
+        with self._lock:
+            while self._recent and self._recent[0][0] < now - self.window_s:
+                self._recent.popleft()
+            if not self._recent:
+                return 0.0
+            return sum(tokens for _at, tokens in self._recent) / max(1.0, now - self._recent[0][0])
+
+
+class Meters(Observer):
+    """Keeps every metric of `METRICS` in a registry, from the events of the whole run."""
+
+    place = "driver"
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        import prometheus_client as prometheus
+
+        kinds: dict[Kind, Any] = {
+            "counter": prometheus.Counter,
+            "gauge": prometheus.Gauge,
+            "histogram": prometheus.Histogram,
+            "summary": prometheus.Summary,
+        }
+        self._metrics: dict[str, Any] = {}
+        for metric in METRICS:
+            more = {"buckets": metric.buckets} if metric.kind == "histogram" else {}
+            made = kinds[metric.kind](metric.name, metric.help, metric.labels, registry=registry, **more)
+            self._metrics[metric.name.removeprefix("turnwise_")] = made
+        self._rate = TokenRate()
+        self._metrics["sampled_tokens_per_second"].set_function(self._rate.per_second)
+        self._in_flight: set[tuple[str, int, bool]] = set()
+        self._tools: set[str] = set()
+        self._replicas: dict[int, tuple[Any, ...]] = {}
+
+    def on_run_started(self, event: RunStarted) -> None:
+        """Count what was asked for."""
+        self._metrics["episodes_asked_total"].inc(event.num_episodes)
+
+    def on_episode_started(self, event: EpisodeStarted) -> None:
+        """Count an episode as in flight; one that runs again is still one."""
+        self._in_flight.add((event.uid, event.global_step, event.validation))
+        self._metrics["episodes_in_flight"].set(len(self._in_flight))
+
+    def on_turn_finished(self, event: TurnFinished) -> None:
+        """Count tokens and seconds of a generate call."""
+        self._rate.add(event.num_new_tokens)
+        turns, sampled, context, cached, seconds = self._of_replica(event.replica)
+        turns.inc()
+        sampled.inc(event.num_new_tokens)
+        context.inc(event.num_context_tokens)
+        cached.inc(event.num_cached_tokens)
+        seconds.observe(event.seconds)
+
+    def on_tool_finished(self, event: ToolFinished) -> None:
+        """Count a tool call."""
+        tool = self._known_tool(event)
+        self._metrics["tool_seconds"].labels(tool).observe(event.seconds)
+        self._metrics["tool_calls_total"].labels(tool, str(event.error).lower()).inc()
+        self._metrics["tool_output_characters"].labels(tool).observe(event.num_characters)
+
+    def on_reward_finished(self, event: RewardFinished) -> None:
+        """Count a reward."""
+        self._metrics["reward_seconds"].observe(event.seconds)
+
+    def on_request_routed(self, event: RequestRouted) -> None:
+        """Count a router's decision."""
+        self._metrics["routed_requests_total"].labels(event.kind, event.reason).inc()
+
+    def on_limit_reached(self, event: LimitReached) -> None:
+        """Count what had to wait."""
+        self._metrics["limit_reached_total"].labels(event.limit).inc(event.count)
+
+    def on_actor_restarted(self, event: ActorRestarted) -> None:
+        """Count a restart."""
+        self._metrics["restarts_total"].labels(event.kind).inc()
+
+    def on_episodes_retried(self, event: EpisodesRetried) -> None:
+        """Count episodes that run again."""
+        self._metrics["episode_retries_total"].inc(event.count)
+
+    def on_weights_updated(self, event: WeightsUpdated) -> None:
+        """Count a weight update."""
+        replica = str(event.replica)
+        self._metrics["weight_sync_seconds"].labels(replica).observe(event.seconds)
+        self._metrics["weight_version"].labels(replica).set(event.version)
+
+    def on_memory_switched(self, event: MemorySwitched) -> None:
+        """Count a stage of switching memory."""
+        self._metrics["memory_switch_seconds"].labels(event.stage).observe(event.seconds)
+        labels = event.stage, str(event.replica)
+        self._metrics["memory_before_bytes"].labels(*labels).set(event.bytes_before)
+        self._metrics["memory_after_bytes"].labels(*labels).set(event.bytes_after)
+
+    def on_episode_finished(self, event: EpisodeResult) -> None:
+        """Count what an episode was."""
+        self._in_flight.discard((event.uid, event.global_step, event.validation))
+        self._metrics["episodes_in_flight"].set(len(self._in_flight))
+        owner = event.fault.owner if event.fault else "none"
+        self._metrics["episodes_total"].labels(str(event.status), owner).inc()
+        metrics = event.metrics
+        self._metrics["episode_seconds"].observe(metrics.total_s)
+        self._metrics["episode_llm_seconds"].observe(metrics.llm_s)
+        self._metrics["episode_tool_seconds"].observe(metrics.tool_s)
+        self._metrics["episode_turns"].observe(metrics.num_turns)
+        self._metrics["episode_mask_ratio"].observe(metrics.mask_ratio)
+        for origin, count in metrics.num_tokens.items():
+            self._metrics["tokens_total"].labels(origin).inc(count)
+        if event.reward is not None:
+            self._metrics["episode_reward"].observe(event.reward)
+        if hits := metrics.extra.get(f"{_PARALLEL_CALLS}_hit"):
+            self._metrics["limit_reached_total"].labels(_PARALLEL_CALLS).inc(hits)
+
+    def _of_replica(self, replica: int) -> tuple[Any, ...]:
+        """Return the metrics of a turn with the replica as label; finding them costs more than counting."""
+        if replica not in self._replicas:
+            self._replicas[replica] = tuple(self._metrics[name].labels(str(replica)) for name in _OF_TURNS)
+        return self._replicas[replica]
+
+    def _known_tool(self, event: ToolFinished) -> str:
+        """Return the tool's name, and one for all that never worked: a model may call anything."""
+        if not event.error and len(self._tools) < _MAX_TOOLS:
+            self._tools.add(event.tool)
+        return event.tool if event.tool in self._tools else _OTHER_TOOL

@@ -1,0 +1,69 @@
+"""
+Asks an engine that an actor of Ray has built, in an interpreter of its own, so that Ray leaves nothing in the tests'.
+
+    python -m turnwise.testing.actor_run < PICKLE > JSON
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pickle
+import sys
+from typing import Any
+
+from attrs import frozen
+
+from turnwise.protocols import Resources
+from turnwise.registry import Registry
+from turnwise.types import GenerateRequest
+
+
+@frozen(kw_only=True)
+class ActorJob:
+    """What crosses the border: where a factory is registered, what it is given, and what the engine is asked."""
+
+    entry_point: str
+    module: str
+    hook: str
+    registered: str
+    config: Any
+    resources: Resources
+    request: GenerateRequest
+
+
+class EngineActor:
+    """Builds an engine from what crossed the border."""
+
+    async def ask(self, job: ActorJob) -> tuple[int, int]:
+        """Return how many tokens the engine was given, and how many it sampled."""
+        registry: Registry[Any] = Registry(job.hook.removeprefix("register_").removesuffix("s"))
+        with registry.owned_by(job.entry_point):
+            getattr(importlib.import_module(job.module), job.hook)(registry=registry)
+        engine = registry.get(job.registered).factory(job.config, job.resources)
+        await engine.start()
+        try:
+            result = await engine.generate(job.request)
+        finally:
+            await engine.stop()
+        return len(job.request.token_ids), len(result.token_ids)
+
+
+def main() -> None:
+    """Read a job from standard input and write what the actor answered."""
+    import ray
+
+    from turnwise.testing.actor_run import EngineActor as Importable
+
+    job = pickle.loads(sys.stdin.buffer.read())
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        actor: Any = ray.remote(Importable).options(num_cpus=0).remote()
+        answer = ray.get(actor.ask.remote(job))
+    finally:
+        ray.shutdown()
+    sys.stdout.write(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""
+An episode's sessions of the tools: created with the first call, released at the end, or suspended when it is cut.
+
+A call that goes wrong is an answer that the model can read; only a failure that says nothing about the model leaves as
+an exception. Deadlines, metrics and truncation are not here: see `turnwise.episode` and the agents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import structlog
+from attrs import evolve
+
+from turnwise.errors import EngineError, InfrastructureError, ToolError
+from turnwise.protocols import Tool
+from turnwise.tool_schema import CompiledSchema
+from turnwise.types import Task, ToolCall, ToolResult
+
+_MAX_NAME: Final = 64
+"""Characters of a tool's name; what a model writes in its place may be megabytes."""
+
+SUSPENDING: Final = ("suspend", "restore")
+"""
+Two methods that a tool or a simulated user may have, so that a session outlives its process.
+
+``async suspend(session) -> JSON value`` ends a session in place of `release`; ``async restore(task, notes) -> session``
+begins one from what it returned, in place of `create`.
+"""
+
+
+def can_suspend(owner: object) -> bool:
+    """Return whether sessions of a tool or a simulated user can be suspended and restored."""
+    return all(hasattr(owner, name) for name in SUSPENDING)
+
+
+async def begun(owner: Any, task: Task, notes: Any) -> object:
+    """Begin a session of a tool or a simulated user, from notes when there are some."""
+    if notes is not None and can_suspend(owner):
+        return await owner.restore(task, notes)
+    return await owner.create(task)
+
+
+class ToolSession:
+    """
+    One episode's use of the tools; each tool's own session begins with its first call.
+
+    Attributes:
+        released_reward: what the sessions gave when they were released, in sum; 0.0 before.
+        release_failures: by tool name, what a release raised; it is logged too.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        tools: Mapping[str, Tool],
+        compiled: Mapping[str, CompiledSchema],
+        release_s: float,
+        notes: Mapping[str, Any],
+    ) -> None:
+        """Begin with nothing created; made by `ToolBox.session`."""
+        self._notes = notes
+        self.released_reward = 0.0
+        self.release_failures: dict[str, BaseException] = {}
+        self._task = task
+        self._tools = tools
+        self._compiled = compiled
+        self._release_s = release_s
+        self._sessions: dict[str, object] = {}
+        self._creating: dict[str, asyncio.Lock] = {}
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """
+        Run one call; calls may run at the same time.
+
+        Returns:
+            What the tool answered, or a result with `error` and a text for the model: the call is malformed, the
+            tool unknown, an argument wrong, or the tool raised.
+
+        Raises:
+            InfrastructureError, EngineError: what the tool stands on failed, which says nothing about the model.
+        """
+        complaint = self._complaint(call)
+        if complaint:
+            return ToolResult(text=complaint, error=True)
+        try:
+            result = await self._execute(call)
+        except (InfrastructureError, EngineError, KeyboardInterrupt, GeneratorExit):
+            raise
+        except ToolError as error:
+            return ToolResult(text=_encodable(str(error)), error=True)
+        except BaseException as error:  # a tool may raise anything, exits included; the model reads it
+            if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
+                raise
+            return _failed(error)
+        return result
+
+    async def release(self) -> None:
+        """End every session that was begun; one that fails is reported and stops no other."""
+        sessions, self._sessions = self._sessions, {}
+        if len(sessions) < 2:
+            for name, session in sessions.items():
+                await self._release(name, session)
+            return
+        # Together, so that a cancellation reaches each of them and a slow one delays no other.
+        async with asyncio.TaskGroup() as group:
+            for name, session in sessions.items():
+                group.create_task(self._release(name, session))
+
+    async def suspend(self) -> dict[str, Any]:
+        """
+        End the sessions of all tools that can be suspended, and return their notes by tool name.
+
+        One that fails to suspend, or takes longer than a release may, is released as the others.
+        """
+        notes: dict[str, Any] = {}
+        for name, session in tuple(self._sessions.items()):
+            if not can_suspend(self._tools[name]):
+                continue
+            try:
+                async with asyncio.timeout(self._release_s):
+                    notes[name] = await self._tools[name].suspend(session)  # type: ignore[attr-defined]
+                del self._sessions[name]
+            except Exception as error:  # noqa: BLE001 - reported; the episode goes on without its notes
+                structlog.get_logger().warning("tool cannot be suspended", tool=name, error=repr(error))
+        return notes
+
+    def _complaint(self, call: ToolCall) -> str:
+        if call.error:
+            return call.error
+        compiled = self._compiled.get(call.name)
+        if compiled is None:
+            known = ", ".join(self._tools) or "none"
+            return f"Error: there is no tool {call.name[:_MAX_NAME]!r}; the tools are: {known}"
+        complaint = compiled.complaint(call.arguments)
+        return f"Error: the arguments of {call.name!r} do not fit: {complaint}" if complaint else ""
+
+    async def _execute(self, call: ToolCall) -> ToolResult:
+        session = await self._session_of(call.name)
+        result: Any = await self._tools[call.name].execute(session, call.arguments)
+        if not isinstance(result, ToolResult):
+            raise TypeError(f"the tool returned {type(result).__name__} in place of a ToolResult")
+        _finite(result.reward)
+        text = _encodable(result.text)
+        return result if text is result.text else evolve(result, text=text)
+
+    async def _session_of(self, name: str) -> object:
+        if name not in self._sessions:
+            # Calls of one turn run together; the first of them creates, the others wait for it.
+            async with self._creating.setdefault(name, asyncio.Lock()):
+                if name not in self._sessions:
+                    self._sessions[name] = await begun(self._tools[name], self._task, self._notes.get(name))
+        return self._sessions[name]
+
+    async def _release(self, name: str, session: object) -> None:
+        try:
+            async with asyncio.timeout(self._release_s):
+                reward = await self._tools[name].release(session)
+            self.released_reward += _finite(reward) or 0.0
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # reported; the episode and the other tools are not its business
+            if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
+                raise
+            self.release_failures[name] = error
+            structlog.get_logger().warning("tool release failed", tool=name, error=repr(error))
+
+
+def _is_being_cancelled() -> bool:
+    """Return whether somebody cancelled this task, rather than the tool something of its own."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _finite(reward: float | None) -> float | None:
+    if reward is not None and not math.isfinite(reward):
+        raise ValueError(f"the tool gave a reward that is not finite: {reward}")
+    return reward
+
+
+def _failed(error: BaseException) -> ToolResult:
+    kind, text = type(error).__name__, str(error)
+    return ToolResult(text=_encodable(f"Error: {kind}: {text}" if text else f"Error: {kind}"), error=True)
+
+
+def _encodable(text: str) -> str:
+    """Return a text that every tokenizer takes: lone surrogates, as file names may hold, become question marks."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="replace").decode()
+    return text

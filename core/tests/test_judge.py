@@ -1,0 +1,230 @@
+"""A judge in one process: its own template, its own sampling, the same answer to the same question."""
+
+import asyncio
+import json
+import sys
+
+import numpy as np
+import pytest
+import yaml
+
+from turnwise import Judge, SamplingParams
+from turnwise.cli.resolved_config import load_resolved
+from turnwise.errors import ConfigError, EngineError, InfrastructureError, ReplicaDiedError
+from turnwise.runtime.assembly import manager_of, tasks_of
+from turnwise.runtime.judge_client import JudgeClient, JudgeElsewhere
+from turnwise.testing.agent_probe import probe_chat
+from turnwise.testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise.testing.tokenizers import byte_tokenizer
+
+END = 258
+QUESTION = [{"role": "user", "content": "Is 4 right?"}]
+
+
+def ask(call, **options):
+    """Ask a judge over a scripted engine; returns what `call` did, and the requests that the engine saw."""
+
+    async def go():
+        engine = ScriptedEngine(policy=RandomPolicy(seed=2, vocab_size=120, end_token_id=END, mean_tokens=9))
+        await engine.start()
+        judge = JudgeClient(engine=engine, **{"chat": probe_chat(), **options})
+        assert isinstance(judge, Judge)
+        return await call(judge), engine.requests
+
+    return asyncio.run(go())
+
+
+def test_asking_uses_the_judges_own_template_and_end_of_turn():
+    """
+    The question is rendered as a prompt of the judge, and its answer comes back as text without the end token.
+    """
+    answer, (request,) = ask(lambda judge: judge.ask(QUESTION))
+    chat = probe_chat()
+
+    assert chat.prompt(QUESTION).tolist() == request.token_ids.tolist()
+    assert set(chat.stop_token_ids) <= set(request.sampling.stop_token_ids)
+    assert (0.0, 1024) == (request.sampling.temperature, request.sampling.max_tokens)
+    assert answer
+    assert "im_end" not in answer
+
+
+def test_the_same_question_has_the_same_seed_and_another_has_another():
+    """
+    Seeds come from the run's seed and what is asked; one that is given stands.
+    """
+
+    def two(judge):
+        async def go():
+            ids = np.arange(5, dtype=np.int32)
+            for asked in (ids, ids, ids + 1):
+                await judge.generate(asked)
+            await judge.generate(ids, SamplingParams(seed=7, max_tokens=3))
+
+        return go()
+
+    _, requests = ask(two, seed=1)
+    _, others = ask(two, seed=2)
+    seeds = [request.sampling.seed for request in requests]
+
+    assert seeds[0] == seeds[1] != seeds[2]
+    assert 7 == seeds[3]
+    assert seeds[0] != others[0].sampling.seed
+
+
+def test_every_request_is_released_also_when_it_fails():
+    """
+    Nothing of a question is kept at a replica after its answer.
+    """
+    released = []
+
+    class Failing(ScriptedEngine):
+        async def generate(self, request):
+            raise ReplicaDiedError("all 2 replicas are dead")
+
+    async def go():
+        with pytest.raises(InfrastructureError, match=r"^judge: all 2 replicas are dead"):
+            await JudgeClient(engine=Failing(), release=released.append).generate(np.array([1], np.int32))
+
+    asyncio.run(go())
+    assert 1 == len(released)
+
+
+def test_a_judge_that_cannot_be_asked_says_why():
+    """
+    Without a template there are no words, and in a process without its replicas there are no answers.
+    """
+
+    async def go():
+        with pytest.raises(ConfigError, match=r"judge\.model\.path"):
+            await JudgeClient(engine=JudgeElsewhere()).ask(QUESTION)
+        with pytest.raises(EngineError, match="only workers and reward workers ask it"):
+            await JudgeClient(engine=JudgeElsewhere()).generate(np.array([1], np.int32))
+
+    asyncio.run(go())
+
+
+PLUGIN = """
+import turnwise
+from attrs import frozen
+from turnwise.errors import ConfigError
+
+
+@frozen
+class Config:
+    seed: int = 3
+
+
+def make(config, resources):
+    from turnwise.testing.scripted import RandomPolicy, ScriptedEngine
+
+    policy = RandomPolicy(seed=config.seed, vocab_size=120, end_token_id=258, mean_tokens=9)
+    return ScriptedEngine(policy=policy)
+
+
+class Agent:
+    def __init__(self, config, resources):
+        self.chat = resources.chat
+
+    async def step(self, episode):
+        if episode.state == "pending":
+            episode.begin(self.chat.prompt(episode.messages))
+            return "generating"
+        await episode.generate(max_tokens=50)
+        return "terminated"
+
+
+class Judged:
+    def __init__(self, config, resources):
+        if resources.judge is None:
+            raise ConfigError("reward judged: set judge in the config")
+        self.judge = resources.judge
+
+    async def score(self, episode):
+        said = await self.judge.ask(episode.messages)
+        ids = episode.trajectory.input_ids
+        return float(len(said)) + float((await self.judge.generate(ids)).token_ids.sum() % 7)
+
+
+@turnwise.hookimpl
+def register_engines(registry):
+    registry.add("scripted", make, config=Config)
+
+
+@turnwise.hookimpl
+def register_agents(registry):
+    registry.add("once", Agent)
+
+
+@turnwise.hookimpl
+def register_rewards(registry):
+    registry.add("judged", Judged)
+"""
+
+
+@pytest.fixture
+def config_file(tmp_path, monkeypatch):
+    """A run whose reward asks a judge with a model of its own."""
+    site = tmp_path / "site"
+    info = site / "acme_judge-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "acme_judge.py").write_text(PLUGIN)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-judge\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[turnwise]\nacme_judge = acme_judge\n")
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.delitem(sys.modules, "acme_judge", raising=False)
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "judge")
+    rows = [{"messages": [{"role": "user", "content": f"Question {i}"}]} for i in range(4)]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = {
+        "model": {"path": "model"},
+        "data": {"path": "data.jsonl"},
+        "engine": "scripted",
+        "agent": "once",
+        "reward": "judged",
+        "judge": {"engine": {"name": "scripted", "seed": 9}, "model": {"path": "judge"}},
+        "rollout": {"prompt_length": 64, "response_length": 64},
+        "plugins": ["acme_judge"],
+    }
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(config))
+    return file
+
+
+def rewards(config_file, *overrides):
+    config, host = load_resolved(str(config_file), overrides)
+    with manager_of(config, host) as manager:
+        return [result.reward for result in manager.rollout(tasks_of(config))]
+
+
+def test_a_reward_asks_the_judge_in_the_local_runtime(config_file):
+    """
+    The second engine starts and stops with the first, and its answers decide the scores, again and again the same.
+    """
+    first = rewards(config_file)
+
+    assert first == rewards(config_file, "runtime.num_workers=3")
+    assert 1 < len(set(first))
+    assert first != rewards(config_file, "judge.engine.seed=10")
+
+
+def test_without_a_judge_the_reward_is_told(config_file):
+    """
+    `Resources.judge` is None, which a reward that needs one refuses.
+    """
+    text = yaml.safe_load(config_file.read_text())
+    del text["judge"]
+    config_file.write_text(yaml.safe_dump(text))
+
+    with pytest.raises(ConfigError, match="reward judged: set judge in the config"):
+        rewards(config_file)
+
+
+def test_bad_judges_are_refused_by_key(config_file):
+    """
+    Errors name the keys of the judge's own section.
+    """
+    with pytest.raises(ConfigError, match=r"judge\.engine.*sead"):
+        rewards(config_file, "judge.engine.sead=1")
+    with pytest.raises(ConfigError, match=r"judge\.pool\.num_replicas"):
+        rewards(config_file, "judge.pool.num_replicas=2")

@@ -1,0 +1,402 @@
+"""The memory switch follows its tables: order, peak, illegal calls, failures, several callers, one engine."""
+
+import asyncio
+import re
+import threading
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from attrs import define, field
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+import turnwise
+from turnwise.errors import EngineError
+from turnwise.memory import EngineMemory, MemorySwitch, SwitchError
+from turnwise.memory_states import HOLDS, STANDALONE, TRANSITIONS, Part, Stage, SwitchState, peak_bytes
+from turnwise.observer import Observer
+from turnwise.telemetry import Observers
+from turnwise.testing.scripted import ScriptedEngine
+from turnwise.weights import UpdateReport
+
+SIZES = {
+    Part.ENGINE_WEIGHTS: 16,
+    Part.ENGINE_KV_CACHE: 30,
+    Part.TRAINER_PARAMETERS: 20,
+    Part.TRAINER_OPTIMIZER: 40,
+}
+WEIGHTS = (("w", None),)
+
+
+class OutOfMemoryError(Exception):
+    """The device is full."""
+
+
+@define(eq=False)
+class Device:
+    """A fake allocator: it counts what is held, refuses what does not fit, and fails where it is told to."""
+
+    capacity: int = 10**9
+    held: set = field(factory=lambda: {Part.ENGINE_WEIGHTS, Part.ENGINE_KV_CACHE})
+    peak: int = 0
+    calls: list = field(factory=list)
+    failing: list = field(factory=list)
+
+    def used(self, parts):
+        return sum(SIZES[part] for part in self.held.intersection(parts))
+
+    def take(self, *parts):
+        self.held.update(parts)
+        self.peak = max(self.peak, self.used(Part))
+        if self.used(Part) > self.capacity:
+            self.held.difference_update(parts)
+            raise OutOfMemoryError(f"{parts} do not fit")
+
+    def free(self, *parts):
+        self.held.difference_update(parts)
+
+    def note(self, call):
+        self.calls.append(call)
+        if call in self.failing:
+            self.failing.remove(call)
+            raise RuntimeError(f"{call} broke")
+
+
+@define(eq=False)
+class Engines:
+    device: Device
+    version: int = 0
+    level: int = 0
+
+    def sleep(self, level=1):
+        self.device.note("sleep")
+        self.level = level
+        self.device.free(Part.ENGINE_WEIGHTS, Part.ENGINE_KV_CACHE)
+
+    def wake_up(self, tags=("weights", "kv_cache")):
+        for tag in tags:
+            self.device.note(f"wake_up_{tag}")
+            self.device.take(Part.ENGINE_WEIGHTS if tag == "weights" else Part.ENGINE_KV_CACHE)
+
+    def update_weights(self, weights, *, version=None):
+        assert Part.ENGINE_WEIGHTS in self.device.held
+        self.device.note("sync_weights")
+        self.version += 1
+        return UpdateReport(
+            version=self.version, seconds=0.0, num_tensors=1, num_bytes=1, transport="direct", replicas=()
+        )
+
+    def memory_bytes(self):
+        return self.device.used((Part.ENGINE_WEIGHTS, Part.ENGINE_KV_CACHE))
+
+
+@define(eq=False)
+class Trainer:
+    device: Device
+
+    def offload_optimizer(self):
+        self.device.note("offload_optimizer")
+        self.device.free(Part.TRAINER_OPTIMIZER)
+
+    def offload_parameters(self):
+        self.device.note("offload_parameters")
+        self.device.free(Part.TRAINER_PARAMETERS)
+
+    def onload(self):
+        self.device.note("onload")
+        self.device.take(Part.TRAINER_PARAMETERS)
+        self.device.take(Part.TRAINER_OPTIMIZER)
+
+    def memory_bytes(self):
+        return self.device.used((Part.TRAINER_PARAMETERS, Part.TRAINER_OPTIMIZER))
+
+
+def make(**options):
+    device = Device()
+    return MemorySwitch(Engines(device), Trainer(device), **options), device
+
+
+CYCLE = [
+    "sleep",
+    "onload",
+    "offload_optimizer",
+    "wake_up_weights",
+    "sync_weights",
+    "offload_parameters",
+    "wake_up_kv_cache",
+]
+
+
+def test_a_cycle_has_the_declared_order_and_says_what_it_freed():
+    """Engines sleep, the trainer trains, and the device is handed back in two stages; the version rises at the end."""
+
+    heard = []
+
+    class Ear(Observer):
+        def on_memory_switched(self, event):
+            heard.append((event.stage, event.replica, event.bytes_before, event.bytes_after))
+
+    switch, device = make(observers=Observers.of([Ear()]))
+    there = switch.to_training()
+    back = switch.to_rollout(WEIGHTS)
+
+    assert CYCLE == device.calls
+    assert [(46, 0), (0, 0)] == [stage.engine_bytes for stage in there.stages]
+    assert [(0, 0), (0, 60)] == [stage.trainer_bytes for stage in there.stages]
+    assert [(60, 20), (20, 20), (20, 20), (20, 0), (0, 0)] == [stage.trainer_bytes for stage in back.stages]
+    assert [(0, 0), (0, 16), (16, 16), (16, 16), (16, 46)] == [stage.engine_bytes for stage in back.stages]
+    assert (SwitchState.ROLLOUT, 1, 1) == (back.state, back.version, switch.version)
+    assert back.update is not None
+    assert [("sleep", 0, 46, 0), ("onload", -1, 0, 60), ("offload_optimizer", -1, 60, 20)] == heard[:3]
+    assert len(CYCLE) == len(heard)
+
+
+def test_the_peak_is_that_of_one_side_and_the_handed_over_weights():
+    """Never both sides whole: the declared budget is the larger phase, or parameters beside the engines' weights."""
+    assert max(16 + 30, 20 + 40, 20 + 16) == peak_bytes(SIZES)
+    assert 70 == peak_bytes({**SIZES, Part.ENGINE_WEIGHTS: 50, Part.ENGINE_KV_CACHE: 0})
+
+
+def stages_of(key):
+    return [step.stage for step in TRANSITIONS[key].steps]
+
+
+@pytest.mark.parametrize("failing", [None, *CYCLE])
+@pytest.mark.parametrize("key", [key for key in TRANSITIONS if key[0] is not SwitchState.BROKEN])
+def test_every_legal_path_fits_the_declared_peak(key, failing):
+    """A device of exactly `peak_bytes` is enough for every call in every state, also when any stage fails."""
+    state, call = key
+    switch, device = make()
+    switch.state, device.held = state, set(HOLDS[state])
+    device.capacity = peak_bytes(SIZES)
+    device.failing = [failing] if failing else []
+    arguments = (WEIGHTS,) if call == "to_rollout" else ()
+    expected = nullcontext() if failing not in stages_of(key) else pytest.raises(SwitchError, match=f"at {failing}")
+    with expected:
+        getattr(switch, call)(*arguments)
+
+    assert device.peak <= device.capacity
+    assert HOLDS[switch.state] == device.held
+
+
+def test_an_illegal_call_names_the_state_and_what_is_legal():
+    """And changes nothing."""
+    switch, device = make()
+
+    with pytest.raises(SwitchError, match="cannot call recover in state rollout; legal: to_training, to_sleep"):
+        switch.recover()
+    assert (SwitchState.ROLLOUT, []) == (switch.state, device.calls)
+
+
+@pytest.mark.parametrize(
+    ("failing", "expected"),
+    [
+        ("sleep", SwitchState.ROLLOUT),
+        ("onload", SwitchState.ASLEEP),
+        ("offload_optimizer", SwitchState.TRAINING),
+        ("wake_up_weights", SwitchState.HANDOVER),
+        ("sync_weights", SwitchState.HANDOVER),
+        ("offload_parameters", SwitchState.HANDOVER),
+        ("wake_up_kv_cache", SwitchState.ASLEEP),
+    ],
+)
+def test_a_failing_stage_ends_in_a_safe_state(failing, expected):
+    """The error names the stage, its cause and the state; another try goes through."""
+    switch, device = make()
+    device.failing = [failing]
+    if failing not in ("sleep", "onload"):
+        switch.to_training()
+    with pytest.raises(SwitchError, match=f"{failing}: RuntimeError: {failing} broke.*safe state {expected}"):
+        switch.to_training() if failing in ("sleep", "onload") else switch.to_rollout(WEIGHTS)
+
+    assert expected == switch.state
+    assert HOLDS[expected] == device.held
+    if expected in (SwitchState.ROLLOUT, SwitchState.ASLEEP):
+        switch.to_training()
+    assert SwitchState.ROLLOUT == switch.to_rollout(WEIGHTS).state
+
+
+def test_what_cannot_be_undone_is_broken_until_it_recovers():
+    """A second failure while undoing leaves no known state; `recover` takes everything off the device."""
+    switch, device = make()
+    switch.to_training()
+    device.failing = ["sync_weights", "sleep"]
+    with pytest.raises(SwitchError, match="no known state: call recover"):
+        switch.to_rollout(WEIGHTS)
+
+    assert (SwitchState.BROKEN, ("recover",)) == (switch.state, switch.legal_calls)
+    assert SwitchState.ASLEEP == switch.recover().state
+    assert set() == device.held
+
+
+def test_level_2_needs_weights_and_does_not_pretend_to_undo_a_sleep():
+    """What level 2 dropped cannot be brought back by waking up."""
+    switch, device = make(level=2)
+    switch.to_sleep()
+    with pytest.raises(SwitchError, match=r"to_rollout in state asleep \(sleep level 2\) needs weights"):
+        switch.to_rollout()
+    switch.to_rollout(WEIGHTS)
+    device.failing = ["sleep"]
+    with pytest.raises(SwitchError, match="may have dropped weights"):
+        switch.to_training()
+    assert SwitchState.BROKEN == switch.state
+
+
+def test_level_1_wakes_up_with_what_it_had():
+    """Out of `asleep` no weights need be given; out of `training` they must."""
+    switch, device = make()
+    switch.to_sleep()
+    assert 0 == switch.to_rollout().version
+    assert "sync_weights" not in device.calls
+    switch.to_training()
+    with pytest.raises(SwitchError, match="needs weights"):
+        switch.to_rollout()
+    assert SwitchState.TRAINING == switch.state
+
+
+def test_standalone_hands_over_weights_and_nothing_else():
+    """Nothing sleeps and nothing is offloaded; a failed hand-over leaves the trainer training."""
+    switch, device = make(mode="standalone")
+    switch.to_training()
+    device.failing = ["sync_weights"]
+    with pytest.raises(SwitchError, match="safe state training"):
+        switch.to_rollout(WEIGHTS)
+    report = switch.to_rollout(WEIGHTS)
+
+    assert ["sync_weights"] * 2 == device.calls
+    assert (1, SwitchState.ROLLOUT) == (report.version, report.state)
+    assert {state for state, _call in STANDALONE} == {SwitchState.ROLLOUT, SwitchState.TRAINING}
+
+
+def test_callers_take_turns():
+    """Of many threads that ask for the same at once, one is served and the others are told the new state."""
+    switch, device = make()
+    outcomes = []
+
+    def ask():
+        try:
+            outcomes.append(str(switch.to_training().state))
+        except SwitchError as error:
+            outcomes.append(str(error))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    refused = "cannot call to_training in state training; legal: to_rollout, to_sleep"
+    assert sorted([refused] * 7 + ["training"]) == sorted(outcomes)
+    assert ["sleep", "onload"] == device.calls
+
+
+@settings(max_examples=60, stateful_step_count=25, deadline=None)
+class SwitchMachine(RuleBasedStateMachine):
+    """Any calls in any order, with any stages failing: the device always holds what the state says, within the peak."""
+
+    def __init__(self):
+        super().__init__()
+        self.switch, self.device = make()
+        self.device.capacity = peak_bytes(SIZES)
+
+    @rule(
+        call=st.sampled_from(["to_training", "to_rollout", "to_sleep", "recover"]), fail=st.sets(st.sampled_from(CYCLE))
+    )
+    def ask(self, call, fail):
+        before, self.device.failing = self.switch.state, sorted(fail)
+        legal = call in self.switch.legal_calls
+        num_calls, version = len(self.device.calls), self.switch.version
+        report, error = None, None
+        try:
+            report = getattr(self.switch, call)(*((WEIGHTS,) if call == "to_rollout" else ()))
+        except SwitchError as raised:
+            error = raised
+        if report is None:
+            assert (error.state, self.switch.version) == (self.switch.state, version)
+        else:
+            assert TRANSITIONS[before, call].target == report.state == self.switch.state
+        if not legal:
+            assert (before, num_calls, None) == (self.switch.state, len(self.device.calls), report)
+        self.device.failing = []
+
+    @invariant()
+    def device_holds_what_the_state_says(self):
+        if self.switch.state is not SwitchState.BROKEN:
+            assert HOLDS[self.switch.state] == self.device.held
+
+    @invariant()
+    def peak_is_kept(self):
+        assert self.device.peak <= self.device.capacity
+
+
+TestSwitchMachine = SwitchMachine.TestCase
+
+
+def test_every_stage_is_used():
+    """The tables speak of every stage that there is."""
+    used = {step.stage for transition in TRANSITIONS.values() for step in transition.steps}
+
+    assert set(Stage) == used
+
+
+def with_engine(scenario):
+    async def main():
+        engine = ScriptedEngine()
+        await engine.start()
+        return engine, await scenario(EngineMemory(engine))
+
+    return asyncio.run(main())
+
+
+def test_one_engine_is_asked_only_for_what_changes():
+    """Sleeping and waking twice reach the engine once, deeper sleep goes through, and stages keep their order."""
+
+    async def scenario(memory):
+        for level in (1, 1, 2, 1):
+            await memory.sleep(level)
+        with pytest.raises(
+            EngineError, match=r"cannot wake up kv_cache: the engine is asleep \(level 2\); first: weights"
+        ):
+            await memory.wake_up(["kv_cache"])
+        with pytest.raises(EngineError, match="cannot update the weights: the engine is asleep"):
+            await memory.update_weights([], 1)
+        await memory.wake_up(["weights"])
+        await memory.update_weights([], 1)
+        for _ in range(2):
+            await memory.wake_up(["weights", "kv_cache"])
+        return memory.level
+
+    engine, level = with_engine(scenario)
+
+    assert 0 == level
+    assert [
+        ("start",),
+        ("sleep", 1),
+        ("sleep", 2),
+        ("wake_up", "weights"),
+        ("update_weights", 1),
+        ("wake_up", "kv_cache"),
+    ] == engine.calls
+
+
+def test_an_unknown_level_or_tag_is_named():
+    """With what there is."""
+
+    async def scenario(memory):
+        with pytest.raises(EngineError, match=r"no sleep level 3; it has \[1, 2\]"):
+            await memory.sleep(3)
+        with pytest.raises(EngineError, match=r"unknown memory tags \['graphs'\]; known: weights, kv_cache"):
+            await memory.wake_up(["graphs"])
+
+    with_engine(scenario)
+
+
+def test_nobody_else_puts_engines_to_sleep():
+    """In the core, `sleep` and `wake_up` of an engine are called in `turnwise.memory` alone; the test kit may too."""
+    source = Path(turnwise.__file__).parent
+    calling = re.compile(r"\bengine\.(sleep|wake_up)\(")
+    callers = {str(path.relative_to(source)) for path in source.rglob("*.py") if calling.search(path.read_text())}
+
+    assert {"memory.py"} == {name for name in callers if not name.startswith("testing")}

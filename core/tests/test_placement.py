@@ -1,0 +1,303 @@
+"""Where replicas go: the arithmetic of devices, what is refused, and what a cluster must have."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.cli import main
+from turnwise.config import Choice, DataConfig, JudgeConfig, RunConfig
+from turnwise.config_runtime import PoolConfig, RayConfig, RuntimeConfig
+from turnwise.errors import ConfigError
+from turnwise.runtime.placement import check_interpreters, placement_of
+from turnwise.runtime.ray_placement import check_room
+
+SMALL = st.integers(min_value=1, max_value=8)
+
+
+def run_config(options=None, *, judge=None, ray=None, reward=None, **runtime):
+    """A run whose engine has these options, as if they were resolved."""
+    return RunConfig(
+        data=DataConfig(path="tasks.jsonl"),
+        agent=Choice("single_turn"),
+        engine=Choice("vllm", options or {}),
+        judge=judge,
+        reward=reward,
+        runtime=RuntimeConfig(**{"name": "ray", "ray": RayConfig(**(ray or {})), **runtime}),
+    )
+
+
+def policy(*arguments, **named):
+    return placement_of(run_config(*arguments, **named)).pools[0]
+
+
+@given(tensor=SMALL, data=SMALL, pipeline=SMALL, replicas=SMALL)
+def test_the_number_of_replicas_is_that_of_devices_over_those_of_one(tensor, data, pipeline, replicas):
+    """
+    num_replicas = total_devices // (TP * DP * PP), and the bundles of all replicas hold exactly these devices.
+    """
+    sizes = {"tensor_parallel_size": tensor, "data_parallel_size": data, "pipeline_parallel_size": pipeline}
+    size = tensor * data * pipeline
+
+    pool = policy(sizes, total_devices=replicas * size)
+
+    assert replicas == pool.num_replicas
+    assert replicas * size == sum(bundle["GPU"] for bundle in pool.bundles) * pool.num_replicas
+    assert pool.needs == {"GPU": float(replicas * size)}
+
+
+@given(tensor=st.integers(min_value=2, max_value=8), replicas=SMALL, rest=st.integers(min_value=1, max_value=7))
+def test_devices_that_do_not_divide_are_refused_with_what_would_fit(tensor, replicas, rest):
+    """
+    The error names the numbers below and above that would do.
+    """
+    total = replicas * tensor + rest % tensor
+    if total % tensor == 0:
+        return
+    with pytest.raises(ConfigError) as raised:
+        policy({"tensor_parallel_size": tensor}, total_devices=total)
+
+    text = str(raised.value)
+    assert text.startswith(f"runtime.total_devices: {total} does not divide by the {tensor} devices of one replica")
+    assert f"{replicas * tensor} would make {replicas} replica" in text
+    assert f"{(replicas + 1) * tensor} would make {replicas + 1} replicas" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "runtime", "text"),
+    [
+        (
+            {"tensor_parallel_size": 4, "pipeline_parallel_size": 2},
+            {"total_devices": 4},
+            "runtime.total_devices: 4 is less than the 8 devices of one replica "
+            "(tensor_parallel_size 4 * pipeline_parallel_size 2)",
+        ),
+        (
+            {"tensor_parallel_size": 2},
+            {"total_devices": 8, "num_replicas": 3},
+            "runtime.num_replicas: 3 contradicts total_devices: 8 devices // the 2 devices of one replica "
+            "(tensor_parallel_size 2) make 4 replicas; leave one of the two out",
+        ),
+        (
+            {"tensor_parallel_size": 2},
+            {"ray": {"replica_resources": {"num_gpus": 3}}},
+            "runtime.ray.replica_resources.num_gpus: 3 contradicts the 2 devices of one replica "
+            "(tensor_parallel_size 2); leave it out",
+        ),
+        (
+            {},
+            {"name": "local", "total_devices": 2},
+            "runtime.total_devices: makes 2 replicas, and the runtime local has one; set runtime.name to ray",
+        ),
+        (
+            {},
+            {"reward_workers": 2},
+            "runtime.reward_workers: there is no reward to score with; set reward, or reward_workers to 0",
+        ),
+    ],
+)
+def test_contradictions_are_told_in_one_line(options, runtime, text):
+    """
+    What cannot be says which keys, with the arithmetic.
+    """
+    with pytest.raises(ConfigError) as raised:
+        placement_of(run_config(options, **runtime))
+
+    assert text == str(raised.value)
+
+
+def test_the_judge_has_its_own_arithmetic():
+    """
+    Its devices count apart, and its errors name its own keys.
+    """
+    judge = JudgeConfig(engine=Choice("vllm", {"tensor_parallel_size": 4}), pool=PoolConfig(total_devices=8))
+    placement = placement_of(run_config({"tensor_parallel_size": 1}, judge=judge, total_devices=2))
+
+    assert [("policy", 2, 1.0), ("judge", 2, 4.0)] == [(p.name, p.num_replicas, p.num_devices) for p in placement.pools]
+    assert placement.needs == {"GPU": 10.0}
+    assert 2 == placement.num_nodes
+    assert {"GPU": 4.0} == placement.largest_bundle
+
+    with pytest.raises(ConfigError, match=r"judge.pool.total_devices: 6 does not divide"):
+        placement_of(run_config(judge=JudgeConfig(engine=judge.engine, pool=PoolConfig(total_devices=6))))
+
+
+def test_a_replica_that_fits_a_node_has_one_bundle_and_a_larger_one_a_bundle_for_each_device():
+    """
+    One bundle cannot be split over nodes, and so its process sees all of its devices.
+    """
+    small = policy({"tensor_parallel_size": 8})
+    large = policy({"tensor_parallel_size": 8, "pipeline_parallel_size": 2}, ray={"replica_resources": {"num_cpus": 4}})
+    half = policy({"tensor_parallel_size": 8}, ray={"devices_per_node": 4})
+
+    assert (({"GPU": 8.0},), "STRICT_PACK") == (small.bundles, small.strategy)
+    assert ({"GPU": 1.0, "CPU": 4.0}, *({"GPU": 1.0},) * 15) == large.bundles
+    assert ("PACK", 8) == (half.strategy, len(half.bundles))
+
+
+def test_engines_without_parallel_sizes_run_on_cpus_unless_told_otherwise():
+    """
+    By default nothing is reserved; `total_devices` counts CPUs then, and GPUs where some are asked for.
+    """
+    assert () == policy().bundles
+    assert (3, ({"CPU": 1.0},)) == (policy(total_devices=3).num_replicas, policy(total_devices=3).bundles)
+    assert ({"CPU": 2.0},) == policy(ray={"replica_resources": {"num_cpus": 2}}).bundles
+    assert ({"GPU": 1.0},) == policy(total_devices=3, device="gpu").bundles
+    assert ({"GPU": 0.5, "CPU": 1.0},) == policy(ray={"replica_resources": {"num_gpus": 0.5, "num_cpus": 1}}).bundles
+    assert () == policy({"tensor_parallel_size": 2}, device="cpu").bundles
+
+
+def nodes(*resources):
+    return [{"Alive": True, "Resources": each} for each in resources]
+
+
+def test_a_cluster_that_is_too_small_is_refused_before_anything_starts():
+    """
+    All nodes together, the largest one, and dead ones are told apart.
+    """
+    asked = placement_of(run_config({"tensor_parallel_size": 4}, total_devices=8))
+
+    check_room(asked, nodes({"GPU": 4.0, "CPU": 8.0}, {"GPU": 4.0}))
+    with pytest.raises(ConfigError, match=r"^2 x 4 GPU for the replicas of the policy make 8, .* has 4: 1 of them"):
+        check_room(asked, [*nodes({"GPU": 4.0}), {"Alive": False, "Resources": {"GPU": 8.0}}])
+    with pytest.raises(ConfigError, match=r"^a replica of the policy needs 4 GPU on one node, and no node"):
+        check_room(asked, nodes({"GPU": 3.0}, {"GPU": 3.0}, {"GPU": 3.0}))
+    many = placement_of(run_config(num_workers=6, ray={"worker_cpus": 1.0}))
+    with pytest.raises(ConfigError, match=r"^the run needs 6 CPU in all, and the cluster has 4"):
+        check_room(many, nodes({"CPU": 4.0}))
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    """A config that names parts of the core's plugin kit only, so that it resolves anywhere."""
+    site = tmp_path / "site"
+    info = site / "acme_plan-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "acme_plan.py").write_text(PLUGIN)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-plan\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[turnwise]\nacme_plan = acme_plan\n")
+    file = tmp_path / "run.yaml"
+    engine = {"name": "acme", "tensor_parallel_size": 2}
+    config = {"data": {"path": "none.jsonl"}, "agent": "acme", "engine": engine, "plugins": ["acme_plan"]}
+    file.write_text(yaml.safe_dump({**config, "runtime": {"name": "ray", "total_devices": 4}}))
+    return file
+
+
+PLUGIN = """
+import turnwise
+from attrs import frozen
+
+
+@frozen
+class Config:
+    tensor_parallel_size: int = 1
+
+
+@turnwise.hookimpl
+def register_engines(registry):
+    registry.add("acme", lambda config, resources: None, config=Config)
+
+
+@turnwise.hookimpl
+def register_agents(registry):
+    registry.add("acme", lambda config, resources: None)
+"""
+
+WITHOUT_RAY = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "ray":
+            raise ModuleNotFoundError("No module named 'ray'", name="ray")
+sys.meta_path.insert(0, Refuse())
+from turnwise.cli import main
+code = main(sys.argv[1:])
+assert "ray" not in sys.modules
+sys.exit(code)
+"""
+
+
+def plan(config_file, *arguments):
+    """Run `turnwise plan` in a process that has no Ray."""
+    environment = {**os.environ, "PYTHONPATH": str(config_file.parent / "site"), "COLUMNS": "100"}
+    command = [sys.executable, "-c", WITHOUT_RAY, "plan", str(config_file), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_plan_prints_a_table_without_ray(config_file):
+    """
+    `turnwise plan` needs no Ray and starts nothing.
+    """
+    done = plan(
+        config_file, "runtime.num_workers=3", "runtime.ray.replica_python=/opt/engine/bin/python", "memory.mode=hybrid"
+    )
+
+    assert (0, "") == (done.returncode, done.stderr)
+    for text in ("2 replicas of acme", "tensor_parallel_size 2", "2 GPU (STRICT_PACK)", "/opt/engine/bin/python"):
+        assert text in done.stdout
+    assert "at least 1 with 8 GPU" in done.stdout
+    assert "hybrid: engines sleep at level 1" in done.stdout
+
+
+def test_plan_prints_json(config_file):
+    """
+    The same as one object.
+    """
+    done = plan(config_file, "judge.engine=acme", "--json")
+
+    assert "" == done.stderr
+    shown = json.loads(done.stdout)
+    assert ["policy", "judge"] == [pool["name"] for pool in shown["pools"]]
+    assert [{"GPU": 2.0}] == shown["pools"][0]["bundles"]
+    assert {"GPU": 5.0} == shown["needs"]
+    assert {"mode": "standalone", "level": None} == shown["memory"]
+
+
+def test_plan_refuses_in_one_line(config_file):
+    """
+    A config that cannot be placed exits with 2, and says why on one line.
+    """
+    done = plan(config_file, "runtime.total_devices=5")
+
+    assert (2, "") == (done.returncode, done.stdout)
+    assert 1 == len(done.stderr.splitlines())
+    assert "runtime.total_devices: 5 does not divide by the 2 devices of one replica" in done.stderr
+
+
+def test_plan_help_has_examples(capsys):
+    """
+    `--help` shows what to type.
+    """
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    assert "turnwise plan examples/calculator.yaml" in capsys.readouterr().out
+
+
+def test_an_interpreter_with_a_slash_is_a_path_beside_the_config(tmp_path):
+    """
+    Its links are not followed: that of a virtual environment points to one without its packages.
+    """
+    (tmp_path / "python").symlink_to(sys.executable)
+    config = evolve(run_config(ray={"replica_python": "./python"}), base_dir=tmp_path)
+
+    assert str(tmp_path / "python") == placement_of(config).pools[0].python
+    assert "python3" == policy(ray={"replica_python": "python3"}).python
+
+
+def test_an_interpreter_that_is_not_there_is_named_before_anything_starts(tmp_path):
+    """
+    Only where the run begins: a plan may be made for a machine that has it.
+    """
+    there = placement_of(run_config(ray={"replica_python": sys.executable}))
+    missing = placement_of(run_config(ray={"replica_python": str(tmp_path / "python")}))
+
+    check_interpreters(there)
+    with pytest.raises(ConfigError, match="make the engine's virtual environment first"):
+        check_interpreters(missing)

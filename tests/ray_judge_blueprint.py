@@ -1,0 +1,154 @@
+"""What the processes of the tests of reward workers and judges build their parts from; importable in every actor."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from attrs import evolve, field, frozen
+from ray_blueprint import END, ScriptedBlueprint
+
+from turnwise import SamplingParams, TrajectoryScore
+from turnwise.errors import InfrastructureError
+from turnwise.runtime.judge_client import JudgeClient
+from turnwise.testing.agent_probe import probe_chat
+from turnwise.testing.scripted import RandomPolicy, ScriptedEngine
+
+
+def once(folder, name):
+    """Return True the first time that any process asks for this name."""
+    try:
+        (Path(folder) / name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def judge_client(pool):
+    """Return a judge over a pool of replicas."""
+    sampling = SamplingParams(max_tokens=20, stop_token_ids=(END,))
+    release = getattr(pool, "release", lambda _key: None)
+    return JudgeClient(engine=pool, chat=probe_chat(), sampling=sampling, release=release)
+
+
+class JudgedReward:
+    """Scores by what the judge answers to the sampled ids; a task's uid may ask for a fault."""
+
+    def __init__(self, judge, folder):
+        self.judge = judge
+        self.folder = folder
+
+    async def score(self, episode):
+        """Ask twice, and misbehave as the task asks."""
+        uid = episode.task.uid
+        if uid.startswith("always-kills"):
+            os._exit(1)
+        if uid.startswith("kills-once") and once(self.folder, uid):
+            os._exit(1)
+        if uid.startswith("fails-once") and once(self.folder, uid):
+            raise InfrastructureError("the service is down")
+        if uid.startswith("raises"):
+            raise KeyError("ground_truth")
+        if self.judge is None:
+            return float(episode.trajectory.input_ids.sum() % 97)
+        answer = await self.judge.generate(episode.trajectory.input_ids)
+        said = await self.judge.ask([{"role": "user", "content": uid}])
+        episode.record_metric("judge_tokens", float(len(answer.token_ids)))
+        return TrajectoryScore(value=float(answer.token_ids.sum() % 97), extra={"said": float(len(said))})
+
+
+class BlockingReward:
+    """Sums, and blocks its thread when asked to."""
+
+    def score(self, episode):
+        """Block, or answer."""
+        if episode.task.uid.startswith("blocks"):
+            time.sleep(60)
+        return float(episode.trajectory.input_ids.sum() % 97)
+
+
+@frozen
+class JudgedBlueprint(ScriptedBlueprint):
+    """Scripted engines, a scripted judge, and a reward that asks it."""
+
+    folder: str = ""
+    blocking: bool = False
+    judged: bool = True
+    reward_s: float = 20.0
+    judge_latency_s: float = 0.001
+
+    def make_judge_engine(self):
+        """Build a judge's engine."""
+        policy = RandomPolicy(seed=5, vocab_size=120, end_token_id=END, mean_tokens=12)
+        return ScriptedEngine(policy=policy, token_latency_s=self.judge_latency_s, record=False)
+
+    def make_reward(self, judge=None):
+        """Build the reward."""
+        if self.blocking:
+            return BlockingReward()
+        client = None if judge is None else judge_client(judge)
+        return JudgedReward(client if self.judged else None, self.folder)
+
+    def make_parts(self, engine, judge=None):
+        """Build a worker's parts."""
+        parts = super().make_parts(engine)
+        recipes = {name: evolve(recipe, reward=self.make_reward(judge)) for name, recipe in parts.recipes.items()}
+        return evolve(parts, recipes=recipes, limits=evolve(parts.limits, reward_s=self.reward_s))
+
+
+def write(path, text):
+    """Write a file."""
+    path.write_text(text)
+
+
+class TellingEngine(ScriptedEngine):
+    """Writes down where it started."""
+
+    folder: str = ""
+
+    async def start(self):
+        """Start, and leave a note."""
+        import ray
+
+        note = {
+            "python": sys.executable,
+            "prefix": sys.prefix,
+            "devices": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+            "node": ray.get_runtime_context().get_node_id(),
+        }
+        write(Path(self.folder, f"{os.getpid()}.json"), json.dumps(note))
+        await super().start()
+
+
+class PortEngine(ScriptedEngine):
+    """Needs a port that may be taken."""
+
+    port: int = 0
+
+    async def start(self):
+        """Take the port, or say that it is taken."""
+        import socket
+
+        self.socket = socket.socket()
+        self.socket.bind(("127.0.0.1", self.port))
+        await super().start()
+
+
+@frozen
+class TellingBlueprint(ScriptedBlueprint):
+    """Engines that tell where they are, and may need a port."""
+
+    folder: str = ""
+    port: int = 0
+    policy: RandomPolicy = field(factory=lambda: RandomPolicy(seed=1, vocab_size=250, end_token_id=END, mean_tokens=12))
+
+    def make_engine(self):
+        """Build a replica's engine."""
+        kind = PortEngine if self.port else TellingEngine
+        engine = kind(policy=self.policy, token_latency_s=self.token_latency_s, record=False)
+        if self.port:
+            engine.port = self.port
+        else:
+            engine.folder = self.folder
+        return engine

@@ -1,0 +1,316 @@
+"""Whole runs, in one process and on Ray, through the eyes of the trace file, the metrics endpoint and OTLP spans."""
+
+import json
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter, defaultdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from observed_blueprint import NUM_TURNS, ObservedBlueprint, local_manager, ray_manager, tasks
+from prometheus_client.parser import text_string_to_metric_families
+
+from turnwise.metrics_endpoint import PrometheusConfig, prometheus
+from turnwise.spans import Spans, SpansConfig
+from turnwise.trace_file import TraceFile
+
+NUM_EPISODES = 24
+ON_RAY = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+EVERYWHERE = pytest.mark.parametrize(
+    "manager", [pytest.param("local", id="local"), pytest.param("ray", id="ray", marks=ON_RAY)], indirect=True
+)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """One Ray cluster on loopback for all tests of this file that need one."""
+    import ray
+
+    here = str(Path(__file__).parent)
+    env = {"env_vars": {"PYTHONPATH": here}}
+    ray.init("local", include_dashboard=False, num_cpus=8, namespace="turnwise", runtime_env=env)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def manager(request):
+    """What makes a manager from observers, in this process or on Ray."""
+    if request.param == "local":
+        return local_manager
+    request.getfixturevalue("cluster")
+    return ray_manager
+
+
+# The trace file
+
+
+def slices_of(path):
+    """Return the slices of a trace by (pid, tid), sorted, outer ones first, and the names of the pids."""
+    events = json.loads(path.read_text())["traceEvents"]
+    lanes = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            lanes[event["pid"], event["tid"]].append(event)
+    for lane in lanes.values():
+        lane.sort(key=lambda event: (event["ts"], -event["dur"]))
+    names = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
+    assert {pid for pid, _tid in lanes} <= set(names)
+    return lanes, names, events
+
+
+def assert_nested(lanes):
+    """In each lane, a slice ends before the next begins, or holds it whole."""
+    for lane in lanes.values():
+        ends = []
+        for event in lane:
+            while ends and ends[-1] <= event["ts"] + 0.0015:  # times are rounded to nanoseconds
+                ends.pop()
+            end = event["ts"] + event["dur"]
+            assert not ends or end <= ends[-1] + 0.0015, event
+            ends.append(end)
+
+
+@EVERYWHERE
+def test_trace_of_a_run(manager, tmp_path):
+    """
+    Every turn, tool call and reward of the results is one slice; slices nest; each has its worker's or replica's row.
+    """
+    path = tmp_path / "deep" / "run.json"
+    before = time.time()
+    with manager(TraceFile(path)) as running:
+        results = running.rollout(tasks(NUM_EPISODES), global_step=3)
+    lanes, names, events = slices_of(path)
+
+    assert_nested(lanes)
+    by_category = Counter((e["cat"], e["args"]["uid"]) for lane in lanes.values() for e in lane)
+    assert by_category == Counter(
+        {
+            (category, result.uid): count
+            for result in results
+            for category, count in (
+                ("episode", 1),
+                ("turn", NUM_TURNS),
+                ("generate", NUM_TURNS),
+                ("tool", 2 * NUM_TURNS - 2),
+                ("reward", 1),
+            )
+        }
+    )
+    kinds = {(names[pid].split()[0], e["cat"]) for (pid, _tid), lane in lanes.items() for e in lane}
+    assert kinds == {
+        ("replica", "generate"), ("worker", "episode"), ("worker", "turn"), ("worker", "tool"), ("worker", "reward"),
+    }  # fmt: skip
+    generated = [e for lane in lanes.values() for e in lane if e["cat"] == "generate"]
+    assert sum(e["args"]["new_tokens"] for e in generated) == sum(r.metrics.num_tokens["action"] for r in results)
+    assert all(0 <= e["ts"] <= 1e6 * (time.time() - before) for e in generated)
+    arrows = Counter((e["ph"], e["id"]) for e in events if e["ph"] in "sf")
+    assert len(arrows) == 2 * len(generated)
+
+
+@EVERYWHERE
+def test_turns_of_an_episode_follow_each_other(manager, tmp_path):
+    """
+    Times of all processes are on one clock: no turn of an episode begins before the one before it has ended.
+    """
+    with manager(TraceFile(tmp_path / "run.json")) as running:
+        running.rollout(tasks(NUM_EPISODES))
+    lanes, _names, _events = slices_of(tmp_path / "run.json")
+    episodes = {e["args"]["uid"]: e for lane in lanes.values() for e in lane if e["cat"] == "episode"}
+    turns = defaultdict(list)
+    for lane in lanes.values():
+        for event in lane:
+            if event["cat"] == "generate":
+                turns[event["args"]["uid"]].append(event)
+
+    for uid, generated in turns.items():
+        generated.sort(key=lambda event: event["ts"])
+        for one, other in pairwise(generated):
+            assert one["ts"] + one["dur"] <= other["ts"] + 0.0015
+        assert episodes[uid]["ts"] <= generated[0]["ts"] + 0.0015
+        assert generated[-1]["ts"] + generated[-1]["dur"] <= episodes[uid]["ts"] + episodes[uid]["dur"] + 0.0015
+
+
+@EVERYWHERE
+def test_trace_of_an_interrupted_run(manager, tmp_path):
+    """
+    The file can be read while the run goes on, and after an abort it holds what there was.
+    """
+    path = tmp_path / "run.json"
+    with manager(TraceFile(path), blueprint=ObservedBlueprint(0.02, max_in_flight=4)) as running:
+        finished = running.iterate(tasks(NUM_EPISODES))
+        next(finished)
+        json.loads(path.read_text())
+        running.abort()
+        results = list(finished)
+    lanes, _names, _events = slices_of(path)
+
+    assert len(results) == NUM_EPISODES - 1
+    assert_nested(lanes)
+    statuses = Counter(e["args"]["status"] for lane in lanes.values() for e in lane if e["cat"] == "episode")
+    assert statuses["completed"] + statuses["truncated"] >= 1
+    assert statuses["aborted"] >= 1
+
+
+# The metrics endpoint
+
+
+def scrape(url, token=None):
+    """Return the samples at an endpoint: value by name and labels."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+
+def total(samples, name, **labels):
+    """Return the sum of a metric's samples that have these labels."""
+    return sum(value for (found, has), value in samples.items() if found == name and set(labels.items()) <= set(has))
+
+
+@EVERYWHERE
+def test_endpoint_during_and_after_a_run(manager):
+    """
+    One endpoint has the numbers of all processes, also while episodes run, and they are those of the results.
+    """
+    observer = prometheus(PrometheusConfig(port=0))
+    with manager(observer, blueprint=ObservedBlueprint(0.004, max_in_flight=4)) as running:
+        finished = running.iterate(tasks(NUM_EPISODES))
+        first = next(finished)
+        during = scrape(observer.url)
+        results = [first, *finished]
+        url = observer.url
+        after = scrape(url)
+    with pytest.raises(urllib.error.URLError):
+        scrape(url)
+
+    assert total(during, "turnwise_episodes_asked_total") == NUM_EPISODES
+    assert 1 <= total(during, "turnwise_episodes_total") < NUM_EPISODES
+    assert total(during, "turnwise_turns_total") >= NUM_TURNS
+    assert total(after, "turnwise_episodes_total", fault_owner="none") == NUM_EPISODES
+    assert total(after, "turnwise_episodes_in_flight") == 0
+    assert total(after, "turnwise_turns_total") == NUM_EPISODES * NUM_TURNS
+    for origin in ("prompt", "action", "observation"):
+        expected = sum(r.metrics.num_tokens[origin] for r in results)
+        assert total(after, "turnwise_tokens_total", origin=origin) == expected
+    assert total(after, "turnwise_sampled_tokens_total") == total(after, "turnwise_tokens_total", origin="action")
+    assert total(after, "turnwise_sampled_tokens_per_second") > 0
+    calls = NUM_EPISODES * (2 * NUM_TURNS - 2)
+    assert total(after, "turnwise_tool_calls_total", tool="wait", error="false") == calls
+    assert total(after, "turnwise_tool_output_characters_sum") == sum(
+        len(r.task.uid) * (2 * NUM_TURNS - 2) for r in results
+    )
+    assert total(after, "turnwise_episode_reward_sum") == NUM_EPISODES / 2
+    assert total(after, "turnwise_reward_seconds_count") == NUM_EPISODES
+    assert total(after, "turnwise_episode_mask_ratio_count") == NUM_EPISODES
+    assert total(after, "turnwise_limit_reached_total", limit="rollout.max_in_flight") > 0
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_endpoint_shows_routing_and_faults(cluster):
+    """
+    On Ray: first requests, sticky ones and moves add up to all, full replicas and restarts are counted.
+    """
+    observer = prometheus(PrometheusConfig(port=0))
+    with ray_manager(observer, blueprint=ObservedBlueprint(0.01), max_in_flight=2) as running:
+        finished = running.iterate(tasks(NUM_EPISODES))
+        next(finished)
+        seat = running.runtime.policy.seats[0]
+        seat.handle.__ray_terminate__.remote()
+        results = list(finished)
+        deadline = time.monotonic() + 60
+        while total(samples := scrape(observer.url), "turnwise_restarts_total", kind="replica") < 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    assert len(results) == NUM_EPISODES - 1
+    assert total(samples, "turnwise_routed_requests_total", kind="first") == NUM_EPISODES
+    assert total(samples, "turnwise_routed_requests_total", kind="sticky") > NUM_EPISODES
+    assert total(samples, "turnwise_routed_requests_total", kind="moved") >= 1
+    assert total(samples, "turnwise_limit_reached_total", limit="runtime.ray.max_in_flight") > 0
+
+
+# Spans
+
+
+class Receiver:
+    """A real OTLP receiver over HTTP that keeps the spans it is sent."""
+
+    def __init__(self):
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+        spans, services = [], set()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                request = ExportTraceServiceRequest.FromString(body)
+                assert self.path == "/v1/traces"
+                for resource in request.resource_spans:
+                    services.update(
+                        a.value.string_value for a in resource.resource.attributes if a.key == "service.name"
+                    )
+                    for scope in resource.scope_spans:
+                        spans.extend(scope.spans)
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_args):
+                pass
+
+        self.spans, self.services = spans, services
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.thread.start()
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@EVERYWHERE
+def test_spans_reach_an_otlp_receiver(manager):
+    """
+    Over real HTTP: a tree per episode, in which turns hold generate and tool calls, and every span lies in its parent.
+    """
+    receiver = Receiver()
+    try:
+        with manager(Spans(SpansConfig(endpoint=receiver.url, service_name="tried"), "tiny")) as running:
+            results = running.rollout(tasks(NUM_EPISODES))
+    finally:
+        receiver.close()
+    spans = {span.span_id: span for span in receiver.spans}
+
+    def parent_name(span):
+        return spans[span.parent_span_id].name if span.parent_span_id else None
+
+    assert receiver.services == {"tried"}
+    assert Counter((span.name, parent_name(span)) for span in spans.values()) == {
+        ("episode", None): len(results),
+        ("turn", "episode"): len(results) * NUM_TURNS,
+        ("generate", "turn"): len(results) * NUM_TURNS,
+        ("tool", "turn"): len(results) * (2 * NUM_TURNS - 2),
+        ("reward", "episode"): len(results),
+    }
+    for span in spans.values():
+        if span.parent_span_id:
+            parent = spans[span.parent_span_id]
+            assert span.trace_id == parent.trace_id
+            assert parent.start_time_unix_nano <= span.start_time_unix_nano + 1000
+            assert span.end_time_unix_nano <= parent.end_time_unix_nano + 1000
+    attributes = [{a.key: a.value for a in span.attributes} for span in spans.values() if span.name == "generate"]
+    sampled = sum(values["gen_ai.usage.output_tokens"].int_value for values in attributes)
+    assert sampled == sum(r.metrics.num_tokens["action"] for r in results)
+    assert {values["gen_ai.request.model"].string_value for values in attributes} == {"tiny"}

@@ -1,0 +1,54 @@
+"""`turnwise trl` with the shipped model, TRL's real trainers and the embedded engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("--async",)])
+def test_the_command_trains(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """Three small steps: rewards are logged, the policy that is trained is the one that sampled, the model is kept."""
+    out = tmp_path / "out"
+    command = [Path(sys.executable).with_name("turnwise"), "trl", ROOT / "examples/calculator.yaml", "rollout.n=4"]
+    options = ["data.limit=6", "--prompts", "3", "--steps", "3", "--learning-rate", "1e-4", "--out", out, *flags]
+    environment = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *options], capture_output=True, text=True, env=environment, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = json.loads((out / "log.json").read_text(encoding="utf-8"))
+    steps = [entry for entry in log if "reward" in entry]
+    assert "mean reward" in done.stdout
+    assert len(steps) >= 2
+    assert all(0 <= entry["reward"] <= 1 for entry in steps)
+    assert (out / "model.safetensors").is_file()
+    if not flags:  # each step trains on what its own weights sampled: nothing is outside the clip range
+        assert [entry["clip_ratio/region_mean"] for entry in steps] == [0] * len(steps)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rollout.n=1"], "rollout.n must be at least 2"),
+        (["rollout.n=4", "rollout.sampling.top_p=0.5"], "top_p must be 1.0"),
+        (["rollout.n=4", "model.path=null"], "model.path is not set"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
+    """Exit code 2, and a sentence that says what to change."""
+    command = [Path(sys.executable).with_name("turnwise"), "trl", ROOT / "examples/calculator.yaml", *arguments]
+    done = subprocess.run(
+        [*command, "--out", tmp_path / "out", "--steps", "1"], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,149 @@
+"""
+A plugin for the tests of training: an engine whose samples depend on the weights and the request's seed alone.
+
+It serves one request at a time, so that no batch can change a bit. The reward `even_ids` is one that a model learns in
+a few steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from turnwise import (
+    Capabilities,
+    Engine,
+    Episode,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    Registry,
+    Resources,
+    Reward,
+    TrajectoryScore,
+    hookimpl,
+)
+
+
+@frozen(kw_only=True)
+class SeededConfig:
+    """
+    Options.
+
+    Attributes:
+        latency_s: seconds that every request waits, as for a tool.
+    """
+
+    latency_s: float = 0.0
+
+
+class SeededEngine:
+    """Samples by a generator of the request's own."""
+
+    def __init__(self, config: SeededConfig, resources: Resources) -> None:
+        self._config, self._path = config, resources.model.path
+        self._model: Any = None
+        self._version, self._asleep, self._running = 0, False, 0
+        self._turn = asyncio.Lock()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Seeds, weights and one sleep level."""
+        return Capabilities(seeds=True, weight_updates=True, sleep_levels=frozenset({1}), max_context=512)
+
+    async def start(self) -> None:
+        """Load the model."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(self._path, dtype=torch.float32).eval()
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Sample token by token."""
+        assert not self._asleep, "asleep"
+        self._running += 1
+        await asyncio.sleep(self._config.latency_s)
+        async with self._turn:
+            result = self._sampled(request)
+        self._running -= 1
+        return result
+
+    def _sampled(self, request: GenerateRequest) -> GenerateResult:
+        import torch
+
+        generator = torch.Generator().manual_seed(request.sampling.seed or 0)
+        ids, logprobs, cache = [], [], None
+        inputs = torch.tensor(np.asarray(request.token_ids)).long()[None]
+        with torch.inference_mode():
+            for _ in range(request.sampling.max_tokens or 8):
+                output = self._model(input_ids=inputs, past_key_values=cache, use_cache=True)
+                cache = output.past_key_values
+                scores = (output.logits[0, -1] / request.sampling.temperature).log_softmax(-1)
+                token = int(torch.multinomial(scores.exp(), 1, generator=generator))
+                ids.append(token)
+                logprobs.append(float(scores[token]))
+                inputs = torch.tensor([[token]])
+                if token in request.sampling.stop_token_ids:
+                    break
+        stopped = ids[-1] in request.sampling.stop_token_ids
+        return GenerateResult(
+            token_ids=np.array(ids, np.int32),
+            logprobs=np.minimum(np.array(logprobs, np.float32), 0.0),
+            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            weight_version=self._version,
+        )
+
+    async def abort(self, request_id: str) -> None:
+        """Do nothing: requests are short."""
+
+    async def sleep(self, level: int) -> None:
+        """Serve nothing."""
+        self._asleep = True
+
+    async def wake_up(self, tags: Iterable[str] = ("weights", "kv_cache")) -> None:
+        """Serve again."""
+        self._asleep = self._asleep and "kv_cache" not in tags
+
+    async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        """Copy the weights."""
+        import torch
+
+        targets = self._model.state_dict()
+        async with self._turn:
+            for name, array in weights:
+                targets[name].copy_(torch.tensor(np.asarray(array)))
+            self._version = version
+
+    def stats(self) -> Mapping[str, float]:
+        """Return the load."""
+        return {"num_running": self._running}
+
+    async def stop(self) -> None:
+        """Free the model."""
+        self._model = None
+
+
+class EvenIds:
+    """The share of sampled ids that are even."""
+
+    def score(self, episode: Episode) -> TrajectoryScore:
+        """Score an episode."""
+        record = episode.trajectory
+        ids = record.response_ids[record.response_mask == 1]
+        return TrajectoryScore(value=float((ids % 2 == 0).mean()) if len(ids) else 0.0)
+
+
+@hookimpl
+def register_engines(registry: Registry[Engine]) -> None:
+    """Add `seeded`."""
+    registry.add("seeded", SeededEngine, config=SeededConfig)
+
+
+@hookimpl
+def register_rewards(registry: Registry[Reward]) -> None:
+    """Add `even_ids`."""
+    registry.add("even_ids", lambda config, resources: EvenIds())

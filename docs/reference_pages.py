@@ -20,7 +20,19 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import attrs
 
-from turnwise import config, hookspecs, protocols, record, result, trajectory, types
+from turnwise import (
+    config,
+    config_runtime,
+    engine,
+    hookspecs,
+    judge,
+    protocols,
+    record,
+    result,
+    trajectory,
+    types,
+    weights,
+)
 from turnwise.cli import make_parser
 from turnwise.config_schema import attribute_docs
 from turnwise.config_structure import file_fields, unstructure
@@ -65,8 +77,9 @@ def hook_lines(node: ast.FunctionDef) -> Iterator[str]:
 def protocols_page() -> Iterator[str]:
     """Yield the lines of the page about protocols."""
     yield from ("# Protocols", "", *prose(inspect.getdoc(protocols) or ""), *_PROTOCOLS_INTRODUCTION.splitlines(), "")
-    for name in public_classes(protocols):
-        yield from class_lines(protocols, name)
+    for module in (engine, protocols, judge, weights):
+        for name in public_classes(module):
+            yield from class_lines(module, name)
 
 
 def types_page() -> Iterator[str]:
@@ -160,7 +173,10 @@ def config_page() -> Iterator[str]:
         "rollout": config.RolloutConfig,
         "rollout.sampling, rollout.validation_sampling": types.SamplingParams,
         "rollout.deadlines": config.DeadlinesConfig,
+        "judge": config.JudgeConfig,
+        "judge.pool": config_runtime.PoolConfig,
         "runtime": config.RuntimeConfig,
+        "runtime.ray": config_runtime.RayConfig,
         "telemetry": config.TelemetryConfig,
     }
     for name, kind in sections.items():

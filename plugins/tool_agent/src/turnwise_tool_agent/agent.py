@@ -99,6 +99,8 @@ class ToolAgent:
 
     async def _process_tools(self, episode: Episode) -> State:
         calls = episode.memory["calls"]
+        if len(calls) > self._config.max_parallel_calls:
+            episode.record_metric("max_parallel_calls_hit", 1)
         results = await self._run(episode, [self._to_run(call, index) for index, call in enumerate(calls)])
         episode.memory["tool_rewards"] += [result.reward for result in results if result.reward is not None]
         shown = self._shown(results)

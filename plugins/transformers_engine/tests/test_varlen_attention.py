@@ -12,16 +12,54 @@ from turnwise_transformers_engine.varlen_attention import register, varlen_atten
 HEADS, GROUPS, DEPTH = 4, 2, 8
 
 
-class PackedCache:
-    """Stands for the paged cache: it hands out all keys and values, laid end to end as the cache keeps them."""
+class SlidingCache:
+    """Stands for the paged cache of layers with a window: it hands out keys and values laid end to end."""
 
     def __init__(self, keys, values, starts):
         self.keys, self.values, self.starts = keys, values, starts
+        self.layer_to_allocator = {0: SimpleNamespace(layer_type="sliding_attention", index=0, layer_indices=[0])}
+
+    def options(self, _new):
+        """Return what the manager gives to the layers."""
+        return {}
 
     def update(self, *, key_states, value_states, layer_idx, kwargs):
         """Return what was read before and what is new."""
         kwargs["cu_seq_lens_k"] = self.starts
         return self.keys, self.values
+
+
+class PagedCache:
+    """Stands for that of layers with full attention: pages of four tokens, anywhere in the pool, and garbage behind."""
+
+    PAGE = 4
+
+    def __init__(self, keys, values, starts):
+        self.starts, lengths = starts, starts.diff().tolist()
+        num_pages = [-(-length // self.PAGE) for length in lengths]
+        order = torch.randperm(sum(num_pages)).split(num_pages)
+        slots = [
+            (pages[:, None] * self.PAGE + torch.arange(self.PAGE)).flatten()[:length]
+            for pages, length in zip(order, lengths, strict=True)
+        ]
+        self.slots = torch.cat(slots)
+        pool = torch.full((2, sum(num_pages) * self.PAGE, GROUPS, DEPTH), 1e9)
+        pool[:, self.slots] = torch.stack([keys[0], values[0]]).transpose(1, 2)
+        allocator = SimpleNamespace(
+            layer_type="full_attention",
+            index=0,
+            layer_indices=[0],
+            tokens_per_page=self.PAGE,
+            _kv_token_views={0: (pool[0], pool[1])},
+        )
+        self.layer_to_allocator = {0: allocator}
+
+    def options(self, new):
+        """Return what the manager gives to the layers: nothing to read where all is new."""
+        ends = self.starts[1:].tolist()
+        write = torch.cat([self.slots[end - count : end] for end, count in zip(ends, new, strict=True)])
+        read = self.slots if len(write) < len(self.slots) else self.slots[:0]
+        return {"cu_seq_lens_k": {"full_attention": self.starts}, "read_index": [read], "write_index": [write]}
 
 
 def packed(lengths):
@@ -42,26 +80,32 @@ def alone(query, key, value, window):
 @settings(deadline=None, max_examples=40)
 @given(
     sequences=st.lists(st.tuples(st.integers(0, 9), st.sampled_from([1, 1, 1, 2, 5])), min_size=1, max_size=6),
+    kind=st.sampled_from([SlidingCache, PagedCache]),
     window=st.sampled_from([None, 1, 3]),
     num_padding=st.integers(0, 2),
 )
-def test_every_sequence_meets_its_own_keys(sequences, window, num_padding):
+def test_every_sequence_meets_its_own_keys(sequences, kind, window, num_padding):
     """Whatever is read and decoded in one step, with a sliding window or without, and with padding behind it."""
     torch.manual_seed(0)
     new, known = [count for _past, count in sequences], [past + count for past, count in sequences]
     query = torch.randn(1, HEADS, sum(new) + num_padding, DEPTH)
     keys, values = torch.randn(2, sum(known), GROUPS, DEPTH).transpose(1, 2)[:, None]
-    cache = PackedCache(keys, values, packed(known))
+    cache = kind(keys, values, packed(known))
+    window = window if kind is SlidingCache else None
+    # What is new is in the pool already, and written once more; a step may be padded behind the last token.
+    ends = packed(known)[1:].tolist()
+    fresh = torch.cat([torch.arange(end - count, end) for end, count in zip(ends, new, strict=True)])
     out, _weights = varlen_attention(
         SimpleNamespace(layer_idx=0),
         query,
-        None,
-        None,
+        keys[:, :, fresh],
+        values[:, :, fresh],
         None,
         scaling=0.3,
         sliding_window=window,
         cache=cache,
         cu_seq_lens_q=packed(new),
+        **cache.options(new),
     )
 
     assert out.shape == (1, sum(new) + num_padding, HEADS, DEPTH)

@@ -26,7 +26,8 @@ class MicroBatch:
 
     Attributes:
         input_ids: (b, L) int64.
-        position_ids: (b, L) int64.
+        position_ids: (b, L) int64; those of pads go on from the row's, because transformers takes a jump for the start
+            of another sequence.
         block_start: (b, L) int64, column at which a token's block starts; 0 outside blocks.
         path_start: (b, L) int64, column at which its path starts; 0 outside blocks.
         row_ids: (b, L) int64, the row of the batch that a column belongs to; -1 on pads.
@@ -66,11 +67,12 @@ class MicroBatch:
         """
         Return what says which tokens see which.
 
-        None when the model's causal mask, begun anew where positions do, says it all; (b, L) int64 when that and the
-        pads do; (b, 1, L, L) bool, where True is visible, for rows with blocks. Pads see pads alone.
+        None when the model's causal mask, begun anew where positions do, says it all: pads stand behind everything
+        real, which sees none of them. (b, 1, L, L) bool, where True is visible, for rows with blocks; there pads see
+        pads alone.
         """
         if not self.has_blocks:
-            return None if self.packed else self.real
+            return None
         key = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
         outside = (key < self.block_start[:, :, None]) | (key >= self.path_start[:, :, None])
         same_row = self.row_ids[:, :, None] == self.row_ids[:, None, :]
@@ -128,6 +130,11 @@ def laid_out(rows: TokenRows, group: Sequence[int], *, packed: bool) -> MicroBat
         laid[row, column] = values.long()
         return laid
 
+    positions = placed(chosen["position_ids"])
+    if not packed:
+        behind = torch.arange(shape[1]) - lengths[:, None] + 1
+        last = positions.gather(1, lengths[:, None] - 1)
+        positions = torch.where(behind > 0, last + behind, positions)
     inside = chosen["path_start"] > 0
     moved = inside * starts[owner] if packed else torch.zeros_like(owner)
     targets = chosen.targets
@@ -135,7 +142,7 @@ def laid_out(rows: TokenRows, group: Sequence[int], *, packed: bool) -> MicroBat
     keep, places = torch.unique(column[predictors], return_inverse=True)
     return MicroBatch(
         input_ids=placed(chosen["input_ids"]),
-        position_ids=placed(chosen["position_ids"]),
+        position_ids=positions,
         block_start=placed(chosen["block_start"] + moved),
         path_start=placed(chosen["path_start"] + moved),
         row_ids=placed(owner, fill=-1),

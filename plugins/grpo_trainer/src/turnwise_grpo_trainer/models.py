@@ -124,7 +124,7 @@ def forward_inputs(model: Any, micro: MicroBatch) -> dict[str, Any]:
 
         return {**inputs, "layout": plan(micro.block_start, micro.path_start, micro.real)}
     mask = micro.attention_mask()
-    return {**inputs, "attention_mask": mask if mask is None or mask.ndim == 2 else _dense_mask(model, kind, mask)}
+    return {**inputs, "attention_mask": None if mask is None else _dense_mask(model, kind, mask)}
 
 
 def _dense_mask(model: Any, kind: str, visible: Tensor) -> Tensor:

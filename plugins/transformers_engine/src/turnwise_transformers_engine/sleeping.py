@@ -106,6 +106,7 @@ class Residence:
     def _drop_cache(self) -> None:
         cache = self.manager.batch_processor.cache
         cache.evict_cached_blocks()
+        importlib.import_module(f"{__package__}.paged_step").forget(cache)
         storage = cache.cache_tensor.untyped_storage()
         self._cache_bytes = storage.nbytes()
         storage.resize_(0)

@@ -8,7 +8,7 @@ padded into one batch, those that read a prompt go one by one. Results agree to 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
+
+from turnwise_transformers_engine.paged_step import padded, plan_of, written
 
 NAME: Final = "turnwise_varlen"
 
@@ -66,48 +68,30 @@ def varlen_attention(
             module, query, key, value, attention_mask, scaling=scaling, cache=cache, **options
         )
         return done
-    key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=options)
-    starts_q, starts_k = options["cu_seq_lens_q"].long(), options["cu_seq_lens_k"].long()
-    num_new = starts_q.diff()
+    pool = written(cache, cast(int, module.layer_idx), key, value, options)
+    plan = plan_of(cache, pool, options["cu_seq_lens_q"], sliding_window)
     # Zeros: the step may be padded with tokens of no sequence, and what memory held could be NaN.
     out = query.new_zeros(query.shape[2], query.shape[1], query.shape[3])
-    single = (num_new == 1).nonzero().squeeze(1)
-    if len(single):
-        rows = starts_q[single]
-        lengths = starts_k.diff()[single]
-        out[rows] = _one_each(query[0][:, rows], key[0], value[0], starts_k[single], lengths, scaling, sliding_window)
-    several = (num_new > 1).nonzero().squeeze(1).tolist()
-    ends_q, ends_k = starts_q.tolist(), starts_k.tolist()
-    for sequence in several:
-        new, own = slice(*ends_q[sequence : sequence + 2]), slice(*ends_k[sequence : sequence + 2])
-        out[new] = _several(query[:, :, new], key[:, :, own], value[:, :, own], scaling, sliding_window)
+    if num_rows := len(plan.rows):
+        keys, values = (
+            padded(cache, name, tokens, plan.pages, pool.page_size, num_rows)
+            for name, tokens in (("keys", pool.keys), ("values", pool.values))
+        )
+        out[plan.rows] = _one_each(query[0][:, plan.rows], keys, values, plan.real, scaling)
+    for each in plan.several:
+        own_keys, own_values = (tokens[each.slots].transpose(0, 1)[None] for tokens in (pool.keys, pool.values))
+        out[each.new] = _several(query[:, :, each.new], own_keys, own_values, scaling, sliding_window)
     return out[None], None
 
 
-def _one_each(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    starts: Tensor,
-    lengths: Tensor,
-    scaling: float | None,
-    window: int | None,
-) -> Tensor:
-    """Return (B, H, D) for (H, B, D) queries, one for each of B sequences, whose keys are padded into one batch."""
-    heads, groups = query.shape[0], key.shape[0]
-    offset = torch.arange(int(lengths.max()), device=query.device)[None]
-    real = offset < lengths[:, None]
-    if window is not None:
-        real &= offset >= lengths[:, None] - window
-    index = torch.where(offset < lengths[:, None], starts[:, None] + offset, starts[:, None]).flatten()
-    # As the cache keeps them, the groups of a token stand together: one copy for each token.
-    keys, values = (
-        each.transpose(0, 1).index_select(0, index).view(*real.shape, groups, -1).transpose(1, 2)
-        for each in (key, value)
-    )
+def _one_each(query: Tensor, keys: Tensor, values: Tensor, real: Tensor, scaling: float | None) -> Tensor:
+    """Return (S, H, D) for (H, S, D) queries, one for each of S sequences, and (S, L, G, D), of which some are real."""
+    heads, groups = query.shape[0], keys.shape[2]
     # The heads of a group share keys: they stand where the queries of one sequence would.
     queries = query.view(groups, heads // groups, *query.shape[1:]).permute(2, 0, 1, 3)
-    out = scaled_dot_product_attention(queries, keys, values, attn_mask=real[:, None, None], scale=scaling)
+    out = scaled_dot_product_attention(
+        queries, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=real, scale=scaling
+    )
     return out.flatten(1, 2)
 
 

@@ -1,0 +1,26 @@
+"""A hundred versions of the weights while requests run: every token is what its version gives."""
+
+import pytest
+
+from turnwise.testing.engine_load_checks import updates_under_load
+from turnwise.testing.engine_probe import EngineProbe
+
+NUM_UPDATES = 100
+
+
+@pytest.mark.slow
+def test_a_hundred_updates_under_load(tiny_model, tiny_reference, serve):
+    """Every token of every answer is what a greedy replay gives under the weights of the version that it claims."""
+    probe = EngineProbe(vocab_size=512, num_long_tokens=100, reference=tiny_reference, logprob_bound=1e-4)
+
+    async def scenario(engine):
+        return await updates_under_load(engine, probe, num_updates=NUM_UPDATES), engine.stats()["num_running"]
+
+    figures, num_running = serve(tiny_model, scenario)
+
+    print(figures)
+    figures.expect_right()
+    assert 0 == num_running
+    assert figures.num_right_before < 0.5 * figures.num_tokens_before
+    assert figures.num_mixed > figures.num_answers / 2
+    assert figures.num_versions > 0.9 * NUM_UPDATES

@@ -134,7 +134,7 @@ async def update_s(engine: Engine, probe: EngineProbe) -> float:
         raise ValueError("the probe has no reference to take weights from")
     seconds = []
     for number in range(1, NUM_UPDATES + 1):
-        weights = list(probe.reference.weights(changed=number % 2 == 1))
+        weights = list(probe.reference.weights(variant=number % 2))
         started = time.perf_counter()
         await engine.update_weights(weights, number)
         seconds.append(time.perf_counter() - started)

@@ -26,6 +26,7 @@ from turnwise.routing import LeastTokens
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.replica_pool import ReplicaPool
 from turnwise.runtime.replica_server import ReplicaServer
+from turnwise.runtime.result_wire import pack_episodes
 from turnwise.runtime.worker import Worker
 
 TURNS = (4, 8, 16, 32, 64)
@@ -65,8 +66,8 @@ async def run(turns: int, episodes: int) -> Traffic:
         for number in range(episodes)
     ]
 
-    def deliver(_number: int, result: EpisodeResult) -> None:
-        traffic.carry(result, "to_driver")
+    def deliver(number: int, result: EpisodeResult) -> None:
+        traffic.carry(pack_episodes([(number, result)]), "to_driver")
 
     async with asyncio.TaskGroup() as group:
         server.connect("worker", lambda message: pool.receive(0, traffic.carry(message, "to_worker")))

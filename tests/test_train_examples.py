@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
         ("train_calculator", ()),
         ("train_torl", ()),
         ("train_parallel", ()),
+        ("train_hybrid_vllm", ()),
         # The model of the how-to is not here; any other shows that the rest is right.
         ("train_7b", ("model.path=package:turnwise_torl_python",)),
     ],

@@ -2,14 +2,19 @@
 A plugin for the tests of training: an engine whose samples depend on the weights and the request's seed alone.
 
 It serves one request at a time, so that no batch can change a bit. The reward `even_ids` is one that a model learns in
-a few steps.
+a few steps. The observer `witness` sends a signal to its own process at a chosen event, and writes down what was learnt
+from at each step, which the postprocessor `seen` tells it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
 from collections.abc import Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 from attrs import frozen
@@ -21,12 +26,17 @@ from turnwise import (
     FinishReason,
     GenerateRequest,
     GenerateResult,
+    Observer,
+    Postprocessor,
     Registry,
     Resources,
     Reward,
+    RolloutBatch,
     TrajectoryScore,
     hookimpl,
 )
+from turnwise.observer import MetricsLogged, Place, TrainingStarted
+from turnwise.telemetry import EVENTS
 
 
 @frozen(kw_only=True)
@@ -137,6 +147,61 @@ class EvenIds:
         return TrajectoryScore(value=float((ids % 2 == 0).mean()) if len(ids) else 0.0)
 
 
+SEEN: list[str] = []
+"""Episodes of the last batch, as uid/rollout."""
+
+
+class Seen:
+    """Remembers which episodes a batch has."""
+
+    def process(self, batch: RolloutBatch) -> Mapping[str, Any]:
+        """Add no field."""
+        SEEN[:] = [f"{row.uid}/{row.rollout_n}" for row in batch.rows]
+        return {}
+
+
+class Witness(Observer):
+    """
+    Sends `TURNWISE_TEST_SIGNAL`, such as `SIGKILL on_turn_finished 3`, at the third such event of the process.
+
+    The episodes that each step learnt from go to `learnt.jsonl`, with the step.
+    """
+
+    place: ClassVar[Place] = "driver"
+
+    def __init__(self) -> None:
+        name, self._event, count = (os.environ.get("TURNWISE_TEST_SIGNAL") or "SIGKILL none 0").split()
+        self._signal, self._left = getattr(signal, name), int(count)
+        self._folder: Path | None = None
+
+    def on_training_started(self, event: TrainingStarted) -> None:
+        """Learn where to write."""
+        self._folder = event.folder
+        self._count("on_training_started")
+
+    def on_metrics_logged(self, event: MetricsLogged) -> None:
+        """Write which episodes the step learnt from."""
+        if self._folder is not None and "reward/mean" in event.values:
+            with (self._folder / "learnt.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": event.step, "episodes": SEEN}) + "\n")
+        self._count("on_metrics_logged")
+
+    def _count(self, name: str) -> None:
+        if name == self._event:
+            self._left -= 1
+            if self._left == 0:
+                os.kill(os.getpid(), self._signal)
+
+
+def _counting(name: str) -> Any:
+    return lambda self, _event: self._count(name)
+
+
+for _name in EVENTS:
+    if _name not in vars(Witness):
+        setattr(Witness, _name, _counting(_name))
+
+
 @hookimpl
 def register_engines(registry: Registry[Engine]) -> None:
     """Add `seeded`."""
@@ -147,3 +212,15 @@ def register_engines(registry: Registry[Engine]) -> None:
 def register_rewards(registry: Registry[Reward]) -> None:
     """Add `even_ids`."""
     registry.add("even_ids", lambda config, resources: EvenIds())
+
+
+@hookimpl
+def register_observers(registry: Registry[Observer]) -> None:
+    """Add `witness`."""
+    registry.add("witness", lambda config, resources: Witness())
+
+
+@hookimpl
+def register_postprocessors(registry: Registry[Postprocessor]) -> None:
+    """Add `seen`."""
+    registry.add("seen", lambda config, resources: Seen())

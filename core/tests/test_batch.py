@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from turnwise.batch import RolloutBatch, collate, concat
 from turnwise.errors import DataError, DuplicateNameError, PluginError, TrajectoryError
+from turnwise.packing import pack
 from turnwise.result import EpisodeResult
 from turnwise.testing.strategies import trajectories
 from turnwise.trajectory import Trajectory
@@ -259,6 +260,14 @@ class TestParts:
         packed = batch.packed()
         assert_same(batch, RolloutBatch.from_packed(packed, **widths))
         assert len(packed.input_ids) == int(batch.attention_mask.sum())
+
+    @few
+    @given(results(), st.integers(1, 4))
+    def test_padding_at_once_is_packing_and_padding(self, episodes, multiple_of):
+        """A batch does not depend on whether its rows ever stood end to end."""
+        packed = pack(episodes, pad_token_id=PAD)
+        expected = RolloutBatch.from_packed(packed, pad_to_multiple_of=multiple_of)
+        assert_same(expected, collate(episodes, pad_token_id=PAD, pad_to_multiple_of=multiple_of))
 
     def test_concat_repads_fields(self):
         """A field keeps its place at its tokens when the padding around it changes."""

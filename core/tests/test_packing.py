@@ -8,16 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.errors import PluginError, TrajectoryError
+from turnwise.errors import TrajectoryError
 from turnwise.packing import (
     NO_TRAJECTORY,
     PackedBatch,
-    Padding,
-    alignment_of,
     concat_packed,
     group_index,
     pack,
-    padded_length,
     rows_of,
 )
 from turnwise.result import EpisodeResult, token_scores
@@ -210,70 +207,3 @@ class TestGroups:
             for uid, step, validation in episodes
         ]
         assert group_index(pack(results, pad_token_id=0).rows) == [0, 1, 0, 2, 3]
-
-
-class TestPadding:
-    """Where tokens go."""
-
-    @few
-    @given(
-        st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=5),
-        st.integers(0, 2),
-        st.integers(0, 2),
-        st.sampled_from([(), (2,)]),
-    )
-    def test_unpad_undoes_pad(self, lengths, more_prompt, more_response, trailing):
-        """Whatever the lengths, and whatever stands in a value."""
-        prompts, responses = [p for p, _ in lengths], [r for _, r in lengths]
-        padding = Padding(
-            prompt_lens=prompts,
-            response_lens=responses,
-            prompt_length=max(prompts, default=0) + more_prompt,
-            response_length=max(responses, default=0) + more_response,
-        )
-        total = sum(prompts) + sum(responses)
-        flat = torch.arange(1, 1 + total * (2 if trailing else 1)).reshape(total, *trailing)
-        padded = padding.pad(flat, "token", -7)
-        assert (len(lengths), padding.prompt_length + padding.response_length, *trailing) == tuple(padded.shape)
-        assert torch.equal(flat, padding.unpad(padded, "token"))
-        assert int((padded != -7).sum()) == flat.numel()
-        answers = padding.pad(flat, "response", -7)
-        assert torch.equal(padded[:, padding.prompt_length :], answers)
-        back = padding.unpad(answers, "response", -7)
-        assert torch.equal(answers, padding.pad(back, "response", -7))
-        assert torch.equal(flat, padding.unpad(padding.pad(flat, "row"), "row"))
-
-    @pytest.mark.parametrize(
-        ("lengths", "fixed", "multiple_of", "expected"),
-        [
-            ([3, 5], None, 1, 5),
-            ([3, 5], None, 4, 8),
-            ([3, 8], None, 4, 8),
-            ([], None, 4, 0),
-            ([3], 7, 4, 7),
-            ([3], 3, 1, 3),
-        ],
-    )
-    def test_length(self, lengths, fixed, multiple_of, expected):
-        """The longest, rounded up, or what was asked for."""
-        assert expected == padded_length(lengths, fixed, multiple_of, "prompt")
-
-    def test_length_errors(self):
-        """A row that does not fit is never cut."""
-        with pytest.raises(TrajectoryError, match=r"^row 1 has 5 prompt tokens, 'prompt_length' is 4$"):
-            padded_length([3, 5], 4, 1, "prompt")
-        with pytest.raises(TrajectoryError, match=r"^'pad_to_multiple_of' must be at least 1, not 0$"):
-            padded_length([3], None, 0, "prompt")
-
-    @pytest.mark.parametrize(
-        ("shape", "expected"), [((2,), "row"), ((2, 3), "response"), ((2, 3, 1), "response"), ((2, 7), "token")]
-    )
-    def test_alignment(self, shape, expected):
-        """The shape of a field says what its values belong to."""
-        assert expected == alignment_of("f", shape, 2, 3, 7)
-
-    @pytest.mark.parametrize("shape", [(), (3,), (2, 4), (3, 3)])
-    def test_alignment_of_other_shapes(self, shape):
-        """Any other shape is refused."""
-        with pytest.raises(PluginError, match=r"^field 'f' has shape .*, expected \(2,\), \(2, 3, ...\) or \(2, 7"):
-            alignment_of("f", shape, 2, 3, 7)

@@ -61,12 +61,14 @@ if TYPE_CHECKING:
     from turnwise.config_file import load_config
     from turnwise.config_structure import structure
     from turnwise.dataset import load_tasks
+    from turnwise.episode_spec import UnfinishedEpisode
     from turnwise.memory import MemorySwitch
     from turnwise.runtime.assembly import manager_of, tasks_of
     from turnwise.runtime.manager import RolloutManager
     from turnwise.runtime.placement import placement_of
     from turnwise.storage import TrajectoryWriter, read_results
     from turnwise.telemetry import configure_logging
+    from turnwise.unfinished_file import load_unfinished, save_unfinished
 
 __all__ = [
     "Agent",
@@ -110,15 +112,18 @@ __all__ = [
     "TrajectoryScore",
     "TrajectoryWriter",
     "TurnScore",
+    "UnfinishedEpisode",
     "WeightTransport",
     "configure_logging",
     "hookimpl",
     "load_config",
     "load_resolved",
     "load_tasks",
+    "load_unfinished",
     "manager_of",
     "placement_of",
     "read_results",
+    "save_unfinished",
     "structure",
     "tasks_of",
 ]
@@ -128,13 +133,16 @@ _ON_DEMAND = {
     "RolloutBatch": "turnwise.batch",
     "RolloutManager": "turnwise.runtime.manager",
     "TrajectoryWriter": "turnwise.storage",
+    "UnfinishedEpisode": "turnwise.episode_spec",
     "configure_logging": "turnwise.telemetry",
     "load_config": "turnwise.config_file",
     "load_resolved": "turnwise.cli.resolved_config",
     "load_tasks": "turnwise.dataset",
+    "load_unfinished": "turnwise.unfinished_file",
     "manager_of": "turnwise.runtime.assembly",
     "placement_of": "turnwise.runtime.placement",
     "read_results": "turnwise.storage",
+    "save_unfinished": "turnwise.unfinished_file",
     "structure": "turnwise.config_structure",
     "tasks_of": "turnwise.runtime.assembly",
 }

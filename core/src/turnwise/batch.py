@@ -25,17 +25,15 @@ from turnwise.packing import (
     FILLS,
     RESPONSE_DTYPES,
     TOKEN_DTYPES,
-    Alignment,
     BatchRow,
     PackedBatch,
-    Padding,
-    alignment_of,
     concat_packed,
     group_index,
-    pack,
-    padded_length,
+    padded_columns,
     rows_of,
+    rows_of_episodes,
 )
+from turnwise.padding import Alignment, Padding, alignment_of, as_array
 from turnwise.result import EpisodeResult
 
 _ALIGNMENT: Final[Mapping[str, Alignment]] = {
@@ -225,25 +223,25 @@ class RolloutBatch:
         Raises:
             TrajectoryError: a row does not fit.
         """
-        prompt_lens, response_lens = packed.prompt_lens.tolist(), packed.response_lens.tolist()
-        padding = Padding(
-            prompt_lens=prompt_lens,
-            response_lens=response_lens,
-            prompt_length=padded_length(prompt_lens, prompt_length, pad_to_multiple_of, "prompt"),
-            response_length=padded_length(response_lens, response_length, pad_to_multiple_of, "response"),
-        )
+        lens = packed.prompt_lens.tolist(), packed.response_lens.tolist()
+        padding = Padding.fitting(*lens, prompt_length, response_length, pad_to_multiple_of)
         fills = {**FILLS, "input_ids": packed.pad_token_id}
         padded = {
             name: padding.pad(getattr(packed, name), alignment, fills.get(name, 0))
             for name, alignment in _ALIGNMENT.items()
         }
+        fields = {name: padding.pad(t, packed.field_alignment[name]) for name, t in packed.fields.items()}
+        return cls._of(padding, padded, rows=packed.rows, pad_token_id=packed.pad_token_id, fields=fields)
+
+    @classmethod
+    def _of(cls, padding: Padding, padded: Mapping[str, Tensor], **others: Any) -> RolloutBatch:
+        shift = padding.prompt_length - torch.tensor(padding.prompt_lens, dtype=torch.int64)
+        columns: dict[str, Any] = {**padded, **_shifted(padded, shift)}
         return cls(
-            **padded | _shifted(padded, padding.prompt_length - packed.prompt_lens),
-            attention_mask=padding.pad(torch.ones_like(packed.input_ids), "token"),
-            rows=packed.rows,
+            **columns,
+            attention_mask=padding.mask(),
             prompt_length=padding.prompt_length,
-            pad_token_id=packed.pad_token_id,
-            fields={name: padding.pad(t, packed.field_alignment[name]) for name, t in packed.fields.items()},
+            **others,
         )
 
     def _alignment(self, name: str, tensor: Tensor) -> Alignment:
@@ -361,12 +359,11 @@ def collate(
     Raises:
         TrajectoryError: a row does not fit, or an episode's scores do not fit its trajectories.
     """
-    return RolloutBatch.from_packed(
-        pack(results, pad_token_id=pad_token_id),
-        prompt_length=prompt_length,
-        response_length=response_length,
-        pad_to_multiple_of=pad_to_multiple_of,
-    )
+    rows = rows_of_episodes(results)
+    lens = rows.prompt_lens, rows.response_lens
+    padding = Padding.fitting(*lens, prompt_length, response_length, pad_to_multiple_of)
+    padded = padded_columns(rows, padding, pad_token_id)
+    return RolloutBatch._of(padding, padded, rows=rows.rows, pad_token_id=pad_token_id)  # noqa: SLF001 - its own factory
 
 
 def concat(
@@ -393,7 +390,8 @@ def concat(
 def _shifted(padded: Mapping[str, Tensor], by: Tensor) -> dict[str, Tensor]:
     """Return the layout with its indices moved by (B,) columns; 0 outside blocks stays."""
     # The first path of a block at index 0 looks as if it were outside, and sees the same either way.
-    inside = padded["path_start"] > 0
-    if not inside.any():
+    values = as_array(padded["path_start"])
+    if values is not None and not values.any():
         return {}
+    inside = padded["path_start"] > 0
     return {name: torch.where(inside, padded[name] + by.int()[:, None], padded[name]) for name in _LAYOUT}

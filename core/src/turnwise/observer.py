@@ -10,9 +10,11 @@ Times of events are Unix seconds on a clock that never steps back within a proce
 from __future__ import annotations
 
 import time
-from typing import ClassVar, Final, Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal
 
-from attrs import frozen
+from attrs import field, frozen
 
 from turnwise.result import EpisodeResult
 from turnwise.types import FinishReason, Task
@@ -248,6 +250,36 @@ class MemorySwitched:
     started_at: float = 0.0
 
 
+@frozen(kw_only=True)
+class TrainingStarted:
+    """
+    A trainer in this process begins, or goes on from a checkpoint.
+
+    Attributes:
+        folder: of the training; what is kept for a resumed one may be written into it.
+        settings: what was asked for, as plain values.
+        resumed: whether it goes on.
+    """
+
+    folder: Path
+    settings: Mapping[str, Any] = field(factory=dict)
+    resumed: bool = False
+
+
+@frozen(kw_only=True)
+class MetricsLogged:
+    """
+    A trainer has numbers for its logs.
+
+    Attributes:
+        step: of the training. After a resume, steps that an interrupted training had logged may come again.
+        values: numbers by name; those of a validation begin with `validation/`.
+    """
+
+    step: int
+    values: Mapping[str, float]
+
+
 class Observer:
     """
     Base of all observers: override what you want to hear.
@@ -302,3 +334,9 @@ class Observer:
 
     def on_episode_finished(self, event: EpisodeResult) -> None:
         """Hear the result of an episode, of every status."""
+
+    def on_training_started(self, event: TrainingStarted) -> None:
+        """Hear, in the driver, that a trainer begins."""
+
+    def on_metrics_logged(self, event: MetricsLogged) -> None:
+        """Hear, in the driver, the numbers of a trainer's step or validation."""

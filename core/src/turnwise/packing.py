@@ -1,23 +1,24 @@
 """
-Trajectories end to end: the columns of many episodes without a single pad, and where they go when they are padded.
+Trajectories end to end: the columns of many episodes without a single pad.
 
 This is the form that all others are made from. Copies run over whole rows; no Python loop runs over tokens.
 
-Shapes: B rows, one per trajectory; N tokens of all rows; P prompt columns, R response columns, T = P + R.
+Shapes: B rows, one per trajectory; N tokens of all rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from attrs import evolve, field, fields, frozen
 from numpy.typing import DTypeLike, NDArray
 
-from turnwise.errors import PluginError, TrajectoryError
+from turnwise.errors import TrajectoryError
 from turnwise.expansion import expanded
 from turnwise.layout import Objective
+from turnwise.padding import Alignment, Padding
 from turnwise.record import NO_VERSION
 from turnwise.result import EpisodeResult, token_scores
 from turnwise.trajectory import Trajectory
@@ -25,9 +26,6 @@ from turnwise.types import FloatArray, Score, Status
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Alignment = Literal["row", "response", "token"]
-"""What a field has a value for: each row, each response token, or each token."""
 
 NO_TRAJECTORY: Final = -1
 """`BatchRow.trajectory_index` of an episode that ended before it had a prompt."""
@@ -153,53 +151,6 @@ class PackedBatch:
         return max(self.cu_seqlens.diff().tolist(), default=0)
 
 
-@frozen(kw_only=True)
-class Padding:
-    """
-    Where the real tokens of each row stand among padded columns: up to column P the prompt, from there the response.
-
-    Attributes:
-        prompt_lens: B of them.
-        response_lens: B of them.
-        prompt_length: P.
-        response_length: R.
-    """
-
-    prompt_lens: Sequence[int]
-    response_lens: Sequence[int]
-    prompt_length: int
-    response_length: int
-
-    def pad(self, flat: Tensor, alignment: Alignment, fill: int = 0) -> Tensor:
-        """Return (N, ...) values as (B, T, ...), or as (B, R, ...) without those of prompts; (B,) stays."""
-        if alignment == "row":
-            return flat
-        origin = self.prompt_length if alignment == "token" else 0
-        padded = flat.new_full((len(self.prompt_lens), origin + self.response_length, *flat.shape[1:]), fill)
-        stop = 0
-        for row, (prompt, response) in enumerate(zip(self.prompt_lens, self.response_lens, strict=True)):
-            start, stop = stop, stop + prompt + response
-            if alignment == "token":
-                padded[row, origin - prompt : origin + response] = flat[start:stop]
-            else:
-                padded[row, :response] = flat[start + prompt : stop]
-        return padded
-
-    def unpad(self, padded: Tensor, alignment: Alignment, fill: int = 0) -> Tensor:
-        """Undo `pad`: (B, T, ...) or (B, R, ...) become (N, ...), with `fill` on prompts that had no values."""
-        import torch
-
-        if alignment == "row":
-            return padded
-        pieces = [padded.new_empty((0, *padded.shape[2:]))]
-        for row, (prompt, response) in enumerate(zip(self.prompt_lens, self.response_lens, strict=True)):
-            if alignment == "token":
-                pieces.append(padded[row, self.prompt_length - prompt : self.prompt_length + response])
-            else:
-                pieces += [padded.new_full((prompt, *padded.shape[2:]), fill), padded[row, :response]]
-        return torch.cat(pieces)
-
-
 def concat_packed(parts: Sequence[PackedBatch]) -> PackedBatch:
     """
     Put the rows of packed batches after one another.
@@ -224,46 +175,6 @@ def concat_packed(parts: Sequence[PackedBatch]) -> PackedBatch:
     )
 
 
-def alignment_of(name: str, shape: tuple[int, ...], size: int, response_length: int, total_length: int) -> Alignment:
-    """
-    Return what the values of a field of a padded batch of `size` rows belong to, by its shape.
-
-    Raises:
-        PluginError: the shape is none of (B,), (B, R, ...) and (B, T, ...).
-    """
-    if shape == (size,):
-        return "row"
-    if shape[:2] == (size, response_length):
-        return "response"
-    if shape[:2] == (size, total_length):
-        return "token"
-    wanted = f"({size},), ({size}, {response_length}, ...) or ({size}, {total_length}, ...)"
-    raise PluginError(f"field {name!r} has shape {shape}, expected {wanted}")
-
-
-def padded_length(lengths: Sequence[int], fixed: int | None, multiple_of: int, what: str) -> int:
-    """
-    Return how many columns hold all rows.
-
-    Args:
-        lengths: of each row.
-        fixed: that many exactly; None takes the longest row, rounded up.
-        multiple_of: what to round up to.
-        what: `prompt` or `response`, for the error.
-
-    Raises:
-        TrajectoryError: a row is longer than `fixed`; cutting it here would change what was sampled.
-    """
-    if multiple_of < 1:
-        raise TrajectoryError(f"'pad_to_multiple_of' must be at least 1, not {multiple_of}")
-    longest = max(lengths, default=0)
-    if fixed is None:
-        return -(-longest // multiple_of) * multiple_of
-    if longest > fixed:
-        raise TrajectoryError(f"row {lengths.index(longest)} has {longest} {what} tokens, '{what}_length' is {fixed}")
-    return fixed
-
-
 # Episodes to columns
 
 
@@ -278,14 +189,69 @@ class _Source:
     objective: str = ""
 
 
+@frozen(kw_only=True, eq=False)
+class Rows:
+    """
+    B rows before they are laid end to end or padded.
+
+    Attributes:
+        prompt_lens: B of them.
+        response_lens: B of them.
+        columns: B arrays by name: of all tokens of a row for `TOKEN_DTYPES`, of its response for `RESPONSE_DTYPES`.
+        num_turns: (B,) int64.
+        scored: (B,) bool.
+        rows: B of them.
+    """
+
+    prompt_lens: list[int]
+    response_lens: list[int]
+    columns: Mapping[str, Sequence[NDArray[Any]]]
+    num_turns: NDArray[np.int64]
+    scored: NDArray[np.bool_]
+    rows: tuple[BatchRow, ...]
+
+
+def rows_of_episodes(results: Sequence[EpisodeResult]) -> Rows:
+    """
+    Return the rows of episodes, in their order.
+
+    An episode without a trajectory gives a row without tokens, so that every episode of a group has its row.
+
+    Raises:
+        TrajectoryError: an episode's scores do not fit its trajectories; the text names it.
+    """
+    sources = [source for result in results for source in _sources(result)]
+    records = [source.trajectory for source in sources]
+    masks = [record.response_mask for record in records]
+    columns = {
+        **{name: [getattr(record, name) for record in records] for name in TOKEN_DTYPES},
+        "response_mask": masks,
+        "loss_mask": [
+            mask if source.result.trainable else np.zeros_like(mask)
+            for mask, source in zip(masks, sources, strict=True)
+        ],
+        "rollout_log_probs": [record.logprobs for record in records],
+        "rm_scores": [_scores(source) for source in sources],
+        "weight_versions": [record.weight_versions for record in records],
+    }
+    rows = tuple(map(_row, sources))
+    _refuse_mixed(rows)
+    return Rows(
+        prompt_lens=[record.num_prompt_tokens for record in records],
+        response_lens=[record.num_response_tokens for record in records],
+        columns=columns,
+        num_turns=np.array([len(record.turns()) for record in records], np.int64),
+        scored=np.array([source.score is not None for source in sources], bool),
+        rows=rows,
+    )
+
+
 def pack(results: Sequence[EpisodeResult], *, pad_token_id: int) -> PackedBatch:
     """
     Lay the trajectories of episodes end to end, in the order of the episodes.
 
-    An episode without a trajectory gives a row without tokens, so that every episode of a group has its row.
-
     Args:
-        results: finished episodes.
+        results: finished episodes; see `rows_of_episodes`.
         pad_token_id: for when the batch is padded.
 
     Raises:
@@ -293,41 +259,41 @@ def pack(results: Sequence[EpisodeResult], *, pad_token_id: int) -> PackedBatch:
     """
     import torch
 
-    sources = [source for result in results for source in _sources(result)]
-    records = [source.trajectory for source in sources]
-    prompt_lens = np.array([t.num_prompt_tokens for t in records], np.int64)
-    response_lens = np.array([t.num_response_tokens for t in records], np.int64)
+    rows = rows_of_episodes(results)
+    prompt_lens = np.array(rows.prompt_lens, np.int64)
     arrays: dict[str, NDArray[Any]] = {
-        name: _joined([getattr(t, name) for t in records], dtype) for name, dtype in TOKEN_DTYPES.items()
+        **{name: _joined(rows.columns[name], dtype) for name, dtype in TOKEN_DTYPES.items()},
+        **{name: _behind_prompts(rows, name, dtype) for name, dtype in RESPONSE_DTYPES.items()},
+        "cu_seqlens": np.concatenate([[0], np.cumsum(prompt_lens + rows.response_lens)]).astype(np.int32),
+        "prompt_lens": prompt_lens,
+        "num_turns": rows.num_turns,
+        "scored": rows.scored,
     }
-    arrays |= _response_columns(sources)
-    trainable = np.array([source.result.trainable for source in sources], bool)
-    arrays["loss_mask"] = arrays["response_mask"] * np.repeat(trainable, prompt_lens + response_lens)
-    arrays["cu_seqlens"] = np.concatenate([[0], np.cumsum(prompt_lens + response_lens)]).astype(np.int32)
-    arrays["prompt_lens"] = prompt_lens
-    arrays["num_turns"] = np.array([len(t.turns()) for t in records], np.int64)
-    arrays["scored"] = np.array([source.score is not None for source in sources], bool)
     tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    rows = tuple(map(_row, sources))
-    _refuse_mixed(rows)
-    return PackedBatch(**tensors, rows=rows, pad_token_id=pad_token_id)
+    return PackedBatch(**tensors, rows=rows.rows, pad_token_id=pad_token_id)
 
 
-def _response_columns(sources: Sequence[_Source]) -> dict[str, NDArray[Any]]:
-    """Return what the records and scores say of response tokens, each (N,): prompts hold the column's fill."""
-    values: dict[str, list[NDArray[Any]]] = {
-        "response_mask": [source.trajectory.response_mask for source in sources],
-        "rollout_log_probs": [source.trajectory.logprobs for source in sources],
-        "rm_scores": [_scores(source) for source in sources],
-        "weight_versions": [source.trajectory.weight_versions for source in sources],
+def padded_columns(rows: Rows, padding: Padding, pad_token_id: int) -> dict[str, Tensor]:
+    """Return the columns of rows as `turnwise.batch.RolloutBatch` has them, its layout counted within the row."""
+    import torch
+
+    fills = {**FILLS, "input_ids": pad_token_id}
+    alignment: dict[str, Alignment] = {
+        **dict.fromkeys(TOKEN_DTYPES, "token"),
+        **dict.fromkeys(RESPONSE_DTYPES, "response"),
     }
-    lens = [source.trajectory.num_prompt_tokens for source in sources]
-    columns = {}
-    for name, responses in values.items():
-        prompt = np.full(max(lens, default=0), FILLS.get(name, 0), RESPONSE_DTYPES[name])
-        pieces = [piece for size, own in zip(lens, responses, strict=True) for piece in (prompt[:size], own)]
-        columns[name] = _joined(pieces, RESPONSE_DTYPES[name])
-    return columns
+    padded = {
+        name: padding.pad_rows(rows.columns[name], alignment[name], dtype, fills.get(name, 0))
+        for name, dtype in {**TOKEN_DTYPES, **RESPONSE_DTYPES}.items()
+    }
+    return {**padded, "num_turns": torch.from_numpy(rows.num_turns), "scored": torch.from_numpy(rows.scored)}
+
+
+def _behind_prompts(rows: Rows, name: str, dtype: DTypeLike) -> NDArray[Any]:
+    """Return a column of responses, (N,): prompts hold the column's fill."""
+    prompt = np.full(max(rows.prompt_lens, default=0), FILLS.get(name, 0), dtype)
+    pairs = zip(rows.prompt_lens, rows.columns[name], strict=True)
+    return _joined([piece for size, own in pairs for piece in (prompt[:size], own)], dtype)
 
 
 def _sources(result: EpisodeResult) -> Iterator[_Source]:

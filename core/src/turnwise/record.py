@@ -7,8 +7,9 @@ above, in the trajectory.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from attrs import frozen
@@ -41,13 +42,15 @@ class TokenColumns:
 
     __slots__ = ("_arrays", "_capacity", "_size")
 
-    def __init__(self, capacity: int = _FIRST_CAPACITY) -> None:
-        """Begin empty, with room for `capacity` rows."""
-        self._size = 0
-        self._capacity = capacity
-        self._arrays: dict[str, NDArray[np.generic]] = {
-            name: np.empty(capacity, dtype) for name, dtype in DTYPES.items()
-        }
+    def __init__(self, arrays: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """Begin empty, or with arrays as they are: they are not written to, what is appended makes new ones."""
+        if arrays is None:
+            self._arrays = {name: np.empty(_FIRST_CAPACITY, dtype) for name, dtype in DTYPES.items()}
+            self._size = 0
+        else:
+            self._arrays = {name: arrays[name] for name in DTYPES}
+            self._size = len(arrays["token_ids"])
+        self._capacity = len(self._arrays["token_ids"])
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -104,6 +107,23 @@ class Segment:
     stop: int
     block: int = -1
     path: int = -1
+
+
+def turns_of(segments: Iterable[Segment]) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of unbroken runs of actions in one path."""
+    start = stop = -1
+    home = (-1, -1)
+    for segment in segments:
+        if segment.origin is not Origin.ACTION:
+            continue
+        if segment.start == stop and (segment.block, segment.path) == home:
+            stop = segment.stop
+            continue
+        if stop > start:
+            yield start, stop
+        start, stop, home = segment.start, segment.stop, (segment.block, segment.path)
+    if stop > start:
+        yield start, stop
 
 
 class TokenRecord:

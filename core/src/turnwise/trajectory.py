@@ -15,7 +15,7 @@ Shapes: P prompt tokens, R response tokens, T = P + R.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 import numpy as np
@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from turnwise.errors import TrajectoryError
 from turnwise.layout import Layout
-from turnwise.record import DTYPES, Origin, Segment, TokenRecord, as_tokens
+from turnwise.record import DTYPES, Origin, Segment, TokenColumns, TokenRecord, as_tokens, turns_of
 from turnwise.types import FloatArray, TokenArray
 
 
@@ -285,7 +285,7 @@ class Trajectory(TokenRecord):
 
     def turns(self) -> tuple[tuple[int, int], ...]:
         """Return (start, stop) absolute indices of the model's turns: unbroken runs of actions in one path."""
-        return tuple(_merged_actions(self._segments))
+        return tuple(turns_of(self._segments))
 
     def truncated(self, response_budget: int) -> Trajectory:
         """
@@ -301,8 +301,8 @@ class Trajectory(TokenRecord):
             raise TrajectoryError(f"response_budget must be at least 0, not {response_budget}")
         stop = min(len(self._columns), self.num_prompt_tokens + response_budget)
         kept = [evolve(s, stop=min(s.stop, stop)) for s in self._segments if s.start < stop]
-        columns = {name: self._columns.view(name)[:stop] for name in DTYPES}
-        return _restored(columns, kept, self.num_prompt_tokens)
+        columns = {name: self._columns.view(name)[:stop].copy() for name in DTYPES}
+        return Trajectory.from_columns(columns, kept, self.num_prompt_tokens)
 
     # Saving, also with a block open
 
@@ -337,15 +337,35 @@ class Trajectory(TokenRecord):
         missing = [name for name in (*DTYPES, "segments", "num_prompt_tokens") if name not in saved]
         if missing:
             raise TrajectoryError(f"a saved trajectory lacks {', '.join(missing)}")
-        columns = {name: np.asarray(saved[name]) for name in DTYPES}
+        columns = {name: np.array(saved[name], dtype) for name, dtype in DTYPES.items()}
         if len({len(column) for column in columns.values()}) != 1:
             raise TrajectoryError("the columns of a saved trajectory differ in length")
         segments = [Segment(Origin(origin), *rest) for origin, *rest in saved["segments"]]
-        trajectory = _restored(columns, segments, int(saved["num_prompt_tokens"]))
+        trajectory = cls.from_columns(columns, segments, int(saved["num_prompt_tokens"]))
         if open_paths := saved.get("open_paths"):
             for path, own in zip(trajectory.fork(len(open_paths)), open_paths, strict=True):
                 path._restore(own)  # noqa: SLF001 - the record and its paths are one idea in two classes
         return trajectory
+
+    @classmethod
+    def from_columns(
+        cls, columns: Mapping[str, NDArray[Any]], segments: list[Segment], num_prompt_tokens: int
+    ) -> Trajectory:
+        """
+        Return a record of (T,) arrays, by the names and of the types in `turnwise.record.DTYPES`, with no block open.
+
+        The arrays are kept as they are, so nobody may write to them any more. Nothing is checked.
+        """
+        trajectory = cls.__new__(cls)
+        trajectory._hold(TokenColumns(columns), segments, num_prompt_tokens)  # noqa: SLF001 - its own factory
+        return trajectory
+
+    def _hold(self, columns: TokenColumns, segments: list[Segment], num_prompt_tokens: int) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+        self._columns, self._segments, self._open_paths = columns, segments, ()
+        self._num_blocks = 1 + max((s.block for s in segments), default=-1)
+        # Nothing is left open, so the next token sees every token before it.
+        self._next_position = 1 + int(self.position_ids.max(initial=-1))
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without spare memory."""
@@ -366,30 +386,3 @@ _OWN: Final = ("token_ids", "logprobs", "weight_versions")
 
 def _plain(segments: Sequence[Segment], num_tokens: int) -> list[list[int]]:
     return [[int(s.origin), s.start, s.stop, s.block, s.path] for s in segments if s.start < num_tokens]
-
-
-def _restored(columns: dict[str, NDArray[Any]], segments: list[Segment], num_prompt_tokens: int) -> Trajectory:
-    trajectory = Trajectory([])
-    trajectory.num_prompt_tokens = num_prompt_tokens
-    trajectory._columns.extend(len(columns["token_ids"]), **columns)  # noqa: SLF001 - the record's own factory
-    trajectory._segments = segments  # noqa: SLF001
-    trajectory._num_blocks = 1 + max((s.block for s in segments), default=-1)  # noqa: SLF001
-    # Nothing is left open, so the next token sees every token before it.
-    trajectory._next_position = 1 + int(columns["position_ids"].max(initial=-1))  # noqa: SLF001
-    return trajectory
-
-
-def _merged_actions(segments: Sequence[Segment]) -> Iterator[tuple[int, int]]:
-    start = stop = -1
-    home = (-1, -1)
-    for segment in segments:
-        if segment.origin is not Origin.ACTION:
-            continue
-        if segment.start == stop and (segment.block, segment.path) == home:
-            stop = segment.stop
-            continue
-        if stop > start:
-            yield start, stop
-        start, stop, home = segment.start, segment.stop, (segment.block, segment.path)
-    if stop > start:
-        yield start, stop

@@ -1,4 +1,8 @@
-"""One process of a sharded training: `RANK WORLD FOLDER ESTIMATOR`; the batch and the model lie in the folder."""
+"""
+One process of a sharded training: `RANK WORLD FOLDER ESTIMATOR LAYOUT`; the batch and the model lie in the folder.
+
+The layout of micro-batches is `padded` or `packed`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from turnwise_grpo_trainer.model_state import load_state, save_state
 from turnwise_grpo_trainer.sharding import LearnerSpec, join_group
 
 
-def main(rank: int, world_size: int, folder: Path, estimator: str) -> None:
+def main(rank: int, world_size: int, folder: Path, estimator: str, layout: str) -> None:
     """Learn five times, over a checkpoint after the third, and write the whole weights."""
     torch.set_num_threads(1)
     out = folder / f"world{world_size}"
@@ -25,7 +29,7 @@ def main(rank: int, world_size: int, folder: Path, estimator: str) -> None:
     train = TrainConfig(
         algorithm=AlgorithmConfig(adv_estimator=estimator, kl_loss_coef=0.01, ppo_mini_batch_size=5),
         optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.0, eps=1e-5),
-        policy=PolicyConfig(device="cpu", max_tokens_per_micro_batch=64),
+        policy=PolicyConfig(device="cpu", max_tokens_per_micro_batch=64, packed=layout == "packed"),
         sharding=ShardingConfig(fully_shard=True),
     )
     spec = LearnerSpec(train, ModelSpec(path=folder / "model"), 1.0, 64)
@@ -45,4 +49,4 @@ def main(rank: int, world_size: int, folder: Path, estimator: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5])

@@ -89,6 +89,14 @@ def test_value_loss_takes_the_worse():
     assert [1.5**2 / 2, 0.9**2 / 2] == pytest.approx(errors.tolist())
 
 
+def test_gap_by_hand():
+    """The largest difference need not be the largest for its log-probability."""
+    gap = log_prob_gap(torch.tensor([-1.5, -19.0, 0.0]), torch.tensor([-1.0, -20.0, 0.0]))
+
+    assert (gap.mean, gap.max, gap.num_tokens) == (0.5, 1.0, 3)
+    assert gap.max_relative == 0.25
+
+
 def test_gap_of_nothing():
     """No token, no gap."""
     assert 0.0 == log_prob_gap(torch.zeros(0), torch.zeros(0)).max

@@ -18,11 +18,11 @@ from turnwise_grpo_trainer.learner import Learner
 SCRIPT = Path(__file__).with_name("sharded_process.py")
 
 
-def train_in(world_size, folder, estimator):
+def train_in(world_size, folder, estimator, layout="padded"):
     """Run a group of processes to its end; return the weights and what the first one printed."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", SCRIPT, str(rank), str(world_size), folder, estimator],
+            [sys.executable, "-W", "ignore", SCRIPT, str(rank), str(world_size), folder, estimator, layout],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -37,12 +37,13 @@ def train_in(world_size, folder, estimator):
 @pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["grpo", "gae"])
 def test_two_processes_and_one_and_none(tmp_path, model_dir, spec, mixed, estimator):
-    """After five steps of two mini-batches, over a checkpoint, weights differ by less than 1e-6."""
+    """After five steps of two mini-batches, over a checkpoint, packed or padded, weights differ by less than 1e-6."""
     shutil.copytree(model_dir, tmp_path / "model")
     mixed.save(tmp_path / "batch.safetensors")
 
     one, said_by_one = train_in(1, tmp_path, estimator)
-    two, said_by_two = train_in(2, tmp_path, estimator)
+    # Two processes pack their rows, and the others pad them.
+    two, said_by_two = train_in(2, tmp_path, estimator, "packed")
 
     config = TrainConfig(
         algorithm=AlgorithmConfig(adv_estimator=estimator, kl_loss_coef=0.01, ppo_mini_batch_size=5),

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import importlib.util
+import os
 import random
 import warnings
 from types import SimpleNamespace
@@ -58,6 +59,7 @@ class FakeLlm:
         self.resumed = asyncio.Event()
         self.resumed.set()
         self.dead = False
+        self.asleep = set()
         self.fail_next_load = None
 
     async def get_supported_tasks(self):
@@ -115,8 +117,8 @@ class FakeLlm:
             self.resumed.clear()
 
     async def pause_generation(self, *, mode, clear_cache):
-        assert (mode, clear_cache) == ("keep", True)
-        self.calls.append("pause")
+        assert clear_cache
+        self.calls.append("pause" if mode == "keep" else f"pause {mode}")
         self.resumed.clear()
 
     async def resume_generation(self):
@@ -124,6 +126,12 @@ class FakeLlm:
         self.resumed.set()
 
     async def collective_rpc(self, method, args=()):
+        if method == "turnwise_memory":
+            return [(os.getpid(), 100 if "kv_cache" in self.asleep else 300), (os.getpid(), 20)]
+        if method in ("turnwise_drop", "turnwise_take"):
+            self.calls.append(f"{method} {args[0]}")
+            self.asleep = {"weights", "kv_cache"} if method == "turnwise_drop" else self.asleep - {args[0]}
+            return [None, None]
         self.calls.append(method)
         if method == "turnwise_describe":
             return [{"fused": [["q_proj", "k_proj", "v_proj"]], "tied": False}]
@@ -146,9 +154,11 @@ class FakeLlm:
 
     async def sleep(self, level):
         self.calls.append(f"sleep {level}")
+        self.asleep = {"weights", "kv_cache"}
 
     async def wake_up(self, tags):
         self.calls.append(f"wake {tags}")
+        self.asleep = self.asleep.difference(tags) if tags else set()
 
     def shutdown(self):
         self.calls.append("shutdown")

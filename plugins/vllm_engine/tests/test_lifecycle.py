@@ -1,6 +1,7 @@
 """How the engine starts, changes weights, sleeps, dies and stops, around a vLLM without a model."""
 
 import asyncio
+import sys
 
 import numpy as np
 import pytest
@@ -183,6 +184,56 @@ def test_sleep_and_the_two_stages_of_waking_up(serve, llm, ask):
     assert ["sleep 1", "wake ['weights']", "turnwise_load", "wake ['kv_cache']", "shutdown"] == llm.calls[1:]
 
 
+def test_on_a_cpu_the_workers_free_the_memory(serve, llm, ask):
+    """vLLM stands still meanwhile, and goes on when both are there; it could free nothing itself."""
+
+    async def scenario(engine):
+        await engine.sleep(1)
+        await engine.wake_up(["weights"])
+        await engine.update_weights(WEIGHTS, 1)
+        half = str(await failure_of(engine.generate(ask())))
+        await engine.sleep(2)
+        await engine.wake_up()
+        lost = str(await failure_of(engine.generate(ask())))
+        await engine.update_weights(WEIGHTS, 2)
+        return half, lost, (await engine.generate(ask())).weight_version
+
+    half, lost, version = serve(scenario, device="cpu")
+
+    assert ("the vllm engine is asleep: wake up kv_cache", 2) == (half, version)
+    assert lost == "the vllm engine's weights were dropped by sleep level 2: update_weights brings new ones"
+    first = ["pause abort", "turnwise_drop 1", "turnwise_take weights", "turnwise_load"]
+    second = ["pause abort", "turnwise_drop 2", "turnwise_take weights", "turnwise_take kv_cache", "resume"]
+    assert [*first, *second, "pause", "turnwise_load", "resume", "shutdown"] == llm.calls[1:]
+
+
+def test_what_the_gpus_hold_is_told(serve):
+    """All of them together, as of the last time that it can have changed."""
+
+    async def scenario(engine):
+        told = [engine.stats()["memory_bytes"]]
+        await engine.sleep(1)
+        told.append(engine.stats()["memory_bytes"])
+        await engine.wake_up()
+        return [*told, engine.stats()["memory_bytes"]]
+
+    assert [320, 120, 320] == serve(scenario)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is told by /proc")
+def test_on_a_cpu_the_memory_of_the_workers_is_told(serve):
+    """What is resident at the time of asking: here of this process, once for each worker."""
+
+    async def scenario(engine):
+        before = engine.stats()["memory_bytes"]
+        block = np.ones(64 << 20, np.uint8)
+        return engine.stats()["memory_bytes"] - before, block.nbytes
+
+    grown, num_bytes = serve(scenario, device="cpu")
+
+    assert grown >= 2 * 0.9 * num_bytes
+
+
 def test_level_2_needs_new_weights(serve, llm, ask):
     """Awake is not enough: the memory holds nothing until an update has filled it."""
 
@@ -221,9 +272,10 @@ def test_sleeping_again_when_half_awake(serve, llm):
 @pytest.mark.parametrize(
     ("options", "level", "message"),
     [
-        ({"device": "cpu"}, 1, "cannot sleep at level 1: on this machine it has no sleep levels"),
-        ({"sleep_mode": False}, 2, "cannot sleep at level 2: on this machine it has no sleep levels"),
+        ({"device": "cpu", "sleep_mode": False}, 1, "cannot sleep at level 1: sleep_mode is off"),
+        ({"sleep_mode": False}, 2, "cannot sleep at level 2: sleep_mode is off"),
         ({}, 3, "cannot sleep at level 3: only 1, 2"),
+        ({"device": "cpu"}, 3, "cannot sleep at level 3: only 1, 2"),
     ],
 )
 def test_levels_that_there_are_not(serve, options, level, message):

@@ -2,13 +2,15 @@
 
 import asyncio
 import shutil
-from collections import Counter
 
 import numpy as np
 import pytest
 
 from turnwise.errors import EngineError, TornWeightsError
 from turnwise.protocols import Resources
+from turnwise.testing.engine_load_checks import updates_under_load
+from turnwise.testing.engine_probe import EngineProbe
+from turnwise.testing.reference_model import TransformersReference
 from turnwise.types import FinishReason, GenerateRequest, SamplingParams
 from turnwise_vllm_engine import VllmConfig, VllmEngine
 from turnwise_vllm_engine.weights import Expected
@@ -225,66 +227,21 @@ def test_ids_outside_the_vocabulary_do_not_reach_vllm(engine, runner):
     assert 32 == len(runner.run(engine.generate(request(1))).token_ids)
 
 
-async def keep_asking(engine, numbers, done, stop):
-    """Send greedy requests one after the other until told to stop; abort some, cancel some."""
-    for number in numbers:
-        if stop.is_set():
-            return
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(engine.generate(request(number, temperature=0.0, max_tokens=100)))
-            await asyncio.sleep(0.02)
-            if number % 11 == 5:
-                await engine.abort(f"r{number}")
-            if number % 13 == 6:
-                task.cancel()
-        if not task.cancelled():
-            done.append((request(number), task.result()))
-
-
-async def load_and_updates(engine, truth):
-    done, stop = [], asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        for worker in range(8):
-            group.create_task(keep_asking(engine, range(1000 + worker, 100_000, 8), done, stop))
-        for version in range(1, NUM_UPDATES + 1):
-            await asyncio.sleep(0.05)
-            await engine.update_weights(truth.weights(version), version)
-        await asyncio.sleep(0.2)
-        stop.set()
-    return done, engine.stats()["num_running"]
-
-
-def replayed(truth, context, result):
-    """Yield for each token whether it is the best under the weights that it claims, and under those before them."""
-    versions = np.broadcast_to(result.weight_version, result.token_ids.shape)
-    for version in np.unique(versions):
-        chosen = versions == version
-        for weights in (version, version - 1):
-            logits = truth.logits(int(weights), [*context, *result.token_ids])[len(context) - 1 : -1].numpy()
-            ids = result.token_ids
-            # A near tie may fall otherwise when a batch has another shape.
-            best = logits[np.arange(len(ids)), ids] >= logits.max(-1) - 1e-3
-            yield "claimed" if weights == version else "before", best[chosen]
-
-
-def test_a_hundred_updates_under_load(engine, runner, truth, first_weights):
+def test_a_hundred_updates_under_load(engine, runner, model_path):
     """Every token of every answer is what a greedy replay gives under the weights of the version that it claims."""
-    done, num_running = runner.run(load_and_updates(engine, truth))
+    reference = TransformersReference(model_path)
+    probe = EngineProbe(
+        vocab_size=VOCAB_SIZE, num_long_tokens=100, reference=reference, logprob_bound=LOGPROB_BOUND, timeout_s=300.0
+    )
 
-    agreed, total, mixed = Counter(), Counter(), 0
-    for asked, result in done:
-        mixed += np.unique(result.weight_version).size > 1
-        for which, best in replayed(truth, asked.token_ids, result):
-            agreed[which] += int(best.sum())
-            total[which] += len(best)
-    versions = {int(v) for _, result in done for v in np.atleast_1d(result.weight_version)}
-    print(f"{len(done)} answers, {mixed} of several versions, {len(versions)} versions: {agreed} of {total}")
-    assert 0 == num_running
-    assert total["claimed"] == agreed["claimed"]
-    # The replay can tell versions apart, and most answers were hit by an update in flight.
-    assert agreed["before"] < 0.5 * total["before"]
-    assert mixed > len(done) / 2
-    assert len(versions) > 0.9 * NUM_UPDATES
+    figures = runner.run(updates_under_load(engine, probe, num_updates=NUM_UPDATES))
+
+    print(figures)
+    figures.expect_right()
+    assert 0 == engine.stats()["num_running"]
+    assert figures.num_right_before < 0.5 * figures.num_tokens_before
+    assert figures.num_mixed > figures.num_answers / 2
+    assert figures.num_versions > 0.9 * NUM_UPDATES
 
 
 def test_torn_weights_are_mended_by_a_whole_update(engine, runner, truth, first_weights):

@@ -24,6 +24,7 @@ from turnwise.result import EpisodeResult
 from turnwise.runtime.pool_client import Peer, PoolClientActor
 from turnwise.runtime.relay import Events, Relay
 from turnwise.runtime.replica_server import ReplicaServer
+from turnwise.runtime.result_wire import ToDriver, pack_episodes
 from turnwise.runtime.reward_pool import RewardPool
 from turnwise.runtime.wire import ToReplica, ToWorker
 from turnwise.runtime.worker import Worker, WorkerParts, unstarted
@@ -32,6 +33,12 @@ from turnwise.weights import Offer, WeightTransport
 
 _STARTS: Final = 16
 """Episodes that begin between two looks at what else there is to do."""
+
+_PACED: Final = 64
+"""Of the episodes submitted at once, how many of the last begin more slowly."""
+
+_PASSES: Final = 8
+"""Passes of the event loop between theirs; a message, a turn, its tools and the next request take about five."""
 
 
 class Blueprint(Protocol):
@@ -179,8 +186,10 @@ class WorkerActor(PoolClientActor):
         for count, (number, _spec) in enumerate(specs, 1):
             self._group.create_task(self._one(number, services))
             if count % _STARTS == 0:
-                # What is answered meanwhile goes on: episodes spread over their turns and do not all end at once.
-                await asyncio.sleep(0)
+                # What is answered meanwhile goes on, for the last of them far enough to ask for the next turn: else
+                # many episodes keep in step, have their last answers at once, and the run waits until all are ended.
+                for _ in range(_PASSES if len(specs) - count < _PACED else 1):
+                    await asyncio.sleep(0)
 
     async def relay(self, names: frozenset[str]) -> None:
         """Let the driver hear these events of this process."""
@@ -190,13 +199,13 @@ class WorkerActor(PoolClientActor):
         """Return Unix seconds on this process's clock."""
         return unix_s(time.perf_counter())
 
-    async def collect(self, most: int = 256) -> tuple[list[tuple[int, EpisodeResult]], Events]:
+    async def collect(self, most: int = 256) -> tuple[ToDriver, Events]:
         """Wait until something has finished and return it, `most` at a time, with the events until now."""
         await self._any_finished.wait()
         taken, self._finished = self._finished[:most], self._finished[most:]
         if not self._finished:
             self._any_finished.clear()
-        return taken, self._relay.take()
+        return pack_episodes(taken), self._relay.take()
 
     async def abort(self) -> None:
         """End soon what was submitted."""

@@ -15,6 +15,7 @@ from turnwise.runtime.cluster import Cluster, first_answer
 from turnwise.runtime.ray_actors import Blueprint, WorkerActor
 from turnwise.runtime.relay import OWN_TO_THE_DRIVER, clock_offset_s, shifted
 from turnwise.runtime.replica_group import ReplicaGroup
+from turnwise.runtime.result_wire import unpack_episodes
 from turnwise.runtime.reward_group import RewardGroup
 from turnwise.runtime.supervision import Seat, live, seats_of
 from turnwise.telemetry import Observers
@@ -135,9 +136,9 @@ class WorkerGroup:
 
     async def _collect(self, seat: Seat) -> None:
         while True:
-            finished, events = await seat.handle.collect.remote()
+            message, events = await seat.handle.collect.remote()
             for name, event in events:  # of these episodes, among others: they are heard before their end
                 self.observers.emit(name, shifted(event, self._offsets_s[seat.index]))
-            for key, result in finished:
+            for key, result in unpack_episodes(message):
                 self.books.finish(seat.index, key, result)
             self.give(seat)

@@ -42,16 +42,16 @@ class BigramReference:
 
     vocab_size: int = 64
 
-    def weights(self, *, changed: bool) -> Iterable[tuple[str, Any]]:
+    def weights(self, *, variant: int) -> Iterable[tuple[str, Any]]:
         """Return the matrix that engines start with, or another."""
-        return [(NAME, bigram_weights(self.vocab_size, seed=int(changed)))]
+        return [(NAME, bigram_weights(self.vocab_size, seed=variant))]
 
     def scores(
-        self, token_ids: Sequence[int], num_context: int, *, temperature: float, changed: bool
+        self, token_ids: Sequence[int], num_context: int, *, temperature: float, variant: int
     ) -> tuple[FloatArray, FloatArray]:
         """Return the log-probability of each id after the context, and of the best id in its place."""
         ids = np.array(token_ids)
-        logprobs = log_softmax(bigram_weights(self.vocab_size, int(changed))[ids[num_context - 1 : -1]], temperature)
+        logprobs = log_softmax(bigram_weights(self.vocab_size, variant)[ids[num_context - 1 : -1]], temperature)
         return np.take_along_axis(logprobs, ids[num_context:, None], 1)[:, 0], logprobs.max(axis=1)
 
 

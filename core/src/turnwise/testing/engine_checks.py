@@ -1,7 +1,8 @@
 """
 What every engine must do, as plain functions: no pytest, so that the command line can run them on a real engine.
 
-The checks stand in `engine_serving_checks`, `engine_layout_checks` and `engine_weight_checks`; here is what runs them.
+The checks stand in `engine_serving_checks`, `engine_layout_checks`, `engine_weight_checks` and `engine_load_checks`;
+here is what runs them.
 Not covered: throughput and device memory.
 """
 
@@ -14,13 +15,13 @@ from attrs import define, field
 
 from turnwise.errors import EngineError
 from turnwise.protocols import Engine
-from turnwise.testing import engine_layout_checks, engine_serving_checks, engine_weight_checks
+from turnwise.testing import engine_layout_checks, engine_load_checks, engine_serving_checks, engine_weight_checks
 from turnwise.testing.engine_check import ENGINE_CHECKS, EngineCheck, MakeEngine
 from turnwise.testing.engine_probe import EngineProbe
 
 __all__ = ["CHECK_MODULES", "ENGINE_CHECKS", "EngineCheck", "EngineChecker", "MakeEngine"]
 
-CHECK_MODULES = (engine_serving_checks, engine_layout_checks, engine_weight_checks)
+CHECK_MODULES = (engine_serving_checks, engine_layout_checks, engine_weight_checks, engine_load_checks)
 """Where the checks stand; importing them fills `ENGINE_CHECKS`."""
 
 

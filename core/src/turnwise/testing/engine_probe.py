@@ -29,14 +29,15 @@ class Reference(Protocol):
     """
     The model that an engine holds, as a plain forward pass in float32, and the same with other weights.
 
-    `changed` says which: the weights that the engine starts with, or the others. `TransformersReference` is one.
+    `variant` says which: 0 is the weights that the engine starts with, and every other number has weights of its own.
+    `TransformersReference` is one.
     """
 
-    def weights(self, *, changed: bool) -> Iterable[tuple[str, Any]]:
+    def weights(self, *, variant: int) -> Iterable[tuple[str, Any]]:
         """Return the whole state dict, as `Engine.update_weights` takes it."""
 
     def scores(
-        self, token_ids: Sequence[int], num_context: int, *, temperature: float, changed: bool
+        self, token_ids: Sequence[int], num_context: int, *, temperature: float, variant: int
     ) -> tuple[FloatArray, FloatArray]:
         """
         Score what follows the first `num_context` ids.
@@ -56,6 +57,7 @@ class EngineProbe:
         prompts: contexts; eight short ones, of different lengths, unless given.
         num_long_tokens: output of a request that can still be caught in flight.
         num_concurrent: how many requests are sent at once.
+        num_updates: how many weight updates come while requests run.
         weights: makes a valid argument of `update_weights`; none changes nothing.
         timeout_s: longest wait for one request.
         reference: what the model says; without it checks that compare with it are skipped.
@@ -67,6 +69,7 @@ class EngineProbe:
     prompts: tuple[tuple[int, ...], ...] = field()
     num_long_tokens: int = 64
     num_concurrent: int = 32
+    num_updates: int = 10
     weights: Callable[[], Iterable[tuple[str, Any]]] = tuple
     timeout_s: float = 60.0
     reference: Reference | None = None

@@ -190,6 +190,10 @@ class EngineSuite(PluginSuite):
         """An update in mid-flight: each token is greedy under the weights of the version that it claims."""
         run(checker, "update_in_flight_marks_each_token")
 
+    def test_updates_under_load(self, checker: EngineChecker) -> None:
+        """Update after update while requests run: every token is greedy under the weights of the version it claims."""
+        run(checker, "updates_under_load")
+
     def test_failed_update_changes_nothing(self, checker: EngineChecker) -> None:
         """A wrong name or shape, or a source that breaks off, leaves the old version, or none, serving."""
         run(checker, "failed_update_changes_nothing")

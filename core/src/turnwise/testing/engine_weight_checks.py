@@ -201,7 +201,7 @@ async def check_level_2_serves_what_it_is_given(engine: Engine, probe: EnginePro
 def _weights(probe: EngineProbe, *, changed: bool) -> Iterable[tuple[str, Any]]:
     if probe.reference is None:
         raise AssertionError("the probe has no reference")
-    return probe.reference.weights(changed=changed)
+    return probe.reference.weights(variant=int(changed))
 
 
 async def _update(engine: Engine, probe: EngineProbe, version: int, *, changed: bool) -> None:
@@ -230,7 +230,7 @@ def _scores(
     if probe.reference is None:
         raise AssertionError("the probe has no reference")
     ids = [*request.token_ids.tolist(), *result.token_ids.tolist()]
-    return probe.reference.scores(ids, len(request.token_ids), temperature=temperature, changed=changed)
+    return probe.reference.scores(ids, len(request.token_ids), temperature=temperature, variant=int(changed))
 
 
 def _expect_greedy(

@@ -6,9 +6,10 @@ Needs torch and transformers, which are imported when a reference is made.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from attrs import define, field
@@ -16,13 +17,16 @@ from attrs import define, field
 from turnwise.types import FloatArray
 from turnwise.weights import dtype_of
 
+_KEPT_VARIANTS: Final = 2
+"""Models besides the first: a version and the one before it are asked for in turns."""
+
 
 @define(eq=False)
 class TransformersReference:
     """
     A `turnwise.testing.engine_probe.Reference` of a model directory.
 
-    The other weights are the same ones with noise on every matrix, from a fixed seed.
+    Every other variant is the same weights with noise on every matrix, from a seed of its own.
 
     Attributes:
         path: of the model.
@@ -33,43 +37,48 @@ class TransformersReference:
     path: Path
     noise: float = 0.5
     dtype: str = "float32"
-    _models: dict[bool, Any] = field(factory=dict, init=False)
+    _models: dict[int, Any] = field(factory=dict, init=False)
 
-    def weights(self, *, changed: bool) -> Iterable[tuple[str, Any]]:
+    def weights(self, *, variant: int) -> Iterable[tuple[str, Any]]:
         """Return the whole state dict as numpy arrays."""
         dtype = dtype_of(self.dtype)
-        state = self._model(changed).state_dict()
+        state = self._model(variant).state_dict()
         return [(name, tensor.detach().numpy().astype(dtype)) for name, tensor in state.items()]
 
     def scores(
-        self, token_ids: Sequence[int], num_context: int, *, temperature: float, changed: bool
+        self, token_ids: Sequence[int], num_context: int, *, temperature: float, variant: int
     ) -> tuple[FloatArray, FloatArray]:
         """Return the (n,) log-probabilities of the ids after the context, and of the best ids in their places."""
         import torch
 
         ids = torch.tensor([list(token_ids)])
         with torch.no_grad():
-            logits = self._model(changed)(ids).logits[0, num_context - 1 : -1]
+            logits = self._model(variant)(ids).logits[0, num_context - 1 : -1]
             logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
         chosen = logprobs.gather(1, ids[0, num_context:, None])[:, 0]
         return chosen.numpy().astype(np.float32), logprobs.max(dim=-1).values.numpy().astype(np.float32)
 
-    def _model(self, changed: bool) -> Any:
-        if changed not in self._models:
-            self._models[changed] = self._load(changed)
-        return self._models[changed]
+    def _model(self, variant: int) -> Any:
+        """Return a variant's model; the first is kept for good, and of the others the last that were asked for."""
+        if variant not in self._models:
+            others = [each for each in self._models if each]
+            for old in others[: 1 - _KEPT_VARIANTS]:
+                del self._models[old]
+            self._models[variant] = self._load(variant)
+        return self._models[variant]
 
-    def _load(self, changed: bool) -> Any:
+    def _load(self, variant: int) -> Any:
         import torch
         from transformers import AutoModelForCausalLM
 
-        model: Any = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32)
-        model.eval()
-        if changed:
-            generator = torch.Generator().manual_seed(0)
-            with torch.no_grad():
-                for weight in model.parameters():
-                    if weight.dim() > 1:
-                        noise = torch.randn(weight.shape, generator=generator)
-                        weight.add_(noise * weight.std() * self.noise)
+        if variant == 0:
+            model: Any = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32)
+            return model.eval()
+        model = copy.deepcopy(self._model(0))
+        generator = torch.Generator().manual_seed(variant)
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.dim() > 1:
+                    noise = torch.randn(weight.shape, generator=generator)
+                    weight.add_(noise * weight.std() * self.noise)
         return model

@@ -1,142 +1,100 @@
 """
 Rolling out and training at the same time.
 
-A thread keeps tasks in flight and puts finished groups into the buffer; the trainer takes them and brings new weights
-to the engine in the middle of episodes. No more groups are on their way than the trainer can take before they are too
-old: ``(max_staleness + 1) * tasks_per_step`` (AReaL, arXiv:2505.24298). The buffer drops what is too old all the same,
-as when an episode took long.
+A thread keeps tasks in flight and puts finished episodes into the buffer (`producer`); the trainer takes whole groups
+and brings new weights to the engine in the middle of episodes. No more groups are on their way than the trainer can
+take before they are too old: ``(max_staleness + 1) * tasks_per_step`` (AReaL, arXiv:2505.24298). The buffer drops what
+is too old all the same, as when an episode took long.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 from attrs import define, field
 
-from turnwise import EpisodeResult, Task
+from turnwise import UnfinishedEpisode
 from turnwise_grpo_trainer.buffer import BufferClosedError, EpisodeGroup
 from turnwise_grpo_trainer.loop import TrainLoop
+from turnwise_grpo_trainer.producer import GroupProducer
+
+_LONGEST_WAIT_S: Final = 0.2
+"""Between two looks for an interrupt."""
 
 
 @define(eq=False)
 class AsyncLoop(TrainLoop):
     """The loop of mode `async`."""
 
-    _underway: dict[str, Task] = field(factory=dict, init=False)
-    _launched: int = field(default=0, init=False)
-    _again: list[str] = field(factory=list, init=False)
-    _room: threading.Condition = field(factory=threading.Condition, init=False)
-    _stopping: bool = field(default=False, init=False)
-    _failure: BaseException | None = field(default=None, init=False)
+    _producer: GroupProducer = field(init=False)
 
-    def run(self) -> None:
-        """Train until the last step."""
-        if not self.step:
-            self.validate()
-        producer = threading.Thread(target=self._produce, name="turnwise-rollout", daemon=True)
-        producer.start()
+    def __attrs_post_init__(self) -> None:
+        """Prepare the rollout; it begins with the first step."""
+        train = self.setup.train
+        self._producer = GroupProducer(
+            self.manager,
+            self.stream,
+            self.buffer,
+            limit=min((train.buffer.max_staleness + 1) * train.tasks_per_step, self.buffer.max_groups),
+            tasks_per_step=train.tasks_per_step,
+            seen=self.view.episode,
+        )
+
+    def train(self) -> None:
+        """Make the steps that are left, while the rollout goes on."""
+        self._producer.start()
         try:
             while self.step < self.setup.train.num_steps:
                 stages, started = self.begin_step()
                 with stages.timed("wait"):
                     groups = self._take()
                 self.learn(groups, stages, started)
-                self._make_room()
+                self._producer.look_again()
         finally:
-            self._stop()
-            producer.join()
-        if self._failure is not None:
-            raise self._failure
+            self._producer.stop()
+        if self._producer.failure is not None:
+            raise self._producer.failure
+
+    def interrupt(self) -> None:
+        """Stop soon; may be called from a signal handler."""
+        self._producer.hold_soon()
+        super().interrupt()
 
     def _take(self) -> list[EpisodeGroup]:
-        try:
-            groups = self.buffer.take(self.setup.train.tasks_per_step)
-        except BufferClosedError:
-            raise self._failure or RuntimeError("the rollout has ended") from self._failure
-        self._make_room()
-        return groups
-
-    def _stop(self) -> None:
-        with self._room:
-            self._stopping = True
-            self._room.notify_all()
-        self.buffer.close()
-        self.manager.abort()
-
-    def _make_room(self) -> None:
-        with self._room:
-            self._room.notify_all()
-
-    # The thread that rolls out
-
-    @property
-    def limit(self) -> int:
-        """Groups that may be on their way or wait."""
-        train = self.setup.train
-        return min((train.buffer.max_staleness + 1) * train.tasks_per_step, self.buffer.max_groups)
-
-    def _produce(self) -> None:
-        try:
-            asyncio.run(self._launch())
-        except BufferClosedError:
-            pass
-        except BaseException as error:  # noqa: BLE001 - the trainer's thread raises it
-            self._failure = error
-            self.buffer.close()
-
-    async def _launch(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            while await asyncio.to_thread(self._wait_for_room):
-                task = self._next_task()
-                group.create_task(self._roll_out(task, 1 + self._launched // self.setup.train.tasks_per_step))
-                self._launched += 1
-
-    def _wait_for_room(self) -> bool:
-        """Wait until another group may start; False when none may any more."""
-        with self._room:
-            while not self._stopping and len(self._underway) + len(self.buffer) >= self.limit:
-                self._room.wait()
-            return not self._stopping
-
-    def _next_task(self) -> Task:
-        with self._room:
-            known = {task.uid: task for task in self.setup.tasks}
-            if self._again:
-                task = known[self._again.pop(0)]
-            else:
-                # A task that is on its way is not begun again, so that groups do not mix.
-                task = self.stream.take(1, without=self._underway)[0]
-            self._underway[task.uid] = task
-            return task
-
-    async def _roll_out(self, task: Task, step: int) -> None:
-        episodes: list[EpisodeResult] = []
-        async for episode in self.manager.stream([task], global_step=step):
-            episodes.append(episode)
-            self.view.episode(episode)
-        if not self._stopping:
-            await asyncio.to_thread(self._deliver, task, episodes)
-
-    def _deliver(self, task: Task, episodes: list[EpisodeResult]) -> None:
-        try:
-            for episode in episodes:
-                self.buffer.put(episode)
-        finally:
-            with self._room:
-                self._underway.pop(task.uid, None)
-                self._room.notify_all()
+        while True:
+            self.stop_if_interrupted()
+            try:
+                groups = self.buffer.take(self.setup.train.tasks_per_step, timeout_s=_LONGEST_WAIT_S)
+            except TimeoutError:
+                continue
+            except BufferClosedError:
+                failure = self._producer.failure
+                raise failure or RuntimeError("the rollout has ended") from failure
+            self._producer.look_again()
+            return groups
 
     # A restart
 
+    def save(self) -> None:
+        """Write a checkpoint; groups that are on their way are cut for it, and go on afterwards."""
+        with self._producer.held():
+            super().save()
+
+    @property
+    def unfinished(self) -> tuple[UnfinishedEpisode, ...]:
+        """Episodes that were cut; what had finished of their groups is in the buffer."""
+        return self._producer.unfinished
+
+    def go_on_with(self, unfinished: Sequence[UnfinishedEpisode]) -> None:
+        """Take episodes that were cut when a checkpoint was written."""
+        self._producer.go_on_with(unfinished)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values; groups that are on their way begin anew."""
-        with self._room:
-            return {**super().state_dict(), "launched": self._launched, "underway": sorted(self._underway)}
+        """Return plain values."""
+        return {**super().state_dict(), "launched": self._producer.launched}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Stand where `state_dict` was called."""
+        """Stand where `state_dict` was called, also in another mode."""
         super().load_state_dict(state)
-        self._launched, self._again = state["launched"], list(state["underway"])
-        self.buffer.drop_partial()
+        self._producer.launched = state.get("launched", self.step * self.setup.train.tasks_per_step)

@@ -219,10 +219,10 @@ class TrajectoryBuffer:
             self._version = int(state["version"])
             self._changed.notify_all()
 
-    def drop_partial(self) -> None:
-        """Forget the episodes of groups that are not whole."""
+    def forget(self, key: GroupKey) -> None:
+        """Drop the episodes of a group that is not whole and never will be: uid, step, validation."""
         with self._changed:
-            self._partial.clear()
+            self._partial.pop(key, None)
 
     # torch's side
 

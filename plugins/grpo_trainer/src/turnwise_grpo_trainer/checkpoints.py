@@ -1,7 +1,8 @@
 """
 Checkpoints of a training: folders that appear whole or not at all.
 
-One holds the models (`model_state`), where the loop stands as JSON, and what waits in the buffer as Parquet.
+One holds the models (`model_state`), where the loop stands as JSON, what waits in the buffer as Parquet, and the
+episodes that were cut. So what was rolled out and not learnt from is neither lost nor sampled again.
 """
 
 from __future__ import annotations
@@ -14,20 +15,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from turnwise import EpisodeResult, TrajectoryWriter, read_results
+from turnwise import EpisodeResult, TrajectoryWriter, load_unfinished, read_results, save_unfinished
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from turnwise_grpo_trainer.loop import TrainLoop
 
 CHECKPOINTS_FOLDER: Final = "checkpoints"
+UNFINISHED_FILE: Final = "unfinished.jsonl"
 _NAME: Final = re.compile(r"step-(\d{8})")
+_REPLACED: Final = ".replaced"
 
 
 def checkpoints_of(out: Path) -> list[Path]:
     """Return the checkpoints of a training, oldest first."""
     folder = out / CHECKPOINTS_FOLDER
     return sorted(path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)) if folder.is_dir() else []
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step that a checkpoint was written after."""
+    return int(checkpoint.name.partition("-")[2])
 
 
 def save(loop: TrainLoop) -> Path:
@@ -40,12 +48,32 @@ def save(loop: TrainLoop) -> Path:
     buffer = loop.buffer.state_dict()
     for name in ("waiting", "partial"):
         _write_episodes(partial / f"{name}.parquet", buffer.pop(name))
+    save_unfinished(partial / UNFINISHED_FILE, loop.unfinished)
     (partial / "loop.json").write_text(json.dumps({**loop.state_dict(), "buffer": buffer}), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(partial, folder)
+    _put_in_place(partial, folder)
     for old in checkpoints_of(loop.out)[: -loop.setup.train.checkpoint.keep_last]:
         shutil.rmtree(old)
     return folder
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    """Give a checkpoint its name; one that had it, of the same step, is there until then, if under another name."""
+    replaced = folder.with_name(f"{folder.name}{_REPLACED}")
+    if folder.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        os.replace(folder, replaced)
+    os.replace(partial, folder)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def mend(out: Path) -> None:
+    """Give a checkpoint its name back that was about to be replaced when the training was killed."""
+    for replaced in (out / CHECKPOINTS_FOLDER).glob(f"step-*{_REPLACED}"):
+        folder = replaced.with_name(replaced.name.removesuffix(_REPLACED))
+        if folder.exists():
+            shutil.rmtree(replaced)
+        else:
+            os.replace(replaced, folder)
 
 
 def resume(loop: TrainLoop) -> bool:
@@ -67,6 +95,7 @@ def load(loop: TrainLoop, folder: Path) -> None:
     buffer = state.pop("buffer")
     loop.buffer.load_state_dict({**buffer, **{name: _read(folder, name) for name in ("waiting", "partial")}})
     loop.load_state_dict(state)
+    loop.go_on_with(load_unfinished(folder / UNFINISHED_FILE))
 
 
 def _write_episodes(path: Path, episodes: Sequence[EpisodeResult]) -> None:

@@ -239,7 +239,6 @@ class TrainConfig:
         checkpoint: what survives the process.
         validation: held-out tasks.
         sharding: processes that share the model.
-        loggers: further places for the numbers, `wandb` or `mlflow`; TensorBoard has them in any case.
     """
 
     num_steps: int = _number(100, _at_least(1))
@@ -254,4 +253,3 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(factory=CheckpointConfig)
     validation: ValidationConfig = field(factory=ValidationConfig)
     sharding: ShardingConfig = field(factory=ShardingConfig)
-    loggers: tuple[Literal["wandb", "mlflow"], ...] = ()

@@ -327,6 +327,7 @@ def _gap(rows: TokenRows, log_probs: Tensor, version: int) -> dict[str, float]:
     return {
         "gap/mean": gap.mean,
         "gap/max": gap.max,
+        "gap/max_relative": gap.max_relative,
         "gap/kl": gap.kl,
         "gap/tokens": float(gap.num_tokens),
         "gap/fresh": len(fresh) / max(len(targets), 1),

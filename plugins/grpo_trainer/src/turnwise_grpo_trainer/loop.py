@@ -16,7 +16,8 @@ from typing import Any
 import structlog
 from attrs import define, field
 
-from turnwise import EpisodeResult, RolloutManager
+from turnwise import EpisodeResult, RolloutManager, Task, UnfinishedEpisode
+from turnwise.errors import TurnwiseError
 from turnwise_grpo_trainer.buffer import EpisodeGroup, TrajectoryBuffer
 from turnwise_grpo_trainer.credit import with_shuffled_rewards
 from turnwise_grpo_trainer.live_view import TrainView
@@ -25,6 +26,10 @@ from turnwise_grpo_trainer.numbers import episode_numbers, refuse_all_failed
 from turnwise_grpo_trainer.setup import Setup
 from turnwise_grpo_trainer.task_stream import TaskStream
 from turnwise_grpo_trainer.trainers import Trainer
+
+
+class TrainingInterruptedError(TurnwiseError):
+    """The training was asked to stop; a checkpoint holds all that there was."""
 
 
 @define(eq=False)
@@ -62,6 +67,7 @@ class TrainLoop:
         train_s: seconds spent in steps so far.
         train_cpu_s: seconds of processor time of this process in steps so far; on a busy machine the better measure.
         validations: numbers of each validation, by step.
+        interrupted: whether the training is to stop, see `interrupt`.
     """
 
     setup: Setup
@@ -78,6 +84,11 @@ class TrainLoop:
     train_cpu_s: float = 0.0
     _cpu_mark: float = field(factory=time.process_time, init=False)
     validations: dict[int, dict[str, float]] = field(factory=dict)
+    interrupted: bool = field(default=False, init=False)
+    # Of the step that is being rolled out: places of its tasks, how often tasks were asked for, and what was cut.
+    _order: dict[str, int] = field(factory=dict, init=False)
+    _num_asked: int = field(default=0, init=False)
+    _unfinished: list[UnfinishedEpisode] = field(factory=list, init=False)
 
     @classmethod
     def of(cls, setup: Setup, manager: RolloutManager, trainer: Trainer, log: MetricLog, view: TrainView) -> TrainLoop:
@@ -96,15 +107,37 @@ class TrainLoop:
     # The loop
 
     def run(self) -> None:
-        """Train until the last step."""
-        train = self.setup.train
-        if not self.step:
-            self.validate()
-        while self.step < train.num_steps:
+        """
+        Train until the last step.
+
+        Raises:
+            TrainingInterruptedError: after `interrupt`; a checkpoint was written.
+        """
+        try:
+            if self._validation_is_due():
+                self.validate()
+            self.train()
+        except TrainingInterruptedError:
+            self.save()
+            raise
+
+    def train(self) -> None:
+        """Make the steps that are left."""
+        while self.step < self.setup.train.num_steps:
             stages, started = self.begin_step()
             with stages.timed("rollout"):
                 groups = self.collect(self.step + 1)
             self.learn(groups, stages, started)
+
+    def interrupt(self) -> None:
+        """Stop soon: episodes are cut, an update is made to its end. May be called from a signal handler."""
+        self.interrupted = True
+        self.manager.abort()
+
+    def stop_if_interrupted(self) -> None:
+        """Raise `TrainingInterruptedError` after `interrupt`."""
+        if self.interrupted:
+            raise TrainingInterruptedError(f"interrupted after step {self.step}")
 
     def begin_step(self) -> tuple[Stages, float]:
         """Start the clocks of a step."""
@@ -112,21 +145,42 @@ class TrainLoop:
         return Stages(), time.perf_counter()
 
     def collect(self, step: int) -> list[EpisodeGroup]:
-        """Roll out whole groups for a step, in the order of their tasks; fewer where refills do not help."""
+        """
+        Roll out whole groups for a step, in the order of their tasks; fewer where refills do not help.
+
+        What an interrupted training had of the step is gone on with.
+        """
         train = self.setup.train
-        order: dict[str, int] = {}
-        for _ in range(1 + (train.buffer.max_refills if train.buffer.dynamic_sampling else 0)):
+        if self._unfinished:
+            self._roll_out([], step, self._unfinished)
+        num_rounds = 1 + (train.buffer.max_refills if train.buffer.dynamic_sampling else 0)
+        while self._num_asked < num_rounds:
+            self.stop_if_interrupted()
             missing = train.tasks_per_step - len(self.buffer)
-            tasks = self.stream.take(missing, without=order) if missing > 0 else []
+            tasks = self.stream.take(missing, without=self._order) if missing > 0 else []
             if not tasks:
                 break
-            order |= {task.uid: len(order) + place for place, task in enumerate(tasks)}
-            for _number, episode in self.manager.numbered(tasks, global_step=step):
+            self._num_asked += 1
+            self._order |= {task.uid: len(self._order) + place for place, task in enumerate(tasks)}
+            self._roll_out(tasks, step)
+        groups = self.buffer.take(min(train.tasks_per_step, len(self.buffer)))
+        order, self._order, self._num_asked = self._order, {}, 0
+        for uid in order:
+            self.buffer.forget((uid, step, False))  # where a prompt was dropped, the group stays incomplete
+        # Groups come in the order in which they ended, which is never the same twice.
+        return sorted(groups, key=lambda group: order.get(group.episodes[0].task.uid, -1))
+
+    def _roll_out(self, tasks: Sequence[Task], step: int, resume: Sequence[UnfinishedEpisode] = ()) -> None:
+        """Put the episodes of some tasks into the buffer; an interrupt keeps what is left of the others."""
+        left: list[UnfinishedEpisode] = []
+        for _number, episode in self.manager.numbered(tasks, global_step=step, resume=tuple(resume)):
+            if self.interrupted and episode.unfinished is not None:
+                left.append(episode.unfinished)
+            else:
                 self.buffer.put(episode)
                 self.view.episode(episode)
-        groups = self.buffer.take(min(train.tasks_per_step, len(self.buffer)))
-        # Groups come in the order in which they ended, which is never the same twice.
-        return sorted(groups, key=lambda group: order[group.episodes[0].task.uid])
+        self._unfinished = left
+        self.stop_if_interrupted()
 
     def learn(self, groups: Sequence[EpisodeGroup], stages: Stages, started: float) -> None:
         """Do what follows a rollout: update, bring the weights over, log, and what is due."""
@@ -179,11 +233,16 @@ class TrainLoop:
 
     def _what_is_due(self) -> None:
         train = self.setup.train
-        last = self.step == train.num_steps
-        if last or (train.validation.every and self.step % train.validation.every == 0):
+        if self._validation_is_due():
             self.validate()
-        if last or (train.checkpoint.every and self.step % train.checkpoint.every == 0):
+        if self.step == train.num_steps or (train.checkpoint.every and self.step % train.checkpoint.every == 0):
             self.save()
+        self.stop_if_interrupted()
+
+    def _validation_is_due(self) -> bool:
+        train, every = self.setup.train, self.setup.train.validation.every
+        due = self.step in (0, train.num_steps) or (every and self.step % every == 0)
+        return bool(due) and self.step not in self.validations
 
     def validate(self) -> None:
         """Run the held-out tasks and log how many were solved."""
@@ -192,6 +251,7 @@ class TrainLoop:
             return
         started = time.perf_counter()
         episodes = self.manager.rollout(tasks, global_step=self.step, validation=True)
+        self.stop_if_interrupted()
         refuse_all_failed(episodes)
         numbers = {f"validation/{name}": value for name, value in episode_numbers(episodes).items()}
         numbers["validation/seconds"] = time.perf_counter() - started
@@ -208,6 +268,15 @@ class TrainLoop:
 
     # What a checkpoint holds besides the models
 
+    @property
+    def unfinished(self) -> tuple[UnfinishedEpisode, ...]:
+        """Episodes that were cut; what had finished of their groups is in the buffer."""
+        return tuple(self._unfinished)
+
+    def go_on_with(self, unfinished: Sequence[UnfinishedEpisode]) -> None:
+        """Take episodes that were cut when a checkpoint was written."""
+        self._unfinished = list(unfinished)
+
     def state_dict(self) -> dict[str, Any]:
         """Return plain values."""
         return {
@@ -216,6 +285,8 @@ class TrainLoop:
             "train_s": self.train_s,
             "train_cpu_s": self.train_cpu_s,
             "stream": self.stream.state_dict(),
+            "order": dict(self._order),
+            "num_asked": self._num_asked,
             "validations": [[step, numbers] for step, numbers in self.validations.items()],
         }
 
@@ -224,6 +295,7 @@ class TrainLoop:
         self.step, self.version = state["step"], state["version"]
         self.train_s, self.train_cpu_s = state["train_s"], state["train_cpu_s"]
         self.stream.load_state_dict(state["stream"])
+        self._order, self._num_asked = dict(state["order"]), state["num_asked"]
         self.validations = {int(step): dict(numbers) for step, numbers in state["validations"]}
         self.buffer.set_version(self.version)
         if self.version:

@@ -99,12 +99,14 @@ class LogProbGap:
     Attributes:
         mean: of the absolute difference.
         max: largest absolute difference.
+        max_relative: largest difference over 1 + the size of the log-probability, with which rounding grows.
         kl: k3 estimate of KL(engine, trainer), from the engine's samples.
         num_tokens: how many tokens were compared.
     """
 
     mean: float = 0.0
     max: float = 0.0
+    max_relative: float = 0.0
     kl: float = 0.0
     num_tokens: int = 0
 
@@ -117,5 +119,9 @@ def log_prob_gap(log_probs: Tensor, rollout_log_probs: Tensor) -> LogProbGap:
     kl = difference.exp() - difference - 1
     distance = difference.abs()
     return LogProbGap(
-        mean=distance.mean().item(), max=distance.max().item(), kl=kl.mean().item(), num_tokens=log_probs.numel()
+        mean=distance.mean().item(),
+        max=distance.max().item(),
+        max_relative=(distance / (1 + rollout_log_probs.double().abs())).max().item(),
+        kl=kl.mean().item(),
+        num_tokens=log_probs.numel(),
     )

@@ -1,17 +1,18 @@
-"""Where the numbers of a training go: a JSONL file, TensorBoard, and W&B or MLflow when they are asked for."""
+"""Where the numbers of a training go: a JSONL file, TensorBoard, and the observers of the run."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from attrs import define, field
 
 from turnwise.errors import ConfigError
+from turnwise.observer import MetricsLogged, TrainingStarted
 
 METRICS_FILE: Final = "metrics.jsonl"
 TENSORBOARD_FOLDER: Final = "tensorboard"
@@ -33,31 +34,29 @@ class MetricLog:
 
     Attributes:
         out: folder of the training.
-        loggers: `wandb`, `mlflow`.
-        settings: what the training is, for these.
+        emit: tells the observers of the run, by the name of an event.
+        settings: what the training is, for these: plain values.
     """
 
     out: Path
-    loggers: Sequence[str] = ()
+    emit: Callable[[str, object], None] = field(default=lambda _name, _event: None)
     settings: Mapping[str, Any] = field(factory=dict)
     _writer: Any = field(default=None, init=False)
-    _sinks: list[Any] = field(factory=list, init=False)
 
-    def start(self, *, from_step: int) -> None:
-        """Open everything; lines after `from_step` that an interrupted training wrote are dropped."""
-        kept = read_metrics(self.out, up_to=from_step)
+    def start(self, *, from_step: int | None) -> None:
+        """
+        Open everything.
+
+        Args:
+            from_step: that the training goes on from; None for a new one. Lines of later steps, which an interrupted
+                training wrote, are dropped.
+        """
+        resumed, last = from_step is not None, -1 if from_step is None else from_step
+        kept = read_metrics(self.out, up_to=last)
         (self.out / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
         tensorboard = _module("torch.utils.tensorboard", "tensorboard")
-        self._writer = tensorboard.SummaryWriter(str(self.out / TENSORBOARD_FOLDER), purge_step=from_step + 1)
-        for name in self.loggers:
-            module = _module(name, name)
-            if name == "wandb":
-                run = module.init(dir=str(self.out), config=dict(self.settings), resume="allow")
-                self._sinks.append(lambda step, values, run=run: run.log(dict(values), step=step))
-            else:
-                module.start_run()
-                module.log_params({key: str(value)[:500] for key, value in self.settings.items()})
-                self._sinks.append(lambda step, values, module=module: module.log_metrics(dict(values), step=step))
+        self._writer = tensorboard.SummaryWriter(str(self.out / TENSORBOARD_FOLDER), purge_step=last + 1)
+        self.emit("on_training_started", TrainingStarted(folder=self.out, settings=self.settings, resumed=resumed))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Write the numbers of a step; those that are not finite are null in the file."""
@@ -67,16 +66,12 @@ class MetricLog:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
-        for sink in self._sinks:
-            sink(step, values)
+        self.emit("on_metrics_logged", MetricsLogged(step=step, values=dict(values)))
 
     def close(self) -> None:
         """Close what `start` opened."""
         if self._writer is not None:
             self._writer.close()
-        for name in self.loggers:
-            module = importlib.import_module(name)
-            (module.finish if name == "wandb" else module.end_run)()
 
 
 def _module(name: str, package: str) -> Any:

@@ -33,9 +33,11 @@ class HybridLoop(TrainLoop):
         """Train until the last step; the trainer's memory is off the device while the engine rolls out."""
         self.trainer.offload_optimizer()
         self.trainer.offload_parameters()
-        self._switch = MemorySwitch(self.manager, self.trainer, level=self.setup.run.memory.level)
+        level, observers = self.setup.run.memory.level, self.manager.observers
+        self._switch = MemorySwitch(self.manager, self.trainer, level=level, observers=observers)
         super().run()
-        self.trainer.onload()
+        # What is exported is read on the device, where there is room once the engine sleeps.
+        self._switch.to_training()
 
     def update(self, episodes: Sequence[EpisodeResult], stages: Stages) -> dict[str, float]:
         """Put the engine to sleep, and learn."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import asdict, evolve, frozen
 
 from turnwise import RolloutManager, Task, load_resolved, manager_of, structure, tasks_of
 from turnwise.errors import ConfigError
@@ -41,6 +41,17 @@ class Setup:
     def group_size(self) -> int:
         """Episodes of a group."""
         return int(self.run.rollout.n)
+
+    def described(self) -> dict[str, Any]:
+        """Return what is trained and how, as plain values for those who keep records."""
+        run = self.run
+        parts = {kind: getattr(run, kind).name for kind in ("engine", "agent", "reward", "runtime")}
+        return {
+            "model": str(self.spec.path),
+            **parts,
+            "rollout": asdict(run.rollout),
+            "train": asdict(self.train),
+        }
 
     def manager(self, observers: Iterable[Observer] = ()) -> RolloutManager:
         """Build the rollout; nothing is started."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from turnwise_grpo_trainer.setup import Setup
 
 OK: Final = 0
-FAILED: Final = 1
+INTERRUPTED: Final = 130
 _EPILOG: Final = """\
 Examples:
   turnwise train examples/train_calculator.yaml --out runs/train
@@ -24,7 +24,9 @@ Examples:
 
 CONFIG is a run config, as `turnwise rollout` takes it, with a section `train`. It writes metrics.jsonl, tensorboard/,
 checkpoints/, the trained model in model/, curve.png, and report.md with held-out results before and after.
-Exit codes: 0; 2 for a bad config or bad input; 1 when it was interrupted or failed.
+An interrupt (Ctrl-C, SIGTERM) cuts the running episodes and writes a checkpoint with what there is, from which --resume
+goes on; a second one ends at once.
+Exit codes: 0; 2 for a bad config or bad input; 130 when it was interrupted; 1 when it failed.
 """
 
 
@@ -72,31 +74,41 @@ class TrainCommand:
 
 def _train(setup: Setup, out: Path, *, resume: bool) -> int:
     import shutil
+    import sys
 
     from rich.console import Console
 
-    from turnwise_grpo_trainer.checkpoints import CHECKPOINTS_FOLDER, checkpoints_of
+    from turnwise_grpo_trainer.checkpoints import CHECKPOINTS_FOLDER, checkpoints_of, mend, step_of
     from turnwise_grpo_trainer.checkpoints import resume as go_on
+    from turnwise_grpo_trainer.interrupts import interrupts
     from turnwise_grpo_trainer.live_view import TrainView
+    from turnwise_grpo_trainer.loop import TrainingInterruptedError
     from turnwise_grpo_trainer.metric_log import MetricLog
     from turnwise_grpo_trainer.modes import loop_of
 
     if not resume:
         shutil.rmtree(out / CHECKPOINTS_FOLDER, ignore_errors=True)
+    mend(out)
+    found = checkpoints_of(out)
+    if resume and not found:
+        raise ConfigError(f"--resume: {out} has no checkpoint")
     train = setup.train
     view = TrainView(train.num_steps, train.tasks_per_step * setup.group_size, Console(stderr=True))
+    manager = setup.manager()  # what a plugin cannot do without is refused before the model is loaded
     trainer = setup.trainer()
-    log = MetricLog(out, train.loggers, dict(setup.run.train))
-    with setup.manager() as manager:
+    with manager:
+        log = MetricLog(out, manager.observers.emit, setup.described())
         loop = loop_of(setup, manager, trainer, log, view)
-        found = checkpoints_of(out) if resume else []
-        log.start(from_step=int(found[-1].name.partition("-")[2]) if found else -1)
         try:
-            if resume and not go_on(loop):
-                raise ConfigError(f"--resume: {out} has no checkpoint")
-            with view:
+            log.start(from_step=step_of(found[-1]) if found else None)
+            if found:
+                go_on(loop)
+            with view, interrupts(loop.interrupt):
                 loop.run()
             trainer.export(out / "model")
+        except TrainingInterruptedError as error:
+            sys.stderr.write(f"turnwise: {error}; to go on: turnwise train CONFIG --out {out} --resume\n")
+            return INTERRUPTED
         finally:
             log.close()
             trainer.close()
@@ -105,7 +117,7 @@ def _train(setup: Setup, out: Path, *, resume: bool) -> int:
 
 
 def finish(loop: Any, console: Any) -> None:
-    """Draw the curve, write and print the table."""
+    """Draw the curve, write and print the tables."""
     from turnwise_grpo_trainer.learning_curve import (
         CURVE_FILE,
         REPORT_FILE,
@@ -115,13 +127,18 @@ def finish(loop: Any, console: Any) -> None:
         draw_curve,
     )
     from turnwise_grpo_trainer.metric_log import read_metrics
+    from turnwise_grpo_trainer.stage_table import stage_rows, stages_as_markdown, stages_as_table
 
     out: Path = loop.out
-    draw_curve(read_metrics(out), out / CURVE_FILE, title=f"{loop.step} steps, {loop.train_s:.0f} s")
+    metrics = read_metrics(out)
+    draw_curve(metrics, out / CURVE_FILE, title=f"{loop.step} steps, {loop.train_s:.0f} s")
     rows = before_and_after(loop.validations)
-    (out / REPORT_FILE).write_text(as_markdown(rows), encoding="utf-8")
+    stages = stage_rows(metrics)
+    (out / REPORT_FILE).write_text(as_markdown(rows) + stages_as_markdown(stages), encoding="utf-8")
     if rows:
         console.print(as_table(rows))
+    if stages:
+        console.print(stages_as_table(stages))
     console.print(
         f"wrote {out}: model, {CURVE_FILE}, {REPORT_FILE}; {loop.step} steps took {loop.train_s:.1f} s"
         f" ({loop.train_cpu_s:.1f} s of processor time)",

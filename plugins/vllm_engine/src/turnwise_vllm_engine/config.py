@@ -62,7 +62,7 @@ class VllmConfig:
             `gpu_memory_utilization` leaves on a GPU.
         prefix_caching: keep full pages of finished requests for contexts that begin alike.
         enforce_eager: no compilation and no CUDA graphs; None is true on a CPU and false elsewhere.
-        sleep_mode: make the sleep levels 1 and 2 possible; they need a GPU.
+        sleep_mode: make the sleep levels 1 and 2 possible.
         stop_strings: load the model's tokenizer so that requests may have stop strings; None does it when the
             model's directory has one.
         seed: of what requests without a seed draw; None is 0.

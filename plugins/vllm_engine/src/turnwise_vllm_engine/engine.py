@@ -20,6 +20,7 @@ from turnwise.errors import EngineError, ReplicaDiedError, TornWeightsError
 from turnwise.protocols import Resources
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
 from turnwise_vllm_engine.config import VllmConfig
+from turnwise_vllm_engine.host_memory import resident_bytes
 from turnwise_vllm_engine.requests import as_prompt, num_new_tokens, result_of, sampling_options
 from turnwise_vllm_engine.starting import (
     Start,
@@ -70,18 +71,18 @@ class VllmEngine:
         self._asleep: frozenset[str] = frozenset()
         self._weights_lost = False
         self._version = 0
+        self._workers: list[tuple[int, int]] = []
         self._totals = {"num_requests": 0, "num_sampled_tokens": 0, "num_cached_tokens": 0}
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """Sleep levels need a GPU; stop strings need the model's tokenizer."""
-        can_sleep = self._config.sleep_mode and self._device == "cuda"
+        """Sleep levels need `sleep_mode`; stop strings need the model's tokenizer."""
         return Capabilities(
             seeds=True,
             abort=True,
             stop_strings=self._has_stop_strings,
             weight_updates=True,
-            sleep_levels=frozenset({1, 2}) if can_sleep else frozenset(),
+            sleep_levels=frozenset({1, 2}) if self._config.sleep_mode else frozenset(),
             max_context=self._max_context,
         )
 
@@ -115,6 +116,7 @@ class VllmEngine:
             await asyncio.to_thread(running.llm.shutdown)
             raise EngineError(f"the vllm engine {self._ended} while it was starting")
         self._running = running
+        await self._measure(running)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """
@@ -148,25 +150,24 @@ class VllmEngine:
 
     async def sleep(self, level: int) -> None:
         """
-        Free the memory of GPUs: level 1 keeps the weights in host memory, level 2 drops them.
+        Free the device's memory: level 1 keeps the weights in host memory, level 2 drops them.
 
-        Requests in flight end with `abort`. `EngineError` for a level that there is not, and on a CPU for any.
+        On a CPU, which is host memory, level 1 frees the KV cache alone. Requests in flight end with `abort`.
+        `EngineError` for a level that there is not.
         """
         levels = self.capabilities.sleep_levels
         if level not in levels:
             known = ", ".join(map(str, sorted(levels)))
-            why = f"only {known}" if levels else "on this machine it has no sleep levels"
+            why = f"only {known}" if levels else "sleep_mode is off"
             raise EngineError(f"the vllm engine cannot sleep at level {level}: {why}")
         async with self._updating:
             running = self._alive()
             if "weights" not in self._asleep:
                 asleep, self._asleep = self._asleep, frozenset(TAGS)
                 await self._end(list(self._pending), running)
-                if asleep:
-                    # vLLM sleeps as a whole: what is left of the last sleep is woken first.
-                    await running.llm.wake_up(None)
-                await running.llm.sleep(level)
+                await self._suspend(running, level, half_awake=bool(asleep))
                 self._weights_lost = self._weights_lost or level == 2
+                await self._measure(running)
             elif level == 2 and not self._weights_lost:
                 raise EngineError("the vllm engine is asleep at level 1: wake its weights up before level 2")
 
@@ -180,8 +181,9 @@ class VllmEngine:
             # In this order: weights in place before the cache takes what is left.
             for tag in TAGS:
                 if tag in wanted & self._asleep:
-                    await running.llm.wake_up([tag])
+                    await self._resume(running, tag)
                     self._asleep -= {tag}
+            await self._measure(running)
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """
@@ -207,13 +209,20 @@ class VllmEngine:
                 await self._swap(running, staged, version)
             finally:
                 await asyncio.to_thread(staged.remove)
+            await self._measure(running)
 
     def stats(self) -> Mapping[str, float]:
-        """Return `num_running`, `num_context_tokens` of these, `weight_version`, and totals since the start."""
+        """
+        Return `num_running`, `num_context_tokens` of these, `weight_version`, `memory_bytes`, and totals of all time.
+
+        `memory_bytes` is of all workers together: the resident memory of their processes on a CPU; on a GPU what is in
+        use there, by whomever, as of the last start, sleep, waking up or update.
+        """
         return {
             "num_running": len(self._pending),
             "num_context_tokens": sum(len(request.token_ids) for request in self._pending.values()),
             "weight_version": self._version,
+            "memory_bytes": self._memory_bytes,
             **self._totals,
         }
 
@@ -270,6 +279,39 @@ class VllmEngine:
         """Let requests answer with what has come back: vLLM does that on this side, without its processes."""
         with suppress(*running.deaths):
             await running.llm.abort(request_ids)
+
+    async def _suspend(self, running: Started, level: int, *, half_awake: bool) -> None:
+        """Free memory. On a CPU vLLM stands still, and the workers do it: its own sleep frees nothing there."""
+        llm = running.llm
+        if self._device == "cpu":
+            await llm.pause_generation(mode="abort", clear_cache=True)
+            await llm.collective_rpc("turnwise_drop", args=(level,))
+            return
+        if half_awake:
+            # vLLM sleeps as a whole: what is left of the last sleep is woken first.
+            await llm.wake_up(None)
+        await llm.sleep(level)
+
+    async def _resume(self, running: Started, tag: str) -> None:
+        """Take the memory of a tag again; vLLM goes on when nothing sleeps any more."""
+        if self._device != "cpu":
+            await running.llm.wake_up([tag])
+            return
+        await running.llm.collective_rpc("turnwise_take", args=(tag,))
+        if self._asleep == {tag}:
+            await running.llm.resume_generation()
+
+    @property
+    def _memory_bytes(self) -> int:
+        if self._device == "cpu":
+            return sum(resident_bytes(pid) for pid, _ in self._workers)
+        return sum(num_bytes for _, num_bytes in self._workers)
+
+    async def _measure(self, running: Started) -> None:
+        """Ask the workers what their devices hold; whether they live is for other calls to find out."""
+        if self._device != "cpu" or not self._workers:
+            with suppress(*running.deaths):
+                self._workers = list(map(tuple, await running.llm.collective_rpc("turnwise_memory")))
 
     def _death(self, error: Exception | None) -> ReplicaDiedError:
         if not self._died:

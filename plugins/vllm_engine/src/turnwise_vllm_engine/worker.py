@@ -1,5 +1,5 @@
 """
-What runs inside vLLM's worker processes: loads new weights from files, and mends what vLLM leaves behind.
+What runs inside vLLM's worker processes: loads new weights from files, mends what vLLM leaves behind, and frees memory.
 
 vLLM imports this module by name in each worker and adds the class to its own. It replaces weights layer by layer: a
 layer is put together from its parts, processed as at the start, and copied over the old one. vLLM 0.32 leaves two
@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from turnwise_vllm_engine.host_memory import HostMemory, device_bytes
 
 
 class WeightLoader:
@@ -46,6 +49,23 @@ class WeightLoader:
         if importlib.import_module("vllm.platforms").current_platform.is_cpu():
             _repack(self.model_runner.model, with_experts=any(".experts." in name for name in names))
         return len(names)
+
+    def turnwise_drop(self, level: int) -> None:
+        """Free memory for a sleep on a CPU."""
+        _host_memory(self).drop(level)
+
+    def turnwise_take(self, tag: str) -> None:
+        """Take memory again on a CPU: `weights` or `kv_cache`."""
+        _host_memory(self).take(tag)
+
+    def turnwise_memory(self) -> tuple[int, int]:
+        """Return this process's number, and the bytes in use on its GPU."""
+        return os.getpid(), device_bytes()
+
+
+def _host_memory(worker: Any) -> HostMemory:
+    memory: HostMemory = vars(worker).setdefault("_turnwise_memory", HostMemory(worker.model_runner))
+    return memory
 
 
 def _read(paths: Sequence[str], names: list[str]) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,179 @@
+"""
+Where the real tokens of each row go when rows that stand end to end are padded, and where they come from.
+
+Copies run over whole rows; no Python loop runs over tokens.
+
+Shapes: B rows, one per trajectory; N tokens of all rows; P prompt columns, R response columns, T = P + R.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import DTypeLike, NDArray
+
+from turnwise.errors import PluginError, TrajectoryError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Alignment = Literal["row", "response", "token"]
+"""What a field has a value for: each row, each response token, or each token."""
+
+
+@frozen(kw_only=True)
+class Padding:
+    """
+    Where the real tokens of each row stand among padded columns: up to column P the prompt, from there the response.
+
+    Attributes:
+        prompt_lens: B of them.
+        response_lens: B of them.
+        prompt_length: P.
+        response_length: R.
+    """
+
+    prompt_lens: Sequence[int]
+    response_lens: Sequence[int]
+    prompt_length: int
+    response_length: int
+
+    @classmethod
+    def fitting(
+        cls,
+        prompt_lens: Sequence[int],
+        response_lens: Sequence[int],
+        prompt_length: int | None = None,
+        response_length: int | None = None,
+        pad_to_multiple_of: int = 1,
+    ) -> Padding:
+        """Return the padding of some rows; for the arguments, and errors, see `padded_length`."""
+        return cls(
+            prompt_lens=prompt_lens,
+            response_lens=response_lens,
+            prompt_length=padded_length(prompt_lens, prompt_length, pad_to_multiple_of, "prompt"),
+            response_length=padded_length(response_lens, response_length, pad_to_multiple_of, "response"),
+        )
+
+    def pad(self, flat: Tensor, alignment: Alignment, fill: int = 0) -> Tensor:
+        """Return (N, ...) values as (B, T, ...), or as (B, R, ...) without those of prompts; (B,) stays."""
+        if alignment == "row":
+            return flat
+        values = as_array(flat)
+        if values is not None:
+            return self.pad_rows(self._rows(values, alignment), alignment, values.dtype, fill, flat.shape[1:])
+        padded = flat.new_full((*self._shape(alignment), *flat.shape[1:]), fill)
+        self._place(self._rows(flat, alignment), padded, alignment)
+        return padded
+
+    def pad_rows(
+        self,
+        rows: Iterable[NDArray[Any]],
+        alignment: Alignment,
+        dtype: DTypeLike,
+        fill: int = 0,
+        trailing: Sequence[int] = (),
+    ) -> Tensor:
+        """Return B arrays, of all tokens of a row or of its response, as one (B, T, ...) or (B, R, ...)."""
+        import torch
+
+        shape = (*self._shape(alignment), *trailing)
+        padded = np.full(shape, fill, dtype) if fill else np.zeros(shape, dtype)
+        self._place(rows, padded, alignment)
+        return torch.from_numpy(padded)
+
+    def mask(self) -> Tensor:
+        """Return (B, T) int64: 1 on real tokens."""
+        pairs = zip(self.prompt_lens, self.response_lens, strict=True)
+        return self.pad_rows((np.ones(prompt + response, np.int64) for prompt, response in pairs), "token", np.int64)
+
+    def _shape(self, alignment: Alignment) -> tuple[int, int]:
+        prompt_length = self.prompt_length if alignment == "token" else 0
+        return len(self.prompt_lens), prompt_length + self.response_length
+
+    def _rows(self, flat: Any, alignment: Alignment) -> Iterator[Any]:
+        stop = 0
+        for prompt, response in zip(self.prompt_lens, self.response_lens, strict=True):
+            start, stop = stop, stop + prompt + response
+            yield flat[start if alignment == "token" else start + prompt : stop]
+
+    def _place(self, rows: Iterable[Any], padded: Any, alignment: Alignment) -> None:
+        if alignment == "response":
+            for row, (values, response) in enumerate(zip(rows, self.response_lens, strict=True)):
+                padded[row, :response] = values
+            return
+        lens = zip(rows, self.prompt_lens, self.response_lens, strict=True)
+        for row, (values, prompt, response) in enumerate(lens):
+            padded[row, self.prompt_length - prompt : self.prompt_length + response] = values
+
+    def unpad(self, padded: Tensor, alignment: Alignment, fill: int = 0) -> Tensor:
+        """Undo `pad`: (B, T, ...) or (B, R, ...) become (N, ...), with `fill` on prompts that had no values."""
+        import torch
+
+        if alignment == "row":
+            return padded
+        pieces = [padded.new_empty((0, *padded.shape[2:]))]
+        for row, (prompt, response) in enumerate(zip(self.prompt_lens, self.response_lens, strict=True)):
+            if alignment == "token":
+                pieces.append(padded[row, self.prompt_length - prompt : self.prompt_length + response])
+            else:
+                pieces += [padded.new_full((prompt, *padded.shape[2:]), fill), padded[row, :response]]
+        return torch.cat(pieces)
+
+
+def as_array(tensor: Tensor) -> NDArray[Any] | None:
+    """
+    Return the values of a tensor as an array that shares them; None when numpy cannot hold them.
+
+    What is done to the array is done in the calling thread. torch wakes its threads for every larger copy, which takes
+    many times as long as the copy when the machine has other work.
+    """
+    if tensor.device.type != "cpu" or tensor.requires_grad:
+        return None
+    try:
+        return tensor.numpy()
+    except TypeError:  # a type of torch alone, such as bfloat16
+        return None
+
+
+def alignment_of(name: str, shape: tuple[int, ...], size: int, response_length: int, total_length: int) -> Alignment:
+    """
+    Return what the values of a field of a padded batch of `size` rows belong to, by its shape.
+
+    Raises:
+        PluginError: the shape is none of (B,), (B, R, ...) and (B, T, ...).
+    """
+    if shape == (size,):
+        return "row"
+    if shape[:2] == (size, response_length):
+        return "response"
+    if shape[:2] == (size, total_length):
+        return "token"
+    wanted = f"({size},), ({size}, {response_length}, ...) or ({size}, {total_length}, ...)"
+    raise PluginError(f"field {name!r} has shape {shape}, expected {wanted}")
+
+
+def padded_length(lengths: Sequence[int], fixed: int | None, multiple_of: int, what: str) -> int:
+    """
+    Return how many columns hold all rows.
+
+    Args:
+        lengths: of each row.
+        fixed: that many exactly; None takes the longest row, rounded up.
+        multiple_of: what to round up to.
+        what: `prompt` or `response`, for the error.
+
+    Raises:
+        TrajectoryError: a row is longer than `fixed`; cutting it here would change what was sampled.
+    """
+    if multiple_of < 1:
+        raise TrajectoryError(f"'pad_to_multiple_of' must be at least 1, not {multiple_of}")
+    longest = max(lengths, default=0)
+    if fixed is None:
+        return -(-longest // multiple_of) * multiple_of
+    if longest > fixed:
+        raise TrajectoryError(f"row {lengths.index(longest)} has {longest} {what} tokens, '{what}_length' is {fixed}")
+    return fixed

@@ -1,0 +1,103 @@
+"""A folder in which tests train as a user does, with an engine that repeats itself to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import load_file
+
+ROOT = Path(__file__).parents[1]
+SEEDED = Path(__file__).with_name("turnwise_seeded.py")
+CONFIG = """
+model:
+  path: package:turnwise_calculator_demo
+data:
+  path: tasks.jsonl
+  validation_path: tasks.jsonl
+engine:
+  name: seeded
+agent: single_turn
+reward: even_ids
+observers: [witness]
+postprocessors: [seen]
+rollout:
+  n: 3
+  prompt_length: 64
+  response_length: 8
+  validation_n: 2
+  validation_sampling:
+    temperature: 1.0
+train:
+  num_steps: 3
+  tasks_per_step: 3
+  optimizer:
+    lr: 1e-3
+  policy:
+    device: cpu
+  checkpoint:
+    every: 1
+"""
+
+
+def make_site(folder: Path) -> Path:
+    """Put the plugin, as `pip install` would leave it, the config and its tasks into a folder, and return it."""
+    (folder / "turnwise_seeded.py").write_text(SEEDED.read_text(encoding="utf-8"), encoding="utf-8")
+    info = folder / "turnwise_seeded-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: turnwise-seeded\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[turnwise]\nseeded = turnwise_seeded\n")
+    (folder / "config.yaml").write_text(CONFIG, encoding="utf-8")
+    write_tasks(folder / "tasks.jsonl", 5)
+    return folder
+
+
+def write_tasks(path: Path, num: int) -> None:
+    """Write tasks `t0`, `t1`, ..."""
+    rows = [{"messages": [{"role": "user", "content": f"What is {n} + 1?"}], "uid": f"t{n}"} for n in range(num)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def started(site: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """Start a command, with environment variables besides those of this process."""
+    paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.Popen(
+        [sys.executable, "-m", "turnwise.cli", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(site: Path, *arguments: str, **variables: str) -> str:
+    """Run a command to its end and return what it said."""
+    out, err = started(site, *arguments, **variables).communicate()
+    return out + err
+
+
+def train(site: Path, name: str, *more: str, **variables: str) -> Path:
+    """Train, and return the folder."""
+    said = run(site, "train", str(site / "config.yaml"), *more, "--out", str(site / name), **variables)
+    assert (site / name / "report.md").exists(), said
+    return site / name
+
+
+def steps_of(out: Path) -> list[dict[str, Any]]:
+    """Return what was logged, but for what the clock said."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    timed = ("seconds", "tokens/per_s", "validation/seconds", "wait", "cpu")
+    return [{key: value for key, value in line.items() if not key.startswith(timed)} for line in lines]
+
+
+def assert_same(left: Path, right: Path) -> None:
+    """The weights agree to the bit, and so do the logs."""
+    one, two = (load_file(out / "model" / "model.safetensors") for out in (left, right))
+    assert one.keys() == two.keys()
+    assert all((one[name] == two[name]).all() for name in one)
+    assert steps_of(left) == steps_of(right)

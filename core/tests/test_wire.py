@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.errors import EngineError
+from turnwise.errors import AsleepError, EngineError
 from turnwise.protocols import ReplicaLoad
 from turnwise.routing import RoundRobin
 from turnwise.runtime.replica_pool import ReplicaPool
@@ -312,3 +312,20 @@ def test_a_worker_that_has_gone_leaves_no_contexts():
         return list(server._contexts)
 
     assert ["mine"] == run(body, num_replicas=1)
+
+
+def test_sleep_is_heard_before_anything_else():
+    """
+    A request that follows the announcement meets what was announced: no turn of the event loop lies between.
+    """
+
+    async def body(cluster):
+        for server in cluster.servers:
+            server.announce(available=False)
+        with pytest.raises(AsleepError):
+            await cluster.pool.generate(request(0, np.arange(3, dtype=np.int32)))
+        for server in cluster.servers:
+            server.announce(available=True)
+        return await cluster.pool.generate(request(1, np.arange(3, dtype=np.int32)))
+
+    assert len(run(body).token_ids)

@@ -109,6 +109,13 @@ def conversations():
 
 
 @pytest.fixture
+def rewarded():
+    """Make conversations in two groups of four with these rewards."""
+    rng = np.random.default_rng(3)
+    return lambda rewards: batch_of([conversation(rng) for _ in rewards], [float(reward) for reward in rewards])
+
+
+@pytest.fixture
 def mixed():
     """Rows with blocks of paths among plain ones."""
     rng = np.random.default_rng(1)

@@ -63,6 +63,20 @@ def test_gradient_is_the_same(spec, request, kind, policy):
     torch.testing.assert_close(actual, expected, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("rewards", [[1, 0, 1, 1, 1, 1, 1, 1], [1] * 8], ids=["one group is uniform", "all are"])
+def test_rows_without_effect_are_not_computed(spec, rewarded, monkeypatch, rewards):
+    """Equal rewards give advantages of 0: such rows cost no pass, and the gradient is that of all rows."""
+    batch = rewarded(rewards)
+    actual, metrics = gradient_of(spec, batch)
+    monkeypatch.setattr(Learner, "_with_effect", lambda _self, rows: rows)
+    expected, all_metrics = gradient_of(spec, batch)
+
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-7)
+    assert all_metrics["gap/tokens"] == all_metrics["actor/trained_tokens"] == metrics["actor/trained_tokens"]
+    assert 0 < metrics["gap/tokens"] < all_metrics["gap/tokens"]
+    assert metrics["actor/grad_norm"] == pytest.approx(all_metrics["actor/grad_norm"], abs=1e-6)
+
+
 def by_single_tokens(model, batch, row, temperature):
     """Return the log-probabilities of a row's sampled tokens, each from a pass over what the token could see."""
     visible = batch.visibility()[row]

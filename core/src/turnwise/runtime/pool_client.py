@@ -43,3 +43,6 @@ class PoolClientActor:
     async def deliver(self, index: int, message: ToWorker, pool: str = "policy") -> None:
         """Take a replica's message."""
         self._pools[pool].receive(index, message)
+
+    async def hear(self) -> None:
+        """Return once what the caller sent before this has been taken: its messages stay in order."""

@@ -72,6 +72,7 @@ class ReplicaActor:
         self._server = ReplicaServer(self._engine, max_in_flight)
         self._memory = EngineMemory(self._engine)
         self._blueprint = blueprint
+        self._workers: dict[str, Any] = {}
         self._transport: WeightTransport | None = None
         self._stopped = asyncio.Event()
 
@@ -89,10 +90,12 @@ class ReplicaActor:
             deliver.remote(index, message, pool)
 
         self._server.connect(worker, post)
+        self._workers[worker] = handle
 
     async def disconnect(self, worker: str) -> None:
         """Forget a worker."""
         self._server.disconnect(worker)
+        self._workers.pop(worker, None)
 
     async def receive(self, worker: str, message: ToReplica) -> None:
         """Take a worker's message."""
@@ -119,13 +122,19 @@ class ReplicaActor:
 
     async def sleep(self, level: int) -> None:
         """Send workers elsewhere, then put the engine to sleep."""
-        self._server.announce(available=False)
+        await self._announce(available=False)
         await self._memory.sleep(level)
 
     async def wake_up(self, tags: tuple[str, ...]) -> None:
         """Wake the engine, and take requests again when all of it is awake."""
         await self._memory.wake_up(tags)
-        self._server.announce(available=self._memory.level == 0)
+        await self._announce(available=self._memory.level == 0)
+
+    async def _announce(self, *, available: bool) -> None:
+        """Return when the workers know: what the driver submits next must not meet what they knew before."""
+        self._server.announce(available=available)
+        # One that has died needs to know nothing.
+        await asyncio.gather(*(each.hear.remote() for each in self._workers.values()), return_exceptions=True)
 
     async def stats(self) -> dict[str, float]:
         """Return the engine's numbers and what travelled."""

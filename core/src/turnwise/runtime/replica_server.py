@@ -100,10 +100,10 @@ class ReplicaServer:
         self._outboxes[worker] = _Outbox(post)
 
     def announce(self, *, available: bool) -> None:
-        """Tell every worker whether to send requests here; those that come all the same are sent back."""
+        """Tell every worker, at once, whether to send requests here; those that come all the same are sent back."""
         self.available = available
-        for worker in self._outboxes:
-            self._schedule(worker)
+        for box in self._outboxes.values():
+            self._flush(box)
 
     def disconnect(self, worker: str) -> None:
         """Forget a worker that has gone, and its contexts; what it waits for goes on to its end and is dropped."""

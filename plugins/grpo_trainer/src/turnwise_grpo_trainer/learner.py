@@ -122,10 +122,10 @@ class Learner:
         parts = [part for _ in range(algorithm.ppo_epochs) for part in self._mini_batches(rows)]
         before = rows.columns.get("old_log_probs")
         for number, part in enumerate(parts):
-            sums, log_probs = self._learn(part, step)
+            sums, learnt, log_probs = self._learn(part, step)
             metrics.update({name: metrics.get(name, 0.0) + value / len(parts) for name, value in sums.items()})
             if number == 0:
-                metrics |= _gap(part if before is None else rows, log_probs if before is None else before, version)
+                metrics |= _gap(learnt if before is None else rows, log_probs if before is None else before, version)
         metrics["actor/lr"] = self.policy.lr
         for trained in filter(None, (self.policy, self.critic)):
             trained.schedule.step()
@@ -183,12 +183,18 @@ class Learner:
         for start in range(0, max(len(rows), 1), size):
             yield rows.select(range(start, min(start + size, len(rows))))
 
-    def _learn(self, rows: TokenRows, step: int) -> tuple[Sums, Tensor]:
-        """Step once on a mini-batch; return sums for the logs, and (N,) log-probabilities from before the step."""
+    def _learn(self, rows: TokenRows, step: int) -> tuple[Sums, TokenRows, Tensor]:
+        """
+        Step once on a mini-batch.
+
+        Returns:
+            Sums for the logs, the mini-batch with what was learnt from as its loss mask, and (N,) log-probabilities of
+            these tokens from before the step.
+        """
         targets = rows.targets
         log_probs = torch.zeros(rows.num_tokens)
         if not len(targets):
-            return {}, log_probs
+            return {}, rows, log_probs
         row_of = rows.row_index[targets]
         weights = torch.zeros(rows.num_tokens)
         weights[targets] = token_weights(
@@ -198,7 +204,7 @@ class Learner:
             num_tokens=len(targets),
             response_length=self.response_length,
         )
-        rows = rows.with_columns(weights=weights)
+        rows = self._with_effect(rows.with_columns(weights=weights))
         sums: Sums = {}
         with self._timed("forward_backward"):
             for micro, counts in self._micro_batches(rows):
@@ -211,7 +217,22 @@ class Learner:
             sums["actor/grad_norm"] = self.policy.step() if warm else self._cleared()
             if self.critic is not None:
                 sums["critic/grad_norm"] = self.critic.step()
-        return sums, self._summed(log_probs)
+        return sums, rows, self._summed(log_probs)
+
+    def _with_effect(self, rows: TokenRows) -> TokenRows:
+        """
+        Leave out of the loss what cannot move the weights: in a group of equal rewards all advantages are 0.
+
+        The means are taken over all tokens before, so the gradient is the same.
+        """
+        algorithm = self.config.algorithm
+        in_loss = algorithm.kl_loss_coef != 0 and not algorithm.use_kl_in_reward
+        if in_loss or algorithm.entropy_coeff != 0 or self.critic is not None:
+            return rows
+        moves = torch.zeros(len(rows)).index_add_(0, rows.row_index, (rows["advantages"] * rows["loss_mask"]).abs())
+        # Where nothing does, one row brings the gradient of 0 that the optimizer goes on with.
+        moves[rows.row_index[rows.targets[0]]] += float(not moves.any())
+        return rows.with_columns(loss_mask=rows["loss_mask"] * (moves > 0)[rows.row_index])
 
     def _cleared(self) -> float:
         self.policy.optimizer.zero_grad()

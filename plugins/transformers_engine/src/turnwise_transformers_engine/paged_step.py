@@ -16,6 +16,9 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
+_LEAST_ROWS = 16
+"""Fewer sequences than this are not worth calls of their own."""
+
 
 @frozen(eq=False)
 class Several:
@@ -32,20 +35,32 @@ class Several:
 
 
 @frozen(eq=False)
-class StepPlan:
+class Single:
     """
-    What all layers of one kind share in a step. S sequences have one new token; each reads P pages of T tokens.
+    S sequences of similar length that have one new token each; each reads P pages of T tokens.
 
     Attributes:
         rows: (S,) where their tokens stand among the new tokens of the step.
         pages: (S * P,) that they read; behind its end each reads its first page.
         real: (S, 1, 1, P * T) bool, which of the tokens in these pages are its own, and in the window.
-        several: the other sequences.
     """
 
     rows: Tensor
     pages: Tensor
     real: Tensor
+
+
+@frozen(eq=False)
+class StepPlan:
+    """
+    What all layers of one kind share in a step.
+
+    Attributes:
+        single: the sequences that decode.
+        several: the other ones.
+    """
+
+    single: tuple[Single, ...]
     several: tuple[Several, ...]
 
 
@@ -124,23 +139,29 @@ def plan_of(cache: Any, pool: LayerPool, starts_q: Tensor, window: int | None) -
 
 
 def _planned(pool: LayerPool, starts_q: Tensor, window: int | None) -> StepPlan:
-    num_new = starts_q.diff()
+    num_new, lengths = starts_q.diff(), pool.starts.diff()
     single = (num_new == 1).nonzero().squeeze(1)
-    starts, lengths = pool.starts[single], pool.starts.diff()[single]
-    longest = int(lengths.max()) if len(single) else 0
-    offset = torch.arange(0, longest, pool.page_size, device=starts.device)[None]
-    begins = torch.where(offset < lengths[:, None], starts[:, None] + offset, starts[:, None])
-    token = torch.arange(offset.shape[1] * pool.page_size, device=starts.device)[None]
-    real = token < lengths[:, None]
-    if window is not None:
-        real &= token >= lengths[:, None] - window
+    # By length, in up to four parts: what is padded is read.
+    order = single[lengths[single].argsort()]
+    parts = order.tensor_split(max(1, min(4, len(order) // _LEAST_ROWS))) if len(order) else ()
     ends_q, ends_k = starts_q.tolist(), pool.starts.tolist()
     several = tuple(
         Several(slice(*ends_q[index : index + 2]), pool.slots[slice(*ends_k[index : index + 2])])
         for index in (num_new > 1).nonzero().squeeze(1).tolist()
     )
+    singles = (_single(pool, starts_q[part], pool.starts[part], lengths[part], window) for part in parts)
+    return StepPlan(tuple(singles), several)
+
+
+def _single(pool: LayerPool, rows: Tensor, starts: Tensor, lengths: Tensor, window: int | None) -> Single:
+    offset = torch.arange(0, int(lengths.max()), pool.page_size, device=starts.device)[None]
+    begins = torch.where(offset < lengths[:, None], starts[:, None] + offset, starts[:, None])
+    token = torch.arange(offset.shape[1] * pool.page_size, device=starts.device)[None]
+    real = token < lengths[:, None]
+    if window is not None:
+        real &= token >= lengths[:, None] - window
     pages = (pool.slots[begins.flatten()] // pool.page_size).long()
-    return StepPlan(starts_q[single], pages, real[:, None, None], several)
+    return Single(rows, pages, real[:, None, None])
 
 
 def padded(cache: Any, name: str, tokens: Tensor, pages: Tensor, page_size: int, num_rows: int) -> Tensor:

@@ -72,12 +72,12 @@ def varlen_attention(
     plan = plan_of(cache, pool, options["cu_seq_lens_q"], sliding_window)
     # Zeros: the step may be padded with tokens of no sequence, and what memory held could be NaN.
     out = query.new_zeros(query.shape[2], query.shape[1], query.shape[3])
-    if num_rows := len(plan.rows):
+    for single in plan.single:
         keys, values = (
-            padded(cache, name, tokens, plan.pages, pool.page_size, num_rows)
+            padded(cache, name, tokens, single.pages, pool.page_size, len(single.rows))
             for name, tokens in (("keys", pool.keys), ("values", pool.values))
         )
-        out[plan.rows] = _one_each(query[0][:, plan.rows], keys, values, plan.real, scaling)
+        out[single.rows] = _one_each(query[0][:, single.rows], keys, values, single.real, scaling)
     for each in plan.several:
         own_keys, own_values = (tokens[each.slots].transpose(0, 1)[None] for tokens in (pool.keys, pool.values))
         out[each.new] = _several(query[:, :, each.new], own_keys, own_values, scaling, sliding_window)

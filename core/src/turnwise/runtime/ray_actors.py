@@ -11,6 +11,7 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from attrs import evolve
@@ -132,9 +133,12 @@ class ReplicaActor:
 
     async def _announce(self, *, available: bool) -> None:
         """Return when the workers know: what the driver submits next must not meet what they knew before."""
+        from ray.exceptions import RayError
+
         self._server.announce(available=available)
-        # One that has died needs to know nothing.
-        await asyncio.gather(*(each.hear.remote() for each in self._workers.values()), return_exceptions=True)
+        for heard in [each.hear.remote() for each in self._workers.values()]:
+            with suppress(RayError):  # one that has died needs to know nothing
+                await heard
 
     async def stats(self) -> dict[str, float]:
         """Return the engine's numbers and what travelled."""

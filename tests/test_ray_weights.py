@@ -35,7 +35,7 @@ VOCAB_SIZE = 256
 TRANSPORTS = {
     "ray": lambda: RayTransport(BucketConfig(checksum="crc32")),
     "shm": lambda: SharedMemoryTransport(BucketConfig(checksum="xxh3")),
-    "gloo": lambda: BroadcastTransport(BroadcastConfig(timeout_s=30)),
+    "gloo": lambda: BroadcastTransport(BroadcastConfig(timeout_s=120)),
 }
 
 

@@ -181,3 +181,13 @@ def test_the_gap_is_that_of_the_rollout(spec, conversations):
     assert 0.25 == pytest.approx(metrics["gap/max"], abs=1e-5)
     assert np.exp(0.25) - 0.25 - 1 == pytest.approx(metrics["gap/kl"], abs=1e-5)
     assert np.exp(0.25) == pytest.approx(metrics["actor/tis_mean"], abs=1e-5)
+
+
+def test_threads_of_torch(spec):
+    """Asked for, they are set where the updates run."""
+    before = torch.get_num_threads()
+    try:
+        learner(spec, num_threads=1)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

@@ -119,6 +119,7 @@ class PolicyConfig:
         gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
         packed: rows end to end in one sequence; false pads them. Both give the same gradients.
         max_tokens_per_micro_batch: most tokens of one forward pass and process, pads included.
+        num_threads: threads of torch in a process that trains; null is torch's own choice.
     """
 
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -128,6 +129,7 @@ class PolicyConfig:
     gradient_checkpointing: bool = False
     packed: bool = False
     max_tokens_per_micro_batch: int = _number(8192, _at_least(1))
+    num_threads: int | None = _optional(None, _at_least(1))
 
 
 @frozen(kw_only=True)

@@ -89,6 +89,9 @@ class Learner:
             device: where to train.
             place: puts each model there, sharded or not; None moves it.
         """
+        if config.policy.num_threads is not None:
+            # For this thread, which the updates run on, too; others keep what they have.
+            torch.set_num_threads(config.policy.num_threads)
         put = place if place is not None else lambda model: model.to(device)
         optimizer, num_steps = config.optimizer, config.num_steps
         policy = Trained.of(put(load_policy(config.policy, spec)), optimizer, lr=optimizer.lr, num_steps=num_steps)

@@ -147,9 +147,9 @@ def test_async_loses_nothing(site: Path) -> None:
 
     kept = set()
     for what in (
-        "SIGKILL on_turn_finished 30",
+        "SIGKILL on_turn_finished 20",
         "SIGTERM on_turn_finished 9",
-        "SIGKILL on_turn_finished 24",
+        "SIGKILL on_turn_finished 6",
         "",
     ):
         if what:

@@ -20,11 +20,13 @@ from turnwise.observer import (
     EpisodeStarted,
     LimitReached,
     MemorySwitched,
+    MetricsLogged,
     Observer,
     RequestRouted,
     RewardFinished,
     RunStarted,
     ToolFinished,
+    TrainingStarted,
     TurnFinished,
     WeightsUpdated,
 )
@@ -152,6 +154,9 @@ METRICS: Final = (
     Metric(
         "turnwise_memory_after_bytes", "gauge", "Device memory in use after the last such stage.", ("stage", "replica")
     ),
+    Metric("turnwise_trainings_total", "counter", "Trainings begun; resumed is true if one goes on.", ("resumed",)),
+    Metric("turnwise_training_step", "gauge", "Step of the training that logged last."),
+    Metric("turnwise_training_value", "gauge", "Last value that a trainer logged, by its name.", ("name",)),
 )
 """Every metric that a run has."""
 
@@ -276,6 +281,16 @@ class Meters(Observer):
         labels = event.stage, str(event.replica)
         self._metrics["memory_before_bytes"].labels(*labels).set(event.bytes_before)
         self._metrics["memory_after_bytes"].labels(*labels).set(event.bytes_after)
+
+    def on_training_started(self, event: TrainingStarted) -> None:
+        """Count a training."""
+        self._metrics["trainings_total"].labels(str(event.resumed).lower()).inc()
+
+    def on_metrics_logged(self, event: MetricsLogged) -> None:
+        """Show what a trainer logs."""
+        self._metrics["training_step"].set(event.step)
+        for name, value in event.values.items():
+            self._metrics["training_value"].labels(name).set(value)
 
     def on_episode_finished(self, event: EpisodeResult) -> None:
         """Count what an episode was."""

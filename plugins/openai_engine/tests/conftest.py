@@ -68,6 +68,8 @@ class FakeServer:
         self.port = site._server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._stopped.wait()
+        # Also those on which no request came.
+        self._transports |= {each.transport for each in runner.server.connections}
         await runner.cleanup()
         for transport in filter(None, self._transports):
             transport.abort()

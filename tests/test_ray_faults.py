@@ -37,14 +37,18 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ign
 
 @pytest.fixture
 def two_nodes():
-    """Two Ray nodes on this machine, each with room for two replicas; yields the cluster and the node that may go."""
+    """
+    Two Ray nodes on this machine, each with room for two replicas; yields the cluster and the node that may go.
+
+    That node has no CPUs: what needs some is on the other.
+    """
     import ray
     from ray.cluster_utils import Cluster
 
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # what the nodes' processes import the blueprint from
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "resources": {"seat": 2}})
-    second = cluster.add_node(num_cpus=4, resources={"seat": 2})
+    second = cluster.add_node(num_cpus=0, resources={"seat": 2})
     ray.init(address=cluster.address, namespace="turnwise")
     try:
         yield cluster, second
@@ -91,6 +95,7 @@ def test_a_node_of_replicas_dies(two_nodes):
     """
     cluster, second = two_nodes
     seat = {"replica_resources": {"resources": {"seat": 1}}, "start_timeout_s": 120.0}
+    seat |= {"worker_cpus": 0.1, "window": 4}  # no worker goes too, and most episodes begin after the first has ended
     with manager(ScriptedBlueprint(token_latency_s=0.01), **seat) as running:
         undisturbed = ids(running.rollout(numbered(60)))
         stream = running.iterate(numbered(60))

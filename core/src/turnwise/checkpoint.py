@@ -57,11 +57,11 @@ async def suspended(episode: LiveEpisode) -> UnfinishedEpisode:
     earlier = episode.spec.unfinished
     tool_notes: dict[str, Any] = dict(earlier.tool_notes) if earlier else {}
     interaction_notes = earlier.interaction_notes if earlier else None
-    interaction = episode.services.interaction
+    interaction: object = episode.services.interaction
     if episode.tools is not None:
         tool_notes |= await episode.tools.suspend()
     if interaction is not None and episode.interaction_open and can_suspend(interaction):
-        interaction_notes = await interaction.suspend(episode.interaction_session)  # type: ignore[attr-defined]
+        interaction_notes = await interaction.suspend(episode.interaction_session)
         episode.interaction_open = False
     unfinished = episode.journal.cut(episode.spec, episode.trajectories)
     return evolve(unfinished, tool_notes=tool_notes, interaction_notes=interaction_notes)

@@ -280,7 +280,7 @@ class _Loader(_CoreSchema, yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Compose one node, or refuse it before what it holds is looked at."""
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML leaves it unannotated
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
             raise _refusal("aliases and anchors are refused", event.start_mark)
         if event.tag is not None:

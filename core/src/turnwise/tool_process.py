@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import IO, Any, Final, cast
 
 from attrs import define, field
 
@@ -44,13 +44,16 @@ class _Process:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-m", "turnwise.tool_server"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        # Pipes were asked for, so they are there.
+        self._requests = cast("IO[bytes]", self._process.stdin)
+        self._answers = cast("IO[bytes]", self._process.stdout)
 
     def ask(self, request: str) -> str:
         """Return the answer, empty when the process ended."""
         try:
-            self._process.stdin.write(request.encode() + b"\n")  # type: ignore[union-attr]
-            self._process.stdin.flush()  # type: ignore[union-attr]
-            return self._process.stdout.readline().decode()  # type: ignore[union-attr]
+            self._requests.write(request.encode() + b"\n")
+            self._requests.flush()
+            return self._answers.readline().decode()
         except (OSError, ValueError):
             return ""
 
@@ -58,9 +61,9 @@ class _Process:
         """Kill it, free what it held, and return how it ended."""
         self._process.kill()
         code = self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (self._requests, self._answers):
             with suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
+                pipe.close()
         return code
 
     def kill(self) -> None:

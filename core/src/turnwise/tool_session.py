@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeGuard
 
 import structlog
 from attrs import evolve
@@ -24,16 +24,22 @@ _MAX_NAME: Final = 64
 """Characters of a tool's name; what a model writes in its place may be megabytes."""
 
 SUSPENDING: Final = ("suspend", "restore")
-"""
-Two methods that a tool or a simulated user may have, so that a session outlives its process.
-
-``async suspend(session) -> JSON value`` ends a session in place of `release`; ``async restore(task, notes) -> session``
-begins one from what it returned, in place of `create`.
-"""
+"""The methods of `Suspendable`."""
 
 
-def can_suspend(owner: object) -> bool:
+class Suspendable(Protocol):
+    """What a tool or a simulated user may have besides, so that a session outlives its process."""
+
+    async def suspend(self, session: Any) -> Any:
+        """End a session in place of `release`, and return a JSON value."""
+
+    async def restore(self, task: Task, notes: Any) -> object:
+        """Begin a session from what `suspend` returned, in place of `create`."""
+
+
+def can_suspend(owner: object) -> TypeGuard[Suspendable]:
     """Return whether sessions of a tool or a simulated user can be suspended and restored."""
+    # Not by isinstance, which from Python 3.12 on looks past `__getattr__`, and so past wrapped tools.
     return all(hasattr(owner, name) for name in SUSPENDING)
 
 
@@ -118,11 +124,12 @@ class ToolSession:
         """
         notes: dict[str, Any] = {}
         for name, session in tuple(self._sessions.items()):
-            if not can_suspend(self._tools[name]):
+            tool: object = self._tools[name]
+            if not can_suspend(tool):
                 continue
             try:
                 async with asyncio.timeout(self._release_s):
-                    notes[name] = await self._tools[name].suspend(session)  # type: ignore[attr-defined]
+                    notes[name] = await tool.suspend(session)
                 del self._sessions[name]
             except Exception as error:  # noqa: BLE001 - reported; the episode goes on without its notes
                 structlog.get_logger().warning("tool cannot be suspended", tool=name, error=repr(error))

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal
 
 from attrs import evolve, frozen
@@ -126,6 +127,10 @@ class _Target:
         return Outcome(kind=self.kind, name=self.name, check=check, verdict=verdict, reason=reason or "")
 
 
+def _awaited(check: Callable[[Any], Coroutine[Any, Any, str | None]], probe: Any) -> str | None:
+    return asyncio.run(check(probe))
+
+
 def _check_engine(target: _Target) -> Iterator[Outcome]:
     if target.resources is None or target.resources.model.path is None:
         raise ConfigError(f"engine {target.name!r} needs a model: add --config with a run's config")
@@ -133,7 +138,7 @@ def _check_engine(target: _Target) -> Iterator[Outcome]:
     resources = target.resources
     with EngineChecker(lambda: target.build(resources), probe, shared=True) as checker:
         for check in ENGINE_CHECKS:
-            yield target.outcome(check, lambda check=check: checker.run(check))  # type: ignore[misc]
+            yield target.outcome(check, partial(checker.run, check))
 
 
 def _vocab_size(resources: Resources) -> int:
@@ -153,7 +158,7 @@ def _check_parser(target: _Target) -> Iterator[Outcome]:
         if not reads_hermes and name in _NEED_CALLS | {"malformed_is_a_value"}:
             yield target.outcome(name, lambda: "how it writes calls is not known; its own ToolParserSuite says it")
         else:
-            yield target.outcome(name, lambda check=check: check(probe))  # type: ignore[misc]
+            yield target.outcome(name, partial(check, probe))
 
 
 def _hermes_call(name: str, arguments: Mapping[str, Any]) -> str:
@@ -167,14 +172,14 @@ def _check_agent(target: _Target) -> Iterator[Outcome]:
     kit = _Target(target.host, target.kind, target.name, target.config, resources)
     probe = AgentProbe(make_agent=lambda: kit.build(resources), resources=resources)
     for name, check in AGENT_CHECKS.items():
-        yield target.outcome(name, lambda check=check: asyncio.run(check(probe)))  # type: ignore[misc]
+        yield target.outcome(name, partial(_awaited, check, probe))
 
 
 def _check_reward(target: _Target) -> Iterator[Outcome]:
     chat = probe_chat()
     probe = RewardProbe(make_reward=lambda: target.build(Resources(chat=chat)), examples=_EXAMPLES, chat=chat)
     for name, check in REWARD_CHECKS.items():
-        yield target.outcome(name, lambda check=check: asyncio.run(check(probe)))  # type: ignore[misc]
+        yield target.outcome(name, partial(_awaited, check, probe))
 
 
 _RUNNERS: Mapping[Kind, Callable[[_Target], Iterator[Outcome]]] = {

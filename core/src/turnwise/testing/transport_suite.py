@@ -41,7 +41,7 @@ class ReceivingEngine(ScriptedEngine):
 
     async def update_weights(self, weights: Iterable[Weight], version: int) -> None:
         """Copy the weights off the event loop, as engines do."""
-        self.names = tuple(spec.name for spec in weights.specs)  # type: ignore[attr-defined]
+        self.names = tuple(spec.name for spec in weights.specs)  # type: ignore[attr-defined]  # transports hand over a WeightSource
         copies = await asyncio.to_thread(lambda: {name: _copy(array) for name, array in weights})
         self.weights, self.weight_version = copies, version
 

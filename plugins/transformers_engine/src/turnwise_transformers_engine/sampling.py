@@ -59,7 +59,7 @@ def _skipping(processor: Any, neutral: float) -> Any:
     """Return the processor with its work left out while every request in the batch has the neutral value."""
     (name,) = processor.supported_kwargs
 
-    class Skipping(type(processor)):  # type: ignore[misc]
+    class Skipping(type(processor)):  # type: ignore[misc]  # a base known at run time only
         """Knows from the preparation of a step, on the host, whether the step has anything to filter."""
 
         in_use = True

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 from attrs import define, field
 
 from turnwise.errors import EngineError
@@ -148,7 +149,4 @@ def memory_bytes(device: Any) -> int:
     """Return the bytes in use: of the GPU by torch in this process, or the resident memory of this process."""
     if device.type == "cuda":
         return int(importlib.import_module("torch").cuda.memory_allocated(device))
-    if sys.platform != "linux":
-        return 0
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        return int(statm.read().split()[1]) * 4096
+    return int(psutil.Process().memory_info().rss)

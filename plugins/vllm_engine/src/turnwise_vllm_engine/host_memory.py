@@ -12,12 +12,10 @@ import ctypes
 import gc
 import importlib
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
+import psutil
 from attrs import define, field
-
-_PAGE_BYTES = 4096
 
 
 @define(eq=False)
@@ -93,9 +91,8 @@ def device_bytes() -> int:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process; 0 when it is not there, or the system does not tell."""
+    """Return the resident memory of a process; 0 when it has ended or may not be looked at."""
     try:
-        pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
-    except OSError:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
         return 0
-    return int(pages) * _PAGE_BYTES

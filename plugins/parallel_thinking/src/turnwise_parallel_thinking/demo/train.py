@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: %(default)s)")
     options = parser.parse_args(arguments)
     config = TrainConfig(steps=options.steps, seed=options.seed)
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # likewise
     torch.set_num_threads(options.threads)
     torch.manual_seed(config.seed)
     tokenizer = build_tokenizer(config)

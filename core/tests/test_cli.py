@@ -433,6 +433,20 @@ class TestOthers:
         assert main(["plugins", "--json"]) == 0
         assert "no_such_module_anywhere" in capsys.readouterr().out
 
+    def test_values_behind_options(self, run_dir, capsys):
+        """They are set like those before; what is no value is refused."""
+        config, out = str(run_dir / "run.yaml"), str(run_dir / "out")
+        assert 0 == main(["rollout", config, "rollout.n=1", "--out", out, "rollout.seed=7"])
+        resolved = yaml.safe_load((run_dir / "out" / "config.resolved.yaml").read_text())
+        assert (1, 7) == (resolved["rollout"]["n"], resolved["rollout"]["seed"])
+
+        for left in (["--nothing=1"], ["run2.yaml"]):
+            with pytest.raises(SystemExit):
+                main(["rollout", config, "--out", out, *left])
+            assert f"unrecognized arguments: {left[0]}" in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            main(["show", out, "0", "rollout.n=1"])
+
     def test_config_show_and_schema(self, run_dir, capsys):
         """
         The resolved config has the plugin's defaults, and fits the schema.

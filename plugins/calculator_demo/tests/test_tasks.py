@@ -122,6 +122,18 @@ def test_the_command_writes_json_lines(tmp_path: Path, capsys: pytest.CaptureFix
     assert "wrote 5 test tasks" in capsys.readouterr().out
 
 
+def test_harder_tasks(tmp_path, capsys):
+    """The mix can be chosen; a bad one is refused in one line. What trains the example is such a file."""
+    path = tmp_path / "rows.jsonl"
+    main(["--num", "512", "--step-weights", "5,50,45", "--out", str(path)])
+
+    assert (Path(__file__).parents[3] / "examples" / "train_calculator.jsonl").read_text() == path.read_text()
+    for bad in ("5,50", "5,-1,2", "0,0,0", "a,b,c"):
+        with pytest.raises(SystemExit):
+            main(["--step-weights", bad, "--out", str(path)])
+        assert "is not three whole numbers from 0 on" in capsys.readouterr().err
+
+
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     """--help ends with commands that can be copied."""
     with pytest.raises(SystemExit):

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         host = load(PluginRecipe())
         parser = make_parser(host)
-        options = parser.parse_args(arguments)
+        options = _parsed(parser, arguments)
         command: Command = options.command
         return command.run(options)
     except TurnwiseError as error:
@@ -60,3 +60,13 @@ def make_parser(host: Host) -> argparse.ArgumentParser:
         command.add_arguments(sub)
         sub.set_defaults(command=command)
     return parser
+
+
+def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse; values that are set behind an option count too, which argparse leaves over."""
+    options, left = parser.parse_known_args(arguments)
+    if left:
+        if not hasattr(options, "overrides") or any(each.startswith("-") or "=" not in each for each in left):
+            parser.error(f"unrecognized arguments: {' '.join(left)}")
+        options.overrides = [*options.overrides, *left]
+    return options

@@ -46,6 +46,7 @@ _EXAMPLES: Final = """
 examples:
   python -m turnwise_calculator_demo.tasks --split train --num 4096 --seed 0 --out train.jsonl
   python -m turnwise_calculator_demo.tasks --split test --num 64 --seed 0 --out test.jsonl
+  python -m turnwise_calculator_demo.tasks --num 512 --step-weights 5,50,45 --out hard.jsonl
 """
 
 
@@ -93,7 +94,9 @@ def generate_problems(split: Split, seed: int, step_weights: Mapping[int, int] =
             yield Problem(source.choice(QUESTIONS).format(render(expression)), expression)
 
 
-def generate_rows(split: Split, num: int, seed: int) -> list[dict[str, Any]]:
+def generate_rows(
+    split: Split, num: int, seed: int, step_weights: Mapping[int, int] = STEP_WEIGHTS
+) -> list[dict[str, Any]]:
     """
     The first `num` different problems of a stream as rows of a data file.
 
@@ -101,11 +104,12 @@ def generate_rows(split: Split, num: int, seed: int) -> list[dict[str, Any]]:
         split: `train` or `test`.
         num: Rows wanted.
         seed: The stream's seed.
+        step_weights: How often a problem of so many steps is drawn.
 
     Returns:
         Rows with the keys `prompt`, `agent_name`, `data_source`, `reward_model` and `extra_info`.
     """
-    problems = islice(_different(generate_problems(split, seed)), num)
+    problems = islice(_different(generate_problems(split, seed, step_weights)), num)
     return [_row(problem, split, index) for index, problem in enumerate(problems)]
 
 
@@ -158,6 +162,17 @@ def _row(problem: Problem, split: Split, index: int) -> dict[str, Any]:
     }
 
 
+def _step_weights(text: str) -> dict[int, int]:
+    """Reads how often a task of one, two and three calls is drawn."""
+    try:
+        weights = [int(each) for each in text.split(",")]
+    except ValueError:
+        weights = []
+    if len(weights) != 3 or min(weights) < 0 or not any(weights):
+        raise argparse.ArgumentTypeError(f"{text!r} is not three whole numbers from 0 on, one of them above: 5,50,45")
+    return dict(enumerate(weights, start=1))
+
+
 def _parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -169,6 +184,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--split", choices=get_args(Split), default="train", help="which split (default: train)")
     parser.add_argument("--num", type=int, default=64, help="tasks to write (default: 64)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the stream (default: 0)")
+    parser.add_argument(
+        "--step-weights",
+        type=_step_weights,
+        default=STEP_WEIGHTS,
+        metavar="A,B,C",
+        help="how often a task of one, two and three calls is drawn (default: 15,65,20)",
+    )
     parser.add_argument("--out", type=Path, required=True, help="file to write")
     return parser
 
@@ -181,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: The arguments; None takes those of the process.
     """
     options = _parser().parse_args(arguments)
-    rows = generate_rows(options.split, options.num, options.seed)
+    rows = generate_rows(options.split, options.num, options.seed, options.step_weights)
     write_rows(rows, options.out)
     print(f"wrote {len(rows)} {options.split} tasks to {options.out}")
 

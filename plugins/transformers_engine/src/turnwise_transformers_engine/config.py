@@ -30,7 +30,8 @@ class TransformersConfig:
         memory_fraction: share of the device's free memory that cache and batch may take.
         layout_cache_tokens: tokens of the cache for records with parallel paths, which grows as it is used; None is
             room for eight full contexts.
-        prefix_caching: keep full pages of finished requests for contexts that begin alike.
+        prefix_caching: keep full pages of finished requests for contexts that begin alike. Of requests for one context
+            at once, as for a GRPO group, the first reads it and the others wait for its pages.
         sleep: offer sleep levels. On a GPU that costs CUDA graphs, whose addresses would be stale after waking up.
         num_threads: threads of torch, in the whole process; None leaves them alone.
         seed: of torch's random numbers, in the whole process; None draws one. With a seed the same requests, sent in

@@ -29,7 +29,7 @@ from turnwise_transformers_engine.loading import (
     takes_layouts,
     vocab_size,
 )
-from turnwise_transformers_engine.requests import Pending
+from turnwise_transformers_engine.requests import Pending, Reads
 from turnwise_transformers_engine.sampling import request_options
 from turnwise_transformers_engine.sleeping import TAGS, Residence, memory_bytes
 from turnwise_transformers_engine.weights import swap_weights
@@ -57,6 +57,7 @@ class TransformersEngine:
         self._ended = ""
         self._last_failure = ""
         self._pending: dict[str, Pending] = {}
+        self._reads = Reads(config.tokens_per_page)
         self._handles = count()
         self._version = 0
         self._switching = asyncio.Lock()
@@ -123,13 +124,17 @@ class TransformersEngine:
         )
         self._pending[request.request_id] = pending
         try:
-            if request.layout is None:
-                self._submit(manager, pending, max_tokens)
-            else:
+            if request.layout is not None:
                 self._submit_layout(pending, max_tokens)
+            else:
+                if self._config.prefix_caching:
+                    await self._reads.wait(pending)
+                if not pending.ended.done():
+                    self._submit(manager, pending, max_tokens)
             aborted = await pending.ended
         finally:
             del self._pending[request.request_id]
+            pending.let_go()
             if request.layout is not None:
                 self._layouts.cancel(pending.handle)
             elif pending.output is None or not pending.output.is_finished():
@@ -308,9 +313,7 @@ class TransformersEngine:
                 failure = EngineError(f"request {pending.request.request_id!r} failed: {output.error}")
                 pending.fail(self._death(manager) or failure)
             else:
-                pending.output = output
-                if output.is_finished():
-                    pending.end(aborted=False)
+                pending.bring(output)
 
         return receive
 

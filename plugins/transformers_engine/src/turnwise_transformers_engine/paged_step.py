@@ -1,14 +1,16 @@
 """
 What the sequences of one step read from the manager's paged cache.
 
-The manager hands out the keys of all sequences end to end, token by token. Here those that decode get whole pages,
-padded into one tensor for all of them: one copy, in pieces as large as a page, into memory that is used again.
+The manager hands out the keys of all sequences end to end, token by token. Here those with few new tokens get whole
+pages, padded into one tensor for all that are alike: one copy, in pieces as large as a page, into memory that is used
+again.
 """
 
 # ruff: noqa: TID253 - loaded by an engine that has loaded torch
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,13 +19,19 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 _LEAST_ROWS = 16
-"""Fewer sequences than this are not worth calls of their own."""
+"""Fewer sequences that decode than this are not worth a call of their own."""
+
+_SIZES = (0, 1, 2, 4, 8, 16, 32, 64, 128)
+"""Up to how many new tokens are alike; a sequence with more than the last has work enough for a call of its own."""
+
+_MOST_SEEN = 1 << 22
+"""Pairs of a new token and one that it may see, padding included, that one call looks at."""
 
 
 @frozen(eq=False)
-class Several:
+class Alone:
     """
-    A sequence of which more than one token is new.
+    A sequence with many new tokens.
 
     Attributes:
         new: where these stand among the new tokens of the step.
@@ -35,19 +43,19 @@ class Several:
 
 
 @frozen(eq=False)
-class Single:
+class Together:
     """
-    S sequences of similar length that have one new token each; each reads P pages of T tokens.
+    S sequences of similar length, with up to Q new tokens each; each reads P pages of T tokens.
 
     Attributes:
-        rows: (S,) where their tokens stand among the new tokens of the step.
+        rows: (S, Q) where their tokens stand among the new tokens of the step; behind its end each has its last again.
         pages: (S * P,) that they read; behind its end each reads its first page.
-        real: (S, 1, 1, P * T) bool, which of the tokens in these pages are its own, and in the window.
+        seen: (S, 1, Q, P * T) bool, what each new token sees of these pages.
     """
 
     rows: Tensor
     pages: Tensor
-    real: Tensor
+    seen: Tensor
 
 
 @frozen(eq=False)
@@ -56,12 +64,12 @@ class StepPlan:
     What all layers of one kind share in a step.
 
     Attributes:
-        single: the sequences that decode.
-        several: the other ones.
+        together: most sequences.
+        alone: the other ones.
     """
 
-    single: tuple[Single, ...]
-    several: tuple[Several, ...]
+    together: tuple[Together, ...]
+    alone: tuple[Alone, ...]
 
 
 @frozen(eq=False)
@@ -140,28 +148,45 @@ def plan_of(cache: Any, pool: LayerPool, starts_q: Tensor, window: int | None) -
 
 def _planned(pool: LayerPool, starts_q: Tensor, window: int | None) -> StepPlan:
     num_new, lengths = starts_q.diff(), pool.starts.diff()
-    single = (num_new == 1).nonzero().squeeze(1)
-    # By length, in up to four parts: what is padded is read.
-    order = single[lengths[single].argsort()]
-    parts = order.tensor_split(max(1, min(4, len(order) // _LEAST_ROWS))) if len(order) else ()
+    together, alone = [], (num_new > _SIZES[-1]).nonzero().squeeze(1).tolist()
+    for some in _alike(num_new, lengths):
+        if len(some) == 1 and num_new[some[0]] > 1:
+            alone.append(int(some[0]))
+        else:
+            together.append(_together(pool, starts_q[some], num_new[some], pool.starts[some], lengths[some], window))
     ends_q, ends_k = starts_q.tolist(), pool.starts.tolist()
-    several = tuple(
-        Several(slice(*ends_q[index : index + 2]), pool.slots[slice(*ends_k[index : index + 2])])
-        for index in (num_new > 1).nonzero().squeeze(1).tolist()
+    singled_out = (
+        Alone(slice(*ends_q[index : index + 2]), pool.slots[slice(*ends_k[index : index + 2])]) for index in alone
     )
-    singles = (_single(pool, starts_q[part], pool.starts[part], lengths[part], window) for part in parts)
-    return StepPlan(tuple(singles), several)
+    return StepPlan(tuple(together), tuple(singled_out))
 
 
-def _single(pool: LayerPool, rows: Tensor, starts: Tensor, lengths: Tensor, window: int | None) -> Single:
-    offset = torch.arange(0, int(lengths.max()), pool.page_size, device=starts.device)[None]
-    begins = torch.where(offset < lengths[:, None], starts[:, None] + offset, starts[:, None])
-    token = torch.arange(offset.shape[1] * pool.page_size, device=starts.device)[None]
-    real = token < lengths[:, None]
-    if window is not None:
-        real &= token >= lengths[:, None] - window
+def _alike(num_new: Tensor, lengths: Tensor) -> Iterator[Tensor]:
+    """Yield which sequences are padded into one batch: what is padded is computed, and read."""
+    by_length = lengths.argsort()
+    size = torch.bucketize(num_new[by_length], torch.tensor(_SIZES, device=num_new.device))
+    for number in range(1, len(_SIZES)):
+        some = by_length[size == number]
+        if not len(some):
+            continue
+        pairs = len(some) * int(num_new[some].max()) * int(lengths[some].max())
+        parts = max(-(-pairs // _MOST_SEEN), min(4, len(some) // _LEAST_ROWS) if _SIZES[number] == 1 else 1)
+        yield from some.tensor_split(min(parts, len(some)))
+
+
+def _together(
+    pool: LayerPool, starts_q: Tensor, num_new: Tensor, starts: Tensor, lengths: Tensor, window: int | None
+) -> Together:
+    page = torch.arange(0, int(lengths.max()), pool.page_size, device=starts.device)[None]
+    begins = torch.where(page < lengths[:, None], starts[:, None] + page, starts[:, None])
     pages = (pool.slots[begins.flatten()] // pool.page_size).long()
-    return Single(rows, pages, real[:, None, None])
+    offset = torch.arange(int(num_new.max()), device=starts.device).minimum(num_new[:, None] - 1)
+    last = (lengths - num_new)[:, None, None] + offset[..., None]
+    token = torch.arange(page.shape[1] * pool.page_size, device=starts.device)
+    seen = token <= last
+    if window is not None:
+        seen &= token > last - window
+    return Together(starts_q[:, None] + offset, pages, seen[:, None])
 
 
 def padded(cache: Any, name: str, tokens: Tensor, pages: Tensor, page_size: int, num_rows: int) -> Tensor:

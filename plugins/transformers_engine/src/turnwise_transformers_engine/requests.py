@@ -1,4 +1,4 @@
-"""A request between `generate` and its answer: what has come back of it, and under which weights."""
+"""A request between `generate` and its answer: what has come back of it, under which weights, and who waits for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import numpy as np
-from attrs import define
+from attrs import define, field
 
 from turnwise.types import FinishReason, GenerateRequest, GenerateResult, TokenArray
 
@@ -23,6 +23,7 @@ class Pending:
         output: the manager's latest word: all tokens so far, and their log-probabilities.
         spans: index of the first token of each weight version, and the version.
         num_cached_tokens: tokens of the context that were found in the cache.
+        read: resolves when its context has been read, or will not be; None for one that others do not wait for.
     """
 
     request: GenerateRequest
@@ -31,11 +32,24 @@ class Pending:
     spans: list[tuple[int, int]]
     output: Any = None
     num_cached_tokens: int = 0
+    read: asyncio.Future[None] | None = None
 
     @property
     def num_sampled(self) -> int:
         """Tokens that have come back."""
         return 0 if self.output is None else len(self.output.generated_tokens)
+
+    def bring(self, output: Any) -> None:
+        """Take the manager's latest word."""
+        self.output = output
+        self.let_go()
+        if output.is_finished():
+            self.end(aborted=False)
+
+    def let_go(self) -> None:
+        """Let those go on that wait for the context to be read."""
+        if self.read is not None and not self.read.done():
+            self.read.set_result(None)
 
     def end(self, *, aborted: bool) -> None:
         """Let `generate` answer with what has come back."""
@@ -76,3 +90,36 @@ class Pending:
             return spans[0][1]
         starts = [start for start, _ in spans] + [num_tokens]
         return np.repeat(np.array([version for _, version in spans], np.int32), np.diff(starts))
+
+
+@define(eq=False)
+class Reads:
+    """
+    Contexts that are being read now: a GRPO group asks for one prompt many times at once.
+
+    Only what has been read is shared, so the others wait for the first, a step or two, and find its pages.
+
+    Attributes:
+        page_size: tokens; there is nothing to share in a context that fills no page.
+    """
+
+    page_size: int
+    _by_context: dict[bytes, asyncio.Future[None]] = field(factory=dict)
+
+    async def wait(self, pending: Pending) -> None:
+        """Return when the request is the one to read its context, when another has read it, or when it has ended."""
+        context = pending.request.token_ids
+        if len(context) <= self.page_size:
+            return
+        key = context.tobytes()
+        read = self._by_context.get(key)
+        if read is not None and not read.done():
+            await asyncio.wait((read, pending.ended), return_when=asyncio.FIRST_COMPLETED)
+            return
+        own = self._by_context[key] = pending.read = pending.ended.get_loop().create_future()
+
+        def forget(_read: asyncio.Future[None]) -> None:
+            if self._by_context.get(key) is own:
+                del self._by_context[key]
+
+        own.add_done_callback(forget)

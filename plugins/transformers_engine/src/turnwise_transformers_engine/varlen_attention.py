@@ -2,8 +2,8 @@
 Attention of many sequences at once without a flash kernel: for continuous batching on a CPU.
 
 transformers' own `sdpa` path lays all sequences of a step end to end and lets every query look at every key through a
-mask, so a step costs the square of the batch. Here each sequence meets its own keys: those that decode one token are
-padded into one batch, those that read a prompt go one by one. Results agree to rounding.
+mask, so a step costs the square of the batch. Here each sequence meets its own keys: those with about as many new
+tokens are padded into one batch, long prompts go one by one. Results agree to rounding.
 """
 
 from __future__ import annotations
@@ -72,30 +72,32 @@ def varlen_attention(
     plan = plan_of(cache, pool, options["cu_seq_lens_q"], sliding_window)
     # Zeros: the step may be padded with tokens of no sequence, and what memory held could be NaN.
     out = query.new_zeros(query.shape[2], query.shape[1], query.shape[3])
-    for single in plan.single:
+    for some in plan.together:
         keys, values = (
-            padded(cache, name, tokens, single.pages, pool.page_size, len(single.rows))
+            padded(cache, name, tokens, some.pages, pool.page_size, len(some.rows))
             for name, tokens in (("keys", pool.keys), ("values", pool.values))
         )
-        out[single.rows] = _one_each(query[0][:, single.rows], keys, values, single.real, scaling)
-    for each in plan.several:
+        out[some.rows] = _together(query[0][:, some.rows], keys, values, some.seen, scaling)
+    for each in plan.alone:
         own_keys, own_values = (tokens[each.slots].transpose(0, 1)[None] for tokens in (pool.keys, pool.values))
-        out[each.new] = _several(query[:, :, each.new], own_keys, own_values, scaling, sliding_window)
+        out[each.new] = _alone(query[:, :, each.new], own_keys, own_values, scaling, sliding_window)
     return out[None], None
 
 
-def _one_each(query: Tensor, keys: Tensor, values: Tensor, real: Tensor, scaling: float | None) -> Tensor:
-    """Return (S, H, D) for (H, S, D) queries, one for each of S sequences, and (S, L, G, D), of which some are real."""
-    heads, groups = query.shape[0], keys.shape[2]
-    # The heads of a group share keys: they stand where the queries of one sequence would.
-    queries = query.view(groups, heads // groups, *query.shape[1:]).permute(2, 0, 1, 3)
+def _together(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scaling: float | None) -> Tensor:
+    """Return (S, Q, H, D) for (H, S, Q, D) queries of S sequences, (S, L, G, D), and (S, 1, Q, L) who is seen."""
+    groups, depth = keys.shape[2], query.shape[3]
+    heads, num_rows, num_new = len(query) // groups, query.shape[1], query.shape[2]
+    # The heads of a group share keys: they stand where further queries of the sequence would.
+    queries = query.view(groups, heads, num_rows, num_new, depth).permute(2, 0, 1, 3, 4).flatten(2, 3)
+    mask = seen if num_new == 1 else seen.repeat(1, 1, heads, 1)
     out = scaled_dot_product_attention(
-        queries, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=real, scale=scaling
+        queries, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, scale=scaling
     )
-    return out.flatten(1, 2)
+    return out.view(num_rows, groups, heads, num_new, depth).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
-def _several(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
+def _alone(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
     """Return (N, H, D) for the last N tokens of one sequence of K: (1, H, N, D) and (1, G, K, D)."""
     num_new, num_all = query.shape[2], key.shape[2]
     seen: Tensor | None = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _own_address() -> str:
-    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it unannotated
     return address
 
 

@@ -154,7 +154,7 @@ class PoolModel:
         theirs = dict(self.model.named_modules(remove_duplicate=False))
         for name, module in self._twin.named_modules(remove_duplicate=False):
             module._parameters.update(theirs[name]._parameters)  # noqa: SLF001 - shared, not copied
-            module._buffers.update(theirs[name]._buffers)  # noqa: SLF001 - likewise
+            module._buffers.update(theirs[name]._buffers)  # noqa: SLF001 - shared, not copied
         return self._twin
 
 

@@ -133,7 +133,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         pad_token_id=tokenizer.pad_token_id,
         dtype="float32",
     )
-    return Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]  # likewise
+    return Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]  # transformers leaves it unannotated
 
 
 def _texts(config: TrainConfig, num: int | None = None) -> Iterator[tuple[str, str]]:
@@ -205,7 +205,7 @@ def train(config: TrainConfig, model: Qwen3ForCausalLM, tokenizer: PreTrainedTok
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write the model's folder: weights, configs, tokenizer and chat template."""
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]  # likewise
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers leaves it unannotated
         do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     model.save_pretrained(folder)
@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: %(default)s)")
     options = parser.parse_args(arguments)
     config = TrainConfig(steps=options.steps, seed=options.seed)
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # likewise
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it unannotated
     torch.set_num_threads(options.threads)
     torch.manual_seed(config.seed)
     tokenizer = build_tokenizer(config)

@@ -29,8 +29,9 @@ def request(number, ids, trajectory="t", **sampling):
 class Cluster:
     """Replicas and one worker's pool, joined without Ray; messages pass through the event loop."""
 
-    def __init__(self, group, num_replicas=2, **engine):
+    def __init__(self, group, num_replicas=2, coalesce_s=0.0, **engine):
         self.group = group
+        self.coalesce_s = coalesce_s
         self.pool = ReplicaPool(RoundRobin(), ScriptedEngine().capabilities, num_replicas, revive_s=0.2)
         self.engines = [ScriptedEngine(policy=POLICY, **engine) for _ in range(num_replicas)]
         self.messages = []
@@ -39,7 +40,7 @@ class Cluster:
     async def start(self):
         for index, engine in enumerate(self.engines):
             await engine.start()
-            self.servers.append(ReplicaServer(engine))
+            self.servers.append(ReplicaServer(engine, coalesce_s=self.coalesce_s))
             self.up(index)
         return self
 
@@ -127,6 +128,35 @@ def test_only_new_tokens_travel():
     assert len(seen) == 4
     assert seen[-1].token_ids[-3:].tolist() == [7, 8, 9]
     assert seen[-1].token_ids[:50].tolist() == list(range(50))
+
+
+def test_an_answer_does_not_wait_when_no_other_can_come():
+    """
+    A replica with nothing else to do sends at once, however long its messages may wait for each other.
+    """
+
+    async def body(cluster):
+        async with asyncio.timeout(30):
+            return [await cluster.pool.generate(request(turn, [1, 2, 3], f"t{turn}")) for turn in range(5)]
+
+    assert len(run(body, coalesce_s=3600.0)) == 5
+
+
+def test_what_an_episode_left_is_forgotten_with_it():
+    """
+    The trajectories of one episode are forgotten by the worker and the replica, those of others are not.
+    """
+
+    async def body(cluster):
+        for turn, name in enumerate(("e", "e/1", "e/2", "e2", "f/1")):
+            await cluster.pool.generate(request(turn, [1, 2, 3], name))
+        cluster.pool.release("e")
+        await asyncio.sleep(0.05)
+        return cluster
+
+    cluster = run(body)
+    assert sorted(name for server in cluster.servers for name in server._contexts) == ["e2", "f/1"]
+    assert sorted(name for m in cluster.messages for name in m.released) == ["e", "e/1", "e/2"]
 
 
 def test_requests_of_one_tick_are_one_message():

@@ -11,6 +11,7 @@ from turnwise.episode_setup import Limits
 from turnwise.episode_spec import EpisodeSpec
 from turnwise.observer import Observer
 from turnwise.routing import RoundRobin
+from turnwise.runtime.pool_client import Peer
 from turnwise.runtime.ray_actors import WorkerActor
 from turnwise.runtime.replica_server import ReplicaServer
 from turnwise.runtime.result_wire import unpack_episodes
@@ -91,7 +92,7 @@ async def run(num_episodes):
     """Run episodes in an actor with one replica beside it, and return the engine and the results by number."""
     ends = Ends()
     engine = CountingEngine(ends)
-    actor, server = WorkerActor("w", Blueprint(ends), {"policy": (engine.capabilities, 1)}), ReplicaServer(engine)
+    actor, server = WorkerActor("w", Blueprint(ends), {"policy": Peer(engine.capabilities, 1)}), ReplicaServer(engine)
     results = {}
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(actor.watch())

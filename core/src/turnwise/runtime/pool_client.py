@@ -5,13 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from attrs import frozen
+
 from turnwise.protocols import Router
 from turnwise.runtime.replica_pool import ReplicaPool
 from turnwise.runtime.wire import ToReplica, ToWorker
 from turnwise.types import Capabilities
 
-Peer = tuple[Capabilities, int]
-"""What the replicas of a model can do, and how many there are."""
+
+@frozen
+class Peer:
+    """
+    The replicas of a model, as those who use them must know them.
+
+    Attributes:
+        capabilities: of the replicas, which are all alike.
+        num_replicas: how many there are.
+        coalesce_s: shortest time between two messages to one of them.
+    """
+
+    capabilities: Capabilities
+    num_replicas: int
+    coalesce_s: float = 0.0
 
 
 class PoolClientActor:
@@ -20,7 +35,8 @@ class PoolClientActor:
     def __init__(self, name: str, make_router: Callable[[], Router], peers: Mapping[str, Peer]) -> None:
         self._name = name
         self._pools = {
-            pool: ReplicaPool(make_router(), capabilities, count) for pool, (capabilities, count) in peers.items()
+            pool: ReplicaPool(make_router(), peer.capabilities, peer.num_replicas, peer.coalesce_s)
+            for pool, peer in peers.items()
         }
 
     async def replica_up(self, index: int, handle: Any, pool: str = "policy") -> None:

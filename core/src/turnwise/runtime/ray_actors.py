@@ -67,10 +67,10 @@ class Blueprint(Protocol):
 class ReplicaActor:
     """One engine. All methods but the constructor run on the actor's event loop."""
 
-    def __init__(self, blueprint: Blueprint, max_in_flight: int, pool: str = "policy") -> None:
+    def __init__(self, blueprint: Blueprint, max_in_flight: int, coalesce_s: float, pool: str = "policy") -> None:
         self._engine = blueprint.make_engine() if pool == "policy" else blueprint.make_judge_engine()
         self._pool_name = pool
-        self._server = ReplicaServer(self._engine, max_in_flight)
+        self._server = ReplicaServer(self._engine, max_in_flight, coalesce_s)
         self._memory = EngineMemory(self._engine)
         self._blueprint = blueprint
         self._workers: dict[str, Any] = {}

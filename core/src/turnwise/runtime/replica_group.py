@@ -55,7 +55,7 @@ class ReplicaGroup:
     @property
     def peer(self) -> Peer:
         """What a client must know to use the replicas."""
-        return self.capabilities, self.pool.num_replicas
+        return Peer(self.capabilities, self.pool.num_replicas, self.options.coalesce_s)
 
     async def start(self, seat: Seat) -> Any:
         """Start a replica and make it known to every client."""
@@ -63,7 +63,7 @@ class ReplicaGroup:
             await self.weights.until_awake()
         options = await self._places.actor_options(seat.index, self.options.start_timeout_s)
         actor = self.cluster.actor(ReplicaActor, seat, **options)
-        handle = actor.remote(self.blueprint, self.pool.max_in_flight, self.pool.name)
+        handle = actor.remote(self.blueprint, self.pool.max_in_flight, self.options.coalesce_s, self.pool.name)
         self.capabilities = await first_answer(handle, handle.start.remote(), self.options.start_timeout_s)
         watch = handle.watch.remote()
 

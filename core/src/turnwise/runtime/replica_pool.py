@@ -1,25 +1,28 @@
 """
 A worker's side of the wire: an engine client over many replicas.
 
-It routes, sends only new tokens, coalesces the requests of one tick into a message per replica, and when a replica
-dies lets its requests go on elsewhere from their own tokens. It knows nothing of Ray.
+It routes, sends only new tokens, coalesces what goes to one replica, and when a replica dies lets its requests go on
+elsewhere from their own tokens. It knows nothing of Ray.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
-from attrs import define, evolve, field
+from attrs import define, field
 
 from turnwise.errors import AsleepError, EngineError, ReplicaDiedError
 from turnwise.observer import LimitReached, RequestRouted, RouteKind
 from turnwise.protocols import ReplicaLoad, Router
+from turnwise.runtime.coalescing import Coalescer
 from turnwise.runtime.wire import ToReplica, ToWorker, pack_requests, unpack_results
 from turnwise.telemetry import Observers
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
 
 Send = Callable[[ToReplica], None]
+_GONE = ReplicaLoad(available=False)
 
 
 @define(eq=False)
@@ -37,20 +40,32 @@ class _Link:
 
     Attributes:
         send: hands a message over; None while the replica is dead.
-        known: by trajectory id, how many tokens the replica holds.
+        known: by episode and trajectory id, how many tokens the replica holds.
         reported: the load it told last, of all workers.
     """
 
-    send: Send | None = None
-    known: dict[str, int] = field(factory=dict)
+    send: Send | None
+    reported: ReplicaLoad
+    known: dict[str, dict[str, int]] = field(factory=dict)
     waiting: dict[str, _Waiting] = field(factory=dict)
-    reported: ReplicaLoad = field(factory=lambda: ReplicaLoad(available=False))
     num_tokens: int = 0
     outbox: list[GenerateRequest] = field(factory=list)
     aborted: list[str] = field(factory=list)
     cancelled: list[str] = field(factory=list)
     released: list[str] = field(factory=list)
-    scheduled: bool = False
+    messages: Coalescer = field(init=False)
+
+    def num_known(self, trajectory_id: str) -> int:
+        """Return how many tokens the replica holds."""
+        return self.known.get(_episode_of(trajectory_id), {}).get(trajectory_id, 0)
+
+    def learn(self, trajectory_id: str, num_tokens: int) -> None:
+        """Note how many tokens the replica holds now."""
+        self.known.setdefault(_episode_of(trajectory_id), {})[trajectory_id] = num_tokens
+
+    def forget(self, trajectory_id: str) -> None:
+        """Count on no token of it."""
+        self.known.get(_episode_of(trajectory_id), {}).pop(trajectory_id, None)
 
 
 @define(eq=False)
@@ -62,6 +77,7 @@ class ReplicaPool:
         router: chooses a replica for a trajectory.
         capabilities: of the replicas, which are all alike.
         num_replicas: how many there are.
+        coalesce_s: shortest time between two messages to a replica.
         revive_s: seconds to wait for a replica when all are dead.
         max_moves: how often one request may go on elsewhere.
         num_moves: requests that had to.
@@ -71,6 +87,7 @@ class ReplicaPool:
     router: Router
     capabilities: Capabilities
     num_replicas: int
+    coalesce_s: float = 0.0
     revive_s: float = 60.0
     max_moves: int = 8
     num_moves: int = field(default=0, init=False)
@@ -85,7 +102,7 @@ class ReplicaPool:
 
     def __attrs_post_init__(self) -> None:
         """Begin with no replica."""
-        self._links = [_Link() for _ in range(self.num_replicas)]
+        self._links = [self._link() for _ in range(self.num_replicas)]
 
     # The engine client
 
@@ -98,7 +115,7 @@ class ReplicaPool:
             except ReplicaDiedError:
                 self.num_moves += 1
             except AsleepError:
-                self._links[index].reported = ReplicaLoad(available=False)
+                self._links[index].reported = _GONE
         raise ReplicaDiedError(f"gave up after {self.max_moves} replicas died under one request: {self._obituary}")
 
     async def abort(self, request_id: str) -> None:
@@ -106,19 +123,17 @@ class ReplicaPool:
         for link in self._links:
             if request_id in link.waiting:
                 link.aborted.append(request_id)
-                self._schedule(link)
+                link.messages.schedule()
 
     def release(self, trajectory_id: str) -> None:
         """Forget an episode: its trajectories are `trajectory_id` and those that begin with it and a slash."""
         self.router.release(trajectory_id)
         self._home.pop(trajectory_id, None)
         for link in self._links:
-            ended = [key for key in link.known if key.partition("/")[0] == trajectory_id]
-            for key in ended:
-                del link.known[key]
+            ended = link.known.pop(trajectory_id, None)
             if ended and link.send is not None:
                 link.released += ended
-                self._schedule(link)
+                link.messages.schedule()
 
     # What the runtime tells
 
@@ -128,12 +143,12 @@ class ReplicaPool:
 
     def replica_up(self, index: int, send: Send) -> None:
         """Use a replica, new or restarted; it holds no tokens yet."""
-        self._links[index] = _Link(send=send, reported=ReplicaLoad())
+        self._links[index] = self._link(send, ReplicaLoad())
         self._revived.set()
 
     def replica_down(self, index: int, reason: str) -> None:
         """Stop using a replica; what it was asked goes on elsewhere."""
-        link, self._links[index] = self._links[index], _Link()
+        link, self._links[index] = self._links[index], self._link()
         self._obituary = reason
         if not any(other.send for other in self._links):
             self._revived.clear()
@@ -156,13 +171,13 @@ class ReplicaPool:
             self._observers.emit("on_limit_reached", event)
         for request_id, result in unpack_results(message, index):
             if waiting := link.waiting.get(request_id):
-                link.known[waiting.request.trajectory_id] = len(waiting.request.token_ids) + len(result.token_ids)
+                link.learn(waiting.request.trajectory_id, len(waiting.request.token_ids) + len(result.token_ids))
                 _settle(waiting, result)
         for request_id in message.unknown:
             if waiting := link.waiting.get(request_id):
-                link.known.pop(waiting.request.trajectory_id, None)
+                link.forget(waiting.request.trajectory_id)
                 link.outbox.append(waiting.request)
-                self._schedule(link)
+                link.messages.schedule()
         for request_id, kind, text in message.failed:
             if waiting := link.waiting.get(request_id):
                 self._forget(link, waiting.request.trajectory_id)
@@ -191,7 +206,7 @@ class ReplicaPool:
 
     def _choose_aloud(self, request: GenerateRequest, loads: list[ReplicaLoad]) -> int:
         """Choose, and tell the observers how; what a router itself knows of the reason is only its business."""
-        episode = request.trajectory_id.partition("/")[0]
+        episode = _episode_of(request.trajectory_id)
         before = self._home.get(episode)
         decide = getattr(self.router, "decide", None)
         if decide is None:
@@ -210,11 +225,12 @@ class ReplicaPool:
     def _load(self, link: _Link) -> ReplicaLoad:
         # What others have there was told with the last answer; what this worker has is known exactly.
         if link.send is None:
-            return ReplicaLoad(available=False)
-        return evolve(
-            link.reported,
-            num_requests=max(link.reported.num_requests, len(link.waiting)),
-            num_tokens=max(link.reported.num_tokens, link.num_tokens),
+            return _GONE
+        told = link.reported
+        return ReplicaLoad(
+            num_requests=max(told.num_requests, len(link.waiting)),
+            num_tokens=max(told.num_tokens, link.num_tokens),
+            available=told.available,
         )
 
     async def _ask(self, index: int, request: GenerateRequest) -> GenerateResult:
@@ -223,7 +239,7 @@ class ReplicaPool:
         link.waiting[request.request_id] = waiting
         link.num_tokens += len(request.token_ids)
         link.outbox.append(request)
-        self._schedule(link)
+        link.messages.schedule()
         try:
             return await waiting.answered
         except asyncio.CancelledError:
@@ -236,25 +252,28 @@ class ReplicaPool:
 
     def _forget(self, link: _Link, trajectory_id: str) -> None:
         """Count on nothing that the replica holds of a trajectory, and let it forget that too."""
-        link.known.pop(trajectory_id, None)
+        link.forget(trajectory_id)
         link.released.append(trajectory_id)
-        self._schedule(link)
+        link.messages.schedule()
 
-    def _schedule(self, link: _Link) -> None:
-        if not link.scheduled:
-            link.scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush, link)
+    def _link(self, send: Send | None = None, reported: ReplicaLoad = _GONE) -> _Link:
+        link = _Link(send, reported)
+        link.messages = Coalescer(partial(self._flush, link), self.coalesce_s)
+        return link
 
     def _flush(self, link: _Link) -> None:
-        link.scheduled = False
         # More known than there is would mean another record under the same id: then it is sent whole.
-        known = [link.known.get(request.trajectory_id, 0) for request in link.outbox]
+        known = [link.num_known(request.trajectory_id) for request in link.outbox]
         requests = [(r, n if n <= len(r.token_ids) else 0) for r, n in zip(link.outbox, known, strict=True)]
         message = pack_requests(requests, aborted=link.aborted, cancelled=link.cancelled, released=link.released)
         link.outbox, link.aborted, link.cancelled, link.released = [], [], [], []
         self.num_sent_tokens += len(message.token_ids)
         if link.send is not None:
             link.send(message)
+
+
+def _episode_of(trajectory_id: str) -> str:
+    return trajectory_id.partition("/")[0]
 
 
 def _settle(waiting: _Waiting, answer: GenerateResult | EngineError) -> None:

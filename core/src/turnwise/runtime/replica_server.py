@@ -2,7 +2,7 @@
 A replica's side of the wire: keeps the contexts of the trajectories that stick to it, and answers in batches.
 
 It wraps any engine and knows nothing of Ray: messages come in through `receive` and leave through the `post` of each
-worker, once per tick of the event loop.
+worker, coalesced.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 from attrs import define, field
 
 from turnwise.errors import AsleepError, ReplicaDiedError, TornWeightsError, TurnwiseError
 from turnwise.protocols import Engine, ReplicaLoad
+from turnwise.runtime.coalescing import Coalescer
 from turnwise.runtime.wire import ToReplica, ToWorker, UnpackedRequest, pack_results, unpack_requests
 from turnwise.types import GenerateRequest, GenerateResult, TokenArray
 
@@ -59,7 +61,7 @@ class _Outbox:
     unknown: list[str] = field(factory=list)
     failed: list[tuple[str, str, str]] = field(factory=list)
     num_queued: int = 0
-    scheduled: bool = False
+    messages: Coalescer = field(init=False)
 
 
 @define(eq=False)
@@ -70,6 +72,7 @@ class ReplicaServer:
     Attributes:
         engine: started.
         max_in_flight: most requests that the engine gets at once; the others wait here.
+        coalesce_s: shortest time between two messages to a worker, while requests run.
         available: whether requests are taken; not while the engine sleeps.
         bytes_in: bytes of token columns received so far.
         bytes_out: bytes of token columns sent so far.
@@ -77,6 +80,7 @@ class ReplicaServer:
 
     engine: Engine
     max_in_flight: int = 1024
+    coalesce_s: float = 0.0
     available: bool = field(default=True, init=False)
     bytes_in: int = field(default=0, init=False)
     bytes_out: int = field(default=0, init=False)
@@ -97,13 +101,14 @@ class ReplicaServer:
 
     def connect(self, worker: str, post: Post) -> None:
         """Say how messages reach a worker."""
-        self._outboxes[worker] = _Outbox(post)
+        box = self._outboxes[worker] = _Outbox(post)
+        box.messages = Coalescer(partial(self._flush, box), self.coalesce_s)
 
     def announce(self, *, available: bool) -> None:
         """Tell every worker, at once, whether to send requests here; those that come all the same are sent back."""
         self.available = available
         for box in self._outboxes.values():
-            self._flush(box)
+            box.messages.now()
 
     def disconnect(self, worker: str) -> None:
         """Forget a worker that has gone, and its contexts; what it waits for goes on to its end and is dropped."""
@@ -175,16 +180,17 @@ class ReplicaServer:
         return self._outboxes.get(worker) or _Outbox(_drop)
 
     def _schedule(self, worker: str) -> None:
-        box = self._outboxes.get(worker)
-        if box is not None and not box.scheduled:
-            box.scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush, box)
+        if box := self._outboxes.get(worker):
+            if self._running:
+                box.messages.schedule()
+            else:
+                box.messages.now()  # nothing else will come to wait for
 
     def _flush(self, box: _Outbox) -> None:
         message = pack_results(
             box.results, unknown=box.unknown, failed=box.failed, num_queued=box.num_queued, load=self.load
         )
-        box.results, box.unknown, box.failed, box.num_queued, box.scheduled = [], [], [], 0, False
+        box.results, box.unknown, box.failed, box.num_queued = [], [], [], 0
         self.bytes_out += message.num_bytes
         box.post(message)
 

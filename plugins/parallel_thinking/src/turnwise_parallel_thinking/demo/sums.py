@@ -4,7 +4,7 @@ The demo's tasks: sums of small numbers, and what a model that thinks in paralle
 Two numbers are added at once. Three take a block whose paths add them in orders of their own; five take a second block
 for the rest. Paths slip now and then, and a summary takes what most of them say, so more paths are right more often.
 
-Write a file of tasks with `python -m turnwise_parallel_thinking.demo.sums --split test --num 64 --out sums.jsonl`.
+`python -m turnwise_parallel_thinking.demo.sums` writes a file of tasks.
 """
 
 # ruff: noqa: T201 - a command prints
@@ -29,6 +29,14 @@ Split = Literal["train", "test"]
 DATA_SOURCE: Final = "sums"
 ANSWER: Final = "Final Answer: "
 _LENGTHS: Final = (2, 3, 3, 5)
+_EXAMPLES: Final = """\
+examples:
+  python -m turnwise_parallel_thinking.demo.sums --split test --num 64 --out sums.jsonl
+  python -m turnwise_parallel_thinking.demo.sums --lengths 5 --num 256 --out long.jsonl
+"""
+_PATIENCE: Final = 100_000
+"""Problems that are known already, one after the other, after which there are no more."""
+
 _TAGS: Final = Tags()
 
 
@@ -55,11 +63,18 @@ class Problem:
         return "test" if len(self.numbers) > 2 and digest[0] % 8 == 0 else "train"
 
 
-def problems(split: Split, seed: int) -> Iterator[Problem]:
-    """Yield an endless stream of problems, the same for the same seed; sums of two are in both splits."""
+def problems(split: Split, seed: int, lengths: Sequence[int] = _LENGTHS) -> Iterator[Problem]:
+    """
+    Yield an endless stream of problems, the same for the same seed; sums of two are in both splits.
+
+    Args:
+        split: which problems.
+        seed: of the stream.
+        lengths: how many numbers a sum has; each is as likely as it is often in here.
+    """
     source = random.Random(f"{split}-{seed}")
     while True:
-        problem = Problem(tuple(source.randint(1, 9) for _ in range(source.choice(_LENGTHS))))
+        problem = Problem(tuple(source.randint(1, 9) for _ in range(source.choice(lengths))))
         if problem.split == split or len(problem.numbers) == 2:
             yield problem
 
@@ -112,13 +127,22 @@ def _way(numbers: Sequence[int], source: random.Random, slips: float, *, begins:
     return total, ",".join(steps)
 
 
-def rows(split: Split, num: int, seed: int) -> list[dict[str, Any]]:
-    """Return the first `num` different problems of a stream as rows of a data file."""
+def rows(split: Split, num: int, seed: int, lengths: Sequence[int] = _LENGTHS) -> list[dict[str, Any]]:
+    """
+    Return the first `num` different problems of a stream as rows of a data file.
+
+    Raises:
+        ValueError: when the stream brings nothing new any more.
+    """
     chosen: dict[Problem, None] = {}
-    for problem in problems(split, seed):
+    num_known = 0
+    for problem in problems(split, seed, lengths):
+        num_known = num_known + 1 if problem in chosen else 0
         chosen[problem] = None
         if len(chosen) == num:
             break
+        if num_known == _PATIENCE:
+            raise ValueError(f"there are no more than {len(chosen)} such sums, {num} were asked for")
     return [
         {
             "prompt": [{"role": "user", "content": problem.question}],
@@ -133,13 +157,29 @@ def rows(split: Split, num: int, seed: int) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write a file of tasks."""
-    parser = argparse.ArgumentParser(prog="python -m turnwise_parallel_thinking.demo.sums", description="Write sums.")
+    parser = argparse.ArgumentParser(
+        prog="python -m turnwise_parallel_thinking.demo.sums",
+        description="Write sums.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--split", choices=("train", "test"), default="train", help="which split (default: train)")
     parser.add_argument("--num", type=int, default=64, help="tasks to write (default: 64)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the stream (default: 0)")
+    parser.add_argument(
+        "--lengths",
+        type=int,
+        nargs="+",
+        choices=(2, 3, 5),
+        default=_LENGTHS,
+        help="numbers of a sum, each as likely as it is often named (default: 2 3 3 5)",
+    )
     parser.add_argument("--out", type=Path, required=True, help="file to write")
     options = parser.parse_args(arguments)
-    lines = [json.dumps(row) + "\n" for row in rows(options.split, options.num, options.seed)]
+    try:
+        lines = [json.dumps(row) + "\n" for row in rows(options.split, options.num, options.seed, options.lengths)]
+    except ValueError as error:
+        parser.error(str(error))
     options.out.write_text("".join(lines), encoding="utf-8")
     print(f"wrote {len(lines)} {options.split} tasks to {options.out}")
 

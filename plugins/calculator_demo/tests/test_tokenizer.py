@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast
 from turnwise_calculator_demo import model_dir
 from turnwise_calculator_demo.encoding import EpisodeEncoder
 from turnwise_calculator_demo.episodes import TOOL_SCHEMA, call_text
-from turnwise_calculator_demo.tokenizer import END_OF_TEXT, TAGS, TURN_END, TURN_START, build_tokenizer
+from turnwise_calculator_demo.train import TAGS, TrainConfig, recipe
+from turnwise_tiny_models import END_OF_TEXT, TURN_END, TURN_START
 
 TOKENIZER = PreTrainedTokenizerFast.from_pretrained(model_dir())
 MARKED = st.text() | st.sampled_from([*TAGS, TURN_START, TURN_END, END_OF_TEXT])
@@ -156,6 +157,8 @@ def test_an_unknown_role_is_an_error() -> None:
         rendered([{"role": "narrator", "content": "Once"}])
 
 
-def test_the_template_is_the_packages_own() -> None:
-    """The shipped model's template is the one that training writes."""
-    assert build_tokenizer(["some text"], 300).chat_template == TOKENIZER.chat_template
+def test_training_begins_with_the_shipped_tokenizer() -> None:
+    """Vocabulary, merges and template are those that training makes."""
+    made = recipe(TrainConfig()).tokenizer
+    assert made.backend_tokenizer.to_str() == TOKENIZER.backend_tokenizer.to_str()
+    assert made.chat_template == TOKENIZER.chat_template

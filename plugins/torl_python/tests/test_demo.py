@@ -93,3 +93,15 @@ def test_training_writes_a_folder(tmp_path, capsys):
     train_main(["--out", str(tmp_path / "model"), "--steps", "2"])
     assert {path.name for path in (tmp_path / "model").iterdir()} == FILES
     assert "step     2/2" in capsys.readouterr().out
+
+
+def test_training_begins_with_the_shipped_tokenizer():
+    """Vocabulary and merges are those that training makes."""
+    from transformers import AutoTokenizer
+
+    from turnwise_torl_python.demo.train import TrainConfig, recipe
+
+    shipped = AutoTokenizer.from_pretrained(model_dir())
+    made = recipe(TrainConfig()).tokenizer
+    assert made.backend_tokenizer.to_str() == shipped.backend_tokenizer.to_str()
+    assert made.chat_template == shipped.chat_template

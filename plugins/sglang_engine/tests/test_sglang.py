@@ -1,6 +1,7 @@
 """The real SGLang: what it samples is what a plain forward pass of the model says, update after update."""
 
 import asyncio
+import copy
 import os
 import signal
 
@@ -11,7 +12,7 @@ from turnwise.errors import EngineError, ReplicaDiedError
 from turnwise.protocols import Resources
 from turnwise.testing.engine_load_checks import updates_under_load
 from turnwise.testing.engine_probe import EngineProbe
-from turnwise.testing.reference_model import TransformersReference
+from turnwise.testing.reference_model import TransformersReference, save_random_model
 from turnwise.types import FinishReason, GenerateRequest, SamplingParams
 from turnwise_sglang_engine import SglangConfig, SglangEngine
 
@@ -28,7 +29,6 @@ def model_path(tmp_path_factory):
     """A tied Qwen3 of two layers with random, sharpened weights, and the tokenizer of the calculator demo."""
     import shutil
 
-    import torch
     import transformers
 
     from turnwise_calculator_demo import model_dir
@@ -45,65 +45,35 @@ def model_path(tmp_path_factory):
         max_position_embeddings=1024,
         tie_word_embeddings=True,
     )
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            weight.mul_(20.0 if "embed" in name else 8.0 if "proj" in name else 1.0)
-    model.save_pretrained(path)
+    save_random_model(config, path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(model_dir() / name, path)
     return path
 
 
-class Truth:
-    """The model by a plain float32 forward pass, under any version of its weights; version 0 is what is on the disk."""
+def logprobs_of(model, asked, ids):
+    """Return (len(ids),) log-probabilities after temperature and the two filters, each on all ids as in SGLang."""
+    import torch
 
-    def __init__(self, path):
-        import torch
-        import transformers
-
-        torch.set_num_threads(1)
-        self._torch = torch
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-        self._first = {name: weight.detach().clone() for name, weight in self._model.named_parameters()}
-        self._loaded = 0
-
-    def weights(self, version):
-        """Return every weight of a version: the first ones with noise of its own."""
-        noise = self._torch.Generator().manual_seed(version)
-        return [
-            (name, weight + weight.std() * self._torch.randn(weight.shape, generator=noise) * (version > 0) * 0.5)
-            for name, weight in self._first.items()
-        ]
-
-    def logits(self, version, ids):
-        """Return (len(ids), V) logits."""
-        torch = self._torch
-        with torch.no_grad():
-            if version != self._loaded:
-                for name, weight in self.weights(version):
-                    self._model.get_parameter(name).copy_(weight)
-                self._loaded = version
-            return self._model(torch.tensor(np.asarray(ids, np.int64))[None]).logits[0].double()
-
-    def logprobs(self, version, context, ids, sampling):
-        """Return (len(ids),) log-probabilities after temperature and the two filters, each on all ids as in SGLang."""
-        torch = self._torch
-        logits = self.logits(version, [*context, *ids])[len(context) - 1 : -1] / sampling.temperature
-        values, order = logits.softmax(-1).sort(descending=True)
-        outside = values.cumsum(-1) - values > sampling.top_p
-        if sampling.top_k != -1:
-            outside[:, sampling.top_k :] = True
-        logits[torch.zeros_like(outside).scatter(-1, order, outside)] = -torch.inf
-        chosen = torch.tensor(np.asarray(ids, np.int64))[:, None]
-        return logits.log_softmax(-1).gather(-1, chosen)[:, 0].numpy()
+    sampling = asked.sampling
+    row = torch.tensor([[*asked.token_ids, *ids]])
+    with torch.no_grad():
+        logits = model(row).logits[0, len(asked.token_ids) - 1 : -1].double() / sampling.temperature
+    values, order = logits.softmax(-1).sort(descending=True)
+    outside = values.cumsum(-1) - values > sampling.top_p
+    if sampling.top_k != -1:
+        outside[:, sampling.top_k :] = True
+    logits[torch.zeros_like(outside).scatter(-1, order, outside)] = -torch.inf
+    return logits.log_softmax(-1).gather(-1, row[0, -len(ids) :, None])[:, 0].numpy()
 
 
 @pytest.fixture(scope="module")
 def truth(model_path):
-    """The model's forward pass."""
-    return Truth(model_path)
+    """The model's forward pass, under its own and under other weights, on one of the cores that SGLang uses too."""
+    import torch
+
+    torch.set_num_threads(1)
+    return TransformersReference(model_path)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +104,7 @@ def engine(model_path, runner):
 def first_weights(engine, runner, truth):
     """Leave the engine with the weights that it began with."""
     yield
-    runner.run(engine.update_weights(truth.weights(0), 0))
+    runner.run(engine.update_weights(truth.weights(variant=0), 0))
 
 
 def request(number, **sampling):
@@ -161,7 +131,7 @@ def test_logprobs_are_those_of_the_distribution_drawn_from(engine, runner, truth
     results = runner.run(together(engine, requests))
 
     errors = [
-        np.abs(truth.logprobs(0, each.token_ids, result.token_ids, each.sampling) - result.logprobs).max()
+        np.abs(logprobs_of(truth.model(variant=0), each, result.token_ids) - result.logprobs).max()
         for each, result in zip(requests, results, strict=True)
     ]
     print(f"largest difference of {32 * 32} log-probabilities with {sampling}: {max(errors):.2g}")
@@ -180,7 +150,7 @@ def test_each_request_draws_as_it_asked_in_any_company(engine, runner, truth):
     assert {0.0} == {value for each in results[::5] for value in each.logprobs.tolist()}
     for each, result in zip(requests, results, strict=True):
         if each.sampling.temperature:
-            expected = truth.logprobs(0, each.token_ids, result.token_ids, each.sampling)
+            expected = logprobs_of(truth.model(variant=0), each, result.token_ids)
             np.testing.assert_allclose(result.logprobs, expected, atol=LOGPROB_BOUND, rtol=0)
 
 
@@ -192,9 +162,9 @@ def test_a_known_context_is_not_read_again(engine, runner, truth, first_weights)
 
     async def scenario():
         # Nothing of other tests, whose contexts may begin alike.
-        await engine.update_weights(truth.weights(0), 0)
+        await engine.update_weights(truth.weights(variant=0), 0)
         counts = [(await engine.generate(ask)).num_cached_tokens for _ in range(2)]
-        await engine.update_weights(truth.weights(1), 1)
+        await engine.update_weights(truth.weights(variant=1), 1)
         return [*counts, (await engine.generate(ask)).num_cached_tokens]
 
     assert [0, 99, 0] == runner.run(scenario())
@@ -229,15 +199,14 @@ def test_the_models_end_of_turn_ends_only_turns_that_ask_for_it(engine, runner, 
     for each in results:
         assert each.finish_reason is (FinishReason.STOP if each.token_ids[-1] == 361 else FinishReason.LENGTH)
     for each, result in zip(asked, results, strict=True):
-        expected = truth.logprobs(0, each.token_ids, result.token_ids, each.sampling)
+        expected = logprobs_of(truth.model(variant=0), each, result.token_ids)
         np.testing.assert_allclose(result.logprobs, expected, atol=LOGPROB_BOUND, rtol=0)
 
 
-def test_a_hundred_updates_under_load(engine, runner, model_path):
+def test_a_hundred_updates_under_load(engine, runner, truth):
     """Every token of every answer is what a greedy replay gives under the weights of the version that it claims."""
-    reference = TransformersReference(model_path)
     probe = EngineProbe(
-        vocab_size=VOCAB_SIZE, num_long_tokens=100, reference=reference, logprob_bound=LOGPROB_BOUND, timeout_s=300.0
+        vocab_size=VOCAB_SIZE, num_long_tokens=100, reference=truth, logprob_bound=LOGPROB_BOUND, timeout_s=300.0
     )
 
     figures = runner.run(updates_under_load(engine, probe, num_updates=NUM_UPDATES))
@@ -252,8 +221,9 @@ def test_a_hundred_updates_under_load(engine, runner, model_path):
 
 def test_some_layers_can_be_replaced(engine, runner, truth, first_weights):
     """The others keep what they had, also when a part of what SGLang fuses comes."""
-    part = [(name, weight) for name, weight in truth.weights(3) if "layers.1.self_attn.k_proj" in name]
-    whole = dict(truth.weights(0)) | dict(part)
+    import torch
+
+    part = [(name, weight) for name, weight in truth.weights(variant=3) if "layers.1.self_attn.k_proj" in name]
     asked = request(4)
 
     async def scenario():
@@ -261,11 +231,9 @@ def test_some_layers_can_be_replaced(engine, runner, truth, first_weights):
         return await engine.generate(asked)
 
     result = runner.run(scenario())
-    truth.weights, original = lambda _version: list(whole.items()), truth.weights
-    try:
-        expected = truth.logprobs(-1, asked.token_ids, result.token_ids, asked.sampling)
-    finally:
-        truth.weights = original
+    mixed = copy.deepcopy(truth.model(variant=0))
+    mixed.load_state_dict({name: torch.from_numpy(weight) for name, weight in part}, strict=False)
+    expected = logprobs_of(mixed, asked, result.token_ids)
     assert 3 == result.weight_version
     np.testing.assert_allclose(result.logprobs, expected, atol=LOGPROB_BOUND, rtol=0)
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from turnwise.protocols import Resources
-from turnwise.testing.reference_model import TransformersReference
+from turnwise.testing.reference_model import TransformersReference, save_random_model
 from turnwise.types import GenerateRequest, SamplingParams
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 
@@ -42,13 +42,7 @@ def save_model():
             max_position_embeddings=512,
             tie_word_embeddings=False,
         )
-        torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(config)
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                weight.mul_(20.0 if "lm_head" in name else 8.0 if "proj" in name else 1.0)
-        model.save_pretrained(directory)
-        return directory
+        return save_random_model(config, directory)
 
     return save
 

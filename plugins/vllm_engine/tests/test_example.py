@@ -1,48 +1,10 @@
 """The example: the demo task through vLLM under Ray, with rewards like those of the embedded engine."""
 
-import sys
-from pathlib import Path
-
-import numpy as np
 import pytest
-
-ROOT = Path(__file__).parents[3]
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
-def rollout(out, config, *changes):
-    """Run an example with 8 episodes for each of 32 tasks and return them."""
-    from turnwise.cli import main
-    from turnwise.storage import read_results
-
-    assert main(["rollout", str(ROOT / "examples" / config), "rollout.n=8", *changes, "--out", str(out)]) == 0
-    return read_results(out / "trajectories.parquet")
-
-
-def rewards(results):
-    """Return (32,) mean rewards of each task's episodes, by the task."""
-    by_task = {}
-    for each in results:
-        by_task.setdefault(each.task.uid, []).append(each.reward)
-    return {uid: float(np.mean(values)) for uid, values in by_task.items()}
-
-
-def test_rewards_are_those_of_the_embedded_engine(tmp_path):
+def test_rewards_are_those_of_the_embedded_engine(expect_rewards_of_the_embedded_engine):
     """256 episodes each, on the same tasks: the means differ by less than three standard errors of the difference."""
-    from turnwise.invariants import check_trajectory
-    from turnwise.types import Status
-
-    served = rollout(tmp_path / "vllm", "calculator_vllm.yaml", f"runtime.ray.replica_python={sys.executable}")
-    embedded = rollout(tmp_path / "embedded", "calculator.yaml")
-
-    assert [256, 256] == [len(served), len(embedded)]
-    assert {Status.COMPLETED, Status.TRUNCATED} >= {each.status for each in served}
-    for each in served:
-        check_trajectory(each.trajectories[0])
-    ours, theirs = rewards(served), rewards(embedded)
-    differences = np.array([ours[uid] - theirs[uid] for uid in theirs])
-    error = float(differences.std(ddof=1) / np.sqrt(len(differences)))
-    print(f"mean reward {np.mean(list(ours.values())):.4f} through vLLM, {np.mean(list(theirs.values())):.4f} embedded")
-    print(f"difference {differences.mean():.4f} with a standard error of {error:.4f}")
-    assert abs(differences.mean()) < 3 * error
+    expect_rewards_of_the_embedded_engine("calculator_vllm.yaml")

@@ -21,6 +21,28 @@ _KEPT_VARIANTS: Final = 2
 """Models besides the first: a version and the one before it are asked for in turns."""
 
 
+def save_random_model(config: Any, directory: Path) -> Path:
+    """
+    Write a causal model with random weights, so large that no distribution is even, and return the directory.
+
+    Args:
+        config: of transformers; the weights are the same for the same one.
+        directory: to write to.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers leaves it so
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(20.0)
+        for name, weight in model.named_parameters():
+            if "proj" in name:
+                weight.mul_(8.0)
+    model.save_pretrained(directory)
+    return directory
+
+
 @define(eq=False)
 class TransformersReference:
     """
@@ -42,7 +64,7 @@ class TransformersReference:
     def weights(self, *, variant: int) -> Iterable[tuple[str, Any]]:
         """Return the whole state dict as numpy arrays."""
         dtype = dtype_of(self.dtype)
-        state = self._model(variant).state_dict()
+        state = self.model(variant=variant).state_dict()
         return [(name, tensor.detach().numpy().astype(dtype)) for name, tensor in state.items()]
 
     def scores(
@@ -53,12 +75,12 @@ class TransformersReference:
 
         ids = torch.tensor([list(token_ids)])
         with torch.no_grad():
-            logits = self._model(variant)(ids).logits[0, num_context - 1 : -1]
+            logits = self.model(variant=variant)(ids).logits[0, num_context - 1 : -1]
             logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
         chosen = logprobs.gather(1, ids[0, num_context:, None])[:, 0]
         return chosen.numpy().astype(np.float32), logprobs.max(dim=-1).values.numpy().astype(np.float32)
 
-    def _model(self, variant: int) -> Any:
+    def model(self, *, variant: int) -> Any:
         """Return a variant's model; the first is kept for good, and of the others the last that were asked for."""
         if variant not in self._models:
             others = [each for each in self._models if each]
@@ -74,7 +96,7 @@ class TransformersReference:
         if variant == 0:
             model: Any = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32)
             return model.eval()
-        model = copy.deepcopy(self._model(0))
+        model = copy.deepcopy(self.model(variant=0))
         generator = torch.Generator().manual_seed(variant)
         with torch.no_grad():
             for weight in model.parameters():

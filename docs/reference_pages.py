@@ -371,6 +371,9 @@ value, such as `rollout.n=8`, `agent.max_assistant_turns=4` or `tools.0=calculat
 - Relative paths start from the folder of the file. `package:NAME` and `package:NAME/FILE` name what an installed
   package ships.
 - Where a key takes a part of a plugin, its value is the bare name, or a section with `name` and the part's options.
+- On the command line a bare name, as in `engine=vllm`, replaces the section of another name with its options. A section
+  that has this name already stays as it is, and `runtime=NAME` sets the name alone. `engine={name: vllm}` always
+  replaces.
 - An unknown key, a wrong type and a value out of bounds are errors that name the path and what was expected.
 - Aliases, anchors and tags are refused, and a file has at most 1 MiB."""
 

@@ -29,6 +29,8 @@ class FourTurns:
             return State.GENERATING
         if episode.task.uid.startswith("kills-worker") and episode.trajectory.turns():
             os._exit(1)
+        if episode.task.uid.startswith("loop-blocks") and episode.trajectory.turns():
+            time.sleep(1000)  # noqa: ASYNC251 - a fault that a test looks for
         result = await episode.generate(max_tokens=30)
         if len(episode.trajectory.turns()) == 4:
             return State.TERMINATED

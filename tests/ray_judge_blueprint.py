@@ -1,5 +1,6 @@
 """What the processes of the tests of reward workers and judges build their parts from; importable in every actor."""
 
+import asyncio
 import json
 import os
 import sys
@@ -50,6 +51,8 @@ class JudgedReward:
             raise InfrastructureError("the service is down")
         if uid.startswith("raises"):
             raise KeyError("ground_truth")
+        if uid.startswith("cancels"):
+            raise asyncio.CancelledError
         if self.judge is None:
             return float(episode.trajectory.input_ids.sum() % 97)
         answer = await self.judge.generate(episode.trajectory.input_ids)

@@ -139,12 +139,14 @@ def test_what_a_reward_does_to_its_worker_stays_with_its_episode(running):
     A reward that kills its process once, or whose service fails once, scores at the next try; one that always kills is
     given up as infrastructure; one that raises fails its own episode with its own error.
     """
-    rows = [*tasks(8), *tasks(1, "kills-once"), *tasks(1, "fails-once"), *tasks(1, "always-kills"), *tasks(1, "raises")]
+    rows = [*tasks(8), *tasks(1, "kills-once"), *tasks(1, "fails-once"), *tasks(1, "always-kills")]
+    rows += [*tasks(1, "raises"), *tasks(1, "cancels")]
     results = running.rollout(rows)
 
     assert [r.task.uid for r in results] == [task.uid for task in rows]
     failed = {r.task.uid: r.fault for r in results if r.status is Status.FAILED}
-    assert {"always-kills0", "raises0"} == set(failed)
+    assert {"always-kills0", "raises0", "cancels0"} == set(failed)
+    assert ("reward", "CancelledError") == (failed["cancels0"].owner, failed["cancels0"].kind)
     killed, raised = failed["always-kills0"], failed["raises0"]
     assert ("infra", "RewardWorkerDiedError") == (killed.owner, killed.kind)
     assert ("reward", "KeyError", "'ground_truth'") == (raised.owner, raised.kind, raised.message)

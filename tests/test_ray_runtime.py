@@ -163,16 +163,44 @@ def test_a_replica_that_stops_answering_is_replaced(undisturbed):
 
 def test_an_episode_that_kills_workers_is_set_aside():
     """
-    A task that took two workers with it fails as infrastructure; all others finish.
+    A task that takes worker after worker with it fails as infrastructure; all others finish, also those beside it.
     """
-    rows = [*tasks(12), *tasks(1, "kills-worker")]
-    with manager(max_restarts=6, max_kills=2) as running:
+    rows = [*tasks(12), *tasks(2, "kills-worker")]
+    with manager(max_restarts=4) as running:
         results = running.rollout(rows)
 
     assert_whole(results, rows)
-    poisoned = [r for r in results if r.fault is not None and r.fault.kind == "PoisonedEpisode"]
-    assert "kills-worker0" in {r.task.uid for r in poisoned}
+    poisoned = [r for r in results if r.fault is not None]
+    assert {r.fault.kind for r in poisoned} == {"PoisonedEpisode"}
+    assert {r.task.uid for r in poisoned} == {"kills-worker0", "kills-worker1"}
     assert not any(r.trainable for r in poisoned)
+
+
+def test_an_episode_that_blocks_its_worker_is_set_aside():
+    """
+    Its event loop stands still: the worker does not answer, is replaced, and all other episodes finish.
+    """
+    rows = [*tasks(12), *tasks(1, "loop-blocks")]
+    with manager(heartbeat_timeout_s=2.0) as running:
+        results = running.rollout(rows)
+
+    assert_whole(results, rows)
+    (blocked,) = [r for r in results if r.fault is not None]
+    assert (blocked.task.uid, blocked.fault.kind) == ("loop-blocks0", "PoisonedEpisode")
+    assert "did not answer for 2 s" in blocked.fault.message
+
+
+def test_an_interrupt_ends_a_run_whose_worker_is_blocked():
+    """
+    What the blocked worker had is cut with the rest, and not run again.
+    """
+    rows = [*tasks(3), *tasks(1, "loop-blocks")]
+    with manager(workers=1, heartbeat_timeout_s=2.0) as running:
+        later(3.0, running.abort)
+        results = {r.task.uid: r for r in running.rollout(rows)}
+
+    assert len(results) == 4
+    assert results["loop-blocks0"].status is Status.ABORTED
 
 
 def test_tools_that_raise_or_block_hold_nobody_up():
@@ -222,7 +250,7 @@ def test_abort_delivers_everything():
     """
     An abort ends all episodes soon, with what they have.
     """
-    with manager(ScriptedBlueprint(token_latency_s=0.2)) as running:
+    with manager(ScriptedBlueprint(token_latency_s=0.4)) as running:
         later(0.8, running.abort)
         started = time.perf_counter()
         results = running.rollout(tasks(30))

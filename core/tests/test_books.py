@@ -92,3 +92,57 @@ def test_a_resumed_episode_keeps_what_it_had_when_its_worker_dies():
     assert (got[0].status, got[0].fault.kind) == (Status.FAILED, "PoisonedEpisode")
     assert got[0].trajectories[0].input_ids.tolist() == [1, 2]
     assert books.num_set_aside == 1
+
+
+@settings(max_examples=200)
+@given(
+    killers=st.sets(st.integers(0, 29), max_size=5),
+    windows=st.lists(st.integers(1, 30), min_size=1, max_size=3),
+    order=st.randoms(use_true_random=False),
+)
+def test_only_those_who_kill_are_set_aside(killers, windows, order):
+    """
+    Whoever was with them finishes, however many a worker has at once and whichever of its episodes goes on first.
+    """
+    books, got = Books(), {}
+    books.open([spec(i) for i in range(30)], got.__setitem__, lambda: None)
+    held = [{} for _ in windows]
+    for _ in range(2000):
+        if not books.num_open:
+            break
+        worker = order.randrange(len(windows))
+        held[worker] |= dict(books.take(worker, windows[worker]))
+        if held[worker]:
+            key = order.choice(sorted(held[worker]))
+            if int(held[worker][key].task.uid) in killers:
+                books.lose(worker, "killed")
+                held[worker] = {}
+            else:
+                books.finish(worker, key, finished(held[worker].pop(key)))
+
+    assert {number for number, result in got.items() if result.status is Status.FAILED} == killers
+    assert len(got) == 30
+    assert books.num_set_aside == len(killers)
+
+
+def test_who_runs_alone_has_the_worker_to_itself():
+    """
+    Its worker ends what it has before, takes nothing beside it, and others go on meanwhile.
+    """
+    books, got = Books(max_kills=1), {}
+    books.open([spec(i) for i in range(4)], got.__setitem__, lambda: None)
+    books.take(0, 2)
+    books.take(1, 1)
+    books.lose(0, "killed")
+
+    assert books.take(1, 4) == []  # it is to run the two, and has another
+    assert [key for key, _ in books.take(0, 4)] == [3]
+    books.finish(1, 2, finished(spec(2)))
+    assert [key for key, _ in books.take(1, 4)] == [0]
+    assert books.take(1, 4) == []
+    books.lose(1, "killed again")
+    assert (got[0].status, got[0].fault.kind) == (Status.FAILED, "PoisonedEpisode")
+    assert "2 workers died" in got[0].fault.message
+    books.finish(0, 3, finished(spec(3)))
+    assert [key for key, _ in books.take(0, 4)] == [1]
+    assert books.cut([1]) == {0: [1]}

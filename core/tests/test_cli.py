@@ -238,6 +238,9 @@ class TestRollout:
         assert (run_dir / "cut" / "unfinished.jsonl").exists() == (how is signal.SIGINT)
         kept = load_unfinished(run_dir / "cut" / "unfinished.jsonl") if how is signal.SIGINT else []
         assert any(each.num_kept_tokens for each in kept) == (how is signal.SIGINT)
+        metrics = run_dir / "cut" / "metrics.json"
+        earlier = json.loads(metrics.read_text()) if how is signal.SIGINT else None
+        assert earlier is None or earlier["episodes"] + earlier["not_begun"] == 10
 
         assert main(["rollout", "--resume", str(run_dir / "cut")]) == 0
         results = read_results(run_dir / "cut")
@@ -252,6 +255,10 @@ class TestRollout:
         assert not (run_dir / "cut" / "unfinished.jsonl").exists()
         assert not list((run_dir / "cut").glob("*.partial"))
         assert len(RolloutBatch.load(run_dir / "cut" / "batch.safetensors").rows) == 10
+        # Rates are over the time of all parts, and unknown where one was killed.
+        whole = json.loads(metrics.read_text())
+        assert (whole["wall_s"] is None) == (whole["episodes_per_s"] is None) == (earlier is None)
+        assert earlier is None or whole["wall_s"] > earlier["wall_s"]
         assert main(["rollout", "--resume", str(run_dir / "cut")]) == 0
 
     def test_resume_is_refused_where_it_cannot_be(self, run_dir, capsys):

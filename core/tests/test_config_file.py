@@ -285,6 +285,24 @@ def test_overrides_leave_what_they_were_given_alone():
     assert base == {"a": {"b": [1]}, "c": None}
 
 
+def test_a_bare_name_keeps_the_options_of_a_section_that_has_it():
+    """The override as the help shows it does not take away what the file says."""
+    base = {"engine": {"name": "vllm", "max_context": 9}, "tools": [{"name": "x", "k": 1}], "agent": "a"}
+    assert base == apply_overrides(base, ["engine=vllm", "tools.0=x", "agent=a"])
+    assert apply_overrides(base, ["engine=verl", "tools.0=y"]) == {"engine": "verl", "tools": ["y"], "agent": "a"}
+    assert apply_overrides(base, ["engine={name: vllm}"])["engine"] == {"name": "vllm"}
+    assert apply_overrides(base, ["engine="])["engine"] is None
+
+
+@pytest.mark.parametrize("section", [{"name": "ray", "num_workers": 4}, {"name": "local", "num_workers": 4}])
+def test_the_name_of_the_runtime_is_set_without_its_other_keys(section):
+    """They belong to one class, whatever the name."""
+    assert apply_overrides({"runtime": section}, ["runtime=ray"]) == {"runtime": {"name": "ray", "num_workers": 4}}
+    assert apply_overrides({"runtime": {"num_workers": 4}}, ["runtime=ray"])["runtime"]["num_workers"] == 4
+    assert apply_overrides({"runtime": section}, ["runtime={name: local}"]) == {"runtime": {"name": "local"}}
+    assert apply_overrides({"runtime": "local"}, ["runtime=ray"]) == {"runtime": "ray"}
+
+
 def test_a_number_is_a_key_where_there_is_a_section():
     """Only lists have places."""
     assert apply_overrides({"a": {"0": 1}}, ["a.0=2"]) == {"a": {"0": 2}}

@@ -230,6 +230,37 @@ class TestEndings:
         assert type(error).__name__ in result.fault.traceback
         assert result.trajectories[0].response_ids.tolist() == [7, 8, EOS]
 
+    def test_a_cancellation_that_nobody_asked_for_is_a_failure(self):
+        """
+        Whoever awaits a task that was cancelled has an error like any other; the episode's own task goes on.
+        """
+
+        async def awaits_a_cancelled_task(_episode):
+            loop = asyncio.get_running_loop()
+            cancelled = loop.create_future()
+            loop.call_soon(cancelled.cancel)
+            return await cancelled
+
+        for result, owner in (
+            (run(LoopAgent(after=awaits_a_cancelled_task)), "agent"),
+            (run(reward=ConstantReward(awaits_a_cancelled_task)), "reward"),
+        ):
+            assert (result.status, result.fault.owner) == (Status.FAILED, owner)
+            assert result.fault.kind == "CancelledError"
+            assert result.trajectories[0].response_ids.tolist()[:3] == [7, 8, EOS]
+
+    def test_the_task_of_an_episode_can_be_cancelled(self):
+        """
+        That is not the plugin's failure: it leaves as a cancellation.
+        """
+
+        async def cancelled(_episode):
+            asyncio.current_task().cancel()
+            await asyncio.Event().wait()
+
+        with pytest.raises(asyncio.CancelledError):
+            run(LoopAgent(after=cancelled))
+
     @pytest.mark.parametrize("state", [None, "", 3])
     def test_a_step_must_name_a_state(self, state):
         """

@@ -15,7 +15,7 @@ from turnwise.cli import main
 from turnwise.config import Choice, DataConfig, JudgeConfig, RunConfig
 from turnwise.config_runtime import PoolConfig, RayConfig, RuntimeConfig
 from turnwise.errors import ConfigError
-from turnwise.runtime.placement import check_interpreters, placement_of
+from turnwise.runtime.placement import check_interpreters, host_and_port, placement_of
 from turnwise.runtime.ray_placement import check_room
 
 SMALL = st.integers(min_value=1, max_value=8)
@@ -291,13 +291,70 @@ def test_an_interpreter_with_a_slash_is_a_path_beside_the_config(tmp_path):
     assert "python3" == policy(ray={"replica_python": "python3"}).python
 
 
-def test_an_interpreter_that_is_not_there_is_named_before_anything_starts(tmp_path):
+def test_an_interpreter_that_is_not_there_is_refused_where_the_run_starts_its_own_ray(tmp_path):
     """
-    Only where the run begins: a plan may be made for a machine that has it.
+    A path must be an executable file and a bare name on the PATH; a plan may be made for a machine that has it, and
+    what the nodes of a running cluster have is not known here.
     """
-    there = placement_of(run_config(ray={"replica_python": sys.executable}))
-    missing = placement_of(run_config(ray={"replica_python": str(tmp_path / "python")}))
 
-    check_interpreters(there)
-    with pytest.raises(ConfigError, match="make the engine's virtual environment first"):
-        check_interpreters(missing)
+    def check(**options):
+        check_interpreters(placement_of(run_config(**options)))
+
+    (tmp_path / "notes").write_text("no program")
+    for missing in (tmp_path / "python", tmp_path, tmp_path / "notes"):
+        with pytest.raises(ConfigError, match=r"runtime\.ray\.replica_python: '.*' is no executable file; make the"):
+            check(ray={"replica_python": str(missing)})
+    with pytest.raises(ConfigError, match=r"runtime\.ray\.replica_python: there is no 'python-of-nobody' on the PATH"):
+        check(ray={"replica_python": "python-of-nobody", "address": "local"})
+    with pytest.raises(ConfigError, match=r"judge\.pool\.replica_python: '/nope' is no executable file"):
+        check(judge=JudgeConfig(engine=Choice("vllm"), pool=PoolConfig(replica_python="/nope")))
+
+    check(ray={"replica_python": sys.executable})
+    check(ray={"replica_python": "/nope", "address": "10.0.0.1:6379"})
+    check(ray={"replica_python": "/nope"}, name="local")
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("auto", None),
+        ("local", None),
+        ("head:6379", ("head", 6379)),
+        ("127.0.0.1:1", ("127.0.0.1", 1)),
+        ("[::1]:6379", ("::1", 6379)),
+        ("ray://head.example.org:10001", ("head.example.org", 10001)),
+    ],
+)
+def test_an_address_says_where_the_cluster_is(address, place):
+    """
+    All forms that Ray takes; `auto` and `local` name no place.
+    """
+    assert place == host_and_port(address)
+    assert address == placement_of(run_config(ray={"address": address})).address
+
+
+@pytest.mark.parametrize(
+    "address", ["", "nonsense", "host:port", "head:0", "head:65536", "head:", ":6379", "::1:6379", "http://head:8265"]
+)
+def test_an_address_without_host_and_port_is_refused(address):
+    """
+    The one line names the forms that there are; the runtime `local` does not look at it.
+    """
+    with pytest.raises(ConfigError) as raised:
+        placement_of(run_config(ray={"address": address}))
+
+    assert f"runtime.ray.address: expected host:port, ray://host:port, auto or local, got {address!r}" == str(
+        raised.value
+    )
+    assert placement_of(run_config(ray={"address": address}, name="local")).address is None
+
+
+def test_plan_refuses_an_address_that_is_none(config_file):
+    """
+    `turnwise plan` exits with 2 after one line.
+    """
+    done = plan(config_file, "runtime.ray.address=nonsense")
+
+    assert (2, "") == (done.returncode, done.stdout)
+    assert 1 == len(done.stderr.splitlines())
+    assert "runtime.ray.address: expected host:port, ray://host:port, auto or local, got 'nonsense'" in done.stderr

@@ -319,6 +319,16 @@ class TestFunctionTools:
 
         assert call_once(function_tool(probe)) == ToolResult(text="Error: RuntimeError: StopIteration: ", error=True)
 
+    @pytest.mark.parametrize("error", [GeneratorExit(), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr)
+    def test_what_would_end_the_loop_is_an_answer(self, error):
+        """A thread's interrupt or exit is its own: the loop, and the task that waits, go on."""
+
+        def leave() -> str:
+            raise error
+
+        expected = f"Error: RuntimeError: {type(error).__name__}: "
+        assert call_once(function_tool(leave)) == ToolResult(text=expected, error=True)
+
     def test_any_number_of_blocking_calls_overlap(self):
         """There is no pool to be filled."""
 

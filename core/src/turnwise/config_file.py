@@ -27,6 +27,8 @@ from turnwise.errors import ConfigError
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 32
 _MAX_INTEGER: Final = 2**63 - 1
+_ONE_CLASS: Final = "runtime"
+"""The section whose `name` does not decide which other keys it has."""
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _RARE_LINE_BREAK: Final = re.compile("[\x85\u2028\u2029]")
 _TAG: Final = "tag:yaml.org,2002:"
@@ -128,6 +130,10 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
     as a whole, so that text needs no quotes; nothing is null. Sections that are not there are made. Where a bare name
     stands for a section with `name`, as in ``agent: single_turn``, it becomes that section.
 
+    A bare name for a section that has this name already, as in ``agent=single_turn``, changes nothing in it. Another
+    name replaces the section, for its options belong to what was named; but `runtime`, whose keys are the same for
+    every name, keeps them.
+
     Raises:
         ConfigError: one is not of this form, or its path leads through something that is no section or list.
     """
@@ -211,7 +217,9 @@ def _set(container: Any, keys: list[str], value: Any) -> None:
             raise ConfigError(f"{'.'.join(keys[: place + 1])} is {shown(child)}, which has no parts")
         _put(container, key, child)
         container = child
-    _get(container, keys[-1], keys)  # refuses a place that the list does not have
+    old = _get(container, keys[-1], keys)  # refuses a place that the list does not have
+    if isinstance(old, dict) and isinstance(value, str) and (old.get("name") == value or keys == [_ONE_CLASS]):
+        value = {**old, "name": value}
     _put(container, keys[-1], value)
 
 

@@ -51,11 +51,13 @@ class RayConfig:
         coalesce_s: shortest time between two messages from one process to another; what comes up sooner goes with the
             next. More saves CPU when many episodes run, less saves delay; 0 sends at once.
         window: episodes that a worker is given at a time.
-        heartbeat_s: seconds between pings of a replica.
-        heartbeat_timeout_s: seconds without an answer after which a replica is killed and restarted.
+        heartbeat_s: seconds between pings of a replica or a worker.
+        heartbeat_timeout_s: seconds without an answer after which it is killed and restarted: the longest that a tool
+            or a reward may block a worker's event loop.
         max_restarts: how often in a row one replica, or one worker, is restarted; after a minute a new row begins.
         backoff_s: seconds before the first restart; it doubles each time.
-        max_kills: workers that an episode may kill before it is set aside.
+        max_kills: workers that may die with an episode before it runs alone; when it kills that one too, or was alone,
+            it is set aside.
         max_starts: how often the start of an actor is tried, with the same back-off.
         reward_tries: how often the score of an episode is asked for, when reward workers die or services fail.
         start_timeout_s: seconds for an actor to start, and for its devices to be free.

@@ -7,7 +7,7 @@ what happens next: a bad config stops a run, a bad episode is data (see `turnwis
 
 from __future__ import annotations
 
-from asyncio import CancelledError
+from asyncio import CancelledError, current_task
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -98,13 +98,20 @@ class BoundaryError(TurnwiseError):
         self.cause = cause
 
 
+def cancelled_by_nobody() -> bool:
+    """Return whether the running task was not asked to end: a `CancelledError` in it is then an error like another."""
+    task = current_task()
+    return task is not None and not task.cancelling()
+
+
 @contextmanager
 def boundary(owner: Owner, where: str) -> Iterator[None]:
     """
     Say whose code is running: any exception inside leaves as a `BoundaryError` of that owner.
 
-    Episode ends and boundaries further in pass unchanged; an `InfrastructureError` is owned by `infra` and an
-    `EngineError` by `engine`, whoever was running.
+    Episode ends and boundaries further in pass unchanged, and so does the cancellation of the task that runs; one that
+    nobody asked for, such as that of a task which a plugin awaits, is the plugin's failure. An `InfrastructureError` is
+    owned by `infra` and an `EngineError` by `engine`, whoever was running.
 
     Args:
         owner: whose code runs inside.
@@ -112,8 +119,12 @@ def boundary(owner: Owner, where: str) -> Iterator[None]:
     """
     try:
         yield
-    except (EpisodeEnd, BoundaryError, CancelledError, KeyboardInterrupt, GeneratorExit):
+    except (EpisodeEnd, BoundaryError, KeyboardInterrupt, GeneratorExit):
         raise
+    except CancelledError as error:
+        if not cancelled_by_nobody():
+            raise
+        raise BoundaryError(owner, where, error) from error
     except InfrastructureError as error:
         raise BoundaryError("infra", where, error) from error
     except EngineError as error:

@@ -17,13 +17,13 @@ from turnwise.result import EpisodeResult
 from turnwise.types import Status
 
 
-def summarize(results: Sequence[EpisodeResult], wall_s: float) -> dict[str, Any]:
+def summarize(results: Sequence[EpisodeResult], wall_s: float | None) -> dict[str, Any]:
     """
     Summarise finished episodes.
 
     Args:
         results: episodes; none gives zeros and None.
-        wall_s: seconds that the run took, by the clock.
+        wall_s: seconds that the run took, by the clock, in all its parts; None when that is not known.
 
     Returns:
         JSON values only. Spreads are ``{"min", "mean", "max"}``, None without values.
@@ -54,8 +54,8 @@ def summarize(results: Sequence[EpisodeResult], wall_s: float) -> dict[str, Any]
         "num_tool_errors": sum(m.num_tool_errors for m in metrics),
         "num_tokens": num_tokens,
         "mask_ratio": num_tokens["action"] / response_tokens if response_tokens else None,
-        "action_tokens_per_s": num_tokens["action"] / wall_s if wall_s > 0 else None,
-        "episodes_per_s": len(results) / wall_s if wall_s > 0 else None,
+        "action_tokens_per_s": num_tokens["action"] / wall_s if wall_s else None,
+        "episodes_per_s": len(results) / wall_s if wall_s else None,
         "total_s": _spread([m.total_s for m in metrics]),
         "llm_s": _spread([m.llm_s for m in metrics]),
         "tool_s": _spread([m.tool_s for m in metrics]),

@@ -57,9 +57,10 @@ async def in_thread(func: Callable[..., Any], keywords: Mapping[str, Any]) -> An
     def job() -> None:
         try:
             settled = functools.partial(outcome.set_result, context.run(func, **keywords))
-        except StopIteration as error:
-            # A future cannot hold a StopIteration: whoever waits for it would wait for ever.
-            settled = functools.partial(outcome.set_exception, RuntimeError(f"StopIteration: {error}"))
+        except (StopIteration, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError) as error:
+            # What a future cannot hold, or what would end the coroutine, the loop or the task that waits for it.
+            failure = RuntimeError(f"{type(error).__name__}: {error}")
+            settled = functools.partial(outcome.set_exception, failure)
         except BaseException as error:  # noqa: BLE001 - raised where the call is awaited
             settled = functools.partial(outcome.set_exception, error)
         with suppress(RuntimeError):  # the loop was closed in the meantime

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -222,3 +224,123 @@ def test_what_waits_survives_a_file(tmp_path):
     assert ["a", "b"] == [group.episodes[0].task.uid for group in groups]
     assert [3, 0] == [group.oldest_version for group in groups]
     assert [[0.0, 1.0, 2.0]] * 2 == [[each.reward for each in group.episodes] for group in groups]
+
+
+def full_buffer(*uids, max_groups=1):
+    """Return a buffer of groups of these tasks."""
+    buffer = TrajectoryBuffer(GROUP_SIZE, max_groups)
+    for uid in uids:
+        for each in full_group(uid):
+            buffer.put(each)
+    return buffer
+
+
+@contextmanager
+def waiting_put(buffer, last):
+    """Put an episode in a thread, which must wait for room; at the end it must have found some."""
+    kept = []
+    putting = threading.Thread(target=lambda: kept.append(buffer.put(last, timeout_s=30)))
+    putting.start()
+    while buffer.num_ahead <= buffer.max_groups:
+        time.sleep(0.001)
+    yield
+    putting.join()
+    assert [True] == kept
+
+
+def test_the_same_last_episode_from_two_threads():
+    """While the one that completes a group waits for room, another `put` of it is refused."""
+    buffer = full_buffer("a")
+    first, second, third = full_group("b")
+    buffer.put(first)
+    buffer.put(second)
+
+    with waiting_put(buffer, third):
+        with pytest.raises(ValueError, match="in the buffer already"):
+            buffer.put(third, timeout_s=30)
+        buffer.take(1)
+
+    assert [[0, 1, 2]] == [[each.rollout_n for each in group.episodes] for group in buffer.take(1)]
+
+
+def test_an_episode_of_a_whole_group_is_refused():
+    """It does not begin the group a second time."""
+    buffer = full_buffer("a")
+
+    with pytest.raises(ValueError, match="in the buffer already"):
+        buffer.put(full_group("a")[1])
+    assert [] == buffer.state_dict()["partial"]
+
+
+def test_an_episode_that_found_no_room_may_be_put_again():
+    """Its group is as it was, and so is the state."""
+    buffer = full_buffer("a")
+    *others, last = full_group("b")
+    for each in others:
+        buffer.put(each)
+
+    with pytest.raises(TimeoutError):
+        buffer.put(last, timeout_s=0)
+    assert others == buffer.state_dict()["partial"]
+    buffer.take(1)
+    assert buffer.put(last)
+    assert {"added": 2, "taken": 1, "dropped_uniform": 0, "dropped_stale": 0} == buffer.counts
+
+
+def test_what_waits_for_room_is_in_the_state():
+    """A group whose `put` has not returned is not lost, and does not go over the bound after a restart."""
+    buffer = full_buffer("a")
+    *others, last = full_group("b")
+    for each in others:
+        buffer.put(each)
+    with waiting_put(buffer, last):
+        state = buffer.state_dict()
+        buffer.take(1)
+    other = TrajectoryBuffer(GROUP_SIZE, max_groups=1)
+    other.load_state_dict(state)
+
+    assert 1 == len(other)
+    taken = [*other.take(1, timeout_s=0), *other.take(1, timeout_s=0)]
+    assert ["a", "b"] == [group.episodes[0].task.uid for group in taken]
+    assert other.counts["added"] == other.counts["taken"] == 2
+
+
+def test_a_state_of_a_larger_buffer():
+    """No more groups wait than the smaller one holds, nothing finds room before they do, and none is lost."""
+    other = TrajectoryBuffer(GROUP_SIZE, max_groups=2)
+    other.load_state_dict(full_buffer(*"abcd", max_groups=4).state_dict())
+
+    assert 2 == len(other)
+    *others, last = full_group("e")
+    for each in others:
+        other.put(each)
+    with pytest.raises(TimeoutError):
+        other.put(last, timeout_s=0)
+    taken = [*other.take(2), *other.take(2, timeout_s=0)]
+    assert ["a", "b", "c", "d"] == [group.episodes[0].task.uid for group in taken]
+
+
+def test_a_state_of_another_group_size_is_refused():
+    """What was saved with another `rollout.n` makes no groups here, and the message says so."""
+    buffer = TrajectoryBuffer(group_size=4, max_groups=2)
+    for number in range(3):
+        buffer.put(episode("a", number))
+    other = TrajectoryBuffer(group_size=2, max_groups=2)
+
+    with pytest.raises(ValueError, match=r"have 4 episodes, and here they have 2: rollout\.n"):
+        other.load_state_dict(buffer.state_dict())
+    assert [] == other.state_dict()["partial"]
+
+
+def test_fewer_groups_when_others_had_no_variance():
+    """One who waits takes what there is once enough groups were dropped."""
+    buffer = TrajectoryBuffer(GROUP_SIZE, max_groups=4, dynamic_sampling=True)
+    for each in full_group("a"):
+        buffer.put(each)
+    with pytest.raises(TimeoutError):
+        buffer.take(2, timeout_s=0, until_uniform=1)
+    for number in range(GROUP_SIZE):
+        buffer.put(episode("b", number))
+
+    assert ["a"] == [group.episodes[0].task.uid for group in buffer.take(2, until_uniform=1)]
+    assert [] == buffer.take(2, until_uniform=1)

@@ -7,11 +7,12 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from turnwise import EpisodeResult, Status, Task, TrajectoryScore
 from turnwise.errors import DataError
-from turnwise_grpo_trainer.evaluation import evaluated
-from turnwise_grpo_trainer.pass_at_k import bootstrap, pass_at_k
+from turnwise_grpo_trainer.evaluation import evaluated, notes, results_table
+from turnwise_grpo_trainer.pass_at_k import Estimate, bootstrap, pass_at_k
 
 
 @given(right=st.lists(st.booleans(), min_size=1, max_size=7), data=st.data())
@@ -40,13 +41,29 @@ def test_bootstrap():
     assert 1.0 == bootstrap([1.0] * 5).low
 
 
+def test_bootstrap_of_one():
+    """One task says nothing of others, so there is no interval."""
+    assert Estimate(value=0.5, low=None, high=None) == bootstrap([0.5])
+
+
 def results(uid, rewards, *, source="x", status=Status.COMPLETED):
-    """Return episodes of one task."""
+    """Return episodes of one task; those whose reward is None have no score."""
     task = Task(messages=({"role": "user", "content": "?"},), uid=uid, data_source=source)
     return [
-        EpisodeResult(task=task, rollout_n=number, status=status, scores=(TrajectoryScore(value=reward),))
+        EpisodeResult(
+            task=task,
+            rollout_n=number,
+            status=status,
+            scores=() if reward is None else (TrajectoryScore(value=reward),),
+        )
         for number, reward in enumerate(rewards)
     ]
+
+
+def figure(report, name, source="all"):
+    """Return value, number of tasks and number of left-out tasks."""
+    found = report["results"][source][name]
+    return found["value"], found["tasks"], found["left_out"]
 
 
 def test_report():
@@ -57,16 +74,100 @@ def test_report():
         *results("c", [0.0, 0.0], status=Status.FAILED),
     ]
 
-    report = evaluated(episodes, ks=[1, 2], threshold=1.0)
+    report = evaluated(episodes, n=2, ks=[1, 2], threshold=1.0)
 
-    assert (6, 2, 2) == (report["episodes"], report["failed"], report["tasks"])
-    assert 0.75 == report["results"]["all"]["mean@2"]["value"]
-    assert 1.0 == report["results"]["all"]["pass@2"]["value"]
-    assert 0.5 == report["results"]["x"]["pass@1"]["value"]
+    assert (6, 2, 3) == (report["episodes"], report["failed"], report["tasks"])
+    assert (0.75, 2, 1) == figure(report, "mean@2")
+    assert (1.0, 2, 1) == figure(report, "pass@2")
+    assert (0.5, 1, 1) == figure(report, "pass@1", "x")
     assert {"all", "x", "y"} == set(report["results"])
 
 
-def test_too_large_a_k():
-    """One line says what to raise."""
-    with pytest.raises(DataError, match="validation_n"):
-        evaluated(results("a", [1.0]), ks=[2], threshold=1.0)
+def test_failed_episodes_show():
+    """Numbers of episodes and tasks without a score stand in the report and below the table."""
+    solved = [each for task in range(10) for each in results(f"s{task}", [1.0] * 4)]
+    failed = [each for task in range(39) for each in results(f"f{task}", [0.0] * 4, status=Status.FAILED)]
+
+    report = evaluated([*solved, *failed, *results("u", [None] * 4)], n=4, ks=[4], threshold=1.0)
+
+    assert {"failed": 156, "completed": 4} == report["unscored_episodes"]
+    assert (50, 40, 0) == (report["tasks"], report["unscored_tasks"], report["short_tasks"])
+    assert [
+        "160 of 200 episodes have no score: 156 failed, 4 completed",
+        "40 of 50 tasks have no scored sample and are left out",
+        "intervals over fewer than 20 tasks are too narrow; one task has none",
+    ] == notes(report)
+    assert "50 tasks, 4 samples each" == results_table(report).title
+
+
+def test_failed_data_source():
+    """A data source all of whose episodes failed keeps its row, with nothing in it."""
+    episodes = [*results("a", [1.0]), *results("b", [1.0], source="y", status=Status.FAILED)]
+
+    report = evaluated(episodes, n=1, ks=[1], threshold=1.0)
+
+    assert (None, 0, 1) == figure(report, "mean@1", "y")
+    assert ["-"] == list(results_table(report).columns[1].cells)[2:]
+
+
+def test_one_failed_episode_of_many():
+    """Its task is left out of pass@4 alone, which is said; mean@4 is of the samples that there are."""
+    episodes = [each for task in range(49) for each in results(str(task), [1.0, 0.0, 0.0, 0.0])]
+    episodes += [*results("49", [1.0, 1.0, 0.0]), *results("49", [0.0], status=Status.FAILED)]
+
+    report = evaluated(episodes, n=4, ks=[1, 4], threshold=1.0)
+
+    assert (pytest.approx((49 / 4 + 2 / 3) / 50), 50, 0) == figure(report, "mean@4")
+    assert (pytest.approx((49 / 4 + 2 / 3) / 50), 50, 0) == figure(report, "pass@1")
+    assert (1.0, 49, 1) == figure(report, "pass@4")
+    assert [
+        "1 of 200 episodes have no score: 1 failed",
+        "1 of 50 tasks have 1 to 3 scored samples: mean@4, solved@4 are of these",
+        "pass@4 leaves out 1 of 50 tasks, which have fewer scored samples",
+    ] == notes(report)
+
+
+def test_label_of_the_mean():
+    """It names the samples that were asked for, whatever a task has lost, and one sentence says who lost some."""
+    episodes = [*results("a", [1.0, 1.0, 0.0]), *results("b", [0.0, None, None])]
+
+    report = evaluated(episodes, n=3, ks=[1], threshold=1.0)
+
+    assert ["mean@3", "solved@3", "pass@1"] == list(report["results"]["all"])
+    assert (pytest.approx(1 / 3), 2, 0) == figure(report, "mean@3")
+    assert 1 == report["short_tasks"]
+    assert "1 of 2 tasks have 1 to 2 scored samples: mean@3, solved@3 are of these" in notes(report)
+
+
+def test_no_task_has_k_samples():
+    """The figure is absent, and the others are there; of one task no interval is shown."""
+    report = evaluated(results("a", [1.0, None]), n=2, ks=[1, 2], threshold=1.0)
+
+    assert {"value": None, "low": None, "high": None, "tasks": 0, "left_out": 1} == report["results"]["all"]["pass@2"]
+    assert ["all", "1.000", "1.000", "1.000", "-"] == [
+        cell for column in results_table(report).columns for cell in column.cells
+    ]
+
+
+def test_nothing_to_say():
+    """With every sample scored, of many tasks, there is only the table."""
+    episodes = [each for task in range(20) for each in results(str(task), [1.0, 0.0])]
+
+    report = evaluated(episodes, n=2, ks=[2], threshold=1.0)
+
+    assert [] == notes(report)
+    assert "1.000 [1.000, 1.000]" == rendered(report).split("│")[4].strip()
+
+
+def rendered(report):
+    """Return the table as text."""
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(results_table(report))
+    return capture.get()
+
+
+def test_nothing_scored():
+    """Without a score there is no result."""
+    with pytest.raises(DataError, match="none of the 2 episodes was scored"):
+        evaluated(results("a", [None, None]), n=2, ks=[1], threshold=1.0)

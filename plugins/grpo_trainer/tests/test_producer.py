@@ -70,6 +70,12 @@ def producer_of(manager, *, num_tasks=50, limit=4, seen=lambda _episode: None):
     return GroupProducer(manager, TaskStream(tasks, seed=0), buffer, limit, 2, seen), buffer
 
 
+def learnt(producer, buffer):
+    """Say what follows an update."""
+    buffer.set_version(0)
+    producer.look_again()
+
+
 def names(groups):
     """Return the episodes of groups, with the step."""
     return [f"{each.uid} of {each.global_step}" for group in groups for each in group.episodes]
@@ -83,7 +89,7 @@ def test_every_episode_comes_once():
     taken, num_cut = [], 0
     for _ in range(8):
         taken += buffer.take(1, timeout_s=30)
-        producer.look_again()
+        learnt(producer, buffer)
         with producer.held():
             cut = [f"{each.uid} of {each.spec.global_step}" for each in producer.unfinished]
             num_cut += len(cut)
@@ -100,7 +106,7 @@ def test_every_episode_comes_once():
     other_producer.start()
     while begun - set(names(taken)):
         taken += other.take(1, timeout_s=30)
-        other_producer.look_again()
+        learnt(other_producer, other)
     other_producer.stop()
 
     assert num_cut
@@ -117,7 +123,7 @@ def test_fewer_tasks_than_may_be_on_their_way():
 
     for _ in range(5):
         buffer.take(1, timeout_s=30)
-        producer.look_again()
+        learnt(producer, buffer)
     producer.stop()
 
     assert 2 == manager.most
@@ -132,7 +138,7 @@ def test_a_dropped_prompt_leaves_nothing():
     for _ in range(4):
         (group,) = buffer.take(1, timeout_s=30)
         assert "t1" != group.episodes[0].task.uid
-        producer.look_again()
+        learnt(producer, buffer)
     producer.stop()
 
     assert producer.failure is None

@@ -45,6 +45,14 @@ def test_restart():
     assert uids(stream.take(6)) == uids(other.take(6))
 
 
+def test_another_number_of_tasks():
+    """A place among others is none."""
+    stream = TaskStream(TASKS, seed=3)
+    stream.take(5)
+    with pytest.raises(DataError, match="there are 3 tasks, and the training to go on with has 7"):
+        TaskStream(TASKS[:3], seed=3).load_state_dict(stream.state_dict())
+
+
 def test_no_tasks():
     """There is nothing to train on."""
     with pytest.raises(DataError):

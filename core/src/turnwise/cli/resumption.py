@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from turnwise.types import Status, TokenArray
 from turnwise.unfinished_file import load_unfinished, save_unfinished
 
 CONFIG_FILE: Final = "config.resolved.yaml"
+METRICS_FILE: Final = "metrics.json"
 TRAJECTORIES_FILE: Final = "trajectories.parquet"
 UNFINISHED_FILE: Final = "unfinished.jsonl"
 
@@ -31,11 +33,13 @@ class Earlier:
         places: of every episode of the run, by its name.
         finished: those that ended.
         todo: the others, from where they were cut.
+        wall_s: seconds that the earlier parts took by the clock; None where one was killed, and nobody knows.
     """
 
     places: dict[str, int] = field(factory=dict)
     finished: tuple[EpisodeResult, ...] = ()
     todo: tuple[UnfinishedEpisode, ...] = ()
+    wall_s: float | None = 0.0
 
     @classmethod
     def of(cls, specs: Sequence[EpisodeSpec]) -> Earlier:
@@ -78,7 +82,16 @@ def earlier_run(out: Path, specs: Sequence[EpisodeSpec], decode: Callable[[Token
             raise DataError(f"--resume {out}: episode {uid!r} is none of this run's: has its data set changed?")
     done, cut = {result.uid for result in earlier.finished}, {each.uid: each for each in unfinished}
     todo = [cut.get(s.uid) or UnfinishedEpisode(spec=s, began=False) for s in specs if s.uid not in done]
-    return Earlier(places, earlier.finished, tuple(todo))
+    return Earlier(places, earlier.finished, tuple(todo), _spent_s(out))
+
+
+def _spent_s(out: Path) -> float | None:
+    """Return the seconds that the parts of a run took which came to their end; None when the last one was killed."""
+    try:
+        spent: float | None = json.loads((out / METRICS_FILE).read_text(encoding="utf-8"))["wall_s"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return spent
 
 
 def _finished(out: Path, decode: Callable[[TokenArray], str] | None) -> list[EpisodeResult]:

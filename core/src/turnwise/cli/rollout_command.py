@@ -20,6 +20,7 @@ from turnwise.cli.progress import Tally, progress_view
 from turnwise.cli.resolved_config import load_resolved
 from turnwise.cli.resumption import (
     CONFIG_FILE,
+    METRICS_FILE,
     TRAJECTORIES_FILE,
     UNFINISHED_FILE,
     Earlier,
@@ -42,7 +43,6 @@ from turnwise.trace_file import TraceFile
 from turnwise.types import Status
 
 BATCH_FILE: Final = "batch.safetensors"
-METRICS_FILE: Final = "metrics.json"
 _SHOWN_EPISODES: Final = 20
 
 
@@ -144,6 +144,7 @@ class _Run:
         """Take every episode, write it, and then the batch and the metrics."""
         started = time.perf_counter()
         chat = self.manager.chat
+        (self.out / METRICS_FILE).unlink(missing_ok=True)  # is there again when this part has not been killed
         results = list(self.earlier.finished)
         with (
             TrajectoryWriter(self.out / TRAJECTORIES_FILE, decode=chat.tokenizer.decode if chat else None) as writer,
@@ -158,8 +159,11 @@ class _Run:
                 view.update()
         keep_unfinished(self.out, self.manager.unfinished)
         self.results = self.earlier.in_order(results)
-        self.summary = summarize(self.results, wall_s=time.perf_counter() - started)
+        spent_s = self.earlier.wall_s
+        wall_s = None if spent_s is None else spent_s + time.perf_counter() - started
+        self.summary = summarize(self.results, wall_s=wall_s)
         self.summary["interrupted"] = self.interrupted
+        self.summary["not_begun"] = sum(not each.began for each in self.manager.unfinished)
         write_metrics(self.out / METRICS_FILE, self.summary)
         if self.results:
             self.manager.collate(self.results).save(self.out / BATCH_FILE)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
-from typing import Any, ClassVar, NoReturn
+from contextlib import suppress
+from typing import Any, ClassVar, Final, NoReturn
 from uuid import uuid4
 
 import structlog
 from attrs import define, field
 
 from turnwise.config_runtime import RayConfig
-from turnwise.errors import EngineError
+from turnwise.errors import ConfigError, EngineError, TurnwiseError
+from turnwise.runtime.placement import host_and_port
 from turnwise.runtime.supervision import Seat, reason_of
+
+PROBE_TIMEOUT_S: Final = 5.0
+"""How long a cluster's address has to take a connection. Ray itself tries for more than ten minutes."""
 
 
 @define(eq=False)
@@ -36,7 +42,13 @@ class Cluster:
     _opened: ClassVar[bool] = False
 
     async def connect(self) -> None:
-        """Reach the cluster, or start one."""
+        """
+        Reach the cluster, or start one.
+
+        Raises:
+            ConfigError: the cluster cannot be joined; one line.
+            EngineError: Ray does not start on this machine; one line.
+        """
         await asyncio.to_thread(self._connect)
 
     def _connect(self) -> None:
@@ -44,13 +56,25 @@ class Cluster:
 
         with Cluster._lock:
             if not ray.is_initialized():
-                # Nothing of ours needs the dashboard, and its agent costs more processor time than a small run. Without
-                # an address Ray would join any cluster that runs on this machine, whoever's it is.
-                dashboard = None if self.address else False
-                ray.init(address=self.address or "local", namespace="turnwise", include_dashboard=dashboard)
+                self._open()
                 Cluster._opened = True
             Cluster._num_runs += 1
             self._connected = True
+
+    def _open(self) -> None:
+        import ray
+
+        if self.address is not None:
+            _check_reachable(self.address)
+        # Nothing of ours needs the dashboard, and its agent costs more processor time than a small run. Without
+        # an address Ray would join any cluster that runs on this machine, whoever's it is.
+        dashboard = None if self.address else False
+        try:
+            ray.init(address=self.address or "local", namespace="turnwise", include_dashboard=dashboard)
+        except Exception as error:  # Ray raises errors of many classes, its own and built-in ones
+            with suppress(Exception):
+                ray.shutdown()  # what it has opened or started so far
+            raise _refusal(self.address, error) from error
 
     async def nodes(self) -> list[dict[str, Any]]:
         """Return the cluster's nodes as `ray.nodes` does."""
@@ -89,6 +113,37 @@ class Cluster:
         import ray
 
         ray.kill(handle)
+
+
+def _check_reachable(address: str) -> None:
+    """Connect to where a cluster should be, and hang up; `ConfigError` when nothing answers there."""
+    place = host_and_port(address)
+    if place is None:
+        return
+    try:
+        socket.create_connection(place, PROBE_TIMEOUT_S).close()
+    except (OSError, UnicodeError) as error:
+        late = f"no connection within {PROBE_TIMEOUT_S:g} s"
+        reason = late if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)
+        where = address.removeprefix("ray://")
+        raise ConfigError(f"runtime.ray.address: nothing answers at {where}: {reason}") from error
+
+
+def _refusal(address: str | None, error: BaseException) -> TurnwiseError:
+    """Return what to raise for an error of `ray.init`: its line, and that of the error that began it."""
+    first = error
+    while (earlier := first.__cause__ or (None if first.__suppress_context__ else first.__context__)) is not None:
+        first = earlier
+    reason = ": ".join(dict.fromkeys([_line_of(error), _line_of(first)]))
+    if address in (None, "local"):
+        return EngineError(f"Ray does not start on this machine: {reason}")
+    return ConfigError(f"runtime.ray.address: cannot join the cluster at {address}: {reason}")
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the first line of an error; the last where Ray has put a traceback into the text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1 if any(line.endswith("Traceback (most recent call last):") for line in lines) else 0]
 
 
 async def answer(reference: Any, timeout_s: float) -> None:

@@ -7,6 +7,9 @@ devices. What becomes of a plan on a cluster is in `turnwise.runtime.ray_placeme
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import prod
@@ -22,6 +25,9 @@ from turnwise.errors import ConfigError
 
 PARALLEL_SIZES: Final = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
 """Options of an engine whose product is its number of devices."""
+
+_ADDRESS: Final = re.compile(r"(?:ray://)?(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>[0-9]{1,5})")
+_ADDRESSES_WITHOUT_HOST: Final = ("auto", "local")
 
 Bundle = Mapping[str, float]
 """What one placement-group bundle reserves on one node, by Ray's names of resources."""
@@ -128,7 +134,7 @@ def placement_of(config: RunConfig) -> RunPlacement:
 
     Raises:
         ConfigError: the devices do not divide by those of a replica, or numbers contradict each other; one line with
-            the arithmetic.
+            the arithmetic. Or the address has no form that Ray knows.
     """
     if config.runtime.reward_workers and config.reward is None:
         raise ConfigError(
@@ -159,6 +165,8 @@ def placement_of_runtime(
                     f"{_path(pool.name)}.total_devices: makes {pool.num_replicas} replicas, and the runtime local has "
                     "one; set runtime.name to ray"
                 )
+    elif runtime.ray.address is not None:
+        host_and_port(runtime.ray.address)
     return RunPlacement(
         runtime=runtime.name,
         address=runtime.ray.address if runtime.name == "ray" else None,
@@ -291,9 +299,28 @@ def _sum(bundles: Iterable[Bundle]) -> dict[str, float]:
     return _nonzero(total)
 
 
+def host_and_port(address: str) -> tuple[str, int] | None:
+    """Return where a cluster's address points; None for `auto` and `local`, `ConfigError` for what is no address."""
+    if address in _ADDRESSES_WITHOUT_HOST:
+        return None
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not 0 < int(found["port"]) < 1 << 16:
+        raise ConfigError(f"runtime.ray.address: expected host:port, ray://host:port, auto or local, got {address!r}")
+    return found["ipv6"] or found["host"], int(found["port"])
+
+
 def check_interpreters(placement: RunPlacement) -> None:
-    """Refuse an interpreter that is not on this machine; `ConfigError` names it."""
+    """
+    Refuse an interpreter that is not on this machine, when the run starts its own Ray here; `ConfigError` names it.
+
+    Of a cluster that runs already it is not known here what its nodes have.
+    """
+    if placement.runtime != "ray" or placement.address not in (None, "local"):
+        return
     for pool in placement.pools:
-        path = pool.python or ""
-        if "/" in path and not Path(path).exists():
-            raise ConfigError(f"replica_python: {path!r} does not exist; make the engine's virtual environment first")
+        python = pool.python or ""
+        key = f"{'runtime.ray' if pool.name == 'policy' else _path(pool.name)}.replica_python"
+        if "/" in python and not (Path(python).is_file() and os.access(python, os.X_OK)):
+            raise ConfigError(f"{key}: {python!r} is no executable file; make the engine's virtual environment first")
+        if python and "/" not in python and shutil.which(python.split()[0]) is None:
+            raise ConfigError(f"{key}: there is no {python!r} on the PATH")

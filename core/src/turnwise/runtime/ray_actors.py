@@ -208,6 +208,9 @@ class WorkerActor(PoolClientActor):
         """Let the driver hear these events of this process."""
         self._observers.add(self._relay.observer_of(names))
 
+    async def ping(self) -> None:
+        """Answer, and so show that the event loop runs."""
+
     async def clock(self) -> float:
         """Return Unix seconds on this process's clock."""
         return unix_s(time.perf_counter())

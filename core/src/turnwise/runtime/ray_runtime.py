@@ -111,8 +111,8 @@ class RayRuntime:
 
     async def start(self) -> None:
         """Connect and start every actor; `EngineError` says why one could not."""
-        if self.placement is not None and self.config.ray.address is None:
-            check_interpreters(self.placement)  # of a cluster that runs already it is not known here what it has
+        if self.placement is not None:
+            check_interpreters(self.placement)
         await self.cluster.connect()
         if self.placement is not None:
             check_room(self.placement, await self.cluster.nodes())

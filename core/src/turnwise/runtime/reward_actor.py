@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from turnwise.errors import ConfigError, InfrastructureError
+from turnwise.errors import ConfigError, InfrastructureError, cancelled_by_nobody
 from turnwise.runtime.ended_episode import EndedEpisode
 from turnwise.runtime.pool_client import Peer, PoolClientActor
 from turnwise.runtime.ray_actors import Blueprint
@@ -52,7 +52,9 @@ class RewardActor(PoolClientActor):
         try:
             scores = await (self._on_loop(ended, reward_s) if self._in_loop else self._in_thread(ended, reward_s))
             _refuse_what_cannot_travel(scores)
-        except Exception as error:  # noqa: BLE001 - whatever a reward raises belongs to this episode alone
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and not cancelled_by_nobody():
+                raise
             return RewardAnswer(recorded=tuple(ended.recorded), failure=RewardFailure.of(error))
         self._num_scored += 1
         return RewardAnswer(scores=scores, recorded=tuple(ended.recorded))

@@ -42,7 +42,7 @@ class RewardFailure:
     of_whom: Literal["reward", "engine", "infra"] = "reward"
 
     @classmethod
-    def of(cls, error: Exception) -> RewardFailure:
+    def of(cls, error: BaseException) -> RewardFailure:
         """Take down an error."""
         of_whom: Literal["reward", "engine", "infra"] = "reward"
         if isinstance(error, EngineError):

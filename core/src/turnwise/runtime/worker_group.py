@@ -11,7 +11,7 @@ from attrs import define, field
 from turnwise.config_runtime import RuntimeConfig
 from turnwise.observer import EpisodesRetried
 from turnwise.runtime.books import Books
-from turnwise.runtime.cluster import Cluster, first_answer
+from turnwise.runtime.cluster import Cluster, first_answer, ping
 from turnwise.runtime.ray_actors import Blueprint, WorkerActor
 from turnwise.runtime.relay import OWN_TO_THE_DRIVER, clock_offset_s, shifted
 from turnwise.runtime.replica_group import ReplicaGroup
@@ -69,11 +69,12 @@ class WorkerGroup:
         return watch
 
     async def attend(self, seat: Seat, watch: Any) -> None:
-        """Collect what a worker finishes until it dies."""
+        """Collect what a worker finishes, and ping it, until it dies or does not answer."""
         async with asyncio.TaskGroup() as group:
-            collecting = group.create_task(self._collect(seat))
+            beside = [group.create_task(each) for each in (self._collect(seat), ping(seat, self.config.ray))]
             await watch
-            collecting.cancel()
+            for task in beside:
+                task.cancel()
 
     def vacate(self, seat: Seat) -> None:
         """End a worker; what it had not delivered is run by others."""
@@ -81,8 +82,10 @@ class WorkerGroup:
         if handle is None:
             return
         self.cluster.kill(handle)
-        before = self.books.num_retried
+        before, set_aside = self.books.num_retried, self.books.num_set_aside
         self.books.lose(seat.index, seat.lost)
+        if self.books.num_set_aside > set_aside:
+            seat.restarts = 0  # it was not the worker's fault
         if retried := self.books.num_retried - before:
             event = EpisodesRetried(count=retried, worker=seat.name, reason=seat.lost)
             self.observers.emit("on_episodes_retried", event)
@@ -110,7 +113,8 @@ class WorkerGroup:
             self.give(seat, share)
 
     def abort(self) -> None:
-        """Ask every worker to end soon."""
+        """Ask every worker to end soon; what one had that dies meanwhile is not run again."""
+        self.cut(self.books.keys)
         for seat in live(self.seats):
             seat.handle.abort.options(num_returns=0).remote()
 

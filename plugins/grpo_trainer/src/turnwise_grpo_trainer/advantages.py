@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 EPSILON = 1e-6
-"""Added to standard deviations, as TRL and verl do."""
+"""Added to standard deviations, as verl does."""
 
 
 def group_sums(values: Tensor, groups: Tensor) -> Tensor:
@@ -29,6 +29,9 @@ def grpo(rewards: Tensor, groups: Tensor, valid: Tensor, *, norm_adv_by_std: boo
     The reward minus the mean of its group, over the group's standard deviation. Without the division these are the
     advantages of Dr. GRPO (arXiv:2503.20783), which removes the bias towards questions that are too easy or too hard.
 
+    It is computed in float64: in float32 the mean of equal rewards is off by rounding, which the division would make an
+    advantage of.
+
     Args:
         rewards: (B,) float.
         groups: (B,) int64, the group of each row.
@@ -36,16 +39,17 @@ def grpo(rewards: Tensor, groups: Tensor, valid: Tensor, *, norm_adv_by_std: boo
         norm_adv_by_std: divide by the sample standard deviation.
 
     Returns:
-        (B,); 0 in a group of one.
+        (B,); 0 in a group of one, and in one of equal rewards.
     """
-    weight = valid.to(rewards.dtype)
+    exact = rewards.double()
+    weight = valid.double()
     count = group_sums(weight, groups)
-    mean = group_sums(rewards * weight, groups) / count.clamp(min=1)
-    centred = (rewards - mean) * weight * (count > 1)
-    if not norm_adv_by_std:
-        return centred
-    variance = group_sums(centred**2, groups) / (count - 1).clamp(min=1)
-    return centred / (variance.sqrt() + EPSILON)
+    mean = group_sums(exact * weight, groups) / count.clamp(min=1)
+    centred = (exact - mean) * weight * (count > 1)
+    if norm_adv_by_std:
+        variance = group_sums(centred**2, groups) / (count - 1).clamp(min=1)
+        centred = centred / (variance.sqrt() + EPSILON)
+    return centred.to(rewards.dtype)
 
 
 def rloo(rewards: Tensor, groups: Tensor, valid: Tensor) -> Tensor:
@@ -133,8 +137,8 @@ def gae(
 
 def whitened(values: Tensor, mask: Tensor) -> Tensor:
     """Return (B, R) values of mean 0 and variance 1 over the entries where the mask is 1, and 0 elsewhere."""
-    weight = mask.to(values.dtype)
+    exact, weight = values.double(), mask.double()  # as in `grpo`
     count = weight.sum()
-    mean = (values * weight).sum() / count.clamp(min=1)
-    variance = (((values - mean) * weight) ** 2).sum() / (count - 1).clamp(min=1)
-    return (values - mean) / (variance.sqrt() + EPSILON) * weight
+    mean = (exact * weight).sum() / count.clamp(min=1)
+    variance = (((exact - mean) * weight) ** 2).sum() / (count - 1).clamp(min=1)
+    return ((exact - mean) / (variance.sqrt() + EPSILON) * weight).to(values.dtype)

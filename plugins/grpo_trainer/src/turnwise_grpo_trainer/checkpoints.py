@@ -76,6 +76,12 @@ def mend(out: Path) -> None:
             os.replace(replaced, folder)
 
 
+def remove_checkpoints(out: Path) -> None:
+    """Remove all checkpoints of a training, whole or not; what else lies beside them stays."""
+    for folder in (out / CHECKPOINTS_FOLDER).glob("step-*"):
+        shutil.rmtree(folder)
+
+
 def resume(loop: TrainLoop) -> bool:
     """Stand where the latest checkpoint of the training's folder was written; False when it has none."""
     found = checkpoints_of(loop.out)
@@ -89,12 +95,17 @@ def load(loop: TrainLoop, folder: Path) -> None:
     """Stand where a checkpoint was written; `ConfigError` when it is none."""
     try:
         state: dict[str, Any] = json.loads((folder / "loop.json").read_text(encoding="utf-8"))
+        waiting = {name: _read(folder, name) for name in ("waiting", "partial")}
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder}: not a checkpoint of a training: {error}") from error
     loop.trainer.load(folder / "trainer")
-    buffer = state.pop("buffer")
-    loop.buffer.load_state_dict({**buffer, **{name: _read(folder, name) for name in ("waiting", "partial")}})
-    loop.load_state_dict(state)
+    try:
+        loop.buffer.load_state_dict({**state.pop("buffer"), **waiting})
+        loop.load_state_dict(state)
+    except KeyError as error:
+        raise ConfigError(f"{folder}: not a checkpoint of a training: loop.json has no {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{folder}: {error}") from error
     loop.go_on_with(load_unfinished(folder / UNFINISHED_FILE))
 
 

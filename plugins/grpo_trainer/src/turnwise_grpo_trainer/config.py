@@ -90,7 +90,8 @@ class OptimizerConfig:
         eps: of AdamW.
         weight_decay: of AdamW.
         grad_clip: largest norm of the gradient; null clips nothing.
-        lr_schedule: after the warm-up: `constant`, or `linear` or `cosine` down to `min_lr_ratio` at the last step.
+        lr_schedule: after the warm-up: `constant`, or `linear` or `cosine` down to `min_lr_ratio`, which the step
+            after the last would have.
         warmup_steps: steps in which the rate rises from 0.
         min_lr_ratio: where a falling schedule ends, as a share of `lr`.
     """

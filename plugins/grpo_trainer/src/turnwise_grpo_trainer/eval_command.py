@@ -17,18 +17,21 @@ _EPILOG: Final = """\
 Examples:
   turnwise eval examples/train_calculator.yaml
   turnwise eval examples/train_calculator.yaml rollout.validation_n=16 --k 1,4,16 --out runs/eval.json
-  turnwise eval examples/train_calculator.yaml model.path=runs/train/model
+  turnwise eval examples/train_calculator.yaml model.path=$PWD/runs/train/model
 
 It runs the tasks of data.validation_path, rollout.validation_n episodes each, with rollout.validation_sampling.
-pass@k is the unbiased estimator; the intervals are 95 % bootstrap intervals over tasks.
-Exit codes: 0; 2 for a bad config or bad input; 1 when it was interrupted or failed.
+A path is relative to the folder of the config, hence the $PWD.
+pass@k is the unbiased estimator; the intervals are 95 % bootstrap intervals over tasks, too narrow below 20 tasks.
+Episodes that failed or have no score are left out, and of pass@k the tasks with fewer than k scored ones; lines below
+the table say how many.
+Exit codes: 0; 2 for a bad config or bad input; 130 when it was interrupted; 1 when it failed.
 """
 
 
 class EvalCommand:
     """Run held-out tasks and say how many are solved."""
 
-    help = "run the held-out tasks of a config: mean@k and pass@k with confidence intervals"
+    help = "run the held-out tasks of a config: mean@n and pass@k with confidence intervals"
 
     def __init__(self, config: NoConfig, resources: Resources) -> None:
         """Take nothing: the options are on the command line."""
@@ -50,7 +53,7 @@ class EvalCommand:
         from rich.console import Console
 
         from turnwise import configure_logging
-        from turnwise_grpo_trainer.evaluation import evaluated, results_table
+        from turnwise_grpo_trainer.evaluation import evaluated, notes, results_table
         from turnwise_grpo_trainer.numbers import refuse_all_failed
         from turnwise_grpo_trainer.setup import read_setup
 
@@ -59,19 +62,41 @@ class EvalCommand:
         configure_logging(setup.run.telemetry.log_level, setup.run.telemetry.log_format)
         if not setup.validation_tasks:
             raise ConfigError(f"{arguments.config}: data.validation_path: missing; there is nothing to evaluate")
-        if max(ks) > setup.run.rollout.validation_n:
-            raise ConfigError(f"--k {max(ks)}: rollout.validation_n is only {setup.run.rollout.validation_n}")
+        n = setup.run.rollout.validation_n
+        if max(ks) > n:
+            raise ConfigError(f"--k {max(ks)}: rollout.validation_n is only {n}")
+        if arguments.out is not None:
+            _refuse_unwritable(arguments.out)
         with setup.manager() as manager:
             episodes = manager.rollout(setup.validation_tasks, global_step=arguments.step, validation=True)
         refuse_all_failed(episodes)
-        report = evaluated(episodes, ks=ks, threshold=arguments.threshold, seed=setup.run.rollout.seed)
-        Console().print(results_table(report))
+        report = evaluated(episodes, n=n, ks=ks, threshold=arguments.threshold, seed=setup.run.rollout.seed)
+        console = Console()
+        console.print(results_table(report))
+        for note in notes(report):
+            console.print(note, soft_wrap=True)
         if arguments.out is not None:
-            arguments.out.parent.mkdir(parents=True, exist_ok=True)
-            partial = arguments.out.with_name(f"{arguments.out.name}.partial")
+            partial = _partial(arguments.out)
             partial.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
             os.replace(partial, arguments.out)
         return OK
+
+
+def _partial(out: Path) -> Path:
+    return Path(f"{out}.partial")
+
+
+def _refuse_unwritable(out: Path) -> None:
+    """Make the folder of a file and write there, so that a rollout does not end with results that have no place."""
+    probe = _partial(out)
+    try:
+        if out.exists() and not out.is_file():
+            raise ConfigError(f"--out {out}: not a file")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written: {error.strerror}: {error.filename}") from error
 
 
 def _ks(text: str) -> list[int]:

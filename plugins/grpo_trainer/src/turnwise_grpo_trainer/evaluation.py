@@ -1,10 +1,12 @@
-"""Held-out results as a table and as JSON."""
+"""Held-out results as a table, as lines below it and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
 
+from attrs import asdict
 from rich.table import Table
 
 from turnwise import EpisodeResult, Status
@@ -12,76 +14,85 @@ from turnwise.errors import DataError
 from turnwise_grpo_trainer.numbers import episode_numbers
 from turnwise_grpo_trainer.pass_at_k import Estimate, bootstrap, pass_at_k
 
-ALL = "all"
+ALL: Final = "all"
+FEW_TASKS: Final = 20
+"""Below it a bootstrap interval is too narrow, see `bootstrap`."""
 
 
-def by_task(episodes: Sequence[EpisodeResult]) -> dict[str, list[EpisodeResult]]:
-    """Return the episodes of each task; those that failed say nothing about the policy and are left out."""
-    tasks: dict[str, list[EpisodeResult]] = {}
+def reward_of(episode: EpisodeResult) -> float | None:
+    """Return the reward; none of an episode that failed, which says nothing about the policy."""
+    return None if episode.status is Status.FAILED else episode.reward
+
+
+def rewards_by_source(episodes: Sequence[EpisodeResult]) -> dict[str, dict[str, list[float]]]:
+    """Return the rewards of each task by data source and for `all`; the list of a task without one is empty."""
+    sources: dict[str, dict[str, list[float]]] = {ALL: {}}
     for episode in episodes:
-        if episode.status is not Status.FAILED and episode.reward is not None:
-            tasks.setdefault(episode.task.uid, []).append(episode)
-    return tasks
+        reward = reward_of(episode)
+        for source in dict.fromkeys((ALL, episode.task.data_source or "(no source)")):
+            rewards = sources.setdefault(source, {}).setdefault(episode.task.uid, [])
+            if reward is not None:
+                rewards.append(reward)
+    return sources if len(sources) > 2 else {ALL: sources[ALL]}
 
 
 def evaluated(
-    episodes: Sequence[EpisodeResult], *, ks: Sequence[int], threshold: float, seed: int = 0
+    episodes: Sequence[EpisodeResult], *, n: int, ks: Sequence[int], threshold: float, seed: int = 0
 ) -> dict[str, Any]:
     """
     Return what a validation came to.
 
     Args:
-        episodes: n of each task.
-        ks: for which k to give pass@k; those above the smallest number of samples of a task are refused.
+        episodes: n of each task; those that failed or have no score are counted and left out.
+        n: episodes of a task that were asked for.
+        ks: for which k to give pass@k, of the tasks with k scored samples.
         threshold: reward from which on an episode counts as right.
         seed: of the bootstrap.
 
     Returns:
-        JSON values: `episodes`, `failed`, `tasks`, `samples_per_task`, `threshold`, `numbers` of the episodes, and
-        `results` by data source and for `all`: `mean@n` (mean reward), `solved@n` (share that is right) and `pass@k`,
-        each with `value`, `low` and `high`.
+        JSON values. `episodes`, `failed` and, by status, `unscored_episodes`; `tasks`, `unscored_tasks` without a
+        scored sample, `short_tasks` with fewer than n; `samples_per_task`, which is n; `threshold`; `numbers` of the
+        episodes; and `results` by data source and for `all`: `mean@n` (mean reward), `solved@n` (share that is right)
+        and `pass@k`. Each is of so many `tasks`, and `left_out` others, with `value`, `low` and `high`: None without
+        a task, and the last two None of one task.
 
     Raises:
-        DataError: no episode was scored, or a k is too large.
+        DataError: no episode was scored.
     """
-    tasks = by_task(episodes)
-    if not tasks:
-        raise DataError("no episode was scored, so there is nothing to evaluate")
-    smallest = min(map(len, tasks.values()))
-    if wrong := [k for k in ks if k > smallest]:
-        raise DataError(f"--k {wrong[0]}: a task has only {smallest} scored samples; raise rollout.validation_n")
-    sources: dict[str, list[list[EpisodeResult]]] = {ALL: list(tasks.values())}
-    for group in tasks.values():
-        sources.setdefault(group[0].task.data_source or "(no source)", []).append(group)
-    if len(sources) == 2:
-        sources = {ALL: sources[ALL]}
+    sources = rewards_by_source(episodes)
+    tasks = sources[ALL].values()
+    if not any(tasks):
+        raise DataError(f"none of the {len(episodes)} episodes was scored, so there is nothing to evaluate")
     return {
         "episodes": len(episodes),
         "failed": sum(episode.status is Status.FAILED for episode in episodes),
+        "unscored_episodes": dict(Counter(str(each.status) for each in episodes if reward_of(each) is None)),
         "tasks": len(tasks),
-        "samples_per_task": smallest,
+        "unscored_tasks": sum(not each for each in tasks),
+        "short_tasks": sum(0 < len(each) < n for each in tasks),
+        "samples_per_task": n,
         "threshold": threshold,
         "numbers": episode_numbers(episodes),
-        "results": {name: _results(groups, ks, threshold, seed, smallest) for name, groups in sources.items()},
+        "results": {name: _results(each.values(), n, ks, threshold, seed) for name, each in sources.items()},
     }
 
 
 def _results(
-    groups: Sequence[Sequence[EpisodeResult]], ks: Sequence[int], threshold: float, seed: int, smallest: int
+    tasks: Collection[Sequence[float]], n: int, ks: Sequence[int], threshold: float, seed: int
 ) -> dict[str, Any]:
-    rewards = [[episode.reward or 0.0 for episode in group] for group in groups]
-    right = [[reward >= threshold for reward in each] for each in rewards]
-    found = {
-        f"mean@{smallest}": bootstrap([sum(each) / len(each) for each in rewards], seed=seed),
-        f"solved@{smallest}": bootstrap([sum(each) / len(each) for each in right], seed=seed),
+    right = [[reward >= threshold for reward in each] for each in tasks]
+    values = {
+        f"mean@{n}": [sum(each) / len(each) for each in tasks if each],
+        f"solved@{n}": [sum(each) / len(each) for each in right if each],
     }
     for k in ks:
-        found[f"pass@{k}"] = bootstrap([pass_at_k(len(each), sum(each), k) for each in right], seed=seed)
-    return {name: _plain(estimate) for name, estimate in found.items()}
+        values[f"pass@{k}"] = [pass_at_k(len(each), sum(each), k) for each in right if len(each) >= k]
+    return {name: _figure(each, len(tasks), seed) for name, each in values.items()}
 
 
-def _plain(estimate: Estimate) -> dict[str, float]:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+def _figure(values: Sequence[float], num_tasks: int, seed: int) -> dict[str, Any]:
+    estimate = bootstrap(values, seed=seed) if values else Estimate(value=None, low=None, high=None)
+    return {**asdict(estimate), "tasks": len(values), "left_out": num_tasks - len(values)}
 
 
 def results_table(report: Mapping[str, Any]) -> Table:
@@ -91,6 +102,35 @@ def results_table(report: Mapping[str, Any]) -> Table:
     for heading in ("data source", *names):
         table.add_column(heading, justify="left" if heading == "data source" else "right")
     for source, results in report["results"].items():
-        cells = [f"{each['value']:.3f} [{each['low']:.3f}, {each['high']:.3f}]" for each in results.values()]
-        table.add_row(source, *(cell.replace("[", r"\[") for cell in cells))
+        table.add_row(source, *map(_cell, results.values()))
     return table
+
+
+def _cell(figure: Mapping[str, Any]) -> str:
+    if not figure["tasks"]:
+        return "-"
+    interval = "" if figure["low"] is None else rf" \[{figure['low']:.3f}, {figure['high']:.3f}]"
+    return f"{figure['value']:.3f}{interval}"
+
+
+def notes(report: Mapping[str, Any]) -> list[str]:
+    """Return what to know besides the table, a line each: what is left out, and which intervals say little."""
+    num_tasks, n, results = report["tasks"], report["samples_per_task"], report["results"]
+    lines = []
+    if statuses := report["unscored_episodes"]:
+        counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
+        lines.append(f"{sum(statuses.values())} of {report['episodes']} episodes have no score: {counts}")
+    if unscored := report["unscored_tasks"]:
+        lines.append(f"{unscored} of {num_tasks} tasks have no scored sample and are left out")
+    if short := report["short_tasks"]:
+        lines.append(
+            f"{short} of {num_tasks} tasks have 1 to {n - 1} scored samples: mean@{n}, solved@{n} are of these"
+        )
+    for name, figure in results[ALL].items():
+        if figure["left_out"] > unscored:
+            lines.append(
+                f"{name} leaves out {figure['left_out']} of {num_tasks} tasks, which have fewer scored samples"
+            )
+    if any(0 < figure["tasks"] < FEW_TASKS for each in results.values() for figure in each.values()):
+        lines.append(f"intervals over fewer than {FEW_TASKS} tasks are too narrow; one task has none")
+    return lines

@@ -186,7 +186,7 @@ class TrainLoop:
         """Do what follows a rollout: update, bring the weights over, log, and what is due."""
         episodes = [episode for group in groups for episode in group.episodes]
         refuse_all_failed(episodes)
-        numbers = episode_numbers(episodes)
+        numbers = episode_numbers(episodes) if episodes else {"tokens/action": 0.0}
         numbers["buffer/staleness"] = float(max(map(self.buffer.staleness, groups), default=0))
         if episodes:
             numbers |= self.update(episodes, stages)
@@ -195,6 +195,11 @@ class TrainLoop:
                 numbers |= self.bring_weights()
         self.buffer.set_version(self.version)
         self.step += 1
+        if not numbers.get("actor/trained_tokens"):
+            counts = {name: count for name, count in self.buffer.counts.items() if name.startswith("dropped")}
+            structlog.get_logger().warning(
+                "a step without anything to learn from", step=self.step, episodes=len(episodes), **counts
+            )
         self.train_s += time.perf_counter() - started
         self.train_cpu_s += time.process_time() - self._cpu_mark
         self._report(numbers, stages, time.perf_counter() - started)

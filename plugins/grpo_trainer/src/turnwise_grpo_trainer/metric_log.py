@@ -19,11 +19,20 @@ TENSORBOARD_FOLDER: Final = "tensorboard"
 
 
 def read_metrics(out: Path, *, up_to: int | None = None) -> list[dict[str, Any]]:
-    """Return the lines that a training has written, those of later steps left out."""
+    """
+    Return the lines that a training has written, those of later steps left out.
+
+    Raises:
+        ConfigError: a line is not JSON. A last one without its end is no line: the training was killed in the midst.
+    """
     file = out / METRICS_FILE
     if not file.exists():
         return []
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+    whole = file.read_text(encoding="utf-8").rpartition("\n")[0]
+    try:
+        lines = [json.loads(line) for line in whole.splitlines() if line]
+    except ValueError as error:
+        raise ConfigError(f"{file}: not the metrics of a training: {error}") from error
     return [line for line in lines if up_to is None or line["step"] <= up_to]
 
 

@@ -45,8 +45,7 @@ def load_state(learner: Learner, folder: Path) -> None:
         _quietly(load)(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
         places = json.loads((folder / SCHEDULES_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RuntimeError, CheckpointException) as error:
-        first = next(iter(str(error).strip().splitlines()), "")
-        raise ConfigError(f"{folder}: not a checkpoint of this model: {type(error).__name__}: {first}") from error
+        raise ConfigError(f"{folder}: not a checkpoint of this model: {_cause(error)}") from error
     for name, trained in _parts(learner).items():
         set_state_dict(
             trained.model,
@@ -54,19 +53,36 @@ def load_state(learner: Learner, folder: Path) -> None:
             model_state_dict=state[name]["model"],
             optim_state_dict=state[name]["optimizer"],
         )
-        trained.schedule.last_epoch = places[name]
+        trained.stand_at(places[name])
     torch.set_rng_state(state["rng"])
     if "cuda_rng" in state:
         torch.cuda.set_rng_state(state["cuda_rng"])
 
 
+def _cause(error: BaseException) -> str:
+    """Return the first line of what went wrong; torch wraps what went wrong in a process."""
+    cause = error
+    if isinstance(error, CheckpointException):
+        cause = next((each for each, _trace in error.failures.values()), error)
+    return f"{type(cause).__name__}: {next(iter(str(cause).strip().splitlines()), '')}"
+
+
 def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function without torch's warning that there is one process, which is what was asked for."""
+    """
+    Return the function without torch's warning that there is one process, which is what was asked for.
+
+    Ctrl-C comes out as what it is, which torch takes for a failure of its own.
+    """
 
     def call(*arguments: Any, **options: Any) -> Any:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            return function(*arguments, **options)
+            try:
+                return function(*arguments, **options)
+            except CheckpointException as error:
+                if any(isinstance(each, KeyboardInterrupt) for each, _trace in error.failures.values()):
+                    raise KeyboardInterrupt from error
+                raise
 
     return call
 

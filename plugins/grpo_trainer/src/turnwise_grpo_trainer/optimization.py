@@ -41,6 +41,16 @@ class Trained:
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(config, step, num_steps))
         return cls(model, optimizer, schedule, config.grad_clip)
 
+    def stand_at(self, place: int) -> None:
+        """
+        Go on from a step of the schedule, with the optimizer's state as it was loaded and the settings of the config.
+
+        What is loaded brings the settings along that it was saved with.
+        """
+        for group, rate in zip(self.optimizer.param_groups, self.schedule.base_lrs, strict=True):
+            group |= {**self.optimizer.defaults, "lr": rate * self.schedule.lr_lambdas[0](place), "initial_lr": rate}
+        self.schedule.last_epoch = place
+
     @property
     def lr(self) -> float:
         """The learning rate in force."""

@@ -43,6 +43,7 @@ def plan_of(setup: Setup) -> list[tuple[str, str]]:
         ConfigError, PluginError: a part's options are wrong, or the devices do not fit the mode.
     """
     setup.manager()  # checks every plugin's options; starts nothing
+
     train, run = setup.train, setup.run
     place = placement_of(setup)
     algorithm = train.algorithm
@@ -72,13 +73,11 @@ def placement_of(setup: Setup) -> Placement:
     Raises:
         ConfigError: mode hybrid, with engine and trainer on different numbers of GPUs.
     """
+    from turnwise_grpo_trainer.sharding import gpus_each  # loads torch
+
     train, run = setup.train, setup.run
-    sharding = train.sharding
     rollout = _rollout_gpus(run)
-    per_process = sharding.gpus_per_process
-    if per_process is None:
-        per_process = 1.0 if train.policy.device.startswith("cuda") else 0.0
-    trainer = per_process * sharding.num_processes
+    trainer = gpus_each(train) * train.sharding.num_processes
     if train.mode == "hybrid" and trainer and rollout and trainer != rollout:
         raise ConfigError(
             f"train.mode: hybrid shares devices, but the engine has {rollout:g} GPUs and the trainer {trainer:g}"

@@ -42,10 +42,11 @@ class GroupProducer:
         manager: started.
         stream: of the tasks.
         buffer: where episodes go; closed when nothing more will come.
-        limit: groups that may be on their way or wait.
+        limit: groups that may be on their way, wait, or be learnt from.
         tasks_per_step: by which new groups get the number of a step.
         seen: called in the producer's thread with every episode.
         launched: groups that were begun.
+        until_uniform: groups dropped for no variance, at which no more are begun; None for no such bound.
         failure: what ended it, if it was not `stop`.
     """
 
@@ -56,6 +57,7 @@ class GroupProducer:
     tasks_per_step: int
     seen: Callable[[EpisodeResult], None]
     launched: int = 0
+    until_uniform: int | None = None
     failure: BaseException | None = field(default=None, init=False)
     _cut: list[_Work] = field(factory=list, init=False)
     _underway: dict[str, _Work] = field(factory=dict, init=False)
@@ -65,13 +67,13 @@ class GroupProducer:
     _changed: asyncio.Event = field(init=False)
     _ready: threading.Event = field(factory=threading.Event, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
-    _num_uids: int = field(default=0, init=False)
+    _uids: frozenset[str] = field(default=frozenset(), init=False)
 
     # From the trainer's thread
 
     def start(self) -> None:
         """Begin."""
-        self._num_uids = len({task.uid for task in self.stream.tasks})
+        self._uids = frozenset(task.uid for task in self.stream.tasks)
         self._thread = threading.Thread(target=self._run, name="turnwise-rollout", daemon=True)
         self._thread.start()
         self._ready.wait()
@@ -159,17 +161,30 @@ class GroupProducer:
         await self._changed.wait()
 
     def _has_room(self) -> bool:
-        if self._held or len(self._underway) + len(self.buffer) >= self.limit:
+        underway = len(self._underway)
+        if self._held or underway + len(self.buffer) >= self.buffer.max_groups:
             return False
-        # A task that is on its way is not begun again, so that groups do not mix.
-        return bool(self._cut) or len(self._underway) < self._num_uids
+        # What is learnt from counts until the version has risen: what is begun before is behind by that update, too.
+        if underway + self.buffer.num_ahead >= self.limit:
+            return False
+        if self.until_uniform is not None and self.buffer.counts["dropped_uniform"] >= self.until_uniform:
+            return False
+        return bool(self._cut) or bool(self._uids - self._not_now())
+
+    def _not_now(self) -> set[str]:
+        """Return the tasks that are not begun again yet, so that groups do not mix: those on their way or waiting."""
+        return {*self._underway, *self.buffer.uids_of(self._next_step)}
+
+    @property
+    def _next_step(self) -> int:
+        return 1 + self.launched // self.tasks_per_step
 
     def _next(self) -> _Work:
         if self._cut:
             work = self._cut.pop(0)
         else:
-            (task,) = self.stream.take(1, without=self._underway)
-            work = _Work(task.uid, 1 + self.launched // self.tasks_per_step, tasks=(task,))
+            (task,) = self.stream.take(1, without=self._not_now())
+            work = _Work(task.uid, self._next_step, tasks=(task,))
             self.launched += 1
         self._underway[work.uid] = work
         return work

@@ -14,7 +14,7 @@ from attrs import define
 from numpy.typing import NDArray
 
 from turnwise import RolloutBatch
-from turnwise_grpo_trainer.sharding import LearnerSpec, join_group
+from turnwise_grpo_trainer.sharding import LearnerSpec, gpus_each, join_group
 from turnwise_grpo_trainer.trainers import LocalTrainer
 
 if TYPE_CHECKING:
@@ -81,10 +81,8 @@ class RayTrainer:
         if not ray.is_initialized():
             address = setup.run.runtime.ray.address or "local"
             ray.init(address=address, namespace="turnwise", include_dashboard=False, log_to_driver=False)
-        gpus = sharding.gpus_per_process
-        if gpus is None:
-            gpus = 1.0 if setup.train.policy.device.startswith("cuda") else 0.0
-        actor = ray.remote(TrainerProcess).options(num_cpus=sharding.cpus_per_process, num_gpus=gpus)
+        reserved = {"num_cpus": sharding.cpus_per_process, "num_gpus": gpus_each(setup.train)}
+        actor = ray.remote(TrainerProcess).options(**reserved)
         spec, size = LearnerSpec.of(setup), sharding.num_processes
         processes: list[Any] = [actor.remote(spec, rank, size) for rank in range(size)]
         address = ray.get(processes[0].address.remote())

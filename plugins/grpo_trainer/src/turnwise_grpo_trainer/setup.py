@@ -107,6 +107,9 @@ def _check(setup: Setup, path: str) -> None:
     grouped = train.algorithm.adv_estimator in ("grpo", "dr_grpo", "rloo")
     wrong = {
         "rollout.n: must be at least 2: a group of one has no baseline": grouped and run.rollout.n < 2,
+        "train.buffer.dynamic_sampling: needs rollout.n of at least 2: the rewards of a group of one never differ": (
+            train.buffer.dynamic_sampling and run.rollout.n < 2
+        ),
         "rollout.sampling.temperature: must be above 0 to train": sampling.temperature == 0,
         "rollout.sampling: top_p must be 1 and top_k -1 to train: the trainer's log-probabilities are those of the"
         " whole distribution": sampling.top_p != 1 or sampling.top_k != -1,
@@ -128,11 +131,16 @@ def _check(setup: Setup, path: str) -> None:
 
 def checked_out(out: Path, *, overwrite: bool, resume: bool) -> Path:
     """Return the folder of a training, made when missing; `ConfigError` when it holds another that must stay."""
+    from turnwise_grpo_trainer.checkpoints import CHECKPOINTS_FOLDER, checkpoints_of, mend
     from turnwise_grpo_trainer.metric_log import METRICS_FILE
 
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: not a folder")
-    if (out / METRICS_FILE).exists() and not (overwrite or resume):
-        raise ConfigError(f"--out {out}: holds another training; add --resume to go on, or --overwrite")
+    mend(out)
+    held = next((out / name for name in (METRICS_FILE, CHECKPOINTS_FOLDER) if (out / name).exists()), None)
+    if held is not None and not (overwrite or resume):
+        raise ConfigError(f"--out {out}: holds another training ({held.name}); add --resume to go on, or --overwrite")
+    if resume and not checkpoints_of(out):
+        raise ConfigError(f"--resume: {out} has no checkpoint")
     out.mkdir(parents=True, exist_ok=True)
     return out

@@ -74,6 +74,12 @@ def local_trainer(setup: Setup) -> LocalTrainer:
     return spec.trainer()
 
 
+def gpus_each(train: TrainConfig) -> float:
+    """Return how many GPUs Ray reserves for each process: those of the config, or 1 where it trains on one."""
+    gpus = train.sharding.gpus_per_process
+    return gpus if gpus is not None else float(device_of(train.policy).type == "cuda")
+
+
 def join_group(address: str, *, rank: int, world_size: int, device: torch.device) -> None:
     """Join the processes that train together, over NCCL on GPUs and gloo elsewhere."""
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"

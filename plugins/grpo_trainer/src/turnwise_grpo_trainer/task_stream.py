@@ -54,11 +54,16 @@ class TaskStream:
         return list(taken.values())
 
     def state_dict(self) -> dict[str, int]:
-        """Return the place."""
-        return {"epoch": self._epoch, "place": self._place}
+        """Return the place, and among how many tasks."""
+        return {"epoch": self._epoch, "place": self._place, "num_tasks": len(self.tasks)}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go to a place."""
+        """Go to a place; `DataError` when it is one among other tasks."""
+        if state["num_tasks"] != len(self.tasks):
+            raise DataError(
+                f"there are {len(self.tasks)} tasks, and the training to go on with has {state['num_tasks']}: the order"
+                " in which they come would be another"
+            )
         self._begin(state["epoch"])
         self._place = state["place"]
 

@@ -73,12 +73,11 @@ class TrainCommand:
 
 
 def _train(setup: Setup, out: Path, *, resume: bool) -> int:
-    import shutil
     import sys
 
     from rich.console import Console
 
-    from turnwise_grpo_trainer.checkpoints import CHECKPOINTS_FOLDER, checkpoints_of, mend, step_of
+    from turnwise_grpo_trainer.checkpoints import checkpoints_of, remove_checkpoints, step_of
     from turnwise_grpo_trainer.checkpoints import resume as go_on
     from turnwise_grpo_trainer.interrupts import interrupts
     from turnwise_grpo_trainer.live_view import TrainView
@@ -86,12 +85,7 @@ def _train(setup: Setup, out: Path, *, resume: bool) -> int:
     from turnwise_grpo_trainer.metric_log import MetricLog
     from turnwise_grpo_trainer.modes import loop_of
 
-    if not resume:
-        shutil.rmtree(out / CHECKPOINTS_FOLDER, ignore_errors=True)
-    mend(out)
-    found = checkpoints_of(out)
-    if resume and not found:
-        raise ConfigError(f"--resume: {out} has no checkpoint")
+    found = checkpoints_of(out) if resume else []
     train = setup.train
     view = TrainView(train.num_steps, train.tasks_per_step * setup.group_size, Console(stderr=True))
     manager = setup.manager()  # what a plugin cannot do without is refused before the model is loaded
@@ -100,6 +94,8 @@ def _train(setup: Setup, out: Path, *, resume: bool) -> int:
         log = MetricLog(out, manager.observers.emit, setup.described())
         loop = loop_of(setup, manager, trainer, log, view)
         try:
+            if not resume:
+                remove_checkpoints(out)  # only now that all has been loaded
             log.start(from_step=step_of(found[-1]) if found else None)
             if found:
                 go_on(loop)

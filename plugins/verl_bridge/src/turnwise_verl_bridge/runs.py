@@ -82,7 +82,7 @@ def run_config(verl_config: Any, sampling: Sampling) -> Any:
     overrides = [
         "engine=verl",
         f"engine.max_context={rollout.prompt_length + rollout.response_length}",
-        "runtime=local",
+        "runtime={name: local}",  # and nothing of what the file says of another
         "rollout.n=1",
         "rollout.validation_n=1",
         f"rollout.prompt_length={rollout.prompt_length}",

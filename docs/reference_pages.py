@@ -40,6 +40,8 @@ from turnwise.host import KINDS, Host, load
 from turnwise.types import PluginRecipe
 
 ROOT: Final = Path(__file__).parents[1]
+HELP: Final = argparse._HelpAction  # noqa: SLF001 - argparse has no public name for it
+SUBPARSERS: Final = argparse._SubParsersAction  # noqa: SLF001 - argparse has no public name for it
 PLUGINS: Final = tuple(
     sorted(re.findall(r"^-e plugins/(\w+)", (ROOT / "requirements-dev.txt").read_text(encoding="utf-8"), re.MULTILINE))
 )
@@ -250,8 +252,8 @@ def cli_page() -> Iterator[str]:
 def command_lines(name: str, parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
     """Yield what the page says about a command and, below it, about its actions."""
     yield from (f"{'#' * level} {name}", "", *prose(sentence(parser.description or "")))
-    actions = [action for action in actions_of(parser) if not isinstance(action, argparse._HelpAction)]  # noqa: SLF001
-    plain = [action for action in actions if not isinstance(action, argparse._SubParsersAction)]  # noqa: SLF001
+    actions = [action for action in actions_of(parser) if not isinstance(action, HELP)]
+    plain = [action for action in actions if not isinstance(action, SUBPARSERS)]
     if plain or len(actions) == 0:
         yield from (*fenced(" ".join([name, *map(synopsis, plain)]), "text"), "")
     for action in plain:
@@ -266,15 +268,16 @@ def command_lines(name: str, parser: argparse.ArgumentParser, level: int) -> Ite
 
 def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     """Return the arguments of a parser; argparse has no public way to ask."""
-    return parser._actions  # noqa: SLF001
+    return parser._actions  # noqa: SLF001 - argparse has no public way to ask
 
 
 def subparsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """Return the subcommands of a parser, each with its help as the description."""
     found: dict[str, argparse.ArgumentParser] = {}
     for action in actions_of(parser):
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
-            helps = {each.dest: each.help for each in action._get_subactions()}  # noqa: SLF001
+        if isinstance(action, SUBPARSERS):
+            choices = action._get_subactions()  # noqa: SLF001 - argparse has no public way to ask
+            helps = {each.dest: each.help for each in choices}
             for name, subparser in action.choices.items():
                 subparser.description = subparser.description or helps.get(name)
                 found[name] = subparser

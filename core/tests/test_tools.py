@@ -170,7 +170,7 @@ class TestFunctionSchemas:
             (Literal["a", 1, None], {"enum": ["a", 1, None]}),
             (Color, {"type": "string", "enum": ["red", "blue"]}),
             (Optional[int], {"type": ["integer", "null"]}),  # noqa: UP045 - the old spelling is what is tested
-            (Union[int, str], {"type": ["integer", "string"]}),  # noqa: UP007
+            (Union[int, str], {"type": ["integer", "string"]}),  # noqa: UP007 - the old spelling is what is tested
             (int | None, {"type": ["integer", "null"]}),
             (list[str] | None, {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]}),
             (Color | None, {"anyOf": [{"type": "string", "enum": ["red", "blue"]}, {"type": "null"}]}),

@@ -28,12 +28,16 @@ class Fake:
         self.version, self.num_begun, self.num_ended, self.num_updates_begun = 0, 0, 0, 0
         self.num_ended_in_update: list[int] = []
 
+    def is_held(self, place):
+        """Return whether a group waits for the update before its step to begin."""
+        return not self.is_free(place) and self.num_updates_begun < place // TASKS_PER_STEP
+
     async def stream(self, tasks, *, global_step, resume=()):
         place, version = self.num_begun, self.version
         self.num_begun += 1
         assert place < TOO_MANY, "the rollout does not end"
         await asyncio.sleep(0.001)
-        while not self.is_free(place) and self.num_updates_begun < place // TASKS_PER_STEP:  # noqa: ASYNC110 - a thread
+        while self.is_held(place):  # noqa: ASYNC110 - the trainer's thread moves on, which sets no event of this loop
             await asyncio.sleep(0.001)
         self.num_ended += 1
         for task in tasks:

@@ -34,8 +34,9 @@ from turnwise import (
     weights,
 )
 from turnwise.cli import make_parser
+from turnwise.config_parts import file_fields
 from turnwise.config_schema import attribute_docs
-from turnwise.config_structure import file_fields, unstructure
+from turnwise.config_structure import unstructure
 from turnwise.host import KINDS, Host, load
 from turnwise.types import PluginRecipe
 

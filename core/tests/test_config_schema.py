@@ -18,8 +18,8 @@ import turnwise.config_parts
 import turnwise.config_runtime
 from turnwise.config import RunConfig
 from turnwise.config_file import read_mapping, structure_config, to_dict
+from turnwise.config_parts import file_fields
 from turnwise.config_schema import attribute_docs, json_schema
-from turnwise.config_structure import file_fields
 from turnwise.errors import ConfigError
 from turnwise.registry import NoConfig, Registry
 

@@ -363,3 +363,41 @@ def test_values_without_a_path_have_errors_without_one():
     """The top of a document has no name."""
     assert misfits("x", int, "") == ["expected an integer, got 'x'"]
     assert misfits(["x"], list[int], "") == ["0: expected an integer, got 'x'"]
+
+
+@frozen
+class Outer:
+    """Sections whose defaults are not those of their classes."""
+
+    inner: Options = Options(level=Level.HIGH, bits=Bits.AUTO)
+    maybe: Options | None = field(factory=lambda: Options(names=frozenset({"x"})))
+    choice: Choice = field(factory=lambda: Choice("a", {"lr": 1}))
+    same: Inner = Inner()
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"inner": {"mode": "b"}}, Outer(inner=Options(level=Level.HIGH, bits=Bits.AUTO, mode="b"))),
+        ({"inner": {"bits": 8}}, Outer(inner=Options(level=Level.HIGH))),
+        ({"inner": {}}, Outer()),
+        ({"maybe": {"path": "y"}}, Outer(maybe=Options(names=frozenset({"x"}), path=Path("y")))),
+        ({"maybe": None}, Outer(maybe=None)),
+        # The options of a choice belong to its name.
+        ({"choice": "b"}, Outer(choice=Choice("b"))),
+        ({"same": {"x": 2}}, Outer(same=Inner(2))),
+    ],
+)
+def test_one_key_of_a_section_leaves_what_the_others_are_here(data, expected):
+    """A section's other keys keep the defaults that they have at this place, not those of the class."""
+    assert structure(data, Outer) == expected
+
+
+@pytest.mark.parametrize("section", ["validation_sampling", "sampling"])
+def test_setting_how_much_is_sampled_does_not_change_how(section):
+    """Validation and a judge stay greedy when a file says only how many tokens they may sample."""
+    judge = {"engine": "e", "sampling": {"max_tokens": 24}}
+    config = structure({**MINIMAL, "judge": judge, "rollout": {section: {"max_tokens": 24}}}, RunConfig)
+    assert (config.judge.sampling.temperature, config.judge.sampling.max_tokens) == (0.0, 24)
+    sampling = getattr(config.rollout, section)
+    assert (sampling.temperature, sampling.max_tokens) == (0.0 if section == "validation_sampling" else 1.0, 24)

@@ -20,8 +20,9 @@ import yaml
 from attrs import evolve
 
 from turnwise.config import RunConfig
+from turnwise.config_misfits import shown
 from turnwise.config_parts import PACKAGE, ModelConfig
-from turnwise.config_structure import shown, structure, unstructure
+from turnwise.config_structure import structure, unstructure
 from turnwise.errors import ConfigError
 
 MAX_BYTES: Final = 1 << 20

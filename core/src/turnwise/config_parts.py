@@ -12,7 +12,10 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final, Literal
 
+import attrs
 from attrs import Attribute, field, frozen, validators
+
+from turnwise.errors import PluginError
 
 KIND: Final = "turnwise_kind"
 """Key of a field's metadata: which registry of `turnwise.host.Host` the names in the field come from."""
@@ -28,6 +31,20 @@ TARGET_PATTERN: Final = rf"^{_MODULE}:[A-Za-z_][A-Za-z0-9_]*$"
 MODULE_PATTERN: Final = rf"^{_MODULE}$"
 # SHA-1 or SHA-256, written out: an abbreviation or a branch can come to mean another commit.
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+def file_fields(kind: type) -> tuple[Attribute[Any], ...]:
+    """
+    Return the fields of an attrs class that a file may set, their annotations resolved.
+
+    Raises:
+        PluginError: an annotation names what is not there, as with an import for type checkers only.
+    """
+    try:
+        attrs.resolve_types(kind)
+    except NameError as error:
+        raise PluginError(f"the annotations of {kind.__qualname__} cannot be resolved: {error}") from error
+    return tuple(item for item in attrs.fields(kind) if item.init and item.metadata.get(IN_FILE, True))
 
 
 def plain(value: Any) -> Any:

@@ -22,9 +22,9 @@ import attrs
 from attrs import define, field
 
 from turnwise.config import RunConfig
-from turnwise.config_parts import KIND, SCHEMA, TARGET_PATTERN, Choice, ToolClass
+from turnwise.config_parts import KIND, SCHEMA, TARGET_PATTERN, Choice, ToolClass, file_fields
 from turnwise.config_runtime import RuntimeConfig
-from turnwise.config_structure import file_fields, unstructure
+from turnwise.config_structure import unstructure
 from turnwise.registry import Entry
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

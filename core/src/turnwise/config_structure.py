@@ -9,58 +9,43 @@ one a line. `turnwise.host` uses this for the options of plugins too.
 from __future__ import annotations
 
 import math
-import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from enum import Enum
 from functools import lru_cache
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import attrs
 from cattrs import Converter
 from cattrs.cols import is_mapping, mapping_structure_factory
 from cattrs.errors import (
-    AttributeValidationNote,
-    BaseValidationError,
-    CattrsError,
-    ForbiddenExtraKeysError,
     IterableValidationError,
     IterableValidationNote,
     StructureHandlerNotFoundError,
 )
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
-from turnwise.config_parts import IN_FILE, Choice, ToolClass, ToolEntry, ToolFunction, plain
+from turnwise.config_misfits import (
+    MISFITS,
+    MisfitAtKeyError,
+    dotted,
+    is_enum,
+    is_list,
+    is_literal,
+    misfit,
+    misfit_lines,
+    shown,
+)
+from turnwise.config_parts import IN_FILE, Choice, ToolClass, ToolEntry, ToolFunction, file_fields, plain
 from turnwise.config_runtime import RuntimeConfig
 from turnwise.errors import ConfigError, PluginError
 from turnwise.registry import did_you_mean
 
 T = TypeVar("T")
 Structure = Callable[[Any, Any], Any]
-
-_WORDS = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "text",
-    Choice: "a name, or a section with 'name' and options",
-    Path: "a path",
-    type(None): "null",
-}
-_MAX_SHOWN = 80
-_MISFITS = (ValueError, TypeError, KeyError, OverflowError, CattrsError)
-
-
-class _MisfitAtKeyError(ValueError):
-    """A misfit below the value at hand: `key` says where."""
-
-    def __init__(self, key: str, text: str) -> None:
-        super().__init__(text)
-        self.key = key
 
 
 def structure(data: Any, kind: type[T] | Any, *, path: str = "", base_dir: Path | None = None) -> T:
@@ -80,9 +65,9 @@ def structure(data: Any, kind: type[T] | Any, *, path: str = "", base_dir: Path 
     try:
         result: T = _converter(base_dir).structure(data, kind)
     except StructureHandlerNotFoundError as error:
-        raise PluginError(f"{_dotted(path, '')}{kind} cannot be read from a config: {error}") from error
-    except _MISFITS as error:
-        raise ConfigError("\n".join(_lines(error, path, kind))) from error
+        raise PluginError(f"{dotted(path, '')}{kind} cannot be read from a config: {error}") from error
+    except MISFITS as error:
+        raise ConfigError("\n".join(misfit_lines(error, path, kind))) from error
     return result
 
 
@@ -97,28 +82,6 @@ def unstructure(value: Any) -> Any:
         return plain(_converter(None).unstructure(value))
     except ValueError as error:
         raise PluginError(f"{type(value).__name__} cannot be written as a config: {error}") from error
-
-
-def file_fields(kind: type) -> tuple[attrs.Attribute[Any], ...]:
-    """
-    Return the fields of an attrs class that a file may set, their annotations resolved.
-
-    Raises:
-        PluginError: an annotation names what is not there, as with an import for type checkers only.
-    """
-    try:
-        attrs.resolve_types(kind)
-    except NameError as error:
-        raise PluginError(f"the annotations of {kind.__qualname__} cannot be resolved: {error}") from error
-    return tuple(item for item in attrs.fields(kind) if item.init and item.metadata.get(IN_FILE, True))
-
-
-def shown(value: Any) -> str:
-    """Return a value as an error text shows it: in a file's words, and cut when long."""
-    if value is None or value is True or value is False:
-        return "null" if value is None else str(value).lower()
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 # Paths are relative to the config file, so there is one converter for each of its folders.
@@ -139,9 +102,9 @@ def _converter(base_dir: Path | None) -> Converter:
     converter.register_unstructure_hook(ToolClass, lambda tool: {"class": tool.target, **tool.options})
     # Later registrations are asked first.
     converter.register_structure_hook_factory(attrs.has, lambda kind: _class_hook(kind, converter))
-    converter.register_structure_hook_func(_is_enum, _structure_scalar)
-    converter.register_structure_hook_func(_is_literal, _structure_literal)
-    converter.register_structure_hook_factory(_is_list, lambda kind: _list_hook(kind, converter))
+    converter.register_structure_hook_func(is_enum, _structure_scalar)
+    converter.register_structure_hook_func(is_literal, _structure_literal)
+    converter.register_structure_hook_factory(is_list, lambda kind: _list_hook(kind, converter))
     converter.register_structure_hook_factory(is_mapping, lambda kind: _mapping_hook(kind, converter))
     converter.register_structure_hook_factory(_is_alternative, lambda kind: _alternative_hook(kind, converter))
     converter.register_structure_hook_func(lambda kind: kind == ToolEntry, _tool_hook(converter))
@@ -154,50 +117,20 @@ def _named(section: Structure) -> Structure:
     return lambda value, kind: section({"name": value} if isinstance(value, str) else value, kind)
 
 
-def _is_enum(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Enum)
-
-
-def _is_literal(kind: Any) -> bool:
-    origin: Any = get_origin(kind)
-    return origin is Literal
-
-
-def _is_list(kind: Any) -> bool:
-    origin = get_origin(kind) or kind
-    return origin in (list, tuple, set, frozenset, Sequence, AbstractSet)
-
-
 def _is_alternative(kind: Any) -> bool:
     """Return whether it is a union of more than one type besides null; cattrs does the others well."""
     return get_origin(kind) in (Union, types.UnionType) and len(set(get_args(kind)) - {type(None)}) > 1
 
 
-def _expected(kind: Any) -> str:
-    if _is_enum(kind):
-        return f"one of {', '.join(map(str, (member.value for member in kind)))}"
-    if _is_literal(kind):
-        return f"one of {', '.join(map(str, get_args(kind)))}"
-    if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(_expected(member) for member in get_args(kind))
-    if _is_list(kind):
-        return "a list"
-    return _WORDS.get(kind, "a section of keys")
-
-
-def _misfit(kind: Any, value: Any, end: str = "") -> ValueError:
-    return ValueError(f"expected {_expected(kind)}, got {shown(value)}{end}")
-
-
 def _structure_scalar(value: Any, kind: Any) -> Any:
     # An enum of text is a subclass of str, so cattrs may bring it here as one.
-    if _is_enum(kind):
+    if is_enum(kind):
         return kind(_one_of(value, tuple(member.value for member in kind), kind))
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
         quotes = "; put it in quotes" if kind is str and type(value) in (bool, int, float) else ""
-        raise _misfit(kind, value, quotes)
+        raise misfit(kind, value, quotes)
     if kind is float and not math.isfinite(value):
         raise ValueError(f"expected a finite number, got {value}")
     return value
@@ -214,12 +147,12 @@ def _one_of(value: Any, allowed: tuple[Any, ...], kind: Any) -> Any:
             return member
     names = tuple(str(member) for member in allowed)
     hint = did_you_mean(value, names) if isinstance(value, str) else ""
-    raise _misfit(kind, value, hint if "did you mean" in hint else "")
+    raise misfit(kind, value, hint if "did you mean" in hint else "")
 
 
 def _structure_path(value: Any, base_dir: Path | None) -> Path:
     if not isinstance(value, str | Path) or not str(value):
-        raise _misfit(Path, value)
+        raise misfit(Path, value)
     return Path(value).expanduser() if base_dir is None else base_dir / Path(value).expanduser()
 
 
@@ -227,11 +160,11 @@ def _structure_choice(value: Any, _kind: Any) -> Choice:
     if isinstance(value, str):
         return Choice(value)
     if not isinstance(value, Mapping):
-        raise _misfit(Choice, value)
+        raise misfit(Choice, value)
     if "name" not in value:
-        raise _MisfitAtKeyError("name", f"missing; the section has only {_keys(value)}")
+        raise MisfitAtKeyError("name", f"missing; the section has only {_keys(value)}")
     if not isinstance(value["name"], str):
-        raise _MisfitAtKeyError("name", f"expected text, got {shown(value['name'])}")
+        raise MisfitAtKeyError("name", f"expected text, got {shown(value['name'])}")
     return Choice(value["name"], {key: item for key, item in value.items() if key != "name"})
 
 
@@ -244,7 +177,7 @@ def _tool_hook(converter: Converter) -> Structure:
             try:
                 return ToolClass(converter.structure(value["class"], str), options)
             except ValueError as error:
-                raise _MisfitAtKeyError("class", str(error).removeprefix("'target' ")) from error
+                raise MisfitAtKeyError("class", str(error).removeprefix("'target' ")) from error
         if "function" in value:
             return converter.structure(value, ToolFunction)
         raise ValueError(f"expected one of the keys name, function and class, got {_keys(value)}")
@@ -264,7 +197,7 @@ def _list_hook(kind: Any, converter: Converter) -> Structure:
 
     def structure_list(value: Any, _kind: Any) -> Any:
         if not isinstance(value, list | tuple | AbstractSet):
-            raise _misfit(kind, value)
+            raise misfit(kind, value)
         if fixed and len(value) != len(kinds):
             raise ValueError(f"expected a list of {len(kinds)} items, got {shown(value)}")
         return build(_items(value, kinds if fixed else repeat(kinds[0]), converter))
@@ -278,7 +211,7 @@ def _items(values: Any, kinds: Any, converter: Converter) -> list[Any]:
     for index, (value, kind) in enumerate(zip(values, kinds, strict=False)):
         try:
             items.append(converter.structure(value, kind))
-        except _MISFITS as error:
+        except MISFITS as error:
             error.add_note(IterableValidationNote(f"item {index}", index, kind))
             errors.append(error)
     if errors:
@@ -291,7 +224,7 @@ def _mapping_hook(kind: Any, converter: Converter) -> Structure:
 
     def structure_mapping(value: Any, _kind: Any) -> Any:
         if not isinstance(value, Mapping):
-            raise _misfit(kind, value)
+            raise misfit(kind, value)
         return inner(value, kind)
 
     return structure_mapping
@@ -307,9 +240,9 @@ def _alternative_hook(kind: Any, converter: Converter) -> Structure:
         for member in sorted(members - {type(None)}, key=lambda member: type(value) is not member):
             try:
                 return converter.structure(value, member)
-            except _MISFITS:
+            except MISFITS:
                 continue
-        raise _misfit(kind, value)
+        raise misfit(kind, value)
 
     return structure_alternative
 
@@ -322,14 +255,28 @@ def _class_hook(kind: Any, converter: Converter) -> Structure:
     fields = file_fields(kind)
     checked: Any = {item.name: override(struct_hook=_checked(item, converter)) for item in fields if item.validator}
     inner = make_dict_structure_fn(kind, converter, **checked, **_omitted(kind))
+    sections = {item.name: own for item in fields if (own := _own_defaults(item, converter))}
 
     def structure_class(value: Any, _kind: Any) -> Any:
         if not isinstance(value, Mapping):
             empty = "; remove the key to use the defaults" if value is None else ""
-            raise _misfit(kind, value, empty)
-        return inner(value, kind)
+            raise misfit(kind, value, empty)
+        begun = {name: own | value[name] for name, own in sections.items() if isinstance(value.get(name), Mapping)}
+        return inner({**value, **begun}, kind)
 
     return structure_class
+
+
+def _own_defaults(item: attrs.Attribute[Any], converter: Converter) -> dict[str, Any]:
+    """Return the keys that a section has here and not by its class: a file that sets one of them leaves the others."""
+    default: Any = item.default
+    if hasattr(default, "factory") and not default.takes_self:
+        default = default.factory()
+    section = type(default)
+    if not attrs.has(section) or section is Choice or item.type not in (section, section | None):
+        return {}
+    by_class = {each.name: each.default for each in file_fields(section)}
+    return {key: value for key, value in plain(converter.unstructure(default)).items() if value != by_class[key]}
 
 
 def _checked(item: attrs.Attribute[Any], converter: Converter) -> Structure:
@@ -345,53 +292,3 @@ def _checked(item: attrs.Attribute[Any], converter: Converter) -> Structure:
         return result
 
     return structure_field
-
-
-def _lines(error: BaseException, path: str, kind: Any) -> Iterator[str]:
-    """Yield one line for each misfit, in the order of the fields."""
-    if isinstance(error, BaseValidationError):
-        for each in error.exceptions:
-            key, inner = _place(each)
-            yield from _lines(each, _joined(path, key), inner or error.cl)
-    elif isinstance(error, ForbiddenExtraKeysError):
-        known = tuple(item.name for item in file_fields(error.cl))
-        for key in sorted(map(str, error.extra_fields)):
-            yield f"{_joined(path, key)}: unknown key{_hint(key, known)}"
-    elif isinstance(error, _MisfitAtKeyError):
-        yield f"{_joined(path, error.key)}: {error}"
-    elif isinstance(error, KeyError) and error.args == (path.rpartition(".")[2],):
-        yield f"{path}: missing; expected {_expected(kind)}"
-    else:
-        yield _line(str(error.args[0]) if error.args else type(error).__name__, path, kind)
-
-
-def _hint(key: str, known: tuple[str, ...]) -> str:
-    return did_you_mean(key, known) if known else "; there are no options"
-
-
-def _place(error: BaseException) -> tuple[str, Any]:
-    for note in getattr(error, "__notes__", ()):
-        if isinstance(note, AttributeValidationNote):
-            return note.name, note.type
-        if isinstance(note, IterableValidationNote):
-            return str(note.index), note.type
-    return "", None
-
-
-def _line(text: str, path: str, kind: Any) -> str:
-    """Move the quoted name at the start of a validator's text into the path."""
-    named = re.match(r"'(\w+)([\w.]*)' (.*)", text, re.DOTALL)
-    if named is not None and named[1] == path.rpartition(".")[2]:
-        return f"{path}: {named[3]}"
-    classes = [each for each in (kind, *get_args(kind)) if attrs.has(each)]
-    if named is not None and any(named[1] in attrs.fields_dict(each) for each in classes):
-        return f"{_joined(path, named[1] + named[2])}: {named[3]}"
-    return _dotted(path, " ".join(text.splitlines()))
-
-
-def _joined(path: str, key: str) -> str:
-    return f"{path}.{key}" if path and key else path or key
-
-
-def _dotted(path: str, text: str) -> str:
-    return f"{path}: {text}" if path else text

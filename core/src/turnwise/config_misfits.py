@@ -1,0 +1,136 @@
+"""What is wrong with values that do not fit a config class: one line each, with the path and what was expected."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import attrs
+from cattrs.errors import (
+    AttributeValidationNote,
+    BaseValidationError,
+    CattrsError,
+    ForbiddenExtraKeysError,
+    IterableValidationNote,
+)
+
+from turnwise.config_parts import Choice, file_fields
+from turnwise.registry import did_you_mean
+
+_WORDS = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    Choice: "a name, or a section with 'name' and options",
+    Path: "a path",
+    type(None): "null",
+}
+_MAX_SHOWN = 80
+MISFITS = (ValueError, TypeError, KeyError, OverflowError, CattrsError)
+
+
+class MisfitAtKeyError(ValueError):
+    """A misfit below the value at hand: `key` says where."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+def shown(value: Any) -> str:
+    """Return a value as an error text shows it: in a file's words, and cut when long."""
+    if value is None or value is True or value is False:
+        return "null" if value is None else str(value).lower()
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def misfit(kind: Any, value: Any, end: str = "") -> ValueError:
+    """Return the error that says what was expected in place of a value."""
+    return ValueError(f"expected {_expected(kind)}, got {shown(value)}{end}")
+
+
+def misfit_lines(error: BaseException, path: str, kind: Any) -> Iterator[str]:
+    """Yield one line for each misfit, in the order of the fields; `path` is where the whole value stands."""
+    if isinstance(error, BaseValidationError):
+        for each in error.exceptions:
+            key, inner = _place(each)
+            yield from misfit_lines(each, _joined(path, key), inner or error.cl)
+    elif isinstance(error, ForbiddenExtraKeysError):
+        known = tuple(item.name for item in file_fields(error.cl))
+        for key in sorted(map(str, error.extra_fields)):
+            yield f"{_joined(path, key)}: unknown key{_hint(key, known)}"
+    elif isinstance(error, MisfitAtKeyError):
+        yield f"{_joined(path, error.key)}: {error}"
+    elif isinstance(error, KeyError) and error.args == (path.rpartition(".")[2],):
+        yield f"{path}: missing; expected {_expected(kind)}"
+    else:
+        yield _line(str(error.args[0]) if error.args else type(error).__name__, path, kind)
+
+
+def dotted(path: str, text: str) -> str:
+    """Put a path, where there is one, before a text."""
+    return f"{path}: {text}" if path else text
+
+
+def is_enum(kind: Any) -> bool:
+    """Return whether it is an enum class."""
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+def is_literal(kind: Any) -> bool:
+    """Return whether it is a `Literal`."""
+    origin: Any = get_origin(kind)
+    return origin is Literal
+
+
+def is_list(kind: Any) -> bool:
+    """Return whether a file gives it as a list."""
+    origin = get_origin(kind) or kind
+    return origin in (list, tuple, set, frozenset, Sequence, AbstractSet)
+
+
+def _expected(kind: Any) -> str:
+    if is_enum(kind):
+        return f"one of {', '.join(map(str, (member.value for member in kind)))}"
+    if is_literal(kind):
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(_expected(member) for member in get_args(kind))
+    if is_list(kind):
+        return "a list"
+    return _WORDS.get(kind, "a section of keys")
+
+
+def _hint(key: str, known: tuple[str, ...]) -> str:
+    return did_you_mean(key, known) if known else "; there are no options"
+
+
+def _place(error: BaseException) -> tuple[str, Any]:
+    for note in getattr(error, "__notes__", ()):
+        if isinstance(note, AttributeValidationNote):
+            return note.name, note.type
+        if isinstance(note, IterableValidationNote):
+            return str(note.index), note.type
+    return "", None
+
+
+def _line(text: str, path: str, kind: Any) -> str:
+    """Move the quoted name at the start of a validator's text into the path."""
+    named = re.match(r"'(\w+)([\w.]*)' (.*)", text, re.DOTALL)
+    if named is not None and named[1] == path.rpartition(".")[2]:
+        return f"{path}: {named[3]}"
+    classes = [each for each in (kind, *get_args(kind)) if attrs.has(each)]
+    if named is not None and any(named[1] in attrs.fields_dict(each) for each in classes):
+        return f"{_joined(path, named[1] + named[2])}: {named[3]}"
+    return dotted(path, " ".join(text.splitlines()))
+
+
+def _joined(path: str, key: str) -> str:
+    return f"{path}.{key}" if path and key else path or key

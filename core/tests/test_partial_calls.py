@@ -209,7 +209,7 @@ def test_a_stream_can_be_cut_too():
 
 def test_what_cannot_be_is_refused():
     """
-    A fraction out of range, no task at all, and an agent that this run does not have.
+    A fraction out of range, no task at all, an agent that this run does not have, and an episode given twice.
     """
     with manager() as running:
         with pytest.raises(ValueError, match="min_fraction"):
@@ -223,6 +223,8 @@ def test_what_cannot_be_is_refused():
         other = evolve(left, spec=evolve(left.spec, agent_name="unknown"))
         with pytest.raises(DataError, match="unknown agent"):
             running.rollout([], resume=[other])
+        with pytest.raises(DataError, match="more than once"):
+            running.rollout([], resume=[left, left])
         assert len(running.unfinished) == 2
 
 

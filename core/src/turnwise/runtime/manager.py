@@ -21,7 +21,7 @@ from attrs import define, field
 
 from turnwise.episode_setup import PromptTooLongError
 from turnwise.episode_spec import EpisodeSpec, UnfinishedEpisode
-from turnwise.errors import TurnwiseError
+from turnwise.errors import DataError, TurnwiseError
 from turnwise.observer import RunStarted, WeightsUpdated, unix_s
 from turnwise.protocols import Chat
 from turnwise.result import EpisodeResult
@@ -331,6 +331,8 @@ class RolloutManager:
         chosen = self.unfinished if resume is True else tuple(resume or ())
         for unfinished in chosen:
             self.plan.refuse_unknown_agent(unfinished.spec)
+        if len(set(map(id, chosen))) < len(chosen):
+            raise DataError("resume: an unfinished episode is given more than once, and would count twice")
         new = self.plan.specs(tasks, global_step=global_step, validation=validation) if tasks or not chosen else []
         self.forget(chosen)
         self._counts["resumed"] += sum(unfinished.began for unfinished in chosen)

@@ -66,7 +66,7 @@ def evaluate(monkeypatch):
             return kind(*(getattr(setup, field.name) for field in fields(Setup)))
 
         monkeypatch.setattr(turnwise_grpo_trainer.setup, "read_setup", read)
-        return main(["eval", str(CONFIG), *arguments])
+        return main(["eval", str(CONFIG), "rollout.validation_n=4", *arguments])
 
     return run
 
@@ -120,5 +120,5 @@ def test_examples_in_the_help(monkeypatch):
     setups = [read_setup(each.config, each.overrides, needs_train=False) for each in options]
 
     assert ["1", "1,4,16", "1"] == [each.k for each in options]
-    assert [4, 16, 4] == [setup.run.rollout.validation_n for setup in setups]
+    assert [8, 16, 8] == [setup.run.rollout.validation_n for setup in setups]
     assert ROOT / "runs" / "train" / "model" == setups[2].spec.path

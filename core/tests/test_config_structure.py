@@ -332,7 +332,7 @@ def test_an_annotation_for_type_checkers_only_is_the_plugins_fault():
 
     @frozen
     class Impossible:
-        thing: "NotImported" = None  # noqa: F821
+        thing: "NotImported" = None  # noqa: F821 - that it is not there is what the test is about
 
     with pytest.raises(PluginError, match=r"annotations of .*Impossible cannot be resolved: name 'NotImported'"):
         structure({}, Impossible)

@@ -1,8 +1,9 @@
 """
 turnwise: multi-turn language-model agents for reinforcement learning.
 
-The names here, `turnwise.types`, `turnwise.protocols`, `turnwise.errors` and `turnwise.testing` are what plugins use.
-Scripts and trainers also use the names of `_ON_DEMAND`, such as `manager_of`, `RolloutManager` and `load_config`, which
+The names here, `turnwise.types`, `turnwise.protocols` and `turnwise.errors` are what plugins use. `turnwise_testing`
+is the kit that tests them.
+Scripts and trainers also use the names of `_ON_DEMAND`, such as `RolloutManager` and `load_config`, which
 are imported when they are asked for: a plugin that only registers something loads neither the runtime nor a tensor
 library.
 """
@@ -12,19 +13,21 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from turnwise.hookspecs import hookimpl
-from turnwise.observer import Observer
+from turnwise.events.observer import Observer
+from turnwise.plugin.registry import NoConfig, Registry
+from turnwise.plugin.specs import hookimpl
 from turnwise.protocols import (
     Agent,
     Chat,
     Command,
+    Diagnostic,
     Engine,
     Episode,
+    Finding,
     Interaction,
     Judge,
     ModelSpec,
     Postprocessor,
-    Reply,
     Resources,
     Reward,
     Router,
@@ -33,9 +36,8 @@ from turnwise.protocols import (
     ToolParser,
     WeightTransport,
 )
-from turnwise.registry import NoConfig, Registry
-from turnwise.result import EpisodeResult
-from turnwise.trajectory import Trajectory
+from turnwise.record.result import EpisodeResult
+from turnwise.record.trajectory import Trajectory
 from turnwise.types import (
     Capabilities,
     FinishReason,
@@ -43,6 +45,7 @@ from turnwise.types import (
     GenerateResult,
     Message,
     PluginRecipe,
+    Reply,
     SamplingParams,
     Score,
     State,
@@ -56,31 +59,36 @@ from turnwise.types import (
 )
 
 if TYPE_CHECKING:
-    from turnwise.batch import RolloutBatch
-    from turnwise.cli.resolved_config import load_resolved
-    from turnwise.config_file import load_config
-    from turnwise.config_structure import structure
-    from turnwise.dataset import load_tasks
-    from turnwise.episode_spec import UnfinishedEpisode
-    from turnwise.memory import MemorySwitch
-    from turnwise.runtime.assembly import manager_of, tasks_of
+    from turnwise.batch.rollout_batch import RolloutBatch
+    from turnwise.config.file import load_config
+    from turnwise.config.resolve import load_resolved
+    from turnwise.config.run import RunConfig
+    from turnwise.config.structuring import structure
+    from turnwise.data.dataset import read_tasks
+    from turnwise.data.trajectories import TrajectoryWriter, read_results
+    from turnwise.data.unfinished import load_unfinished, save_unfinished
+    from turnwise.events.logging import configure_logging
+    from turnwise.plugin.host import Host
+    from turnwise.record.spec import UnfinishedEpisode
+    from turnwise.runtime.build import load_tasks
     from turnwise.runtime.manager import RolloutManager
-    from turnwise.runtime.placement import placement_of
-    from turnwise.storage import TrajectoryWriter, read_results
-    from turnwise.telemetry import configure_logging
-    from turnwise.unfinished_file import load_unfinished, save_unfinished
+    from turnwise.runtime.placement import plan_placement
+    from turnwise.weights.memory import MemorySwitch
 
 __all__ = [
     "Agent",
     "Capabilities",
     "Chat",
     "Command",
+    "Diagnostic",
     "Engine",
     "Episode",
     "EpisodeResult",
+    "Finding",
     "FinishReason",
     "GenerateRequest",
     "GenerateResult",
+    "Host",
     "Interaction",
     "Judge",
     "MemorySwitch",
@@ -97,6 +105,7 @@ __all__ = [
     "RolloutBatch",
     "RolloutManager",
     "Router",
+    "RunConfig",
     "SamplingParams",
     "Score",
     "State",
@@ -120,31 +129,31 @@ __all__ = [
     "load_resolved",
     "load_tasks",
     "load_unfinished",
-    "manager_of",
-    "placement_of",
+    "plan_placement",
     "read_results",
+    "read_tasks",
     "save_unfinished",
     "structure",
-    "tasks_of",
 ]
 
 _ON_DEMAND = {
-    "MemorySwitch": "turnwise.memory",
-    "RolloutBatch": "turnwise.batch",
+    "Host": "turnwise.plugin.host",
+    "MemorySwitch": "turnwise.weights.memory",
+    "RolloutBatch": "turnwise.batch.rollout_batch",
     "RolloutManager": "turnwise.runtime.manager",
-    "TrajectoryWriter": "turnwise.storage",
-    "UnfinishedEpisode": "turnwise.episode_spec",
-    "configure_logging": "turnwise.telemetry",
-    "load_config": "turnwise.config_file",
-    "load_resolved": "turnwise.cli.resolved_config",
-    "load_tasks": "turnwise.dataset",
-    "load_unfinished": "turnwise.unfinished_file",
-    "manager_of": "turnwise.runtime.assembly",
-    "placement_of": "turnwise.runtime.placement",
-    "read_results": "turnwise.storage",
-    "save_unfinished": "turnwise.unfinished_file",
-    "structure": "turnwise.config_structure",
-    "tasks_of": "turnwise.runtime.assembly",
+    "RunConfig": "turnwise.config.run",
+    "TrajectoryWriter": "turnwise.data.trajectories",
+    "UnfinishedEpisode": "turnwise.record.spec",
+    "configure_logging": "turnwise.events.logging",
+    "load_config": "turnwise.config.file",
+    "load_resolved": "turnwise.config.resolve",
+    "load_tasks": "turnwise.runtime.build",
+    "load_unfinished": "turnwise.data.unfinished",
+    "plan_placement": "turnwise.runtime.placement",
+    "read_results": "turnwise.data.trajectories",
+    "read_tasks": "turnwise.data.dataset",
+    "save_unfinished": "turnwise.data.unfinished",
+    "structure": "turnwise.config.structuring",
 }
 
 

@@ -1,8 +1,8 @@
 """
-The flat vocabulary of what can go wrong, named after the boundary that was crossed.
+The exceptions of turnwise, named after the boundary at which they occur.
 
-Plugins raise ordinary exceptions; the core's `boundary` says whose code was running. This module does not decide
-what happens next: a bad config stops a run, a bad episode is data (see `turnwise.types.Fault`).
+Plugins raise ordinary exceptions; the core's `boundary` attributes them to an owner. The handling is elsewhere: a bad
+config stops a run, a bad episode is data (see `turnwise.types.Fault`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 Owner = Literal["agent", "data", "engine", "infra", "reward", "tool"]
-"""Whose fault a failed episode is; `infra` is nobody's in this process and is masked from the loss."""
+"""The owner of a failure; the loss leaves out episodes that failed because of `infra`, such as a lost machine."""
 
 
 class TurnwiseError(Exception):
@@ -21,7 +21,7 @@ class TurnwiseError(Exception):
 
 
 class ConfigError(TurnwiseError):
-    """A config file, an override or a command line is wrong; the text names the path and what was expected."""
+    """A config file, an override or a command line is wrong; the text names the path and the expected value."""
 
 
 class DataError(TurnwiseError):
@@ -29,7 +29,7 @@ class DataError(TurnwiseError):
 
 
 class PluginError(TurnwiseError):
-    """A plugin cannot be found, imported, or is not what a run asked for."""
+    """A plugin cannot be found or imported, or differs from the one that the run needs."""
 
 
 class DuplicateNameError(PluginError):
@@ -41,27 +41,27 @@ class TrajectoryError(TurnwiseError, ValueError):
 
 
 class InvariantError(TurnwiseError):
-    """A trajectory breaks a promise of the token record; the text names which and where."""
+    """A trajectory breaks a promise of the token record; the text names the promise and the place."""
 
 
 class TemplateError(TurnwiseError):
-    """A chat template cannot be used by appending messages only; the text says what disagrees."""
+    """A chat template cannot be used by appending messages only; the text names the difference."""
 
 
 class EngineError(TurnwiseError):
-    """An engine failed or was asked for something that it cannot do in its state."""
+    """An engine failed, or cannot do what was requested in its state."""
 
 
 class ReplicaDiedError(EngineError):
-    """The replica behind a request is gone; the episode may go on elsewhere from its own tokens."""
+    """The replica of a request died; the episode can continue on another one from its own tokens."""
 
 
 class AsleepError(EngineError):
-    """The replica behind a request sleeps; another one may serve it."""
+    """The replica of a request sleeps; another one may serve the request."""
 
 
 class TornWeightsError(EngineError):
-    """A weight update failed half-way: the replica serves nothing until a whole one has succeeded."""
+    """A weight update failed half-way: the replica refuses requests until a complete update succeeds."""
 
 
 class InfrastructureError(TurnwiseError):
@@ -72,7 +72,7 @@ class ToolError(TurnwiseError):
     """A tool refused its arguments; the text becomes the observation that the model reads."""
 
 
-class EpisodeEnd(TurnwiseError):  # noqa: N818 - a signal that ends an episode in good order, not an error
+class EpisodeEnd(TurnwiseError):  # noqa: N818 - a signal that ends an episode normally, not an error
     """Base of the signals by which the core ends an episode out of an agent's step."""
 
 
@@ -89,7 +89,7 @@ class EpisodeAborted(EpisodeEnd):
 
 
 class BoundaryError(TurnwiseError):
-    """Plugin code raised. `owner` says whose it was; the cause is chained."""
+    """Plugin code raised. `owner` is the owner of the code; the cause is chained."""
 
     def __init__(self, owner: Owner, where: str, cause: BaseException) -> None:
         super().__init__(f"{where}: {type(cause).__name__}: {cause}")
@@ -98,31 +98,46 @@ class BoundaryError(TurnwiseError):
         self.cause = cause
 
 
-def cancelled_by_nobody() -> bool:
-    """Return whether the running task was not asked to end: a `CancelledError` in it is then an error like another."""
+def is_cancelled() -> bool:
+    """
+    Return whether the running task is being cancelled; True outside a task.
+
+    A `CancelledError` in any other task comes from something that the task awaits. It is an ordinary error.
+    """
     task = current_task()
-    return task is not None and not task.cancelling()
+    return task is None or task.cancelling() > 0
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception as one line: its class and its text."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's text, or its class where there is no text."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 @contextmanager
 def boundary(owner: Owner, where: str) -> Iterator[None]:
     """
-    Say whose code is running: any exception inside leaves as a `BoundaryError` of that owner.
+    Attribute the code inside to an owner: its exceptions become `BoundaryError`s of that owner.
 
-    Episode ends and boundaries further in pass unchanged, and so does the cancellation of the task that runs; one that
-    nobody asked for, such as that of a task which a plugin awaits, is the plugin's failure. An `InfrastructureError` is
-    owned by `infra` and an `EngineError` by `engine`, whoever was running.
+    Signals that end an episode, inner boundaries and the cancellation of the running task pass unchanged. A
+    cancellation from elsewhere, for example of a task that a plugin awaits, is the plugin's failure. `infra` owns every
+    `InfrastructureError`, and `engine` every `EngineError`, whatever code was running.
 
     Args:
-        owner: whose code runs inside.
-        where: what it does, for the text, such as `reward 'exact_match'`.
+        owner: of the code inside.
+        where: name of the code, for the text, such as `reward 'exact_match'`.
     """
     try:
         yield
     except (EpisodeEnd, BoundaryError, KeyboardInterrupt, GeneratorExit):
         raise
     except CancelledError as error:
-        if not cancelled_by_nobody():
+        if is_cancelled():
             raise
         raise BoundaryError(owner, where, error) from error
     except InfrastructureError as error:

@@ -1,8 +1,8 @@
 """
-The layout of a record with parallel paths, as it travels: which runs of tokens are paths, and of which block.
+The layout of a record with parallel paths: the runs of tokens that are paths, and the block of each.
 
-Positions and visibility follow from that. An engine is given a `Layout` with a request; a trainer has the same as two
-ints per token. Nothing here knows records, text or tensors.
+Positions and visibility follow from it. A request to an engine carries a `Layout`; a trainer has the same as two ints
+per token. Nothing here knows records, text or tensors.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Run = tuple[int, int, int]
 
 class Objective(StrEnum):
     """
-    How records with blocks are sampled, and what of them a trainer gets.
+    The way of sampling records with blocks, and the rows that a trainer gets for them.
 
-    `EXACT`: the engine takes layouts, and one row is trained under the layout that it was sampled under. `EXPANDED`:
-    the engine sees plain text, and each path and what follows a block is trained in the context that the engine saw,
-    in rows of their own.
+    `EXACT`: the engine accepts layouts, and one row is trained under the layout that it was sampled under. `EXPANDED`:
+    the engine sees plain text. Each path, and the text after a block, is trained in a separate row, in the context that
+    the engine saw.
     """
 
     EXACT = "exact"
@@ -39,7 +39,7 @@ def _runs(paths: Iterable[Iterable[int]]) -> tuple[Run, ...]:
 @frozen
 class Layout:
     """
-    Where the paths of a context stand; every other token sees all before it.
+    The places of the paths of a context; every other token sees all tokens before it.
 
     Attributes:
         paths: (block start, start, stop) of each path that has tokens, in order of the tokens. The paths of a block
@@ -54,7 +54,7 @@ class Layout:
         for block, start, stop in paths:
             follows = start == last_stop if block == last_block else start == block >= last_stop
             if not follows or stop <= start:
-                raise ValueError(f"path {(block, start, stop)} does not follow what ends at token {last_stop}")
+                raise ValueError(f"path {(block, start, stop)} does not follow the path that ends at token {last_stop}")
             last_block, last_stop = block, stop
 
     @property
@@ -64,21 +64,21 @@ class Layout:
 
     def columns(self, num_tokens: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
         """
-        Return what the layout says of each token.
+        Return positions and path starts of each token.
 
         Args:
             num_tokens: of the context, at least `self.num_tokens`.
 
         Returns:
-            position_ids, block_start, path_start: each (num_tokens,) int32, as in `turnwise.trajectory`.
+            position_ids, block_start, path_start: each (num_tokens,) int32, as in `turnwise.record.trajectory`.
 
         Raises:
-            ValueError: a path ends behind the context.
+            ValueError: a path ends after the context.
         """
         if num_tokens < self.num_tokens:
-            raise ValueError(f"the layout has a path that ends at {self.num_tokens}, behind {num_tokens} tokens")
+            raise ValueError(f"the layout has a path that ends at {self.num_tokens}, after {num_tokens} tokens")
         block_starts, path_starts = (np.zeros(num_tokens, np.int32) for _ in range(2))
-        # Each token is one further than the last; paths after the first begin again where their block began.
+        # Each token is one position after the last; paths after the first restart at the position of their block.
         steps = np.ones(num_tokens + 1, np.int32)
         for block, group in groupby(self.paths, key=lambda run: run[0]):
             runs = list(group)
@@ -94,7 +94,7 @@ def visible_keys(
     block_start: NDArray[np.int32], path_start: NDArray[np.int32], queries: ArrayLike
 ) -> NDArray[np.bool_]:
     """
-    Return which tokens some tokens see.
+    Return the tokens that some tokens see.
 
     Args:
         block_start: (T,) of the whole context.

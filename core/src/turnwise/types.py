@@ -2,7 +2,7 @@
 Frozen data that crosses every border of turnwise: tasks, messages, requests, results, scores, faults.
 
 Nothing here has behaviour beyond its own invariants, and nothing imports a tensor library: only these types, and
-`turnwise.trajectory.Trajectory`, travel between processes.
+`turnwise.record.trajectory.Trajectory`, travel between processes.
 """
 
 from __future__ import annotations
@@ -46,6 +46,16 @@ def as_float_array(values: ArrayLike) -> FloatArray:
     return array
 
 
+def copy_json(value: Any) -> Any:
+    """Return JSON values in new containers; any other value is returned unchanged."""
+    # Leaves are tested here and not in one more call: agents' notes are copied before every step.
+    if isinstance(value, Mapping):
+        return {key: copy_json(item) if isinstance(item, Mapping | list) else item for key, item in value.items()}
+    if isinstance(value, list):
+        return [copy_json(item) if isinstance(item, Mapping | list) else item for item in value]
+    return value
+
+
 class State(StrEnum):
     """
     The common states of an agent's state machine; an agent may name more, as plain strings.
@@ -85,10 +95,10 @@ class Task:
 
     Attributes:
         messages: the conversation so far, at least one message.
-        uid: stable name of the row; the episodes of one GRPO group share it.
+        uid: stable name of the row; the episodes of one group share it.
         sample_index: place of the row in the data set, from 0.
-        agent_name: which agent runs it; empty means the config's default.
-        ground_truth: what the reward compares with; any JSON value.
+        agent_name: of the agent that runs it; empty means the config's default.
+        ground_truth: value for the reward to compare with; any JSON value.
         data_source: name of the data set that the row came from.
         extra: every other column of the row, as JSON values.
     """
@@ -105,12 +115,12 @@ class Task:
 @frozen(kw_only=True)
 class SamplingParams:
     """
-    How the next tokens are drawn; the names are those of vLLM and transformers.
+    Sampling parameters, under the usual names of inference engines.
 
     Attributes:
         temperature: 0 is greedy.
         top_p: nucleus mass, in (0, 1].
-        top_k: how many most likely ids stay; -1 keeps all.
+        top_k: number of most likely ids to keep; -1 keeps all.
         max_tokens: most tokens of one turn; None leaves it to the episode's budget.
         stop_token_ids: ids that end a turn besides the model's own end-of-turn ids; they stay in the output.
         stop: strings that end a turn; needs an engine with the capability `stop_strings`.
@@ -138,17 +148,17 @@ class SamplingParams:
 @frozen(kw_only=True, eq=False)
 class GenerateRequest:
     """
-    What an engine is asked: continue these ids.
+    A request to an engine to continue some ids.
 
     Attributes:
         request_id: unique in the run; `Engine.abort` takes it.
-        trajectory_id: the record that the ids belong to, which only grows; an episode's further records and paths
-            have its id, a slash and a suffix. Routers stick to what stands before the slash.
+        trajectory_id: of the record that the ids belong to, which only grows. Further records and paths of an episode
+            have its id, a slash and a suffix; routers use only the part before the slash.
         token_ids: (num_tokens,) int32, the whole context, never empty.
         sampling: with `max_tokens` and `stop_token_ids` filled in.
         group_id: the task's `uid`; requests of one group share a prompt prefix.
-        layout: where the paths of the context stand, for a record that has forked; None is plain text. Only engines
-            with the capability `layouts` are given one.
+        layout: places of the paths in the context of a record that has forked; None is plain text. Only engines with
+            the capability `layouts` get one.
     """
 
     request_id: str
@@ -162,17 +172,17 @@ class GenerateRequest:
 @frozen(kw_only=True, eq=False)
 class GenerateResult:
     """
-    What an engine answers.
+    The result of a request to an engine.
 
     Attributes:
         token_ids: (num_new,) int32, as sampled; a stop token is included.
         logprobs: (num_new,) float32, of each id under the distribution it was drawn from.
-        finish_reason: stop, length or abort; an aborted request returns what it had sampled.
-        weight_version: of the weights the tokens were drawn from: one for all, or (num_new,) int32 when they
-            changed in mid-flight.
+        finish_reason: stop, length or abort; an aborted request returns the tokens sampled so far.
+        weight_version: of the weights that sampled the tokens: one for all, or (num_new,) int32 when the weights
+            changed in between.
         stop_reason: the stop id or string that ended the turn, when there was one.
-        num_cached_tokens: how many tokens of the context came from a prefix cache.
-        replica: index of the replica that answered; an engine leaves it at 0.
+        num_cached_tokens: tokens of the context that came from a prefix cache.
+        replica: index of the replica that served the request; an engine leaves it at 0.
     """
 
     token_ids: TokenArray = field(converter=as_token_array)
@@ -184,7 +194,7 @@ class GenerateResult:
     replica: int = 0
 
     def __attrs_post_init__(self) -> None:
-        """Refuse a result whose arrays disagree, before it can reach a record."""
+        """Refuse a result whose arrays differ in length, before it can reach a record."""
         if len(self.token_ids) != len(self.logprobs):
             raise ValueError(f"{len(self.token_ids)} token ids but {len(self.logprobs)} log-probabilities")
 
@@ -192,16 +202,16 @@ class GenerateResult:
 @frozen(kw_only=True)
 class Capabilities:
     """
-    What an engine can do, frozen so that it can be asked across processes.
+    The capabilities of an engine, as plain data that can be sent to other processes.
 
     Attributes:
         logprobs: results carry the log-probability of each sampled id.
         seeds: a request's seed makes its output repeatable.
-        stop_strings: `SamplingParams.stop` is honoured.
-        abort: `Engine.abort` ends a request early and it returns what it had sampled.
+        stop_strings: the engine supports `SamplingParams.stop`.
+        abort: `Engine.abort` ends a request early, and the request returns the tokens sampled so far.
         layouts: requests may carry a fork layout (parallel paths).
         weight_updates: `Engine.update_weights` works.
-        sleep_levels: which levels `Engine.sleep` accepts.
+        sleep_levels: levels that `Engine.sleep` accepts.
         max_context: most tokens of context and output together; None when unknown.
     """
 
@@ -221,9 +231,9 @@ class ToolCall:
     One call that a parser found in a turn.
 
     Attributes:
-        name: the tool asked for; empty when it could not be read.
+        name: of the tool; empty when it could not be read.
         arguments: its JSON object; empty when malformed.
-        error: why the call cannot be run, as a text for the model; empty for a good call.
+        error: the reason why the call cannot run, as a text for the model; empty for a good call.
         raw: the text between the tags, as sampled.
     """
 
@@ -236,13 +246,13 @@ class ToolCall:
 @frozen(kw_only=True)
 class ToolResult:
     """
-    What a tool answers.
+    The result of a tool call.
 
     Attributes:
-        text: what the model reads.
-        reward: what the call itself earned, if the tool gives rewards.
+        text: for the model.
+        reward: of the call, if the tool gives rewards.
         metrics: numbers for the logs.
-        error: the call failed and `text` says how; the model may try again.
+        error: the call failed, and `text` gives the reason; the model may try again.
     """
 
     text: str
@@ -251,8 +261,24 @@ class ToolResult:
     error: bool = False
 
 
+@frozen(kw_only=True)
+class Reply:
+    """
+    A reply of a simulated user.
+
+    Attributes:
+        content: text of the user message.
+        should_terminate: the conversation is over; the model does not see `content`.
+        reward: reward of the turn, if the simulator gives rewards.
+    """
+
+    content: str = ""
+    should_terminate: bool = False
+    reward: float | None = None
+
+
 class Placement(StrEnum):
-    """Where a trajectory's score sits among its tokens."""
+    """The token that gets the score of a trajectory."""
 
     LAST_ACTION = "last_action"
     LAST_TOKEN = "last_token"
@@ -277,7 +303,7 @@ class TurnScore:
 
 @frozen(kw_only=True)
 class TokenScore:
-    """One number per response token; those that are not actions must be 0."""
+    """One number per response token; 0 on all tokens that are no actions."""
 
     values: tuple[float, ...]
     extra: Mapping[str, float] = field(factory=dict)
@@ -289,10 +315,10 @@ Score = TrajectoryScore | TurnScore | TokenScore
 @frozen(kw_only=True)
 class Fault:
     """
-    Why an episode failed, timed out or was cut.
+    The reason why an episode failed, timed out or was interrupted.
 
     Attributes:
-        owner: whose code or machine it was.
+        owner: of the code or machine at fault.
         kind: the exception's class name.
         message: one line.
         traceback: the frames, for the log.
@@ -307,7 +333,7 @@ class Fault:
 @frozen(kw_only=True)
 class EpisodeMetrics:
     """
-    What one episode cost; the times are wall-clock seconds and so differ from run to run.
+    Counts and times of one episode; times are wall-clock seconds and differ from run to run.
 
     Attributes:
         total_s: from the first step to the end, reward included.
@@ -315,13 +341,13 @@ class EpisodeMetrics:
         tool_s: sum over tool calls (parallel calls add up).
         reward_s: spent in the reward.
         num_turns: generate calls that returned tokens.
-        num_tool_calls: tool calls asked for, malformed ones included.
-        num_tool_errors: those that ended in an error text.
+        num_tool_calls: tool calls of the model, malformed ones included.
+        num_tool_errors: tool calls that ended in an error text.
         num_tokens: by origin: prompt, action, observation, forced.
         mask_ratio: action tokens over response tokens.
-        tool_reward: sum of what tools gave.
+        tool_reward: sum of the tools' rewards.
         num_cached_tokens: context tokens that came from a prefix cache.
-        extra: what the agent added with `Episode.record_metric`.
+        extra: numbers that the agent added with `Episode.record_metric`.
     """
 
     total_s: float = 0.0
@@ -341,11 +367,11 @@ class EpisodeMetrics:
 @frozen(kw_only=True)
 class PluginPin:
     """
-    Where a plugin was found by the driver, so that a worker can prove it has the same one.
+    The plugin that the driver found, so that a worker can check that it has the same one.
 
     Attributes:
         name: entry-point name.
-        module: what the entry point loads.
+        module: that the entry point loads.
         distribution: name of the installed distribution.
         version: its version.
     """
@@ -359,11 +385,11 @@ class PluginPin:
 @frozen(kw_only=True)
 class PluginRecipe:
     """
-    All that crosses a process border of the plugin system: what to load, never what was loaded.
+    The names and versions of plugins to load; the only data of the plugin system that crosses a process border.
 
     Attributes:
         allow: entry-point names to load; None loads all that are installed.
-        pins: what the driver resolved them to; loading raises `PluginError` on a difference.
+        pins: the plugins as the driver found them; loading raises `PluginError` on a difference.
     """
 
     allow: tuple[str, ...] | None = None

@@ -1,8 +1,8 @@
 """
-What can be watched: events, and the class that a watcher overrides (in the way of trio's instruments).
+Events of a run, and the base class of observers (modelled on trio's instruments).
 
-Which methods a class overrides is looked at once, when it is added; an event that nobody overrides costs nothing.
-Observers may not wait and may not change what they are given. One that raises is switched off and logged once.
+The dispatcher inspects an observer's overridden methods once, when it is added; an event without a listener costs
+nothing. Observers must not block and must not change events. An observer that raises is switched off and logged once.
 
 Times of events are Unix seconds on a clock that never steps back within a process, see `unix_s`.
 """
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from attrs import field, frozen
 
-from turnwise.result import EpisodeResult
+from turnwise.record.result import EpisodeResult
 from turnwise.types import FinishReason, Task
 
 Place = Literal["worker", "driver"]
@@ -31,7 +31,7 @@ def unix_s(perf_counter_s: float) -> float:
 
 @frozen(kw_only=True)
 class RunStarted:
-    """A batch of episodes was asked for. `num_episodes` counts every rollout of every task."""
+    """A batch of episodes was submitted. `num_episodes` counts every rollout of every task."""
 
     num_episodes: int
     global_step: int
@@ -41,13 +41,13 @@ class RunStarted:
 @frozen(kw_only=True)
 class EpisodeStarted:
     """
-    An episode begins to run.
+    An episode started.
 
     Attributes:
         uid: of the episode: the task's `uid` and the number of the rollout.
-        task: what it runs.
+        task: that it runs.
         agent_name: the agent that runs it.
-        key: of this attempt, unique in all processes: an episode whose worker died runs again under another key.
+        key: of this attempt, unique in all processes; an episode whose worker died runs again under a new key.
         global_step: training step that asked for it.
         validation: whether it runs for validation.
         worker: name of the worker that runs it.
@@ -67,19 +67,19 @@ class EpisodeStarted:
 @frozen(kw_only=True)
 class TurnFinished:
     """
-    The engine answered: one turn of the model, or a part of one.
+    A generate call finished: one turn of the model, or a part of one.
 
     Attributes:
         uid: of the episode.
-        num_context_tokens: tokens that the engine was given.
-        num_new_tokens: tokens that it sampled.
+        num_context_tokens: tokens of the context.
+        num_new_tokens: sampled tokens.
         num_cached_tokens: tokens of the context that came from a prefix cache.
-        finish_reason: why it stopped.
-        seconds: from asking to the answer, as the worker sees it.
+        finish_reason: the reason why it stopped.
+        seconds: from the request to the result, as the worker sees it.
         key: of the attempt, as in `EpisodeStarted`.
-        worker: name of the worker that asked.
-        replica: index of the replica that answered.
-        started_at: Unix seconds when it was asked.
+        worker: name of the worker that sent the request.
+        replica: index of the replica that served it.
+        started_at: Unix seconds of the request.
     """
 
     uid: str
@@ -101,10 +101,10 @@ class ToolFinished:
 
     Attributes:
         uid: of the episode.
-        tool: name that the model called, which need not be that of a tool.
-        seconds: from the call to the answer.
-        error: the model was shown an error.
-        num_characters: length of the answer.
+        tool: name that the model called; it need not exist.
+        seconds: from the call to its result.
+        error: the result is an error.
+        num_characters: length of the result's text.
         key: of the attempt, as in `EpisodeStarted`.
         worker: name of the worker that ran it.
         started_at: Unix seconds of the call.
@@ -131,7 +131,7 @@ class RewardFinished:
         seconds: that scoring took.
         key: of the attempt, as in `EpisodeStarted`.
         worker: name of the worker that ran the episode.
-        started_at: Unix seconds when scoring began.
+        started_at: Unix seconds of the start of scoring.
     """
 
     uid: str
@@ -142,19 +142,19 @@ class RewardFinished:
     started_at: float = 0.0
 
 
-RouteKind = Literal["first", "sticky", "moved"]
+RouteKind = Literal["first", "sticky", "migrated"]
 
 
 @frozen(kw_only=True)
 class RequestRouted:
     """
-    A router chose a replica for a request; a run with one engine in its own process has no router.
+    A router chose a replica for a request; a run with one engine in the same process has no router.
 
     Attributes:
         trajectory_id: of the record that the request belongs to.
         replica: index of the chosen replica.
-        kind: `first` request of the episode, `sticky` when it stayed where it was, `moved` when it did not.
-        reason: the router's own word for it, such as `prefix` or `overloaded`; `kind` for a router that has none.
+        kind: `first` request of the episode, `sticky` when the episode stayed on its replica, `migrated` otherwise.
+        reason: the router's reason, such as `prefix` or `overloaded`; `kind` for a router that gives none.
         worker: name of the worker that asks.
     """
 
@@ -168,11 +168,11 @@ class RequestRouted:
 @frozen(kw_only=True)
 class LimitReached:
     """
-    Something had to wait because a limit of the config was reached.
+    Episodes or requests had to wait because of a limit in the config.
 
     Attributes:
         limit: path of the limit in the config, such as `rollout.max_in_flight`.
-        count: how many episodes or requests had to wait.
+        count: episodes or requests that had to wait.
         where: name of the worker or replica.
     """
 
@@ -184,13 +184,13 @@ class LimitReached:
 @frozen(kw_only=True)
 class ActorRestarted:
     """
-    A worker or replica of another process was lost and is started again.
+    A worker or replica in another process died and is restarted.
 
     Attributes:
         kind: `worker` or `replica`.
-        index: which of its kind.
-        reason: why it was lost, one line.
-        restarts: how often it was restarted, this time included.
+        index: of the worker or replica.
+        reason: of the loss, one line.
+        restarts: number of its restarts, including this one.
     """
 
     kind: str
@@ -201,7 +201,7 @@ class ActorRestarted:
 
 @frozen(kw_only=True)
 class EpisodesRetried:
-    """Episodes are run again because their worker died: how many, whose, and why it died."""
+    """Episodes run again because their worker died: their count, the worker, and the reason of its death."""
 
     count: int
     worker: str
@@ -214,9 +214,9 @@ class WeightsUpdated:
     A replica serves new weights.
 
     Attributes:
-        version: the weight version that it answers with from now on.
-        seconds: from the first byte asked for until it served again.
-        num_bytes: of the weights, 0 when that is not known.
+        version: weight version of its results from now on.
+        seconds: from the first requested byte until it served again.
+        num_bytes: of the weights, 0 when unknown.
         replica: index of the replica.
         started_at: Unix seconds.
     """
@@ -231,13 +231,13 @@ class WeightsUpdated:
 @frozen(kw_only=True)
 class MemorySwitched:
     """
-    A stage of handing device memory to and fro has ended.
+    A stage of a memory switch between engines and trainer ended.
 
     Attributes:
-        stage: what was done, such as `sleep`, `wake_up_weights`, `wake_up_kv_cache` or `offload_optimizer`.
-        seconds: that it took.
-        bytes_before: device memory in use before it.
-        bytes_after: and after it.
+        stage: its name, such as `sleep`, `wake_up_weights`, `wake_up_kv_cache` or `offload_optimizer`.
+        seconds: its duration.
+        bytes_before: device memory in use before.
+        bytes_after: device memory in use after.
         replica: index of the replica; -1 for the trainer's memory.
         started_at: Unix seconds.
     """
@@ -253,12 +253,12 @@ class MemorySwitched:
 @frozen(kw_only=True)
 class TrainingStarted:
     """
-    A trainer in this process begins, or goes on from a checkpoint.
+    A trainer in this process starts, or resumes from a checkpoint.
 
     Attributes:
-        folder: of the training; what is kept for a resumed one may be written into it.
-        settings: what was asked for, as plain values.
-        resumed: whether it goes on.
+        folder: of the training; observers may keep files for a resumed training in it.
+        settings: options of the training, as plain values.
+        resumed: whether it resumes.
     """
 
     folder: Path
@@ -272,8 +272,8 @@ class MetricsLogged:
     A trainer has numbers for its logs.
 
     Attributes:
-        step: of the training. After a resume, steps that an interrupted training had logged may come again.
-        values: numbers by name; those of a validation begin with `validation/`.
+        step: of the training. After a resume, steps of the interrupted training may repeat.
+        values: numbers by name; names of a validation start with `validation/`.
     """
 
     step: int
@@ -282,61 +282,61 @@ class MetricsLogged:
 
 class Observer:
     """
-    Base of all observers: override what you want to hear.
+    Base class of all observers: override the methods of the events to receive.
 
-    This class serves mostly as documentation; its own methods do nothing, and those of events are never called.
+    The class is mostly documentation; its own event methods do nothing and are never called.
 
     Attributes:
-        place: where it listens when workers have processes of their own: in each `worker`, beside what happens and at
-            no cost, or once in the `driver`, to which the events that it overrides then travel with what finishes.
+        place: process of the observer when workers have separate processes: in each `worker`, at no cost, or once in
+            the `driver`, to which workers then send the events that it overrides, together with their results.
     """
 
     place: ClassVar[Place] = "worker"
 
     def open(self) -> None:
-        """Get ready, before the first event: open files and ports here; what it raises stops the run."""
+        """Called before the first event: open files and ports here; an exception stops the run."""
 
     def close(self) -> None:
-        """Write what is left and free everything, after the last event; harmless a second time."""
+        """Called after the last event: flush and free everything; a second call must do nothing."""
 
     def on_run_started(self, event: RunStarted) -> None:
-        """Hear that a batch was asked for."""
+        """Called when a batch is submitted."""
 
     def on_episode_started(self, event: EpisodeStarted) -> None:
-        """Hear that an episode begins."""
+        """Called when an episode starts."""
 
     def on_turn_finished(self, event: TurnFinished) -> None:
-        """Hear what one generate call gave."""
+        """Called when a generate call finishes."""
 
     def on_tool_finished(self, event: ToolFinished) -> None:
-        """Hear how a tool call ended."""
+        """Called when a tool call ends."""
 
     def on_reward_finished(self, event: RewardFinished) -> None:
-        """Hear an episode's score."""
+        """Called when an episode is scored."""
 
     def on_request_routed(self, event: RequestRouted) -> None:
-        """Hear which replica a router chose."""
+        """Called when a router chooses a replica."""
 
     def on_limit_reached(self, event: LimitReached) -> None:
-        """Hear that something waits because of a limit."""
+        """Called when episodes or requests wait because of a limit."""
 
     def on_actor_restarted(self, event: ActorRestarted) -> None:
-        """Hear that a worker or replica is started again."""
+        """Called when a worker or replica is restarted."""
 
     def on_episodes_retried(self, event: EpisodesRetried) -> None:
-        """Hear that episodes are run again."""
+        """Called when episodes run again because their worker died."""
 
     def on_weights_updated(self, event: WeightsUpdated) -> None:
-        """Hear that a replica serves new weights."""
+        """Called when a replica serves new weights."""
 
     def on_memory_switched(self, event: MemorySwitched) -> None:
-        """Hear that a stage of switching memory has ended."""
+        """Called when a stage of a memory switch ends."""
 
     def on_episode_finished(self, event: EpisodeResult) -> None:
-        """Hear the result of an episode, of every status."""
+        """Called with the result of each episode, of any status."""
 
     def on_training_started(self, event: TrainingStarted) -> None:
-        """Hear, in the driver, that a trainer begins."""
+        """Called in the driver when a trainer starts."""
 
     def on_metrics_logged(self, event: MetricsLogged) -> None:
-        """Hear, in the driver, the numbers of a trainer's step or validation."""
+        """Called in the driver with the numbers of a trainer's step or validation."""

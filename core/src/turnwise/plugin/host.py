@@ -1,8 +1,8 @@
 """
-Finds plugins and keeps what they registered: the only module that uses pluggy's manager.
+Finds plugins and keeps their registrations: the only module that uses pluggy's manager.
 
-`load` makes a `Host` from nothing but a `PluginRecipe` and what is installed, in the driver and again in every worker;
-nothing here is global. Plugins are loaded in the order of their names, and their hooks are called one plugin at a time,
+`load` makes a `Host` from a `PluginRecipe` and the installed packages, in the driver and again in every worker. Nothing
+here is global. Plugins are loaded in the order of their names, and their hooks are called one plugin at a time,
 so that two machines with the same packages get the same host, and every error can name the plugin it is about.
 """
 
@@ -11,35 +11,30 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import attrs
 import pluggy
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field, frozen
 
-from turnwise import hookspecs
-from turnwise.config import JudgeConfig, RunConfig
-from turnwise.config_parts import KIND, Choice
-from turnwise.config_structure import structure, unstructure
-from turnwise.errors import ConfigError, DuplicateNameError, PluginError, TurnwiseError
-from turnwise.observer import Observer
+from turnwise.errors import DuplicateNameError, PluginError, describe
+from turnwise.events.observer import Observer
+from turnwise.plugin import specs as hookspecs
+from turnwise.plugin.registry import Entry, Registry, did_you_mean
 from turnwise.protocols import (
     Agent,
     Command,
+    Diagnostic,
     Engine,
     Interaction,
     Postprocessor,
-    Resources,
     Reward,
     Router,
     Tool,
     ToolParser,
     WeightTransport,
 )
-from turnwise.registry import Entry, Registry, did_you_mean
 from turnwise.types import PluginPin, PluginRecipe
 
 GROUP: Final = "turnwise"
@@ -49,6 +44,7 @@ ALLOW_VARIABLE: Final = "TURNWISE_PLUGINS"
 Kind = Literal[
     "agents",
     "commands",
+    "diagnostics",
     "engines",
     "interactions",
     "observers",
@@ -71,7 +67,7 @@ class LoadedPlugin:
 
     Attributes:
         name: entry-point name.
-        module: what the entry point loads.
+        module: that the entry point loads.
         distribution: name of the installed distribution.
         version: its version.
         state: `ok`, or `broken` when it cannot be imported.
@@ -89,19 +85,19 @@ class LoadedPlugin:
 
     @property
     def source(self) -> str:
-        """Where it comes from, for texts."""
+        """The distribution, version and module, for error texts."""
         return f"{self.distribution} {self.version} (module {self.module})"
 
     @property
     def pin(self) -> PluginPin:
-        """What a worker must find as well."""
+        """The pin that a worker compares with its own installation."""
         return PluginPin(name=self.name, module=self.module, distribution=self.distribution, version=self.version)
 
 
 @frozen(kw_only=True, eq=False)
 class Host:
     """
-    What the plugins of this process registered. Make one with `load`.
+    Registrations of the plugins in this process. Make one with `load`.
 
     Attributes:
         plugins: every plugin that was asked for or is installed, sorted by name; broken ones too.
@@ -122,6 +118,7 @@ class Host:
     weight_transports: Registry[WeightTransport] = field(factory=lambda: Registry("weight transport"))
     observers: Registry[Observer] = field(factory=lambda: Registry("observer"))
     commands: Registry[Command] = field(factory=lambda: Registry("command"))
+    diagnostics: Registry[Diagnostic] = field(factory=lambda: Registry("diagnostic"))
 
     @property
     def broken(self) -> tuple[LoadedPlugin, ...]:
@@ -129,7 +126,7 @@ class Host:
         return tuple(plugin for plugin in self.plugins if plugin.state == "broken")
 
     def recipe(self) -> PluginRecipe:
-        """Return what makes this host again in another process, and fails where that would be another one."""
+        """Return a recipe that rebuilds this host in another process and rejects a mismatch."""
         loaded = [plugin for plugin in self.plugins if plugin.state == "ok"]
         return PluginRecipe(allow=tuple(plugin.name for plugin in loaded), pins=tuple(plugin.pin for plugin in loaded))
 
@@ -140,7 +137,7 @@ class Host:
 
     def entry(self, kind: Kind, name: str) -> Entry[Any]:
         """
-        Return what is registered under a name.
+        Return the entry of a registered name.
 
         Raises:
             PluginError: nothing is; the text has a did-you-mean, and the plugins that could have registered it but are
@@ -155,59 +152,6 @@ class Host:
         broken = "".join(f"; plugin {plugin.name!r} is broken: {plugin.error}" for plugin in self.broken)
         return broken + (f"; installed but not loaded: {', '.join(self.skipped)}" if self.skipped else "")
 
-    def options(
-        self, kind: Kind, name: str, options: Mapping[str, Any], *, path: str = "", base_dir: Path | None = None
-    ) -> Any:
-        """
-        Return the config object of a registered part, without building the part.
-
-        Args:
-            kind: which registry.
-            name: of the part.
-            options: plain values, as a config file held them.
-            path: where the name and the options stand in the config, for errors.
-            base_dir: folder that relative paths among the options start from.
-
-        Raises:
-            PluginError: the name is unknown.
-            ConfigError: the options do not fit; one line for each misfit.
-        """
-        try:
-            entry = self.entry(kind, name)
-        except PluginError as error:
-            raise PluginError(f"{path}: {error}" if path else str(error)) from None
-        config: Any = structure(options, entry.config, path=path, base_dir=base_dir)
-        if base_dir is None:
-            return config
-        # A relative path means the same as a default as it does written in the file.
-        return structure(unstructure(config), entry.config, path=path, base_dir=base_dir)
-
-    def build(
-        self,
-        kind: Kind,
-        name: str,
-        options: Mapping[str, Any],
-        resources: Resources,
-        *,
-        path: str = "",
-        base_dir: Path | None = None,
-    ) -> Any:
-        """
-        Build a registered part; the arguments and errors are those of `options`, and the resources go to its factory.
-
-        Raises:
-            PluginError: the factory raised something that is no `TurnwiseError`; those pass unchanged.
-        """
-        config = self.options(kind, name, options, path=path, base_dir=base_dir)
-        entry = self.entry(kind, name)
-        try:
-            return entry.factory(config, resources)
-        except TurnwiseError:
-            raise
-        except Exception as error:
-            what = f"{self.registry(kind).kind} {name!r} of plugin {entry.owner!r}"
-            raise PluginError(f"{path or kind}: {what} cannot be built: {_one_line(error)}") from error
-
 
 def load(recipe: PluginRecipe | None = None) -> Host:
     """
@@ -218,11 +162,11 @@ def load(recipe: PluginRecipe | None = None) -> Host:
     loaded.
 
     Args:
-        recipe: which plugins, and perhaps what they were in the driver.
+        recipe: the plugins to load, with the driver's versions where there is a driver.
 
     Raises:
         PluginError: a plugin that was asked for is not installed, differs from its pin or cannot be imported; or any
-            plugin has a hook that does not exist, that raises, or that registers what cannot be configured.
+            plugin has a hook that does not exist, that raises, or that registers something without a config class.
         DuplicateNameError: two distributions have a plugin of one name, or two plugins register one name.
     """
     recipe = recipe or PluginRecipe()
@@ -259,11 +203,9 @@ def _chosen(installed: list[EntryPoint], allow: frozenset[str] | None) -> list[E
             owners = " and ".join(_found(each).source for each in (chosen[point.name], point))
             raise DuplicateNameError(f"two distributions have a plugin {point.name!r}: {owners}; uninstall one")
         chosen[point.name] = point
-    known = sorted({point.name for point in installed})
+    known = tuple(sorted({point.name for point in installed}))
     for name in sorted((allow or frozenset()) - set(chosen)):
-        close = get_close_matches(name, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise PluginError(f"plugin {name!r} is not installed; installed: {', '.join(known) or 'none'}{hint}")
+        raise PluginError(f"plugin {name!r} is not installed{did_you_mean(name, known)}")
     return list(chosen.values())
 
 
@@ -279,7 +221,7 @@ def _check_pins(pins: tuple[PluginPin, ...], found: list[LoadedPlugin]) -> None:
         return
     here = {plugin.name: plugin.source for plugin in found}
     there = {pin.name: LoadedPlugin(**attrs.asdict(pin)).source for pin in pins}
-    # Who pins by hand need not know of the core's own plugin.
+    # A recipe written by hand need not mention the core's own plugin.
     names = sorted((here.keys() | there.keys()) - ({BUILTINS} - there.keys()))
     different = [
         f"{name!r} is {here.get(name, 'not loaded')} here and {there.get(name, 'not loaded')} in the driver"
@@ -297,20 +239,20 @@ def _loaded(point: EntryPoint, manager: pluggy.PluginManager, host: Host, *, req
     except (Exception, SystemExit) as error:
         if required:
             raise PluginError(
-                f"plugin {plugin.name!r} of {plugin.source} cannot be imported: {_one_line(error)}"
+                f"plugin {plugin.name!r} of {plugin.source} cannot be imported: {describe(error)}"
             ) from error
-        return evolve(plugin, state="broken", error=_one_line(error))
+        return evolve(plugin, state="broken", error=describe(error))
     _check_hooks(module, plugin.name, manager)
     registers = {kind: _register(kind, plugin.name, manager, host) for kind in KINDS}
     return evolve(plugin, registers={kind: names for kind, names in registers.items() if names})
 
 
 def _check_hooks(module: Any, name: str, manager: pluggy.PluginManager) -> None:
-    """Hand a plugin to pluggy; refuse what pluggy would never call."""
+    """Register a plugin with pluggy; refuse functions that pluggy would never call."""
     try:
         manager.register(module, name=name)
     except (ValueError, pluggy.PluginValidationError) as error:
-        raise PluginError(f"plugin {name!r} cannot be registered: {_one_line(error)}") from error
+        raise PluginError(f"plugin {name!r} cannot be registered: {describe(error)}") from error
     for caller in manager.get_hookcallers(module) or ():
         if not caller.has_spec() and not all(each.optionalhook for each in caller.get_hookimpls()):
             raise PluginError(f"plugin {name!r} has an unknown hook {caller.name!r}{did_you_mean(caller.name, _HOOKS)}")
@@ -332,14 +274,14 @@ def _register(kind: Kind, name: str, manager: pluggy.PluginManager, host: Host) 
     entries = [entry for entry in registry.entries().values() if entry.owner == name]
     for entry in entries:
         if not attrs.has(entry.config) or "name" in attrs.fields_dict(entry.config):
-            what = f"{registry.kind} {entry.name!r} of plugin {name!r}"
-            raise PluginError(f"{what}: expected an attrs class without a field 'name' as config, got {entry.config!r}")
+            part = f"{registry.kind} {entry.name!r} of plugin {name!r}"
+            raise PluginError(f"{part}: expected an attrs class without a field 'name' as config, got {entry.config!r}")
     return tuple(entry.name for entry in entries)
 
 
 def _call(implementation: pluggy.HookImpl, registry: Registry[Any], where: str) -> None:
     function = implementation.function
-    # A call of these would do nothing, and say nothing.
+    # pluggy would call these without running them, and without an error.
     if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
         raise PluginError(f"{where}: expected a plain function, neither async nor a wrapper")
     try:
@@ -348,52 +290,4 @@ def _call(implementation: pluggy.HookImpl, registry: Registry[Any], where: str) 
     except DuplicateNameError:
         raise
     except Exception as error:
-        raise PluginError(f"{where} raised {_one_line(error)}") from error
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def resolve(config: RunConfig, host: Host) -> RunConfig:
-    """
-    Check every choice of a config against the plugin that registered it, and fill in that plugin's defaults.
-
-    Relative paths among the options become absolute. Resolving twice changes nothing more.
-
-    Raises:
-        ConfigError: names are unknown or options do not fit; one line for each.
-    """
-    resolver = _Resolver(host, config.base_dir)
-    resolved: RunConfig = resolver.section(config)
-    if resolver.problems:
-        raise ConfigError("\n".join(resolver.problems))
-    return resolved
-
-
-@define
-class _Resolver:
-    host: Host
-    base_dir: Path
-    problems: list[str] = field(factory=list, init=False)
-
-    def section(self, section: Any, prefix: str = "") -> Any:
-        kinds = {item.name: item.metadata[KIND] for item in attrs.fields(type(section)) if KIND in item.metadata}
-        return evolve(section, **{n: self.value(getattr(section, n), kind, prefix + n) for n, kind in kinds.items()})
-
-    def value(self, value: Any, kind: Kind, path: str) -> Any:
-        if isinstance(value, Choice | JudgeConfig):
-            return self._choice(value, kind, path) if isinstance(value, Choice) else self.section(value, f"{path}.")
-        if isinstance(value, Mapping):
-            return {key: self.value(item, kind, f"{path}.{key}") for key, item in value.items()}
-        if isinstance(value, tuple):
-            return tuple(self.value(item, kind, f"{path}.{index}") for index, item in enumerate(value))
-        return value
-
-    def _choice(self, choice: Choice, kind: Kind, path: str) -> Choice:
-        try:
-            options = self.host.options(kind, choice.name, choice.options, path=path, base_dir=self.base_dir)
-            return evolve(choice, options=unstructure(options))
-        except (ConfigError, PluginError) as error:
-            self.problems.append(str(error))
-            return choice
+        raise PluginError(f"{where} raised {describe(error)}") from error

@@ -1,4 +1,4 @@
-"""Names to factories: the typed object that each registration hook receives. It builds nothing by itself."""
+"""Registries of factories by name: the typed object that each registration hook receives."""
 
 from __future__ import annotations
 
@@ -28,52 +28,67 @@ class Entry(Generic[T]):
     One registered name.
 
     Attributes:
-        name: what configs call it.
+        name: its name in configs.
         factory: builds it.
         config: attrs class of its options.
         owner: entry-point name of the plugin that registered it.
+        enabled_if: of an observer: returns whether a run has it although its config does not name it.
     """
 
     name: str
     factory: Factory[T]
     config: type
     owner: str
+    enabled_if: Callable[[], bool] | None = None
 
 
 @define
 class Registry(Generic[T]):
     """
-    What one hook fills: names of one kind.
+    The registered names of one kind, filled by one hook.
 
     Attributes:
-        kind: what it holds, in the singular, for texts.
+        kind: of its entries, in the singular, for error texts.
     """
 
     kind: str
     _entries: dict[str, Entry[T]] = field(factory=dict, init=False)
     _owner: str = field(default="", init=False)
 
-    def add(self, name: str, factory: Factory[T], config: type = NoConfig) -> None:
+    def add(
+        self,
+        name: str,
+        factory: Factory[T],
+        config: type = NoConfig,
+        *,
+        enabled_if: Callable[[], bool] | None = None,
+    ) -> None:
         """
         Register a factory.
 
         Args:
-            name: what configs call it.
+            name: its name in configs.
             factory: called as ``factory(config, resources)`` in every process that needs it.
             config: attrs class of its options, structured from the config section that names it.
+            enabled_if: only for observers: called without arguments in each process that builds the observers of a
+                run. If it returns True and the config does not name the observer, the run has it with its default
+                options.
 
         Raises:
             DuplicateNameError: another plugin has the name; the text names both.
+            PluginError: `enabled_if` for something that is no observer.
         """
+        if enabled_if is not None and self.kind != "observer":
+            raise PluginError(f"{self.kind} {name!r}: only an observer can be registered with enabled_if")
         if name in self._entries:
             raise DuplicateNameError(
                 f"{self.kind} {name!r} is registered by two plugins: {self._entries[name].owner!r} and {self._owner!r}"
             )
-        self._entries[name] = Entry(name=name, factory=factory, config=config, owner=self._owner)
+        self._entries[name] = Entry(name=name, factory=factory, config=config, owner=self._owner, enabled_if=enabled_if)
 
     @contextmanager
     def owned_by(self, owner: str) -> Iterator[None]:
-        """Say which plugin is registering, for the texts of conflicts."""
+        """Attribute the registrations inside to a plugin, for the texts of conflicts."""
         self._owner, before = owner, self._owner
         try:
             yield
@@ -81,7 +96,6 @@ class Registry(Generic[T]):
             self._owner = before
 
     def __contains__(self, name: object) -> bool:
-        """Return whether the name is registered."""
         return name in self._entries
 
     def names(self) -> tuple[str, ...]:
@@ -93,7 +107,7 @@ class Registry(Generic[T]):
         return {name: self._entries[name] for name in self.names()}
 
     def get(self, name: str) -> Entry[T]:
-        """Return an entry; `PluginError` with what is there and a did-you-mean when it is missing."""
+        """Return an entry; `PluginError` with the closest or all registered names when it is missing."""
         if name in self._entries:
             return self._entries[name]
         raise PluginError(f"unknown {self.kind} {name!r}{did_you_mean(name, self.names())}")

@@ -1,10 +1,11 @@
-"""The contract of engines: what one replica must do. Import `Engine` from `turnwise.protocols` or `turnwise`."""
+"""The contract of engines: one replica. Import `Engine` from `turnwise.protocols` or `turnwise`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
 
 
@@ -18,10 +19,10 @@ class Engine(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do; constant, and known before `start`."""
+        """Capabilities of the engine; constant, and known before `start`."""
 
     async def start(self) -> None:
-        """Load the weights and get ready; raises `EngineError` with a cause that the user can act on."""
+        """Load the weights; raises `EngineError` with a cause that the user can act on."""
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """
@@ -32,43 +33,43 @@ class Engine(Protocol):
         """
 
     async def abort(self, request_id: str) -> None:
-        """End a request early: its `generate` returns what was sampled, with `abort`. Unknown ids are ignored."""
+        """End a request early: its `generate` returns the sampled tokens with `abort`. Unknown ids are ignored."""
 
     async def sleep(self, level: int) -> None:
         """
         Free memory: level 1 keeps the weights in host memory, level 2 drops them; both drop the KV cache. Idempotent.
 
         Requests in flight end first, as by `abort`. Until everything is awake again `generate` raises an `EngineError`
-        that says "asleep". `EngineError` for a level that `capabilities.sleep_levels` has not.
+        that says "asleep". `EngineError` for a level that is not in `capabilities.sleep_levels`.
         """
 
-    async def wake_up(self, tags: Iterable[str] = ("weights", "kv_cache")) -> None:
+    async def wake_up(self, tags: Iterable[str] = TAGS) -> None:
         """
-        Take the memory of these tags again; `EngineError` for an unknown tag. Idempotent.
+        Restore the memory of these tags; `EngineError` for an unknown tag. Idempotent.
 
-        After level 2 the weights hold nothing: wake `weights`, call `update_weights` with all of them, wake `kv_cache`.
-        Without the update `generate` goes on refusing, unless the engine has read them from the model's files again.
+        After level 2 the weights are empty: wake `weights`, call `update_weights` with all of them, wake `kv_cache`.
+        Without the update `generate` still refuses, unless the engine has read the model's files again.
         """
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """
-        Replace weights by name, all or nothing, drop stale caches, and answer with `version` from then on.
+        Replace weights by name, all or nothing, drop stale caches, and return `version` with later results.
 
-        Called also with requests in flight; their tokens carry the version that each was sampled under.
+        Requests may be in flight; each of their tokens carries the version that sampled it.
 
         Args:
             weights: names of the Hugging Face state dict, or some of them; each with a numpy array (bfloat16 is
                 `ml_dtypes.bfloat16`) or, from a transport that delivers on the device, a torch tensor. Arrays may be
-                read-only views that live only until the next is taken: copy. Iterating may block and may raise: keep
-                it off the event loop. A `turnwise.weights.WeightSource` has `specs` as well, so that names and shapes
-                can be checked before anything is written.
+                read-only views that are valid only until the next item: copy them. Iterating may block and may raise:
+                keep it off the event loop. A `turnwise.protocols.weights.WeightSource` also has `specs`, so that the
+                engine can check names and shapes before it writes anything.
             version: of these weights.
 
         Raises:
-            EngineError: nothing was changed, the old version serves on: a name or shape that the model has not, an
-                error of the iterator, memory of the weights asleep.
-            TornWeightsError: it failed when something was already changed: `generate` raises it too, until an update
-                with all weights has succeeded.
+            EngineError: nothing changed, and the old version is still served: the model lacks a name or has another
+                shape, the iterator raised, or the memory of the weights is asleep.
+            TornWeightsError: the update failed after a change: `generate` raises it too, until an update with all
+                weights succeeds.
         """
 
     def stats(self) -> Mapping[str, float]:

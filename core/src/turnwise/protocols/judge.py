@@ -11,9 +11,9 @@ from turnwise.types import GenerateResult, Message, SamplingParams, TokenArray
 @runtime_checkable
 class Judge(Protocol):
     """
-    A model that is asked about episodes, such as a judge or a generative reward model: `turnwise.Resources.judge`.
+    A model that scores or comments on episodes, for rewards and tools: `turnwise.Resources.judge`.
 
-    Its requests are routed over replicas of their own. Who asks has to be async, and may ask many times at once.
+    It has separate replicas. Callers must be async, and may send many requests at once.
     """
 
     async def generate(self, token_ids: TokenArray, sampling: SamplingParams | None = None) -> GenerateResult:
@@ -22,11 +22,11 @@ class Judge(Protocol):
 
         Args:
             token_ids: (n,) ids of the judge's own vocabulary.
-            sampling: in place of the config's `judge.sampling`. Without a seed one is derived from the run's seed and
-                what is asked, so that the same question has the same answer wherever and whenever it is asked.
+            sampling: replaces the config's `judge.sampling`. A missing seed is derived from the run's seed and the
+                context, so that the same question has the same answer in every process.
 
         Raises:
-            InfrastructureError: no replica of the judge is left: the answer says nothing about the episode.
+            InfrastructureError: no replica of the judge is left, which is not the episode's doing.
             EngineError: the request cannot be served, such as a context that is too long.
         """
 

@@ -1,9 +1,9 @@
 """
-Weights on their way from a trainer to engines: what a source of them is, and the contract of transports.
+Weight updates: sources of weights, and the interface of transports that carry them from a trainer to engines.
 
-An update is a stream of (name, array) pairs. Names are those of the Hugging Face state dict; an array is a numpy array,
-with bfloat16 as `ml_dtypes.bfloat16`, or a torch tensor where a transport delivers on the device. Nothing here imports
-a tensor library.
+An update is a stream of (name, array) pairs, with the names of the Hugging Face state dict. An array is a numpy array,
+with bfloat16 as `ml_dtypes.bfloat16`, or a torch tensor if a transport delivers on the device. This module imports no
+tensor library.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from attrs import field, frozen
@@ -19,9 +19,13 @@ from attrs import field, frozen
 Weight = tuple[str, Any]
 """A name of the state dict and its array."""
 
+MemoryTag = Literal["weights", "kv_cache"]
+TAGS: Final[tuple[MemoryTag, ...]] = ("weights", "kv_cache")
+"""The parts of an engine's memory that sleep, in the order in which they wake up."""
+
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Return numpy's dtype of a name such as `float32` or `bfloat16`; `ValueError` for an unknown one."""
+    """Return numpy's dtype of a name such as `float32` or `bfloat16`; `ValueError` for an unknown name."""
     if name == "bfloat16" or name.startswith("float8"):
         import ml_dtypes
 
@@ -35,11 +39,11 @@ def dtype_of(name: str) -> np.dtype[Any]:
 @frozen
 class TensorSpec:
     """
-    One weight without its numbers.
+    Name, shape and dtype of one weight.
 
     Attributes:
         name: in the state dict.
-        shape: its axes.
+        shape: length of each axis.
         dtype: numpy's name of it, or `bfloat16`.
     """
 
@@ -49,74 +53,76 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        """How much it takes."""
+        """Size of the array in bytes."""
         return math.prod(self.shape) * dtype_of(self.dtype).itemsize
 
 
 @runtime_checkable
 class WeightSource(Protocol):
-    """Weights that say beforehand what they are. Iterating again begins anew."""
+    """Weights whose names, shapes and dtypes are known before they are read. It can be iterated more than once."""
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """Every weight, in the order in which they come."""
+        """Every weight, in the order of iteration."""
 
     def __iter__(self) -> Iterator[Weight]:
-        """Yield each name with its array; an array may live only until the next is taken."""
+        """Yield each name with its array; an array may be valid only until the next one is read."""
 
 
 class WeightTarget(Protocol):
-    """What takes weights: an engine, or what stands in front of one."""
+    """A receiver of weights: an engine, or a wrapper of one."""
 
     async def update_weights(self, weights: Iterable[Weight], version: int) -> None:
         """See `turnwise.protocols.Engine`."""
 
 
 @frozen(kw_only=True)
-class Offer:
+class WeightManifest:
     """
-    A published version, as replicas are told of it. It crosses process borders.
+    Description of a published version, which replicas receive. It crosses process borders.
 
     Attributes:
         version: of the weights.
-        specs: what they are, in order.
-        place: where the transport's readers find them.
+        specs: every weight, in order.
+        locator: the transport's own data, by which its readers find the weights.
     """
 
     version: int
     specs: tuple[TensorSpec, ...]
-    place: Mapping[str, Any] = field(factory=dict)
+    locator: Mapping[str, Any] = field(factory=dict)
 
     @property
     def num_bytes(self) -> int:
-        """How much they take."""
+        """Size of all weights in bytes."""
         return sum(spec.num_bytes for spec in self.specs)
 
 
 @runtime_checkable
 class WeightTransport(Protocol):
-    """Carries weights from the trainer to the replicas; the same part is built at both ends."""
+    """Carries weights from the trainer to the replicas. Both sides build the same transport."""
 
-    def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AbstractAsyncContextManager[Offer]:
-        """Offer a version while the context is open; leaving it, also by an error, frees all that it took."""
+    def publish(
+        self, version: int, weights: Iterable[Weight], num_readers: int
+    ) -> AbstractAsyncContextManager[WeightManifest]:
+        """Make a version readable while the context is open; at its end, or after an error, free all of its memory."""
 
-    async def apply(self, engine: WeightTarget, offer: Offer) -> None:
-        """Load an offered version into a replica by `Engine.update_weights`; raises what that raises."""
+    async def apply(self, engine: WeightTarget, manifest: WeightManifest) -> None:
+        """Update an engine to a published version by `Engine.update_weights`; raises the same errors."""
 
     async def close(self) -> None:
-        """Free what outlives single versions. Idempotent."""
+        """Free resources that outlive single versions. Idempotent."""
 
 
 @frozen(kw_only=True)
 class ReplicaUpdate:
     """
-    How one replica took an update.
+    Result of an update on one replica.
 
     Attributes:
-        replica: its number.
-        seconds: from the offer to its answer.
-        error: why it serves the old version on, or is out of rotation; empty when it took the new one.
-        torn: it is out of rotation until a whole update succeeds.
+        replica: its index.
+        seconds: from sending the manifest to the reply.
+        error: why the replica kept the old version, or is out of rotation; empty if it has the new version.
+        torn: the replica is out of rotation until a complete update succeeds.
     """
 
     replica: int
@@ -128,15 +134,15 @@ class ReplicaUpdate:
 @frozen(kw_only=True)
 class UpdateReport:
     """
-    What a weight update did.
+    Result of a weight update on all replicas.
 
     Attributes:
-        version: that was brought.
-        seconds: all of it.
-        num_tensors: weights in it.
-        num_bytes: their size, once.
-        transport: what carried them; `direct` inside one process.
-        replicas: one entry for each that was asked.
+        version: of the new weights.
+        seconds: duration of the whole update.
+        num_tensors: number of weights.
+        num_bytes: their size, counted once.
+        transport: name of the transport; `direct` inside one process.
+        replicas: one entry for each replica.
     """
 
     version: int

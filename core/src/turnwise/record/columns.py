@@ -1,8 +1,7 @@
 """
-What can be appended to a token record, and the growable columns it is kept in.
+Growable columns of a token record, and the three ways to append to it.
 
-The ground under `turnwise.trajectory`: origins, segments and the three ways to append. Blocks of paths are built
-above, in the trajectory.
+`turnwise.record.trajectory` builds on it and adds blocks of paths.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ class TokenColumns:
     """
     Growable columns of one length, a row per token, appended in O(new rows) and read as views.
 
-    Views are read-only and stay valid for ever, because a column only ever grows behind them.
+    Views are read-only and stay valid, because a column only grows after them.
     """
 
     __slots__ = ("_arrays", "_capacity", "_size")
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Begin empty, or with arrays as they are: they are not written to, what is appended makes new ones."""
+        """Start empty, or with given arrays, which are never written to: appending makes new ones."""
         if arrays is None:
             self._arrays = {name: np.empty(_FIRST_CAPACITY, dtype) for name, dtype in DTYPES.items()}
             self._size = 0
@@ -53,7 +52,6 @@ class TokenColumns:
         self._capacity = len(self._arrays["token_ids"])
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return self._size
 
     def extend(self, num_rows: int, **values: ArrayLike) -> None:
@@ -127,7 +125,7 @@ def turns_of(segments: Iterable[Segment]) -> Iterator[tuple[int, int]]:
 
 
 class TokenRecord:
-    """What a trajectory and a path have in common: three ways to append, and nothing to set."""
+    """The common part of a trajectory and a path: three ways to append, and nothing to set."""
 
     __slots__ = ("_columns", "_next_position", "_segments")
 
@@ -175,13 +173,13 @@ class TokenRecord:
         self._append(Origin.OBSERVATION, as_tokens(token_ids))
 
     def add_forced(self, token_ids: ArrayLike) -> None:
-        """Append tokens that the harness put in the model's mouth (mask 0): (n,) ids."""
+        """Append tokens that the harness inserts into the model's turn (mask 0): (n,) ids."""
         self._append(Origin.FORCED, as_tokens(token_ids))
 
     def _append(
         self, origin: Origin, ids: TokenArray, logprobs: ArrayLike = 0.0, versions: ArrayLike = NO_VERSION
     ) -> None:
-        self._refuse_if_closed()
+        self._check_open()
         if len(ids) == 0:
             return
         start, position = len(self._columns), self._next_position
@@ -198,12 +196,12 @@ class TokenRecord:
         self._next_position = position + len(ids)
         self._segments.append(Segment(origin, start, start + len(ids)))
 
-    def _refuse_if_closed(self) -> None:
+    def _check_open(self) -> None:
         """Raise `TrajectoryError` when no token may be appended here."""
 
 
 def as_tokens(token_ids: ArrayLike) -> TokenArray:
-    """Return (n,) int32 ids; a `TrajectoryError` says what is wrong with anything else."""
+    """Return (n,) int32 ids; `TrajectoryError` for any other value."""
     try:
         ids = as_token_array(token_ids)
     except ValueError as error:

@@ -2,7 +2,7 @@
 The promises of the token record, checked on every trajectory that leaves the orchestrator.
 
 Positions and visibility are derived here a second time, from the segments alone, so that a fault in
-`turnwise.trajectory` shows as a disagreement. The check costs O(tokens) in numpy and O(segments) in Python.
+`turnwise.record.trajectory` shows as a disagreement. The check costs O(tokens) in numpy and O(segments) in Python.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.errors import InvariantError
-from turnwise.record import NO_VERSION, Origin, Segment
-from turnwise.trajectory import Trajectory
+from turnwise.record.columns import NO_VERSION, Origin, Segment
+from turnwise.record.trajectory import Trajectory
 from turnwise.types import GenerateResult, TokenArray
 
 
 def check_trajectory(trajectory: Trajectory) -> None:
     """
-    Check all that can be said of a record by itself.
+    Check the promises that concern one record.
 
     Raises:
-        InvariantError: naming the promise that is broken and the first place where it is.
+        InvariantError: the text names the broken promise and the first place.
     """
     _check_lengths(trajectory)
     _check_segments(trajectory)
@@ -34,14 +34,14 @@ def check_trajectory(trajectory: Trajectory) -> None:
 
 def check_sampled(trajectory: Trajectory, sampled: Sequence[GenerateResult]) -> None:
     """
-    Check that the actions of a record are exactly what the engine returned, in some order of turns.
+    Check that the actions of a record are exactly the tokens that the engine returned, in some order of turns.
 
     Args:
-        trajectory: a record without blocks, or cut from one.
-        sampled: every answer that was appended to it, in order.
+        trajectory: a record without blocks, or a truncated one.
+        sampled: every result that was appended to it, in order.
 
     Raises:
-        InvariantError: an id, a log-probability or a token differs from what was sampled.
+        InvariantError: an id or a log-probability differs from the sampled one.
     """
     if trajectory.has_blocks:
         _check_sampled_multiset(trajectory, sampled)
@@ -53,7 +53,7 @@ def check_sampled(trajectory: Trajectory, sampled: Sequence[GenerateResult]) -> 
     ):
         expected = np.concatenate(answers) if answers else np.empty(0)
         if not np.array_equal(recorded, expected[: len(recorded)]):
-            raise InvariantError(f"the recorded {name} are not those that the engine returned")
+            raise InvariantError(f"the recorded {name} differ from the engine's")
 
 
 def _check_sampled_multiset(trajectory: Trajectory, sampled: Sequence[GenerateResult]) -> None:
@@ -64,7 +64,7 @@ def _check_sampled_multiset(trajectory: Trajectory, sampled: Sequence[GenerateRe
     for result in sampled:
         expected.update(zip(result.token_ids.tolist(), result.logprobs.tolist(), strict=True))
     if not recorded <= expected:
-        raise InvariantError("the recorded actions are not those that the engine returned")
+        raise InvariantError("the recorded actions differ from the engine's")
 
 
 def _check_lengths(trajectory: Trajectory) -> None:
@@ -125,7 +125,7 @@ def expected_layout(num_prompt_tokens: int, segments: Sequence[Segment]) -> tupl
     total = segments[-1].stop if segments else num_prompt_tokens
     positions, block_start, path_start = (np.zeros(total, np.int32) for _ in range(3))
     positions[:num_prompt_tokens] = np.arange(num_prompt_tokens)
-    # `top` is the largest position that the next token outside the block sees, `base` what its paths see.
+    # `top` is the largest position that the next token outside the block sees; `base` is the one that its paths see.
     top = base = num_prompt_tokens - 1
     for run, starts_block in _runs(segments):
         start, stop = run[0].start, run[-1].stop

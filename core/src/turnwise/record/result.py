@@ -1,17 +1,14 @@
-"""What an episode leaves behind: the only thing that travels from a worker to the driver."""
+"""The result of an episode: the only data that a worker sends to the driver."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from attrs import field, frozen
 
-from turnwise.episode_spec import UnfinishedEpisode
 from turnwise.errors import TrajectoryError
 from turnwise.layout import Objective
-from turnwise.trajectory import Trajectory
+from turnwise.record.spec import UnfinishedEpisode
+from turnwise.record.trajectory import Trajectory
 from turnwise.types import (
     EpisodeMetrics,
     Fault,
@@ -30,22 +27,22 @@ from turnwise.types import (
 @frozen(kw_only=True, eq=False)
 class EpisodeResult:
     """
-    One finished episode, whatever became of it.
+    One finished episode, of any status.
 
     Attributes:
-        task: what it ran.
-        rollout_n: which of its group's episodes it is, from 0.
+        task: that it ran.
+        rollout_n: number of the episode within its group, from 0.
         global_step: training step that asked for it.
         validation: whether it ran with the validation sampling parameters.
         agent_name: the agent that ran it.
         status: how it ended.
-        fault: why, for every status but completed and plain truncation.
+        fault: the reason, for every status but completed and plain truncation.
         trajectories: one or more records; none when it failed before its prompt was made.
         scores: one per trajectory, empty when it was not scored.
         messages: the conversation as text.
-        objective: how records with blocks were sampled; it says nothing about others.
+        objective: way of sampling of records with blocks; meaningless for other records.
         metrics: counts and wall-clock times.
-        unfinished: what an aborted episode can go on from; see `turnwise.runtime.manager.RolloutManager.unfinished`.
+        unfinished: state from which an aborted episode can resume; see `RolloutManager.unfinished`.
     """
 
     task: Task
@@ -83,17 +80,12 @@ def total_score(score: Score) -> float:
     return score.value if isinstance(score, TrajectoryScore) else float(sum(score.values))
 
 
-def score_extra(result: EpisodeResult) -> Mapping[str, Any]:
-    """Return the named numbers that the rewards added, the later ones winning."""
-    return {name: value for score in result.scores for name, value in score.extra.items()}
-
-
 def token_scores(score: Score, trajectory: Trajectory) -> FloatArray:
     """
-    Lay a score out over the response tokens.
+    Distribute a score over the response tokens.
 
     Returns:
-        (R,) float32, zero where no score sits.
+        (R,) float32, zero on tokens without a score.
 
     Raises:
         TrajectoryError: a turn or token score does not fit the trajectory.

@@ -1,8 +1,8 @@
 """
 The token record: the one place where masks, positions and log-probabilities come from.
 
-A `Trajectory` is a prompt and the segments appended after it. Agents append; they can set no mask, no position and no
-visibility, for these follow from the origin of a segment and from forks and joins. Appending costs O(new tokens).
+A `Trajectory` is a prompt and the segments appended after it. Agents append. They cannot set masks, positions or
+visibility, which follow from the origins of segments and from forks and joins. Appending costs O(new tokens).
 The record does not know text, rewards or padding.
 
 Layout (parallel thinking as in Parallel-R1, arXiv:2509.07980, for any number of paths): with absolute indices q, k
@@ -24,18 +24,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from turnwise.errors import TrajectoryError
 from turnwise.layout import Layout
-from turnwise.record import DTYPES, Origin, Segment, TokenColumns, TokenRecord, as_tokens, turns_of
+from turnwise.record.columns import DTYPES, Origin, Segment, TokenColumns, TokenRecord, as_tokens, turns_of
 from turnwise.types import FloatArray, TokenArray
 
 
 @frozen(eq=False)
 class Mark:
     """
-    How far a record and its open paths had come; made by `Trajectory.mark`.
+    The size of a record and its open paths at some time; made by `Trajectory.mark`.
 
     Attributes:
         num_tokens: of the record.
-        paths: each path that was open, and how many tokens it held.
+        paths: each open path with its number of tokens.
     """
 
     num_tokens: int
@@ -46,7 +46,7 @@ class Path(TokenRecord):
     """
     One path of an open block: it sees its trajectory up to the fork and itself, never its siblings.
 
-    Made by `Trajectory.fork`, taken back by `Trajectory.join`, after which it accepts no more tokens.
+    `Trajectory.fork` makes it. After `Trajectory.join` it accepts no more tokens.
     """
 
     __slots__ = ("_joined", "_trajectory", "index")
@@ -64,7 +64,7 @@ class Path(TokenRecord):
 
     @property
     def input_ids(self) -> TokenArray:
-        """(T + n,) all that the path sees: the trajectory up to the fork, then its own ids."""
+        """(T + n,) all ids that the path sees: the trajectory up to the fork, then its own."""
         return np.concatenate([self._trajectory.input_ids, self._columns.view("token_ids")])
 
     @property
@@ -74,7 +74,7 @@ class Path(TokenRecord):
 
     @property
     def layout(self) -> Layout:
-        """The layout of `input_ids`: the path itself begins as if the trajectory went on."""
+        """The layout of `input_ids`: the path continues the trajectory like plain text."""
         return self._trajectory.layout
 
     @property
@@ -86,7 +86,7 @@ class Path(TokenRecord):
         """Refuse: two ints per token describe one level of paths, not nested ones."""
         raise TrajectoryError(f"a path cannot fork into {num_paths}: nested blocks have no layout")
 
-    def _refuse_if_closed(self) -> None:
+    def _check_open(self) -> None:
         if self._joined:
             raise TrajectoryError(f"path {self.index} was joined: append to the trajectory instead")
 
@@ -116,7 +116,7 @@ class Trajectory(TokenRecord):
     __slots__ = ("_num_blocks", "_open_paths", "num_prompt_tokens")
 
     def __init__(self, prompt_ids: ArrayLike) -> None:
-        """Begin a record with (P,) prompt ids; P may be 0."""
+        """Start a record with (P,) prompt ids; P may be 0."""
         super().__init__(next_position=0)
         self._num_blocks = 0
         self._open_paths: tuple[Path, ...] = ()
@@ -125,11 +125,11 @@ class Trajectory(TokenRecord):
         self._append(Origin.PROMPT, ids)
         self._segments.clear()
 
-    # What was recorded
+    # Recorded tokens
 
     @property
     def num_response_tokens(self) -> int:
-        """R: how many tokens follow the prompt."""
+        """R: number of tokens after the prompt."""
         return len(self._columns) - self.num_prompt_tokens
 
     @property
@@ -197,7 +197,7 @@ class Trajectory(TokenRecord):
 
     @property
     def layout(self) -> Layout:
-        """Where the paths of the joined blocks stand."""
+        """The places of the paths of joined blocks."""
         runs: list[tuple[int, int, int]] = []
         place = (-1, -1)
         for segment in self._segments:
@@ -216,7 +216,7 @@ class Trajectory(TokenRecord):
 
     @property
     def open_paths(self) -> tuple[Path, ...]:
-        """The paths of the block that is open, empty when none is."""
+        """The paths of the open block; empty when no block is open."""
         return self._open_paths
 
     def fork(self, num_paths: int) -> tuple[Path, ...]:
@@ -226,12 +226,12 @@ class Trajectory(TokenRecord):
         Until `join`, tokens go to the paths and not to the trajectory.
 
         Args:
-            num_paths: how many, at least 1.
+            num_paths: at least 1.
 
         Raises:
             TrajectoryError: a block is open already, or `num_paths` is below 1.
         """
-        self._refuse_if_closed()
+        self._check_open()
         if num_paths < 1:
             raise TrajectoryError(f"a block needs at least 1 path, not {num_paths}")
         self._open_paths = tuple(Path(self, index) for index in range(num_paths))
@@ -239,10 +239,10 @@ class Trajectory(TokenRecord):
 
     def join(self, paths: Sequence[Path]) -> None:
         """
-        Close the open block: append its paths in order; what follows sees all of them.
+        Close the open block: append its paths in order; later tokens see all of them.
 
         Args:
-            paths: what `fork` returned, all of them, in that order; a path may be empty.
+            paths: the result of `fork`, all of them, in that order; a path may be empty.
 
         Raises:
             TrajectoryError: these are not the paths of the open block.
@@ -273,11 +273,11 @@ class Trajectory(TokenRecord):
             )
 
     def close(self) -> None:
-        """Join a block that was left open, so that what its paths hold is kept; harmless otherwise."""
+        """Join a block that is still open, so that its tokens are kept; does nothing otherwise."""
         if self._open_paths:
             self.join(self._open_paths)
 
-    def _refuse_if_closed(self) -> None:
+    def _check_open(self) -> None:
         if self._open_paths:
             raise TrajectoryError("a block is open: append to its paths, or join them first")
 
@@ -289,14 +289,14 @@ class Trajectory(TokenRecord):
 
     def truncated(self, response_budget: int) -> Trajectory:
         """
-        Return a record with at most the first `response_budget` response tokens; this one stands.
+        Return a new record with at most the first `response_budget` response tokens.
 
         A cut inside a block keeps the isolation of the paths that remain.
 
         Raises:
             TrajectoryError: the budget is negative, or a block is open.
         """
-        self._refuse_if_closed()
+        self._check_open()
         if response_budget < 0:
             raise TrajectoryError(f"response_budget must be at least 0, not {response_budget}")
         stop = min(len(self._columns), self.num_prompt_tokens + response_budget)
@@ -307,11 +307,11 @@ class Trajectory(TokenRecord):
     # Saving, also with a block open
 
     def mark(self) -> Mark:
-        """Return how far this record has come, for `rewound`; O(open paths)."""
+        """Return the current size of this record, for `rewound`; O(open paths)."""
         return Mark(len(self._columns), tuple((path, len(path)) for path in self._open_paths))
 
     def rewound(self, mark: Mark) -> Trajectory:
-        """Return a record as this one was at a mark, with the paths open that were open then; this one stands."""
+        """Return a new record with the state of this one at a mark, its open paths included."""
         return Trajectory.from_dict(self._saved(mark))
 
     def to_dict(self) -> dict[str, Any]:
@@ -329,7 +329,7 @@ class Trajectory(TokenRecord):
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Trajectory:
         """
-        Restore what `to_dict` returned; tokens can be appended to it as to the first one.
+        Restore a record from the result of `to_dict`; tokens can be appended to it.
 
         Raises:
             TrajectoryError: a column is missing or the columns differ in length, also in an open path.
@@ -352,9 +352,9 @@ class Trajectory(TokenRecord):
         cls, columns: Mapping[str, NDArray[Any]], segments: list[Segment], num_prompt_tokens: int
     ) -> Trajectory:
         """
-        Return a record of (T,) arrays, by the names and of the types in `turnwise.record.DTYPES`, with no block open.
+        Return a record of (T,) arrays, by the names and of the types in `columns.DTYPES`, with no block open.
 
-        The arrays are kept as they are, so nobody may write to them any more. Nothing is checked.
+        The record keeps the arrays, so the caller must not write to them. Nothing is checked.
         """
         trajectory = cls.__new__(cls)
         trajectory._hold(TokenColumns(columns), segments, num_prompt_tokens)  # noqa: SLF001 - its own factory
@@ -372,7 +372,6 @@ class Trajectory(TokenRecord):
         return self.to_dict()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Unpickle."""
         other = Trajectory.from_dict(state)
         for name in (*TokenRecord.__slots__, *Trajectory.__slots__):
             setattr(self, name, getattr(other, name))
@@ -381,7 +380,7 @@ class Trajectory(TokenRecord):
 
 
 _OWN: Final = ("token_ids", "logprobs", "weight_versions")
-"""Columns of an open path that its segments and its place do not give."""
+"""Columns of an open path that do not follow from its segments and its place."""
 
 
 def _plain(segments: Sequence[Segment], num_tokens: int) -> list[list[int]]:

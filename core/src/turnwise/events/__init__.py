@@ -1,0 +1,1 @@
+"""Observers: the events of a run, their delivery, and the log."""

@@ -1,0 +1,106 @@
+"""
+Files and folders that appear whole or not at all, also when the process or the machine dies.
+
+A write goes to a temporary name beside the target. Its content is flushed to the disk before the name changes, and the
+folder is flushed after: without the first a crash can leave an empty file under the final name, without the second the
+old name can come back.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Final
+
+PARTIAL: Final = ".partial"
+"""Suffix of the temporary name."""
+
+
+def partial_path(path: Path) -> Path:
+    """Return the temporary name of a file that is being written."""
+    return path.with_name(f"{path.name}{PARTIAL}")
+
+
+@contextmanager
+def atomic_write(path: str | Path) -> Iterator[Path]:
+    """
+    Write a file whole or not at all.
+
+    Args:
+        path: the file; an existing one is replaced, missing parent folders are created.
+
+    Yields:
+        The temporary path to write to. When the block raises, the file is removed and the target stays as it was.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = partial_path(target)
+    try:
+        yield partial
+        replace(partial, target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a UTF-8 file whole or not at all."""
+    with atomic_write(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def replace(source: Path, target: Path) -> None:
+    """Give a complete file or folder its final name, with its content on the disk first; a file replaces a file."""
+    _flush_tree(source)
+    os.replace(source, target)
+    flush(target.parent)
+
+
+@contextmanager
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """
+    Write a new folder whole or not at all.
+
+    Args:
+        path: the folder; it must not exist.
+
+    Yields:
+        A temporary folder to write into. When the block raises, it is removed.
+
+    Raises:
+        FileExistsError: the folder exists.
+    """
+    target = Path(path)
+    if target.exists():
+        raise FileExistsError(f"{target}: the folder exists")
+    partial = partial_path(target)
+    shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        replace(partial, target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def flush(path: Path) -> None:
+    """Flush one file's content, or one folder's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        # Some network file systems cannot flush a folder; its files are flushed all the same.
+        with suppress(OSError) if path.is_dir() else nullcontext():
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _flush_tree(path: Path) -> None:
+    if path.is_dir():
+        for inner in path.iterdir():
+            _flush_tree(inner)
+    if not path.is_symlink():
+        flush(path)

@@ -1,0 +1,1 @@
+"""The plugin system: hook specifications, registries, discovery."""

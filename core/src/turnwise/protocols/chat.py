@@ -1,0 +1,47 @@
+"""The contracts of tokenizers and chat templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from turnwise.types import Message, TokenArray
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back, without special treatment of either end."""
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The model's end-of-turn id, if it has one."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of the text; special tokens spelled in it are parsed, none is added."""
+
+    def decode(self, token_ids: Sequence[int] | TokenArray) -> str:
+        """Return the text of the ids, special tokens included."""
+
+
+class Chat(Protocol):
+    """A chat template that only appends (see `turnwise.chat.template`)."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a turn of the model."""
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> TokenArray:
+        """Return (P,) ids of a conversation up to the start of the model's turn."""
+
+    def delta(self, messages: Sequence[Message], last_token_id: int) -> TokenArray:
+        """
+        Return (n,) ids that new messages append after a turn of the model, up to the start of its next turn.
+
+        `last_token_id` is the record's last id: a truncated turn without its end-of-turn token is closed first.
+        """
+
+    def text(self, token_ids: Sequence[int] | TokenArray) -> str:
+        """Return the text of a turn of the model, without its end-of-turn token."""

@@ -1,0 +1,57 @@
+"""The contracts of tools, parsers of tool calls, and simulated users."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from turnwise.types import Message, Reply, Task, TokenArray, ToolCall, ToolResult
+
+
+@runtime_checkable
+class ToolParser(Protocol):
+    """Finds tool calls in sampled tokens."""
+
+    def parse(self, token_ids: TokenArray) -> tuple[str, tuple[ToolCall, ...]]:
+        """
+        Return the text outside the calls, and the calls in order.
+
+        Never raises: a malformed call is a `ToolCall` with `error` set.
+        """
+
+
+@runtime_checkable
+class Tool(Protocol):
+    """A tool of the model. One object serves many episodes at once; a `session` holds the state of one episode."""
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """OpenAI function schema: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
+
+    async def create(self, task: Task) -> object:
+        """Open an episode's session before its first call; the other methods get the returned value."""
+
+    async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
+        """
+        Run one call; the arguments fit the schema. Calls of one session may run at the same time.
+
+        Raises `ToolError` with a text that the model should read before it tries again, and `InfrastructureError` when
+        the failure is not the model's doing. The model sees any other exception as an error, too.
+        """
+
+    async def release(self, session: object) -> float | None:
+        """Close the session, in every case, and return a reward for the whole session or None."""
+
+
+@runtime_checkable
+class Interaction(Protocol):
+    """A user simulator: it answers turns of the model that call no tool."""
+
+    async def create(self, task: Task) -> object:
+        """Open a session."""
+
+    async def respond(self, session: object, messages: Sequence[Message]) -> Reply:
+        """Answer the conversation so far, whose last message is the model's."""
+
+    async def release(self, session: object) -> None:
+        """Close the session, in every case."""

@@ -1,0 +1,183 @@
+"""
+Which episode to run, and the saved state of an interrupted one.
+
+An interrupt falls into a step of the agent. The saved state is the episode as that step started, and the results of the
+step so far: sampled turns, tool results and replies of the simulated user. A resumed episode repeats the step with
+these results, so no finished tool call runs twice and no sampled token is lost (see `turnwise.episode.journal`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import define, evolve, field, frozen
+
+from turnwise.record.trajectory import Trajectory
+from turnwise.types import (
+    FinishReason,
+    GenerateResult,
+    Message,
+    Reply,
+    SamplingParams,
+    State,
+    Task,
+    ToolCall,
+    ToolResult,
+)
+
+TurnPosition = tuple[int, int, int, int]
+"""Start of a turn: number of records, tokens of the last one, index of the path or -1, tokens of the record or path."""
+
+
+@define(eq=False)
+class Counters:
+    """Running totals of an episode; `turnwise.episode.driver` turns them into `EpisodeMetrics`."""
+
+    llm_s: float = 0.0
+    tool_s: float = 0.0
+    num_turns: int = 0
+    num_tool_calls: int = 0
+    num_tool_errors: int = 0
+    num_cached_tokens: int = 0
+    tool_reward: float = 0.0
+    extra: dict[str, float] = field(factory=dict)
+
+    def add_turn(self, turn: RecordedTurn) -> None:
+        """Count a turn of the model."""
+        self.llm_s += turn.seconds
+        self.num_turns += len(turn.result.token_ids) > 0  # an abort may come before the first token
+        self.num_cached_tokens += turn.result.num_cached_tokens
+
+    def add_call(self, call: RecordedCall) -> None:
+        result = call.result
+        self.tool_s += call.seconds
+        self.num_tool_calls += 1
+        self.num_tool_errors += result.error
+        self.tool_reward += result.reward or 0.0
+        for name, value in result.metrics.items():
+            self.add_extra(f"tool/{name}", value)
+
+    def add_extra(self, name: str, value: float) -> None:
+        """Add to a metric of the agent or a tool."""
+        self.extra[name] = self.extra.get(name, 0.0) + value
+
+    def copy(self) -> Counters:
+        """Return an independent copy."""
+        return evolve(self, extra=dict(self.extra))
+
+
+@frozen(kw_only=True, eq=False)
+class RecordedTurn:
+    """
+    A turn that the engine returned within a step.
+
+    Attributes:
+        position: start of the turn in the records.
+        result: as the engine returned it; finish reason `abort` means that the turn continues after a resume.
+        seconds: time that the engine took.
+    """
+
+    position: TurnPosition
+    result: GenerateResult
+    seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        return self.result.finish_reason is not FinishReason.ABORT
+
+
+@frozen(kw_only=True, eq=False)
+class RecordedCall:
+    """A finished tool call of a step, and the seconds that it took."""
+
+    call: ToolCall
+    result: ToolResult
+    seconds: float = 0.0
+
+
+@frozen(kw_only=True)
+class EpisodeSpec:
+    """
+    Which episode to run: a task, and the number of its rollout.
+
+    Attributes:
+        task: row of the data set.
+        agent_name: agent that runs the task.
+        rollout_n: number of the rollout in its group, from 0.
+        global_step: training step of the request.
+        validation: sample with the validation parameters.
+        seed: seed of the run; every request derives its own from it.
+        sampling: sampling parameters.
+        unfinished: saved state to resume from; None starts with the prompt.
+    """
+
+    task: Task
+    agent_name: str
+    rollout_n: int = 0
+    global_step: int = 0
+    validation: bool = False
+    seed: int = 0
+    sampling: SamplingParams = field(factory=SamplingParams)
+    # Not compared and not shown: it has arrays, and specs are compared and logged by their names.
+    unfinished: UnfinishedEpisode | None = field(default=None, eq=False, repr=False)
+
+    @property
+    def uid(self) -> str:
+        """Name of the episode, unique in a step of the run."""
+        return f"{self.task.uid}/{self.rollout_n}"
+
+
+@frozen(kw_only=True, eq=False)
+class UnfinishedEpisode:
+    """
+    The saved state of an interrupted episode: the start of its last step, and the results of that step.
+
+    Attributes:
+        spec: which episode; its `unfinished` is None.
+        started: whether its first step started; if not, all other attributes are empty.
+        state: state of the agent at the start of the step.
+        messages: conversation at the start of the step.
+        memory: the agent's notes at the start of the step, JSON values.
+        trajectories: records at the start of the step; the last one may have an open block.
+        turns: turns sampled in the step; the last ones may be incomplete.
+        calls: tool calls finished in the step.
+        replies: replies of the simulated user in the step.
+        counters: totals at the start of the step.
+        last_finish: finish reason of the last turn before the step.
+        objective: the agent's choice, see `turnwise.layout.Objective`; empty for the default.
+        num_steps: number of earlier steps.
+        spent_s: seconds that the episode has run, all parts together.
+        released_reward: sum of the rewards that tools returned when their sessions were released.
+        tool_notes: result of `suspend` by tool name, for the tools that have this method.
+        interaction_notes: result of `suspend` of the simulated user, if it has this method.
+        num_interruptions: number of interrupts so far.
+    """
+
+    spec: EpisodeSpec
+    started: bool = True
+    state: str = State.PENDING
+    messages: tuple[Message, ...] = ()
+    memory: Mapping[str, Any] = field(factory=dict)
+    trajectories: tuple[Trajectory, ...] = ()
+    turns: tuple[RecordedTurn, ...] = ()
+    calls: tuple[RecordedCall, ...] = ()
+    replies: tuple[Reply, ...] = ()
+    counters: Counters = field(factory=Counters)
+    last_finish: FinishReason | None = None
+    objective: str = ""
+    num_steps: int = 0
+    spent_s: float = 0.0
+    released_reward: float = 0.0
+    tool_notes: Mapping[str, Any] = field(factory=dict)
+    interaction_notes: Any = None
+    num_interruptions: int = 0
+
+    @property
+    def uid(self) -> str:
+        return self.spec.uid
+
+    @property
+    def resumed_spec(self) -> EpisodeSpec:
+        """The spec that continues this episode, or starts it if no step has started."""
+        return evolve(self.spec, unfinished=self if self.started else None)

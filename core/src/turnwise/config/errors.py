@@ -1,4 +1,4 @@
-"""What is wrong with values that do not fit a config class: one line each, with the path and what was expected."""
+"""Error messages for values that fail validation: one line each, with the path and the expected type."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from cattrs.errors import (
     IterableValidationNote,
 )
 
-from turnwise.config_parts import Choice, file_fields
-from turnwise.registry import did_you_mean
+from turnwise.config.parts import Choice, file_fields
+from turnwise.plugin.registry import did_you_mean
 
 _WORDS = {
     bool: "true or false",
@@ -36,7 +36,7 @@ MISFITS = (ValueError, TypeError, KeyError, OverflowError, CattrsError)
 
 
 class MisfitAtKeyError(ValueError):
-    """A misfit below the value at hand: `key` says where."""
+    """A misfit of one key of the value at hand."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -44,7 +44,7 @@ class MisfitAtKeyError(ValueError):
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error text shows it: in a file's words, and cut when long."""
+    """Return a value as an error text shows it: as a config file writes it, and shortened."""
     if value is None or value is True or value is False:
         return "null" if value is None else str(value).lower()
     text = repr(value)
@@ -52,12 +52,12 @@ def shown(value: Any) -> str:
 
 
 def misfit(kind: Any, value: Any, end: str = "") -> ValueError:
-    """Return the error that says what was expected in place of a value."""
+    """Return the error for a value of the wrong type; its text names the expected one."""
     return ValueError(f"expected {_expected(kind)}, got {shown(value)}{end}")
 
 
 def misfit_lines(error: BaseException, path: str, kind: Any) -> Iterator[str]:
-    """Yield one line for each misfit, in the order of the fields; `path` is where the whole value stands."""
+    """Yield one line for each misfit, in the order of the fields; `path` is the place of the whole value."""
     if isinstance(error, BaseValidationError):
         for each in error.exceptions:
             key, inner = _place(each)
@@ -91,7 +91,7 @@ def is_literal(kind: Any) -> bool:
 
 
 def is_list(kind: Any) -> bool:
-    """Return whether a file gives it as a list."""
+    """Return whether a file writes values of this type as a list."""
     origin = get_origin(kind) or kind
     return origin in (list, tuple, set, frozenset, Sequence, AbstractSet)
 

@@ -2,9 +2,9 @@
 Config files: YAML or TOML to a `RunConfig`, with overrides from a command line, and back to YAML.
 
 YAML is read by the rules of its version 1.2 core schema, so ``1e-3`` is a number, and ``yes``, ``3:30`` and
-``2026-01-01`` are text. What a config does not need is refused: aliases and anchors (a small file can grow without
-bound), tags, duplicate keys, more than one document, and more than `MAX_BYTES` or `MAX_DEPTH`. Nothing is taken from
-the environment.
+``2026-01-01`` are text. The reader refuses everything that a config does not need: aliases and anchors (a small file
+can grow without bound), tags, duplicate keys, more than one document, and more than `MAX_BYTES` or `MAX_DEPTH`. It
+reads nothing from the environment.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from typing import Any, Final
 import yaml
 from attrs import evolve
 
-from turnwise.config import RunConfig
-from turnwise.config_misfits import shown
-from turnwise.config_parts import PACKAGE, ModelConfig
-from turnwise.config_structure import structure, unstructure
+from turnwise.config.errors import shown
+from turnwise.config.parts import PACKAGE, ModelConfig
+from turnwise.config.run import RunConfig
+from turnwise.config.structuring import structure, unstructure
 from turnwise.errors import ConfigError
+from turnwise.types import copy_json
 
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 32
 _MAX_INTEGER: Final = 2**63 - 1
 _ONE_CLASS: Final = "runtime"
-"""The section whose `name` does not decide which other keys it has."""
+"""The section whose keys do not depend on its `name`."""
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _RARE_LINE_BREAK: Final = re.compile("[\x85\u2028\u2029]")
 _TAG: Final = "tag:yaml.org,2002:"
@@ -54,14 +55,18 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     Raises:
         ConfigError: the file cannot be read or does not fit; one line for each thing that is wrong.
     """
-    overrides = tuple(overrides)
-    data = apply_overrides(read_mapping(path), overrides)
-    source = f"{path} with overrides" if overrides else str(path)
+    data, source = read_config(path, overrides)
     try:
         return structure_config(data, Path(path).absolute().parent)
     except ConfigError as error:
         lines = str(error).splitlines()
         raise ConfigError("\n".join(f"{source}: {line}" for line in lines)) from error
+
+
+def read_config(path: str | Path, overrides: Iterable[str] = ()) -> tuple[dict[str, Any], str]:
+    """Return the plain values of a config file with overrides applied, and the source's name for error texts."""
+    overrides = tuple(overrides)
+    return apply_overrides(read_mapping(path), overrides), f"{path} with overrides" if overrides else str(path)
 
 
 def structure_config(data: Any, base_dir: Path) -> RunConfig:
@@ -70,7 +75,7 @@ def structure_config(data: Any, base_dir: Path) -> RunConfig:
     return evolve(config, base_dir=base_dir)
 
 
-def anchored(config: RunConfig) -> RunConfig:
+def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Return the config with its relative paths made absolute, so that it means the same in any folder."""
 
     def anchor(path: str) -> str:
@@ -93,7 +98,7 @@ def anchored(config: RunConfig) -> RunConfig:
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
-    """Return what `structure_config` takes: every key but `base_dir`, the defaults included."""
+    """Return plain values for `structure_config`: every key but `base_dir`, with the defaults."""
     result: dict[str, Any] = unstructure(config)
     return result
 
@@ -124,21 +129,21 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
 
 def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """
-    Return plain config values with some of them changed.
+    Return plain config values with overrides applied.
 
-    An override is ``path=value``. The path's parts are joined by dots, and a number is a place in a list, where the
-    length of the list appends to it. A value that begins with a quote, ``[`` or ``{`` is YAML; any other is one scalar
-    as a whole, so that text needs no quotes; nothing is null. Sections that are not there are made. Where a bare name
-    stands for a section with `name`, as in ``agent: single_turn``, it becomes that section.
+    An override is ``path=value``. Dots join the parts of the path. A number is an index of a list; the list's length
+    appends to it. A value that starts with a quote, ``[`` or ``{`` is YAML. Any other value is one scalar, so text
+    needs no quotes, and an empty value is null. Missing sections are created. A bare name for a section with `name`,
+    as in ``agent: my_agent``, becomes that section.
 
-    A bare name for a section that has this name already, as in ``agent=single_turn``, changes nothing in it. Another
-    name replaces the section, for its options belong to what was named; but `runtime`, whose keys are the same for
-    every name, keeps them.
+    A bare name for a section that already has this name, as in ``agent=my_agent``, changes nothing. Another name
+    replaces the section, because its options belong to the old name. Only `runtime` keeps its keys, which are the same
+    for every name.
 
     Raises:
         ConfigError: one is not of this form, or its path leads through something that is no section or list.
     """
-    root: dict[str, Any] = _copy(data)
+    root: dict[str, Any] = copy_json(data)
     for override in overrides:
         path, equals, text = override.partition("=")
         keys = path.strip().split(".")
@@ -180,7 +185,7 @@ def _too_deep() -> str:
 
 
 def _check(value: Any, path: str, depth: int) -> None:
-    """Refuse what a config cannot hold; the caller puts the source in front."""
+    """Raise `ConfigError` for a value that no config can hold; the caller adds the source."""
     if depth > MAX_DEPTH:
         raise ConfigError(_too_deep())
     if isinstance(value, dict):
@@ -195,12 +200,6 @@ def _check(value: Any, path: str, depth: int) -> None:
         raise ConfigError(f"{path}: the number does not fit 64 bits")
     elif not (value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))):
         raise ConfigError(f"{path}: expected text, a finite number, true, false or null, got {value}")
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def _override_value(text: str) -> Any:
@@ -260,7 +259,7 @@ def _tag_of(text: str) -> str:
 
 
 def _scalar(text: str) -> Any:
-    """Return what an unquoted scalar means in the core schema of YAML 1.2."""
+    """Return the value of an unquoted scalar in the core schema of YAML 1.2."""
     tag = _tag_of(text)
     if tag == "int":
         # Python refuses to read thousands of digits, and no field holds that many.
@@ -273,7 +272,7 @@ def _scalar(text: str) -> Any:
 
 
 class _CoreSchema(yaml.resolver.BaseResolver):
-    """The resolver of YAML 1.2, where PyYAML has that of 1.1; the reader and the writer share it."""
+    """The tag resolver of YAML 1.2 for reader and writer; PyYAML has only the one of 1.1."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
         """Return the tag of a node; quoted scalars are text."""
@@ -288,7 +287,7 @@ class _Loader(_CoreSchema, yaml.SafeLoader):
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Compose one node, or refuse it before what it holds is looked at."""
+        """Compose one node, or refuse it before reading its content."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML leaves it unannotated
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
             raise _refusal("aliases and anchors are refused", event.start_mark)
@@ -303,7 +302,7 @@ class _Loader(_CoreSchema, yaml.SafeLoader):
             self._depth -= 1
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Construct a mapping, or refuse keys that are not text or stand there twice."""
+        """Construct a mapping, or refuse keys that are not text or occur twice."""
         seen: set[str] = set()
         for key, _ in node.value:
             if key.tag != f"{_TAG}str":
@@ -315,10 +314,10 @@ class _Loader(_CoreSchema, yaml.SafeLoader):
 
 
 class _Dumper(_CoreSchema, yaml.SafeDumper):
-    """Writes what `_Loader` reads as the same values."""
+    """Writes YAML that `_Loader` reads back as the same values."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write a value that stands in two places twice."""
+        """Write a value that occurs in two places twice."""
         return True
 
 

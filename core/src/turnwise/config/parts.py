@@ -1,31 +1,31 @@
 """
-What sections of a config are made of: a choice of a plugin's part, a tool, a model, and the rules of their fields.
+Building blocks of config sections: a choice of a plugin's part, a tool, a model, and validators.
 
-A validator's text begins with the quoted name of the field that it is about, so that errors can name the whole path.
+A validator's error starts with the quoted name of its field, so that messages can show the whole path.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, Literal
 
 import attrs
 from attrs import Attribute, field, frozen, validators
 
-from turnwise.errors import PluginError
+from turnwise.errors import ConfigError, PluginError
 
 KIND: Final = "turnwise_kind"
-"""Key of a field's metadata: which registry of `turnwise.host.Host` the names in the field come from."""
+"""Key of a field's metadata: the registry of `turnwise.plugin.host.Host` that has the names in the field."""
 IN_FILE: Final = "turnwise_in_file"
-"""Key of a field's metadata: False for what the reader of a file sets, not its writer."""
+"""Key of a field's metadata: False for fields that the reader of a file sets."""
 SCHEMA: Final = "turnwise_schema"
-"""Key of a field's metadata: JSON Schema keywords for what its validator checks."""
+"""Key of a field's metadata: JSON Schema keywords that match its validator."""
 
 PACKAGE: Final = "package:"
-"""Begins a path inside an installed package."""
+"""Prefix of a path inside an installed package."""
 _MODULE: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
 TARGET_PATTERN: Final = rf"^{_MODULE}:[A-Za-z_][A-Za-z0-9_]*$"
 MODULE_PATTERN: Final = rf"^{_MODULE}$"
@@ -38,7 +38,7 @@ def file_fields(kind: type) -> tuple[Attribute[Any], ...]:
     Return the fields of an attrs class that a file may set, their annotations resolved.
 
     Raises:
-        PluginError: an annotation names what is not there, as with an import for type checkers only.
+        PluginError: an annotation names something that is not imported at run time.
     """
     try:
         attrs.resolve_types(kind)
@@ -49,10 +49,10 @@ def file_fields(kind: type) -> tuple[Attribute[Any], ...]:
 
 def plain(value: Any) -> Any:
     """
-    Return a copy made of what JSON and YAML can hold: null, booleans, numbers, text, lists, mappings with text keys.
+    Return a copy made of JSON values: null, booleans, finite numbers, text, lists, mappings with text keys.
 
     Raises:
-        ValueError: there is anything else in it, such as a date, an object or a number that is not finite.
+        ValueError: it holds anything else, such as a date, an object or a number that is not finite.
     """
     if isinstance(value, Enum):
         return plain(value.value)
@@ -71,20 +71,17 @@ def not_empty(_instance: object, attribute: Attribute[Any], value: str) -> None:
         raise ValueError(f"'{attribute.name}' must not be empty")
 
 
-def each_matches(pattern: str, what: str) -> Callable[[object, Attribute[Any], Any], None]:
+def each_matches(pattern: str, expected: str) -> Callable[[object, Attribute[Any], Any], None]:
     """Return a validator that refuses a text, or one of several, that is not wholly of the pattern."""
 
     def check(_instance: object, attribute: Attribute[Any], value: str | tuple[str, ...]) -> None:
         for text in (value,) if isinstance(value, str) else value:
             if re.fullmatch(pattern, text) is None:
-                raise ValueError(f"'{attribute.name}' must be {what}: {text!r}")
+                raise ValueError(f"'{attribute.name}' must be {expected}: {text!r}")
 
     return check
 
 
-at_least_0: Final = validators.ge(0)
-at_least_1: Final = validators.ge(1)
-more_than_0: Final = validators.gt(0.0)
 is_path: Final = validators.optional(not_empty)
 FILLED: Final = {SCHEMA: {"minLength": 1}}
 _is_target: Final = each_matches(TARGET_PATTERN, "'package.module:name'")
@@ -96,8 +93,8 @@ class Choice:
     A plugin's part by its registered name; in a file, the bare name or a section with `name` and the options.
 
     Attributes:
-        name: what the plugin registered, such as `vllm`.
-        options: of that part; checked against the plugin's config class by `turnwise.host.resolve`.
+        name: registered name of the part, such as `my_engine`.
+        options: of that part; `turnwise.config.resolve.resolve` checks them against the plugin's config class.
     """
 
     name: str = field(validator=not_empty, metadata=FILLED)
@@ -110,18 +107,32 @@ class Choice:
 
 
 @frozen
+class RegisteredTool(Choice):
+    """
+    A plugin's tool under a schema of the user's own.
+
+    Attributes:
+        schema: replaces the tool's own schema, which the model sees.
+    """
+
+    schema: Mapping[str, Any] | None = None
+
+
+@frozen
 class ToolFunction:
     """
     A Python function as a tool; its type hints and docstring become the schema.
 
     Attributes:
-        function: where it is, as `package.module:name`; the module must be in `tool_modules`.
-        run_in: `thread` lets it block, `process` lets it hang, `loop` is for what does neither; null takes a thread for
-            sync functions and the loop for async ones.
+        function: its place, as `package.module:name`; `tool_modules` must list the module.
+        run_in: `thread` for functions that may block, `process` for functions that may hang, `loop` for others; null
+            runs sync functions in a thread and async ones on the loop.
+        schema: replaces the schema from type hints and docstring, which the model sees.
     """
 
     function: str = field(validator=_is_target, metadata={SCHEMA: {"pattern": TARGET_PATTERN}})
     run_in: Literal["thread", "process", "loop"] | None = None
+    schema: Mapping[str, Any] | None = None
 
 
 @frozen
@@ -130,22 +141,30 @@ class ToolClass:
     A class of the user's own as a tool.
 
     Attributes:
-        target: where it is, as `package.module:Name`; the key in a file is `class`. The module must be in
-            `tool_modules`.
+        target: its place, as `package.module:Name`; the key in a file is `class`. `tool_modules` must list the module.
         options: keyword arguments for it; every other key of the section.
+        schema: replaces the tool's own schema, which the model sees.
     """
 
     target: str = field(validator=_is_target, metadata={SCHEMA: {"pattern": TARGET_PATTERN}})
     options: Mapping[str, Any] = field(factory=dict, converter=plain)
+    schema: Mapping[str, Any] | None = None
 
     def __attrs_post_init__(self) -> None:
         """Refuse an option that a file could not hold."""
-        if taken := {"name", "class"}.intersection(self.options):
+        if taken := {"name", "class", "schema"}.intersection(self.options):
             raise ValueError(f"'options' must not hold {min(taken)!r}")
 
 
 ToolEntry = Choice | ToolFunction | ToolClass
 """One item of `tools`."""
+
+
+def check_module_allowed(module: str, allowed: Sequence[str]) -> None:
+    """Raise `ConfigError` unless `tool_modules` lists a module, or a package that holds it."""
+    if not any(module == entry or module.startswith(f"{entry}.") for entry in allowed):
+        listed = ", ".join(allowed) or "nothing"
+        raise ConfigError(f"module {module!r} is not allowed; list it in tool_modules, which holds {listed}")
 
 
 @frozen(kw_only=True)

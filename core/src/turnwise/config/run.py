@@ -1,8 +1,8 @@
 """
-What a run is: frozen classes with defaults, and nothing that reads files or finds plugins.
+The config of a run: frozen classes with defaults. Nothing here reads files or finds plugins.
 
-`turnwise.config_file` makes a `RunConfig` from YAML or TOML; tests and notebooks may make one directly. The field
-documentation here is what `turnwise.config_schema` shows in editors.
+`turnwise.config.file` makes a `RunConfig` from YAML or TOML; tests and notebooks may make one directly. The field
+documentation here appears in editors through `turnwise.config.schema`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from attrs import field, frozen, validators
 
-from turnwise.config_parts import (
+from turnwise.config.parts import (
     FILLED,
     IN_FILE,
     KIND,
@@ -25,25 +25,22 @@ from turnwise.config_parts import (
     ModelConfig,
     ToolEntry,
     ToolFunction,
-    at_least_0,
-    at_least_1,
+    check_module_allowed,
     each_matches,
     is_path,
-    more_than_0,
     not_empty,
 )
-from turnwise.config_parts import ToolClass as ToolClass
-from turnwise.config_parts import plain as plain
-from turnwise.config_runtime import PoolConfig, RuntimeConfig
-from turnwise.config_weights import MemoryConfig, WeightsConfig
+from turnwise.config.parts import ToolClass as ToolClass
+from turnwise.config.parts import plain as plain
+from turnwise.config.runtime import PoolConfig, RuntimeConfig
+from turnwise.config.weights import MemoryConfig, WeightsConfig
 from turnwise.errors import ConfigError
+from turnwise.options import Deadlines, GroupOptions, LogFormat, PromptPolicy, at_least_0, at_least_1
 from turnwise.protocols import ModelSpec
 from turnwise.types import SamplingParams
 
-PromptPolicy = Literal["error", "drop", "truncate_left", "truncate_right"]
 DataFormat = Literal["auto", "jsonl", "json", "parquet"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["auto", "console", "json"]
 
 
 def _absolute(path: Path) -> Path:
@@ -53,7 +50,7 @@ def _absolute(path: Path) -> Path:
 @frozen(kw_only=True)
 class DataConfig:
     """
-    Which tasks a run works on.
+    The tasks of a run.
 
     Attributes:
         path: file with one task a row, or `package:NAME/FILE` for one that an installed package ships.
@@ -62,7 +59,7 @@ class DataConfig:
         limit: most rows that are used; null uses all.
         offset: rows that are skipped at the start.
         shuffle: change the order of the rows, by the run's seed.
-        prompt_policy: what becomes of a prompt longer than `rollout.prompt_length`: `error` stops the run, `drop`
+        prompt_policy: treatment of a prompt longer than `rollout.prompt_length`: `error` stops the run, `drop`
             leaves the task out, `truncate_left` keeps the end of the prompt and `truncate_right` its start.
     """
 
@@ -76,58 +73,26 @@ class DataConfig:
 
 
 @frozen(kw_only=True)
-class DeadlinesConfig:
+class RolloutConfig(GroupOptions):
     """
-    How long things may take, in seconds.
+    The conversion of tasks to episodes, and their limits.
 
     Attributes:
-        tool_call_s: one tool call; the model is told when it is over.
-        turn_s: from one generate call to the next.
-        episode_s: all steps of an episode.
-        reward_s: scoring an episode.
-        abort_grace_s: what an engine gets to hand back what it had sampled.
-        loop_lag_s: how long something may block the event loop before a log line says what.
-    """
-
-    tool_call_s: float = field(default=60.0, validator=more_than_0)
-    turn_s: float = field(default=600.0, validator=more_than_0)
-    episode_s: float = field(default=3600.0, validator=more_than_0)
-    reward_s: float = field(default=60.0, validator=more_than_0)
-    abort_grace_s: float = field(default=5.0, validator=more_than_0)
-    loop_lag_s: float = field(default=1.0, validator=more_than_0)
-
-
-@frozen(kw_only=True)
-class RolloutConfig:
-    """
-    How tasks become episodes.
-
-    Attributes:
-        n: episodes per task: the size of a GRPO group.
-        validation_n: episodes per task in validation.
         prompt_length: most tokens of a prompt.
         response_length: most tokens of a response, observations included.
-        seed: of the run; every request derives its own from it.
         global_step: training step that the episodes belong to.
         validation: run `data.validation_path`, with `validation_n` and `validation_sampling`.
-        sampling: how tokens are drawn.
-        validation_sampling: how they are drawn in validation; greedy unless set.
-        deadlines: how long things may take.
+        deadlines: time limits.
         max_steps: steps after which an agent that never ends is stopped.
         max_in_flight: episodes that one worker runs at the same time.
         check_invariants: check every trajectory against the promises of the token record.
     """
 
-    n: int = field(default=1, validator=at_least_1)
-    validation_n: int = field(default=1, validator=at_least_1)
     prompt_length: int = field(default=1024, validator=at_least_1)
     response_length: int = field(default=1024, validator=at_least_1)
-    seed: int = field(default=0, validator=at_least_0)
     global_step: int = field(default=0, validator=at_least_0)
     validation: bool = False
-    sampling: SamplingParams = field(factory=SamplingParams)
-    validation_sampling: SamplingParams = field(factory=lambda: SamplingParams(temperature=0.0))
-    deadlines: DeadlinesConfig = field(factory=DeadlinesConfig)
+    deadlines: Deadlines = field(factory=Deadlines)
     max_steps: int = field(default=1000, validator=at_least_1)
     max_in_flight: int = field(default=256, validator=at_least_1)
     check_invariants: bool = True
@@ -136,10 +101,10 @@ class RolloutConfig:
 @frozen(kw_only=True)
 class TelemetryConfig:
     """
-    What is logged.
+    Options of the log.
 
     Attributes:
-        log_level: the least severe lines that are written.
+        log_level: severity of the least severe lines that are written.
         log_format: `console` for people, `json` for one object per line, `auto` for console on a terminal.
     """
 
@@ -153,9 +118,9 @@ class JudgeConfig:
     A second model, which rewards may ask.
 
     Attributes:
-        engine: what samples its tokens.
-        model: which model; without a path it is given token ids only.
-        sampling: how its tokens are drawn; greedy, and at most 1024, unless set.
+        engine: samples its tokens.
+        model: its model; without a path it gets token ids only.
+        sampling: its sampling parameters; greedy, and at most 1024 tokens, unless set.
         pool: its replicas.
     """
 
@@ -171,29 +136,29 @@ class RunConfig:
     One run. Paths in it are relative to the folder of the file that it came from.
 
     Attributes:
-        model: which model.
-        data: which tasks.
+        model: the model.
+        data: the tasks.
         agent: the agent of tasks that name none.
         agents: further agents, by the name that a task's `agent_name` gives.
-        engine: what samples tokens.
-        parser: what finds tool calls in them.
-        reward: what scores episodes.
+        engine: samples tokens.
+        parser: finds tool calls in sampled tokens.
+        reward: scores episodes.
         judge: a second model, which rewards may ask; null for none.
-        interaction: what answers the model in place of a user.
-        tools: what the model can call: a registered name, a section with `name` and options, `function` with the place
-            of a Python function, or `class` with the place of a class and its options.
+        interaction: answers the model in place of a user.
+        tools: tools that the model can call: a registered name, a section with `name` and options, `function` with the
+            place of a Python function, or `class` with the place of a class and its options.
         tools_file: file with more tools.
         tool_modules: modules, with everything in them, that `function` and `class` may name.
-        postprocessors: what adds fields to batches, in this order.
-        observers: who hears what happens.
-        router: what chooses a replica for an episode; null is `least_tokens`.
+        postprocessors: add fields to batches, in this order.
+        observers: receive the events of the run.
+        router: chooses a replica for an episode; null is `least_tokens`.
         rollout: how tasks become episodes.
         runtime: where episodes run.
-        telemetry: what is logged.
-        weight_transport: what carries new weights to replicas in other processes; null is `ray` where there are any.
-        weights: what is done to them on the way.
+        telemetry: options of the log.
+        weight_transport: carries new weights to replicas in other processes; null is `ray` where there are any.
+        weights: conversion of weights on their way to the engines.
         memory: whether engines and a trainer share their devices.
-        train: what a trainer is told, such as `turnwise train`; everything else passes over it.
+        train: options of a trainer, such as `turnwise train`; all other commands ignore them.
         plugins: entry-point names of the plugins to load; null loads all that are installed.
         base_dir: folder that relative paths start from; not a key of the file.
     """
@@ -228,20 +193,17 @@ class RunConfig:
     base_dir: Path = field(factory=Path, converter=_absolute, metadata={IN_FILE: False})
 
     def __attrs_post_init__(self) -> None:
-        """Refuse Python code of modules that were not allowed, and replicas of a judge that nobody would use."""
+        """Refuse code from modules that are not allowed, and replicas of a judge that the runtime cannot use."""
         if self.judge is not None and self.runtime.name == "local" and (self.judge.pool.num_replicas or 1) > 1:
             raise ValueError("'judge.pool.num_replicas' must be 1 with the runtime local; set runtime.name to ray")
         for index, tool in enumerate(self.tools):
             if isinstance(tool, Choice):
                 continue
             target = tool.function if isinstance(tool, ToolFunction) else tool.target
-            module = target.partition(":")[0]
-            if not self.allows_module(module):
-                raise ValueError(f"'tools.{index}' names the module {module!r}; list it in tool_modules to allow it")
-
-    def allows_module(self, module: str) -> bool:
-        """Return whether `tool_modules` holds the module or a package that it is in."""
-        return any(module == allowed or module.startswith(f"{allowed}.") for allowed in self.tool_modules)
+            try:
+                check_module_allowed(target.partition(":")[0], self.tool_modules)
+            except ConfigError as error:
+                raise ValueError(f"'tools.{index}' {error}") from error
 
     def locate(self, path: str) -> Path:
         """
@@ -274,7 +236,7 @@ def _in_package(path: str) -> Path:
     inner = PurePosixPath(rest)
     if not name.isidentifier() or inner.is_absolute() or ".." in inner.parts:
         raise ConfigError(f"{path}: expected package:NAME/PATH with a top-level package and a path inside it")
-    # find_spec does not import a top-level package, so a model can be found without what its package needs to run.
+    # find_spec does not import a top-level package, so a model can be found although its package cannot be imported.
     spec = importlib.util.find_spec(name)
     if spec is None:
         raise ConfigError(f"{path}: no package {name!r} is installed")

@@ -1,4 +1,4 @@
-"""Where a run's episodes run: the `runtime` section of its config."""
+"""The `runtime` section of a config: the processes that run episodes."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ class RayConfig:
 
     Attributes:
         address: of a running cluster; null starts one that ends with the run, `auto` finds one.
-        replica_resources: what Ray reserves for each replica: `num_cpus`, `num_gpus`, `memory` or `resources`; its
-            devices need not be named.
+        replica_resources: resources that Ray reserves for each replica: `num_cpus`, `num_gpus`, `memory` or
+            `resources`; its devices need not be named.
         devices_per_node: most devices that one node has; a replica with more is spread over nodes.
         worker_cpus: CPUs that Ray reserves for a worker, and for a reward worker.
-        replica_python: interpreter of the replicas, for an engine that has a virtual environment of its own; with a
-            slash in it a path, relative to the config's folder.
-        max_in_flight: requests that a replica's engine gets at once; the others wait at the replica.
-        coalesce_s: shortest time between two messages from one process to another; what comes up sooner goes with the
-            next. More saves CPU when many episodes run, less saves delay; 0 sends at once.
-        window: episodes that a worker is given at a time.
+        replica_python: interpreter of the replicas, for an engine in a separate virtual environment; a value with a
+            slash is a path relative to the config's folder.
+        max_in_flight: requests that a replica's engine runs at once; further ones wait at the replica.
+        coalesce_s: shortest time between two messages from one process to another; data in between joins the next
+            message. Longer saves CPU when many episodes run, shorter saves delay; 0 sends at once.
+        window: episodes that a worker holds at a time.
         heartbeat_s: seconds between pings of a replica or a worker.
-        heartbeat_timeout_s: seconds without an answer after which it is killed and restarted: the longest that a tool
-            or a reward may block a worker's event loop.
-        max_restarts: how often in a row one replica, or one worker, is restarted; after a minute a new row begins.
-        backoff_s: seconds before the first restart; it doubles each time.
-        max_kills: workers that may die with an episode before it runs alone; when it kills that one too, or was alone,
-            it is set aside.
-        max_starts: how often the start of an actor is tried, with the same back-off.
-        reward_tries: how often the score of an episode is asked for, when reward workers die or services fail.
+        heartbeat_timeout_s: seconds without an answer after which an actor is killed and restarted: the longest time
+            that a tool or a reward may block a worker's event loop.
+        max_restarts: restarts in a row of one replica or worker; a minute of health resets the count.
+        backoff_s: seconds before the first restart; the delay doubles each time.
+        max_kills: workers that may die while they hold an episode before it runs alone; an episode that kills a worker
+            while it runs alone is quarantined.
+        max_starts: attempts to start an actor, with the same back-off.
+        reward_tries: attempts to score an episode when reward workers die or services fail.
         start_timeout_s: seconds for an actor to start, and for its devices to be free.
     """
 
@@ -84,10 +84,10 @@ class RayConfig:
 @frozen(kw_only=True)
 class PoolConfig:
     """
-    The replicas of a second model; what is not said here is as for the first.
+    The replicas of a second model; the other options of `runtime` apply to both.
 
     Attributes:
-        num_replicas: engines; null is 1, or what `total_devices` gives; more than one needs the runtime `ray`.
+        num_replicas: engines; null is 1, or follows from `total_devices`; more than one needs the runtime `ray`.
         total_devices: devices of all its replicas together.
         device: as in `runtime`.
         replica_resources: as in `runtime.ray`.
@@ -106,15 +106,15 @@ class PoolConfig:
 @frozen(kw_only=True)
 class RuntimeConfig:
     """
-    Where episodes run; in a file, the bare name or a section.
+    The processes that run episodes; in a file, the bare name or a section.
 
     Attributes:
         name: `local` runs everything in this process, `ray` makes workers and replicas actors of a Ray cluster.
         num_workers: event loops that drive episodes.
-        num_replicas: engines; null is 1, or what `total_devices` gives; more than one needs the runtime `ray`.
-        total_devices: devices of all replicas together. Divided by those of one replica, the product of the engine's
-            `tensor_parallel_size`, `data_parallel_size` and `pipeline_parallel_size`, it is the number of replicas.
-        device: what a device is. `auto` is `gpu` for engines that have one of these options and where
+        num_replicas: engines; null is 1, or follows from `total_devices`; more than one needs the runtime `ray`.
+        total_devices: devices of all replicas together. The number of replicas is this number divided by the product of
+            the engine's `tensor_parallel_size`, `data_parallel_size` and `pipeline_parallel_size`.
+        device: kind of the devices. `auto` is `gpu` for engines that have one of these options and where
             `ray.replica_resources` names `num_gpus`, and `cpu` for others.
         reward_workers: actors that score episodes; 0 scores them where they run; more needs the runtime `ray`.
         ray: options of the runtime `ray`.
@@ -129,7 +129,7 @@ class RuntimeConfig:
     ray: RayConfig = field(factory=RayConfig)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse replicas and reward workers that nobody would use."""
+        """Refuse replicas and reward workers that the runtime cannot use."""
         if self.name == "local" and (self.num_replicas or 1) > 1:
             raise ValueError(f"'num_replicas' must be 1 with the runtime local: {self.num_replicas}; set name to ray")
         if self.name == "local" and self.reward_workers:

@@ -2,7 +2,7 @@
 The JSON Schema of a run's config, for editors and for checks outside Python.
 
 It is read off the attrs classes: types, defaults, bounds, and descriptions from the docstrings. With a host it knows
-the names that plugins registered and their options. It says less than `turnwise.config_file` does where JSON Schema
+the names that plugins registered and their options. It says less than `turnwise.config.file` does where JSON Schema
 cannot: 1.0 passes for an integer, and rules between two fields or in a validator of a plugin's own are not in it.
 """
 
@@ -21,11 +21,11 @@ from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 import attrs
 from attrs import define, field
 
-from turnwise.config import RunConfig
-from turnwise.config_parts import KIND, SCHEMA, TARGET_PATTERN, Choice, ToolClass, file_fields
-from turnwise.config_runtime import RuntimeConfig
-from turnwise.config_structure import unstructure
-from turnwise.registry import Entry
+from turnwise.config.parts import KIND, SCHEMA, TARGET_PATTERN, Choice, ToolClass, file_fields
+from turnwise.config.run import RunConfig
+from turnwise.config.runtime import RuntimeConfig
+from turnwise.config.structuring import unstructure
+from turnwise.plugin.registry import Entry
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -39,6 +39,7 @@ _SCALARS: Mapping[Any, Schema] = {
     str: {"type": "string"},
     Path: {"type": "string", "minLength": 1},
 }
+_TOOL_SCHEMA = "replaces the tool's own schema, which the model sees"
 _BOUNDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
 
 
@@ -47,8 +48,9 @@ def json_schema(host: Any = None) -> Schema:
     Return the schema of `RunConfig` in the dialect 2020-12.
 
     Args:
-        host: anything with a `turnwise.registry.Registry` in the attributes `engines`, `agents` and the like, such as
-            a `turnwise.host.Host`. With it, only registered names and their options are valid; without it, any.
+        host: anything with a `turnwise.plugin.registry.Registry` in the attributes `engines`, `agents` and the like,
+            such as a `turnwise.plugin.host.Host`. With it, only registered names and their options are valid; without
+            it, any.
     """
     builder = _Builder(host)
     root = builder.section(RunConfig)
@@ -56,12 +58,13 @@ def json_schema(host: Any = None) -> Schema:
 
 
 def attribute_docs(kind: type) -> dict[str, str]:
-    """Return what the `Attributes:` section of a class's docstring says of each attribute."""
-    section = re.search(r"^Attributes:\n((?:    .*\n?|\n)*)", inspect.getdoc(kind) or "", re.MULTILINE)
-    if section is None:
-        return {}
-    found = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", section[1], re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in found}
+    """Return the description of each attribute from the `Attributes:` sections of a class and its bases."""
+    docs: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        section = re.search(r"^Attributes:\n((?:    .*\n?|\n)*)", inspect.cleandoc(each.__doc__ or ""), re.MULTILINE)
+        found = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", section[1], re.MULTILINE) if section else []
+        docs |= {name: " ".join(text.split()) for name, text in found}
+    return docs
 
 
 @define
@@ -141,6 +144,9 @@ class _Builder:
         if not entries:
             return {"not": {}, "description": "no plugin that has one is installed"}
         sections = [self._options(entry) for entry in entries.values()]
+        if registry == "tools":
+            own = {"schema": {"type": "object", "description": _TOOL_SCHEMA}}
+            sections = [{**each, "properties": {**each["properties"], **own}} for each in sections]
         bare = [name for name, section in zip(entries, sections, strict=True) if section["required"] == ["name"]]
         return {"oneOf": [*([{"enum": bare}] if bare else []), *sections]}
 
@@ -166,7 +172,8 @@ class _Builder:
 def _tool_class() -> Schema:
     target = {"type": "string", "pattern": TARGET_PATTERN}
     # With a name it is a registered tool, and the other keys are that tool's options.
-    section = {"type": "object", "properties": {"class": target, "name": False}, "required": ["class"]}
+    own = {"type": "object", "description": _TOOL_SCHEMA}
+    section = {"type": "object", "properties": {"class": target, "name": False, "schema": own}, "required": ["class"]}
     return _described(section, _summary(ToolClass))
 
 

@@ -1,16 +1,16 @@
 """
-Plain values to config classes and back: strict, and with errors that name the path, the value and what was expected.
+Converts plain values to config classes and back, strictly; errors name the path, the value and the expected type.
 
 Strict means that nothing is guessed: text is not read as a number, true is not 1, a text is not a list of letters, and
 an unknown key is an error. The one conversion is from a whole number to a float. All errors of a value are reported,
-one a line. `turnwise.host` uses this for the options of plugins too.
+one a line. `turnwise.plugin.host` uses this for the options of plugins too.
 """
 
 from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import lru_cache
@@ -28,7 +28,7 @@ from cattrs.errors import (
 )
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
-from turnwise.config_misfits import (
+from turnwise.config.errors import (
     MISFITS,
     MisfitAtKeyError,
     dotted,
@@ -39,10 +39,19 @@ from turnwise.config_misfits import (
     misfit_lines,
     shown,
 )
-from turnwise.config_parts import IN_FILE, Choice, ToolClass, ToolEntry, ToolFunction, file_fields, plain
-from turnwise.config_runtime import RuntimeConfig
+from turnwise.config.parts import (
+    IN_FILE,
+    Choice,
+    RegisteredTool,
+    ToolClass,
+    ToolEntry,
+    ToolFunction,
+    file_fields,
+    plain,
+)
+from turnwise.config.runtime import RuntimeConfig
 from turnwise.errors import ConfigError, PluginError
-from turnwise.registry import did_you_mean
+from turnwise.plugin.registry import did_you_mean
 
 T = TypeVar("T")
 Structure = Callable[[Any, Any], Any]
@@ -53,9 +62,9 @@ def structure(data: Any, kind: type[T] | Any, *, path: str = "", base_dir: Path 
     Make an object of a config class, or of any type that a field of one may have, from plain values.
 
     Args:
-        data: what a file held.
+        data: plain values, as a file holds them.
         kind: the class or type, such as a plugin's config class.
-        path: where `data` stands, for the errors.
+        path: place of `data` in the config, for error texts.
         base_dir: folder that relative `pathlib.Path` values start from; None leaves them as they are.
 
     Raises:
@@ -73,7 +82,7 @@ def structure(data: Any, kind: type[T] | Any, *, path: str = "", base_dir: Path 
 
 def unstructure(value: Any) -> Any:
     """
-    Return an object of a config class as what JSON and YAML can hold: the inverse of `structure`.
+    Return an object of a config class as plain JSON values: the inverse of `structure`.
 
     Raises:
         PluginError: it holds a value that they cannot.
@@ -99,17 +108,29 @@ def _converter(base_dir: Path | None) -> Converter:
         attrs.has, lambda kind: make_dict_unstructure_fn(kind, converter, **_omitted(kind))
     )
     converter.register_unstructure_hook(Choice, lambda choice: {"name": choice.name, **choice.options})
-    converter.register_unstructure_hook(ToolClass, lambda tool: {"class": tool.target, **tool.options})
+    converter.register_unstructure_hook(
+        RegisteredTool, lambda tool: {"name": tool.name, **tool.options, **_given_schema(tool)}
+    )
+    converter.register_unstructure_hook(
+        ToolFunction, lambda tool: {"function": tool.function, "run_in": tool.run_in, **_given_schema(tool)}
+    )
+    converter.register_unstructure_hook(
+        ToolClass, lambda tool: {"class": tool.target, **tool.options, **_given_schema(tool)}
+    )
     # Later registrations are asked first.
-    converter.register_structure_hook_factory(attrs.has, lambda kind: _class_hook(kind, converter))
+    converter.register_structure_hook_factory(attrs.has, lambda kind: _class_hook(kind, converter, base_dir))
     converter.register_structure_hook_func(is_enum, _structure_scalar)
     converter.register_structure_hook_func(is_literal, _structure_literal)
     converter.register_structure_hook_factory(is_list, lambda kind: _list_hook(kind, converter))
     converter.register_structure_hook_factory(is_mapping, lambda kind: _mapping_hook(kind, converter))
     converter.register_structure_hook_factory(_is_alternative, lambda kind: _alternative_hook(kind, converter))
     converter.register_structure_hook_func(lambda kind: kind == ToolEntry, _tool_hook(converter))
-    converter.register_structure_hook(RuntimeConfig, _named(_class_hook(RuntimeConfig, converter)))
+    converter.register_structure_hook(RuntimeConfig, _named(_class_hook(RuntimeConfig, converter, base_dir)))
     return converter
+
+
+def _given_schema(tool: RegisteredTool | ToolFunction | ToolClass) -> dict[str, Any]:
+    return {} if tool.schema is None else {"schema": plain(tool.schema)}
 
 
 def _named(section: Structure) -> Structure:
@@ -170,17 +191,25 @@ def _structure_choice(value: Any, _kind: Any) -> Choice:
 
 def _tool_hook(converter: Converter) -> Structure:
     def structure_tool(value: Any, _kind: Any) -> ToolEntry:
-        if not isinstance(value, Mapping) or "name" in value:
+        if not isinstance(value, Mapping):
             return _structure_choice(value, Choice)
-        if "class" in value:
-            options = {key: item for key, item in value.items() if key != "class"}
+        # With a name it is a registered tool, and every other key is an option of that tool.
+        kinds = ["name"] if "name" in value else [key for key in ("function", "class") if key in value]
+        if len(kinds) != 1:
+            raise ValueError(f"expected one of the keys name, function and class, got {_keys(value)}")
+        schema = value.get("schema")
+        if schema is not None and not isinstance(schema, Mapping):
+            raise MisfitAtKeyError("schema", f"expected a section of keys, got {shown(schema)}")
+        if kinds == ["name"]:
+            choice = _structure_choice({key: item for key, item in value.items() if key != "schema"}, Choice)
+            return choice if schema is None else RegisteredTool(choice.name, choice.options, schema)
+        if kinds == ["class"]:
+            options = {key: item for key, item in value.items() if key not in ("class", "schema")}
             try:
-                return ToolClass(converter.structure(value["class"], str), options)
+                return ToolClass(converter.structure(value["class"], str), options, schema)
             except ValueError as error:
                 raise MisfitAtKeyError("class", str(error).removeprefix("'target' ")) from error
-        if "function" in value:
-            return converter.structure(value, ToolFunction)
-        raise ValueError(f"expected one of the keys name, function and class, got {_keys(value)}")
+        return converter.structure(value, ToolFunction)
 
     return structure_tool
 
@@ -251,27 +280,49 @@ def _omitted(kind: Any) -> Any:  # Any: mypy takes a ** for all of the keyword p
     return {item.name: override(omit=True) for item in attrs.fields(kind) if not item.metadata.get(IN_FILE, True)}
 
 
-def _class_hook(kind: Any, converter: Converter) -> Structure:
+def _class_hook(kind: Any, converter: Converter, base_dir: Path | None) -> Structure:
     fields = file_fields(kind)
     checked: Any = {item.name: override(struct_hook=_checked(item, converter)) for item in fields if item.validator}
     inner = make_dict_structure_fn(kind, converter, **checked, **_omitted(kind))
     sections = {item.name: own for item in fields if (own := _own_defaults(item, converter))}
+    paths = {} if base_dir is None else _relative_defaults(fields, converter)
 
     def structure_class(value: Any, _kind: Any) -> Any:
         if not isinstance(value, Mapping):
             empty = "; remove the key to use the defaults" if value is None else ""
             raise misfit(kind, value, empty)
-        begun = {name: own | value[name] for name, own in sections.items() if isinstance(value.get(name), Mapping)}
-        return inner({**value, **begun}, kind)
+        partial = {name: own | value[name] for name, own in sections.items() if isinstance(value.get(name), Mapping)}
+        return inner({**paths, **value, **partial}, kind)
 
     return structure_class
 
 
+def _relative_defaults(fields: Iterable[attrs.Attribute[Any]], converter: Converter) -> dict[str, Any]:
+    """Return the defaults that hold paths, as plain values: read like the file's own, they start from its folder."""
+    defaults = {item.name: _default_of(item) for item in fields}
+    return {name: converter.unstructure(value) for name, value in defaults.items() if _holds_path(value)}
+
+
+def _default_of(item: attrs.Attribute[Any]) -> Any:
+    default: Any = item.default
+    if hasattr(default, "factory"):
+        return attrs.NOTHING if default.takes_self else default.factory()
+    return default
+
+
+def _holds_path(value: Any) -> bool:
+    if isinstance(value, Path):
+        return True
+    if attrs.has(type(value)):
+        return any(_holds_path(getattr(value, item.name)) for item in attrs.fields(type(value)))
+    if isinstance(value, Mapping):
+        return any(map(_holds_path, value.values()))
+    return isinstance(value, list | tuple | AbstractSet) and any(map(_holds_path, value))
+
+
 def _own_defaults(item: attrs.Attribute[Any], converter: Converter) -> dict[str, Any]:
     """Return the keys that a section has here and not by its class: a file that sets one of them leaves the others."""
-    default: Any = item.default
-    if hasattr(default, "factory") and not default.takes_self:
-        default = default.factory()
+    default = _default_of(item)
     section = type(default)
     if not attrs.has(section) or section is Choice or item.type not in (section, section | None):
         return {}

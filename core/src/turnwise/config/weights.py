@@ -1,4 +1,4 @@
-"""How new weights reach the engines, and how device memory is shared: two sections of a run's config."""
+"""The config sections of weight updates and of shared device memory."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def _patterns(_instance: object, attribute: Attribute[Mapping[str, str]], value:
 @frozen(kw_only=True)
 class WeightsConfig:
     """
-    What is done to weights on their way from a trainer to the engines.
+    Conversion of weights on their way from a trainer to the engines.
 
     Attributes:
-        dtype: to cast to before they are sent; null sends them as they are.
-        rename: regular expressions, and what replaces them in names, in this order.
-        fuse: a joined weight's name to the list of those that it is joined of, along the first axis.
-        keep_last: hold a copy of the last weights in host memory, so that a replica that is started again gets them;
-            otherwise it serves nothing until the next update.
+        dtype: cast weights to it before they are sent; null keeps their type.
+        rename: regular expressions and their replacements in names, applied in this order.
+        fuse: name of a fused weight to the names of its parts, which are concatenated along the first axis.
+        keep_last: keep a copy of the last weights in host memory for replicas that restart; without it a restarted
+            replica serves nothing until the next update.
         timeout_s: longest wait for a replica to take an update.
     """
 
@@ -46,7 +46,7 @@ class WeightsConfig:
 @frozen(kw_only=True)
 class MemoryConfig:
     """
-    Who has the devices.
+    The use of devices by engines and a trainer.
 
     Attributes:
         mode: `hybrid` when engines and trainer take turns on the same ones, `standalone` when each has its own.

@@ -1,9 +1,9 @@
 """
 Rows for engines that see plain text: each path in the context that the engine saw, shared prefixes masked.
 
-An engine without layouts samples a path of a block behind the record up to the fork, and what follows the block behind
-all paths in a line, with plain positions. So the first path and all text outside blocks make one plain row, in which
-the other paths are context; each other path is a row of its own, in which all before it is context.
+An engine without layouts samples each path of a block after the record up to the fork. It samples the text after the
+block after all paths in a line, with plain positions. So the first path and all text outside blocks make one plain row,
+in which the other paths are context. Each other path makes a separate row, in which everything before it is context.
 
 The same idea is the training format of ThreadWeaver (arXiv:2512.07843).
 """
@@ -15,26 +15,26 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from attrs import frozen
 
-from turnwise.record import Origin, Segment
-from turnwise.result import token_scores
-from turnwise.trajectory import Trajectory
+from turnwise.record.columns import Origin, Segment
+from turnwise.record.result import token_scores
+from turnwise.record.trajectory import Trajectory
 from turnwise.types import Score, TokenScore, TrajectoryScore
 
 
 @frozen
 class _Row:
-    """Segments of a record that make a row, and which of them it trains."""
+    """Segments of a record that make a row, and the starts of those that the row trains."""
 
     segments: Sequence[Segment]
     trained: frozenset[int]
 
 
-def expanded(trajectory: Trajectory, score: Score | None) -> Iterator[tuple[Trajectory, Score | None]]:
+def expand(trajectory: Trajectory, score: Score | None) -> Iterator[tuple[Trajectory, Score | None]]:
     """
-    Yield the rows of a record, each with its score; a record without blocks is its own row.
+    Yield the rows of a record, each with its score; a record without blocks makes one row.
 
-    A score for the whole trajectory stands in every row, because each is trained by what the episode earned. Scores of
-    turns and tokens stand where their tokens are trained.
+    Every row gets a score for the whole trajectory, because the episode's reward trains each of them. Scores of turns
+    and tokens go to the row that trains their tokens.
     """
     if not trajectory.has_blocks:
         yield trajectory, score

@@ -1,5 +1,5 @@
 """
-Where the real tokens of each row go when rows that stand end to end are padded, and where they come from.
+Padding: moves the tokens of rows between packed and padded tensors.
 
 Copies run over whole rows; no Python loop runs over tokens.
 
@@ -9,25 +9,23 @@ Shapes: B rows, one per trajectory; N tokens of all rows; P prompt columns, R re
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import DTypeLike, NDArray
 
+from turnwise.batch.columns import Alignment
 from turnwise.errors import PluginError, TrajectoryError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Alignment = Literal["row", "response", "token"]
-"""What a field has a value for: each row, each response token, or each token."""
-
 
 @frozen(kw_only=True)
 class Padding:
     """
-    Where the real tokens of each row stand among padded columns: up to column P the prompt, from there the response.
+    The place of each row's real tokens: the prompt ends before column P, and the response starts there.
 
     Attributes:
         prompt_lens: B of them.
@@ -50,7 +48,7 @@ class Padding:
         response_length: int | None = None,
         pad_to_multiple_of: int = 1,
     ) -> Padding:
-        """Return the padding of some rows; for the arguments, and errors, see `padded_length`."""
+        """Return the padding that fits some rows; `padded_length` describes the arguments and errors."""
         return cls(
             prompt_lens=prompt_lens,
             response_lens=response_lens,
@@ -110,7 +108,7 @@ class Padding:
             padded[row, self.prompt_length - prompt : self.prompt_length + response] = values
 
     def unpad(self, padded: Tensor, alignment: Alignment, fill: int = 0) -> Tensor:
-        """Undo `pad`: (B, T, ...) or (B, R, ...) become (N, ...), with `fill` on prompts that had no values."""
+        """Return (B, T, ...) or (B, R, ...) values as (N, ...): the inverse of `pad`; prompts get `fill`."""
         import torch
 
         if alignment == "row":
@@ -126,10 +124,10 @@ class Padding:
 
 def as_array(tensor: Tensor) -> NDArray[Any] | None:
     """
-    Return the values of a tensor as an array that shares them; None when numpy cannot hold them.
+    Return a numpy array that shares the memory of a tensor; None when numpy cannot represent it.
 
-    What is done to the array is done in the calling thread. torch wakes its threads for every larger copy, which takes
-    many times as long as the copy when the machine has other work.
+    numpy copies in the calling thread. torch wakes its threads for every larger copy, which takes many times as long
+    as the copy when the machine is busy.
     """
     if tensor.device.type != "cpu" or tensor.requires_grad:
         return None
@@ -139,9 +137,9 @@ def as_array(tensor: Tensor) -> NDArray[Any] | None:
         return None
 
 
-def alignment_of(name: str, shape: tuple[int, ...], size: int, response_length: int, total_length: int) -> Alignment:
+def find_alignment(name: str, shape: tuple[int, ...], size: int, response_length: int, total_length: int) -> Alignment:
     """
-    Return what the values of a field of a padded batch of `size` rows belong to, by its shape.
+    Return the alignment of a field of a padded batch of `size` rows, from its shape.
 
     Raises:
         PluginError: the shape is none of (B,), (B, R, ...) and (B, T, ...).
@@ -156,15 +154,15 @@ def alignment_of(name: str, shape: tuple[int, ...], size: int, response_length: 
     raise PluginError(f"field {name!r} has shape {shape}, expected {wanted}")
 
 
-def padded_length(lengths: Sequence[int], fixed: int | None, multiple_of: int, what: str) -> int:
+def padded_length(lengths: Sequence[int], fixed: int | None, multiple_of: int, part: str) -> int:
     """
-    Return how many columns hold all rows.
+    Return the number of columns that hold all rows.
 
     Args:
         lengths: of each row.
         fixed: that many exactly; None takes the longest row, rounded up.
-        multiple_of: what to round up to.
-        what: `prompt` or `response`, for the error.
+        multiple_of: rounds up to a multiple of this.
+        part: `prompt` or `response`, for the error.
 
     Raises:
         TrajectoryError: a row is longer than `fixed`; cutting it here would change what was sampled.
@@ -175,5 +173,5 @@ def padded_length(lengths: Sequence[int], fixed: int | None, multiple_of: int, w
     if fixed is None:
         return -(-longest // multiple_of) * multiple_of
     if longest > fixed:
-        raise TrajectoryError(f"row {lengths.index(longest)} has {longest} {what} tokens, '{what}_length' is {fixed}")
+        raise TrajectoryError(f"row {lengths.index(longest)} has {longest} {part} tokens, '{part}_length' is {fixed}")
     return fixed

@@ -2,7 +2,7 @@
 Tasks from files: JSONL, a JSON list, or Parquet, in turnwise's own row form or in verl's as it is.
 
 A row needs `messages`, or `prompt` (a list of messages, or a text that becomes one user message). These columns are
-understood, and every other one is kept in `Task.extra`, `reward_model` and `extra_info` included:
+understood. `Task.extra` keeps every other column, and `reward_model` and `extra_info`:
 
 - `uid`, a text or an integer; derived from the content when the row has none.
 - `sample_index`, or verl's ``extra_info.index``; the row's number when neither is an integer from 0.
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROLES: Final = ("system", "user", "assistant", "tool", "developer")
-"""What the `role` of a message may be."""
+"""The allowed roles of a message."""
 
 FORMATS: Final[Mapping[str, str]] = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet"}
-"""The format that a file's suffix stands for."""
+"""Format by file suffix."""
 
 _BATCH_ROWS: Final = 1024
 _UID_CHARACTERS: Final = 16
 _Located = tuple[str, Any]
-"""Where a row stands, for error texts, and the row."""
+"""The place of a row, for error texts, and the row."""
 
 
-def load_tasks(
+def read_tasks(
     path: str | Path,
     *,
     format: str | None = None,
@@ -59,7 +59,7 @@ def load_tasks(
     Args:
         path: a file whose suffix is one of `FORMATS`.
         format: `jsonl`, `json` or `parquet`; None goes by the suffix.
-        offset: how many tasks to leave out at the beginning, after shuffling.
+        offset: number of tasks to skip at the start, after shuffling.
         limit: most tasks to return; None returns all. Unless shuffled, rows after the last one are not read.
         shuffle_seed: shuffle all tasks by this seed first; None keeps the order of the file.
 
@@ -93,7 +93,7 @@ def task_from_row(row: Mapping[str, Any], *, row_number: int = 0, where: str = "
     Args:
         row: columns by name.
         row_number: index of the row when it names none itself.
-        where: what stands before the error text, such as the file and the line.
+        where: prefix of error texts, such as the file and the line.
 
     Raises:
         DataError: the row has no messages, or a value that is no JSON value.
@@ -126,12 +126,12 @@ def _tasks(file: Path, format: str | None) -> Iterator[Task]:
             raise DataError(f"{where}: expected an object, got {_kind(row)}")
         task = task_from_row(row, row_number=number, where=where)
         if row.get("uid") is None:
-            # Some data sets repeat a row with its index on purpose: each copy is a task of its own.
+            # Some data sets repeat a row with its index on purpose: each copy is a separate task.
             repeats[task.uid] += 1
             if repeats[task.uid] > 1:
                 task = evolve(task, uid=f"{task.uid}-{repeats[task.uid]}")
         if task.uid in first_seen:
-            raise DataError(f"{where}: uid {task.uid!r} is also that of {first_seen[task.uid]}")
+            raise DataError(f"{where}: uid {task.uid!r} is also the uid of {first_seen[task.uid]}")
         first_seen[task.uid] = where
         yield task
 
@@ -314,7 +314,7 @@ def _own_uid(value: Any, where: str) -> str | None:
 
 
 def _take_index(values: dict[str, Any], row_number: int, where: str) -> Any:
-    """Return what tells equal rows apart: `sample_index`, else ``extra_info.index`` of any kind, else the number."""
+    """Return the index that distinguishes equal rows: `sample_index`, ``extra_info.index`` or the row number."""
     own = _as_integer(values.pop("sample_index", None))
     if own is not None:
         if isinstance(own, bool) or not isinstance(own, int) or own < 0:
@@ -325,7 +325,7 @@ def _take_index(values: dict[str, Any], row_number: int, where: str) -> Any:
 
 
 def _as_integer(value: Any) -> Any:
-    """Undo what pandas does to a column of integers with gaps: it makes them floats."""
+    """Return the integer of a whole float: pandas turns a column of integers with gaps into floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -1,14 +1,13 @@
 """
-Rows of plain types in files, Parquet or JSON lines: how they are laid out, written and read.
+Files of rows of plain types: layout, writing and reading of Parquet and JSON lines.
 
-A file is written under a temporary name, and that file can be read too, whenever its writer was killed: rows are handed
-to it in pieces that stand for themselves. What the columns mean to an episode is `turnwise.storage`.
+A writer fills a temporary file in complete pieces, so the temporary file is readable after a kill at any time.
+`turnwise.data.trajectories` converts rows to episodes.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 from attrs import fields as attributes_of
 
 from turnwise.errors import DataError
+from turnwise.files import PARTIAL, partial_path, replace
 from turnwise.types import Fault
 
 _SEGMENT: Final = pa.struct(
@@ -59,16 +59,13 @@ SCHEMA: Final = pa.schema(
     ]
 )
 """
-Columns of `trajectories.parquet`: what describes an episode stands in each of its rows, `reward` is the row's own.
+Columns of `trajectories.parquet`. Every row repeats the columns of its episode; `reward` belongs to the row.
 
 `trajectory_index` is null for an episode without a trajectory, whose other columns are kept. These columns hold JSON
 text: messages, ground_truth, task_messages, task_extra, score_extra, num_tokens, metrics_extra.
 """
 
 Row = dict[str, Any]
-
-PARTIAL: Final = ".partial"
-"""What the name of a file ends in until it is complete."""
 
 
 class ParquetFile:
@@ -80,9 +77,8 @@ class ParquetFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the stream."""
         self._path = path
-        self._partial = _partial_of(path)
+        self._partial = partial_path(path)
         self._file = self._partial.open("wb")
         self._stream = pa.ipc.new_stream(self._file, SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd"))
 
@@ -100,7 +96,7 @@ class ParquetFile:
         with complete.open("wb") as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
             for batch in _stream_batches(self._partial):
                 writer.write_batch(batch)
-        _put_in_place(complete, self._path)
+        replace(complete, self._path)
         self._partial.unlink()
 
 
@@ -108,9 +104,8 @@ class JsonlFile:
     """A file in which each row is a line, and nothing is JSON within JSON."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file."""
         self._path = path
-        self._file: BinaryIO = _partial_of(path).open("wb")
+        self._file: BinaryIO = partial_path(path).open("wb")
 
     def write(self, rows: Sequence[Row]) -> None:
         """Add rows; they are on their way to the disk when it returns."""
@@ -120,30 +115,20 @@ class JsonlFile:
     def close(self) -> None:
         """Give the file its name."""
         self._file.close()
-        _put_in_place(_partial_of(self._path), self._path)
+        replace(partial_path(self._path), self._path)
 
 
 RowFile = ParquetFile | JsonlFile
 SUFFIXES: Final[Mapping[str, type[ParquetFile] | type[JsonlFile]]] = {".parquet": ParquetFile, ".jsonl": JsonlFile}
 
 
-def _partial_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}{PARTIAL}")
-
-
-def _put_in_place(complete: Path, path: Path) -> None:
-    with complete.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(complete, path)
-
-
 def read_rows(file: Path) -> Iterator[Row]:
     """
-    Yield the rows of a file, or of one whose writer was killed: those that it had written whole.
+    Yield the rows of a file. Of a file whose writer was killed, yield the rows that it had written whole.
 
     Raises:
         DataError: the suffix is of no known format.
-        ValueError: the file is not one of this version; other errors of reading are those of Arrow and JSON.
+        ValueError: another version wrote the file; Arrow and JSON raise their own errors.
     """
     partial = file.suffix == PARTIAL
     suffix = file.with_suffix("").suffix if partial else file.suffix
@@ -156,7 +141,7 @@ def read_rows(file: Path) -> Iterator[Row]:
 
 def find_rows(folder: Path, stem: str) -> Path:
     """
-    Return the file of a folder that holds its rows; when there is no complete one, what a killed writer left.
+    Return the file with the rows of a folder: the complete one, else the partial one of a killed writer.
 
     Raises:
         DataError: there is none, or more than one.
@@ -191,19 +176,19 @@ def _parquet_batches(file: Path) -> Iterator[Any]:
     with file.open("rb") as stream:
         parquet = pq.ParquetFile(stream)
         if not parquet.schema_arrow.equals(SCHEMA):
-            raise ValueError("the columns are not those of this version of turnwise")
+            raise ValueError("another version of turnwise wrote the file: its columns differ")
         yield from parquet.iter_batches(batch_size=_BATCH_ROWS)
 
 
 def _stream_batches(file: Path) -> Iterator[Any]:
-    """Yield the batches that are whole; what a killed writer began behind them is left out."""
+    """Yield the complete batches; a killed writer may have left an incomplete one behind them."""
     with file.open("rb") as stream:
         try:
             reader = pa.ipc.open_stream(stream)
         except pa.ArrowInvalid:  # killed before the first byte
             return
         if not reader.schema.equals(SCHEMA):
-            raise ValueError("the columns are not those of this version of turnwise")
+            raise ValueError("another version of turnwise wrote the file: its columns differ")
         while True:
             try:
                 batch = reader.read_next_batch()

@@ -1,10 +1,9 @@
-"""What a run amounts to in numbers: counts, rewards, tokens and times over finished episodes."""
+"""Summary of a run: counts, rewards, tokens and times of the finished episodes."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.record import Origin
-from turnwise.result import EpisodeResult
+from turnwise.files import write_text
+from turnwise.record.columns import Origin
+from turnwise.record.result import EpisodeResult
 from turnwise.types import Status
 
 
@@ -36,7 +36,6 @@ def summarize(results: Sequence[EpisodeResult], wall_s: float | None) -> dict[st
         - `num_tokens`: by origin, counted in the records; `mask_ratio`: action over response tokens.
         - `action_tokens_per_s`, `episodes_per_s`: over `wall_s`.
         - `total_s`, `llm_s`, `tool_s`: spreads over the episodes; `slowest`: uid of the one with the largest `total_s`.
-        - `timing`: see `batch_timing`.
     """
     metrics = [result.metrics for result in results]
     num_tokens = _num_tokens(results)
@@ -60,44 +59,12 @@ def summarize(results: Sequence[EpisodeResult], wall_s: float | None) -> dict[st
         "llm_s": _spread([m.llm_s for m in metrics]),
         "tool_s": _spread([m.tool_s for m in metrics]),
         "slowest": None if slowest is None else slowest.uid,
-        "timing": batch_timing(results),
-    }
-
-
-def batch_timing(results: Sequence[EpisodeResult]) -> dict[str, float]:
-    """
-    Return the times of a batch under the names that verl's `AgentLoopManager` gives them; nothing without episodes.
-
-    ``agent_loop/generate_sequences/min``, ``mean`` and ``max`` are the seconds that an episode waited for the model,
-    ``agent_loop/tool_calls/...`` those for tools (parallel calls add up). ``agent_loop/slowest/...`` holds both for the
-    episode with the largest sum of the two, with `prompt_length` and `response_length` in tokens of all its records.
-    """
-    if not results:
-        return {}
-    times = {
-        "generate_sequences": [result.metrics.llm_s for result in results],
-        "tool_calls": [result.metrics.tool_s for result in results],
-    }
-    timing = {
-        f"agent_loop/{name}/{kind}": float(value)
-        for name, values in times.items()
-        for kind, value in (("min", min(values)), ("mean", sum(values) / len(values)), ("max", max(values)))
-    }
-    slowest = max(results, key=lambda result: result.metrics.llm_s + result.metrics.tool_s)
-    return timing | {
-        "agent_loop/slowest/generate_sequences": slowest.metrics.llm_s,
-        "agent_loop/slowest/tool_calls": slowest.metrics.tool_s,
-        "agent_loop/slowest/prompt_length": sum(t.num_prompt_tokens for t in slowest.trajectories),
-        "agent_loop/slowest/response_length": sum(t.num_response_tokens for t in slowest.trajectories),
     }
 
 
 def write_metrics(path: str | Path, summary: Mapping[str, Any]) -> None:
     """Write a summary as JSON, whole or not at all; numbers that JSON has not, such as nan, become null."""
-    file, partial = Path(path), Path(f"{path}.partial")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial.write_text(json.dumps(_finite(summary), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(partial, file)
+    write_text(path, json.dumps(_finite(summary), indent=2, allow_nan=False) + "\n")
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | None]:

@@ -1,7 +1,7 @@
 """
-Finished episodes in files: Parquet or JSONL, one row per trajectory, of plain types only.
+Files of finished episodes: Parquet or JSONL, one row per trajectory, plain types only.
 
-Reading restores every record exactly, and nothing is ever pickled. How rows lie in a file is `turnwise.row_file`.
+Reading restores every record exactly, and nothing is pickled. `turnwise.data.row_file` is the file format.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ import numpy as np
 import pyarrow as pa
 from attrs import evolve
 
-from turnwise.errors import DataError
-from turnwise.record import DTYPES, NO_VERSION, Origin
-from turnwise.result import EpisodeResult, total_score
-from turnwise.row_file import (
+from turnwise.data.row_file import (
     ARRAYS,
     COUNTS,
     FAULT,
@@ -32,7 +29,10 @@ from turnwise.row_file import (
     plain_text,
     read_rows,
 )
-from turnwise.trajectory import Trajectory
+from turnwise.errors import DataError
+from turnwise.record.columns import DTYPES, NO_VERSION, Origin
+from turnwise.record.result import EpisodeResult, total_score
+from turnwise.record.trajectory import Trajectory
 from turnwise.types import (
     EpisodeMetrics,
     Fault,
@@ -54,8 +54,8 @@ class TrajectoryWriter:
     """
     Streams finished episodes to a file; as a context manager it closes also when it is left by an exception.
 
-    The file gets its name when it is closed, and replaces one of that name; until then it ends in `.partial`. What
-    JSON cannot hold, in messages and the like, is written as its text.
+    The file gets its name when it is closed, and replaces a file of that name; until then its name ends in `.partial`.
+    Values in messages and the like that are no JSON values are written as their text.
 
     Example:
         >>> with TrajectoryWriter("run/trajectories.parquet", decode=tokenizer.decode) as writer:  # doctest: +SKIP
@@ -71,10 +71,10 @@ class TrajectoryWriter:
         Args:
             path: ends in `.parquet` or `.jsonl`.
             decode: gives `prompt_text` and `response_text`, which are null without it.
-            rows_per_group: how many rows are kept in memory before they are written; after a second fewer are, too.
+            rows_per_group: rows kept in memory before they are written; after a second fewer are written as well.
 
         Raises:
-            DataError: the suffix is another one.
+            DataError: the suffix is unknown.
         """
         self._path = Path(path)
         kind = SUFFIXES.get(self._path.suffix)
@@ -107,13 +107,11 @@ class TrajectoryWriter:
             file.close()
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        """Close."""
         self.close()
 
 
@@ -126,7 +124,7 @@ def read_results(path: str | Path) -> list[EpisodeResult]:
             ends in `.partial` because its writer was killed.
 
     Returns:
-        Episodes whose records equal those that were written; tuples within messages and the like come back as lists.
+        Episodes with records equal to the written ones; tuples within messages and the like become lists.
 
     Raises:
         DataError: there is no such file, or it is not one of a `TrajectoryWriter`; the text names the file and row.
@@ -144,8 +142,8 @@ def read_results(path: str | Path) -> list[EpisodeResult]:
     except FileNotFoundError:
         raise DataError(f"{file}: no such file") from None
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise DataError(f"{file}, row {num_rows}: cannot be read as a trajectory: {what}") from error
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise DataError(f"{file}, row {num_rows}: cannot be read as a trajectory: {reason}") from error
     return results
 
 

@@ -1,14 +1,13 @@
 """
-Unfinished episodes in a file: JSON lines of plain types, so that another process can go on with them.
+Reads and writes unfinished episodes as JSON lines, so that another process can resume them.
 
-The first line names the format and its version, every other one is an episode. What is read is checked by the promises
-of the token record before anything runs on it. Nothing is ever pickled.
+The first line contains the format and its version. Every other line is an episode. The reader checks the invariants of
+the token records, because an edited or damaged file must not enter a training batch.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -17,11 +16,12 @@ import numpy as np
 import structlog
 from attrs import asdict, evolve
 
-from turnwise.episode_spec import Counters, EpisodeSpec, KeptCall, KeptReply, KeptTurn, UnfinishedEpisode
-from turnwise.errors import DataError, TurnwiseError
-from turnwise.invariants import check_trajectory
-from turnwise.trajectory import Trajectory
-from turnwise.types import FinishReason, GenerateResult, SamplingParams, Task, ToolCall, ToolResult
+from turnwise.errors import DataError, TurnwiseError, describe
+from turnwise.files import atomic_write
+from turnwise.record.invariants import check_trajectory
+from turnwise.record.spec import Counters, EpisodeSpec, RecordedCall, RecordedTurn, UnfinishedEpisode
+from turnwise.record.trajectory import Trajectory
+from turnwise.types import FinishReason, GenerateResult, Reply, SamplingParams, Task, ToolCall, ToolResult
 
 FORMAT: Final = "turnwise unfinished episodes"
 VERSION: Final = 1
@@ -29,20 +29,13 @@ VERSION: Final = 1
 
 def save_unfinished(path: str | Path, episodes: Iterable[UnfinishedEpisode]) -> None:
     """
-    Write unfinished episodes; the file gets its name when it is complete, and replaces one of that name.
+    Write unfinished episodes; an existing file is replaced when the new one is complete.
 
-    An episode whose notes are not JSON values cannot go on elsewhere: it is written as one that never began, which is
-    logged.
+    An episode whose notes are not JSON values is logged and written as one that has not started.
     """
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f"{target.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
+    with atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:
         file.write(json.dumps({"format": FORMAT, "version": VERSION}) + "\n")
-        file.writelines(_line(episode) + "\n" for episode in episodes)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, target)
+        file.writelines(_to_line(episode) + "\n" for episode in episodes)
 
 
 def load_unfinished(path: str | Path) -> list[UnfinishedEpisode]:
@@ -50,7 +43,7 @@ def load_unfinished(path: str | Path) -> list[UnfinishedEpisode]:
     Read unfinished episodes, for `RolloutManager.generate(..., resume=...)`.
 
     Raises:
-        DataError: there is no such file, it is of another kind or version, or an episode in it cannot be: the text
+        DataError: the file cannot be read, has another format or version, or contains an invalid episode; the text
             names the line.
     """
     file = Path(path)
@@ -58,18 +51,19 @@ def load_unfinished(path: str | Path) -> list[UnfinishedEpisode]:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read: {error}") from error
-    _refuse_other_format(file, lines)
-    found = []
+    _check_header(file, lines)
+    episodes = []
     for number, line in enumerate(lines[1:], 2):
         try:
-            found.append(_checked(_episode(json.loads(line))))
+            episode = _to_episode(json.loads(line))
+            _check_episode(episode)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, TurnwiseError) as error:
-            what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise DataError(f"{file}, line {number}: not an unfinished episode: {what}") from error
-    return found
+            raise DataError(f"{file}, line {number}: not an unfinished episode: {describe(error)}") from error
+        episodes.append(episode)
+    return episodes
 
 
-def _refuse_other_format(file: Path, lines: list[str]) -> None:
+def _check_header(file: Path, lines: list[str]) -> None:
     try:
         header = json.loads(lines[0]) if lines else None
     except ValueError:
@@ -77,44 +71,49 @@ def _refuse_other_format(file: Path, lines: list[str]) -> None:
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise DataError(f"{file}: not a file of unfinished episodes")
     if header.get("version") != VERSION:
-        raise DataError(f"{file}: has version {header.get('version')}, this turnwise reads version {VERSION}")
+        raise DataError(f"{file}: has version {header.get('version')}, but this turnwise reads version {VERSION}")
 
 
-def _checked(episode: UnfinishedEpisode) -> UnfinishedEpisode:
-    """Refuse an episode whose records break a promise, or whose kept turns have no place in them."""
+def _check_episode(episode: UnfinishedEpisode) -> None:
     for trajectory in episode.trajectories:
-        closed = trajectory.rewound(trajectory.mark())
+        closed = trajectory.rewound(trajectory.mark())  # a copy: the episode itself may have an open block
         closed.close()
         check_trajectory(closed)
     for turn in episode.turns:
-        if len(turn.place) != 4 or turn.place[0] < len(episode.trajectories):
-            raise ValueError(f"a turn at {turn.place} has no place in {len(episode.trajectories)} records")
+        # A position in a finished record would never be replayed, and its tokens would be lost silently.
+        if len(turn.position) != 4 or turn.position[0] < len(episode.trajectories):
+            raise ValueError(f"turn position {turn.position} does not fit {len(episode.trajectories)} records")
         if not np.isfinite(turn.result.logprobs).all() or np.min(turn.result.weight_version, initial=0) < 0:
             raise ValueError("a turn has a log-probability that is not finite, or a weight version below 0")
-    return episode
 
 
 # Episodes to JSON
 
 
-def _line(episode: UnfinishedEpisode) -> str:
+def _to_line(episode: UnfinishedEpisode) -> str:
     try:
-        return json.dumps(_row(episode), allow_nan=False)
+        return json.dumps(_to_row(episode), allow_nan=False)
     except (TypeError, ValueError) as error:
+        # One plugin with odd notes must not lose the other episodes of the file.
         structlog.get_logger().error(
-            "episode cannot be kept: its notes are no JSON", episode=episode.uid, why=str(error)
+            "episode restarts from its prompt: its notes are not JSON values", episode=episode.uid, reason=str(error)
         )
-        return json.dumps(_row(UnfinishedEpisode(spec=episode.spec, began=False)), default=str)
+        return json.dumps(_to_row(UnfinishedEpisode(spec=episode.spec, started=False)), default=str)
 
 
-def _row(episode: UnfinishedEpisode) -> dict[str, Any]:
-    plain = {name: getattr(episode, name) for name in _PLAIN}
-    return plain | {
+_JSON_FIELDS: Final = (
+    *("started", "state", "messages", "last_finish", "objective", "num_steps", "spent_s", "released_reward"),
+    *("tool_notes", "interaction_notes", "num_interruptions"),
+)
+
+
+def _to_row(episode: UnfinishedEpisode) -> dict[str, Any]:
+    return {name: getattr(episode, name) for name in _JSON_FIELDS} | {
         "spec": asdict(evolve(episode.spec, unfinished=None), filter=lambda each, _value: each.name != "unfinished"),
         "memory": episode.memory,
-        "trajectories": [_plain(trajectory.to_dict()) for trajectory in episode.trajectories],
+        "trajectories": [_arrays_to_lists(trajectory.to_dict()) for trajectory in episode.trajectories],
         "turns": [
-            {"place": turn.place, "seconds": turn.seconds, "result": _plain(asdict(turn.result))}
+            {"position": turn.position, "seconds": turn.seconds, "result": _arrays_to_lists(asdict(turn.result))}
             for turn in episode.turns
         ],
         "calls": [asdict(call) for call in episode.calls],
@@ -123,40 +122,34 @@ def _row(episode: UnfinishedEpisode) -> dict[str, Any]:
     }
 
 
-_PLAIN: Final = (
-    *("began", "state", "messages", "last_finish", "objective", "num_steps", "spent_s", "released_reward"),
-    *("tool_notes", "interaction_notes", "num_cuts"),
-)
-
-
-def _plain(value: Any) -> Any:
+def _arrays_to_lists(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _arrays_to_lists(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_arrays_to_lists(each) for each in value]
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 # JSON to episodes
 
 
-def _episode(row: dict[str, Any]) -> UnfinishedEpisode:
-    plain = {name: row.pop(name) for name in _PLAIN}
+def _to_episode(row: dict[str, Any]) -> UnfinishedEpisode:
+    plain = {name: row.pop(name) for name in _JSON_FIELDS}
     last_finish = plain["last_finish"]
     return UnfinishedEpisode(
         **plain | {"messages": tuple(plain["messages"]), "last_finish": last_finish and FinishReason(last_finish)},
-        spec=_spec(row.pop("spec")),
+        spec=_to_spec(row.pop("spec")),
         memory=dict(row.pop("memory")),
         trajectories=tuple(map(Trajectory.from_dict, row.pop("trajectories"))),
-        turns=tuple(map(_turn, row.pop("turns"))),
-        calls=tuple(_call(each) for each in row.pop("calls")),
-        replies=tuple(KeptReply(**each) for each in row.pop("replies")),
+        turns=tuple(map(_to_turn, row.pop("turns"))),
+        calls=tuple(_to_call(each) for each in row.pop("calls")),
+        replies=tuple(Reply(**each) for each in row.pop("replies")),
         counters=Counters(**row.pop("counters")),
-        **row,  # nothing, or a name that is refused
+        **row,  # empty, or unknown names that the class rejects
     )
 
 
-def _spec(row: dict[str, Any]) -> EpisodeSpec:
+def _to_spec(row: dict[str, Any]) -> EpisodeSpec:
     task, sampling = row.pop("task"), row.pop("sampling")
     stops: dict[str, Any] = {name: tuple(sampling.pop(name)) for name in ("stop_token_ids", "stop")}
     return EpisodeSpec(
@@ -166,11 +159,11 @@ def _spec(row: dict[str, Any]) -> EpisodeSpec:
     )
 
 
-def _turn(row: dict[str, Any]) -> KeptTurn:
+def _to_turn(row: dict[str, Any]) -> RecordedTurn:
     result = row["result"]
     version = result["weight_version"]
-    return KeptTurn(
-        place=tuple(row["place"]),
+    return RecordedTurn(
+        position=tuple(row["position"]),
         seconds=row["seconds"],
         result=GenerateResult(
             **result
@@ -182,5 +175,5 @@ def _turn(row: dict[str, Any]) -> KeptTurn:
     )
 
 
-def _call(row: dict[str, Any]) -> KeptCall:
-    return KeptCall(call=ToolCall(**row["call"]), result=ToolResult(**row["result"]), seconds=row["seconds"])
+def _to_call(row: dict[str, Any]) -> RecordedCall:
+    return RecordedCall(call=ToolCall(**row["call"]), result=ToolResult(**row["result"]), seconds=row["seconds"])

@@ -1,0 +1,1 @@
+"""Batches of trajectories as tensors, padded or packed."""

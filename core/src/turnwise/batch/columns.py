@@ -1,0 +1,168 @@
+"""
+The table of a batch's columns, and the values of a row that are no tensors.
+
+Padded and packed batches have the same columns. The table says, for each of them, its type, the tokens that it has
+values for, and the value of its pads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+from attrs import field, fields, frozen
+from numpy.typing import DTypeLike
+
+from turnwise.errors import TrajectoryError
+from turnwise.record.columns import NO_VERSION
+from turnwise.types import Status
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Alignment = Literal["row", "response", "token"]
+"""A column has one value for each row, for each response token, or for each token."""
+
+
+@frozen
+class Column:
+    """
+    One column of a batch.
+
+    Attributes:
+        dtype: of its values.
+        alignment: the tokens or rows that it has values for.
+        fill: value of its pads; `input_ids` hold the batch's `pad_token_id` instead.
+        is_index: whether its values are token indices, which move with the padding.
+    """
+
+    dtype: DTypeLike
+    alignment: Alignment
+    fill: int = 0
+    is_index: bool = False
+
+
+COLUMNS: Final[Mapping[str, Column]] = {
+    "input_ids": Column(np.int64, "token"),
+    "position_ids": Column(np.int64, "token"),
+    "block_start": Column(np.int32, "token", is_index=True),
+    "path_start": Column(np.int32, "token", is_index=True),
+    "response_mask": Column(np.int64, "response"),
+    "loss_mask": Column(np.int64, "response"),
+    "rollout_log_probs": Column(np.float32, "response"),
+    "rm_scores": Column(np.float32, "response"),
+    "weight_versions": Column(np.int32, "response", fill=NO_VERSION),
+    "num_turns": Column(np.int64, "row"),
+    "scored": Column(np.bool_, "row"),
+}
+"""The columns of every batch, by name; `Trajectory` gives those of tokens the same names."""
+
+NO_TRAJECTORY: Final = -1
+"""`BatchRow.trajectory_index` of an episode that ended before it had a prompt."""
+
+
+@frozen(kw_only=True)
+class BatchRow:
+    """
+    The values of a row that are no tensors.
+
+    Attributes:
+        uid: of the task.
+        sample_index: place of the task in the data set.
+        rollout_n: number of the episode within its group.
+        global_step: training step that asked for it.
+        validation: whether it ran for validation.
+        status: how the episode ended.
+        agent_name: the agent that ran it.
+        data_source: name of the data set that the task came from.
+        trajectory_index: number of the row within its episode, from 0; -1 for an episode without a trajectory.
+        objective: how a record with blocks was sampled, see `turnwise.layout.Objective`; empty for other records.
+    """
+
+    uid: str
+    sample_index: int
+    rollout_n: int
+    global_step: int
+    validation: bool
+    status: Status = field(converter=Status)
+    agent_name: str
+    data_source: str
+    trajectory_index: int
+    objective: str = ""
+
+
+ROW_NAMES: Final = tuple(attribute.name for attribute in fields(BatchRow))
+"""The attributes of a `BatchRow`."""
+
+
+@frozen(kw_only=True, eq=False)
+class BatchColumns:
+    """
+    The tensors that padded and packed batches share, one for each entry of `COLUMNS`.
+
+    Shapes: a padded batch has (B, T) for tokens and (B, R) for response tokens, a packed one has (N,) for both.
+
+    Attributes:
+        input_ids: tokens, int64.
+        position_ids: tokens, int64, from 0 in each row; the paths of a block share theirs.
+        block_start: tokens, int32, index at which the token's block starts; 0 outside blocks.
+        path_start: tokens, int32, index at which the token's own path starts; 0 outside blocks.
+        response_mask: response tokens, int64, 1 exactly on tokens that the policy sampled.
+        loss_mask: response tokens, int64, the response mask, all 0 in rows that say nothing about the policy.
+        rollout_log_probs: response tokens, float32, of each sampled id when it was sampled.
+        rm_scores: response tokens, float32, where the reward set them.
+        weight_versions: response tokens, int32, of the weights that sampled each id; -1 elsewhere.
+        num_turns: (B,) int64, unbroken runs of sampled tokens.
+        scored: (B,) bool; where it is False no reward was given, which differs from a reward of 0.
+        rows: B of them: the values that are no tensors.
+        pad_token_id: the id of pads.
+        fields: tensors that postprocessors added, by name.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    block_start: Tensor
+    path_start: Tensor
+    response_mask: Tensor
+    loss_mask: Tensor
+    rollout_log_probs: Tensor
+    rm_scores: Tensor
+    weight_versions: Tensor
+    num_turns: Tensor
+    scored: Tensor
+    rows: tuple[BatchRow, ...]
+    pad_token_id: int
+    fields: Mapping[str, Tensor] = field(factory=dict)
+
+    def __len__(self) -> int:
+        """Return B."""
+        return len(self.rows)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The shared tensors by name, in the order of `COLUMNS`."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
+    def column(self, name: str) -> list[Any]:
+        """Return the B values of one attribute of `rows`, such as `uid`."""
+        return [getattr(row, name) for row in self.rows]
+
+
+def make_rows(columns: Mapping[str, Sequence[Any]], size: int) -> tuple[BatchRow, ...]:
+    """Make rows from columns of plain values, each with `size` of them."""
+    return tuple(BatchRow(**{name: columns[name][i] for name in ROW_NAMES}) for i in range(size))
+
+
+def number_groups(rows: Sequence[BatchRow]) -> list[int]:
+    """Number the groups of B rows, from 0 in order of appearance: one task at one step is one group."""
+    numbers: dict[object, int] = {}
+    return [numbers.setdefault((row.uid, row.global_step, row.validation), len(numbers)) for row in rows]
+
+
+def check_one_objective(rows: Sequence[BatchRow]) -> None:
+    """Raise `TrajectoryError` when rows sampled under a layout and expanded rows are in one batch."""
+    if len({row.objective for row in rows} - {""}) > 1:
+        raise TrajectoryError(
+            "a batch holds rows sampled under a layout and rows expanded for an engine without: train them apart"
+        )

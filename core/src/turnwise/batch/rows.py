@@ -1,0 +1,145 @@
+"""
+Episodes to rows: arrays for each row of a batch, before they are padded or packed.
+
+No Python loop runs over tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from turnwise.batch.columns import NO_TRAJECTORY, BatchRow, check_one_objective
+from turnwise.batch.expansion import expand
+from turnwise.errors import TrajectoryError
+from turnwise.layout import Objective
+from turnwise.record.result import EpisodeResult, token_scores
+from turnwise.record.trajectory import Trajectory
+from turnwise.types import FloatArray, Score
+
+
+@frozen(kw_only=True, eq=False)
+class Rows:
+    """
+    B rows before they are padded or packed.
+
+    Attributes:
+        prompt_lens: B of them.
+        response_lens: B of them.
+        columns: by name, B arrays each: of all tokens of a row, or of its response, as the table of columns says.
+        num_turns: (B,) int64.
+        scored: (B,) bool.
+        rows: B of them.
+    """
+
+    prompt_lens: list[int]
+    response_lens: list[int]
+    columns: Mapping[str, Sequence[NDArray[Any]]]
+    num_turns: NDArray[np.int64]
+    scored: NDArray[np.bool_]
+    rows: tuple[BatchRow, ...]
+
+
+@frozen
+class _Source:
+    """The trajectory, score and episode of one row."""
+
+    result: EpisodeResult
+    trajectory: Trajectory
+    index: int
+    score: Score | None
+    objective: str = ""
+
+
+def build_rows(results: Sequence[EpisodeResult]) -> Rows:
+    """
+    Return the rows of episodes, in their order.
+
+    An episode without a trajectory gives a row without tokens, so that every episode of a group has its row.
+
+    Raises:
+        TrajectoryError: an episode's scores do not fit its trajectories; the text names it.
+    """
+    sources = [source for result in results for source in _sources(result)]
+    records = [source.trajectory for source in sources]
+    masks = [record.response_mask for record in records]
+    rows = tuple(map(_row, sources))
+    check_one_objective(rows)
+    return Rows(
+        prompt_lens=[record.num_prompt_tokens for record in records],
+        response_lens=[record.num_response_tokens for record in records],
+        columns={
+            **{
+                name: [getattr(record, name) for record in records]
+                for name in ("input_ids", "position_ids", "block_start", "path_start", "weight_versions")
+            },
+            "response_mask": masks,
+            "loss_mask": [
+                mask if source.result.trainable else np.zeros_like(mask)
+                for mask, source in zip(masks, sources, strict=True)
+            ],
+            "rollout_log_probs": [record.logprobs for record in records],
+            "rm_scores": [_scores(source) for source in sources],
+        },
+        num_turns=np.array([len(record.turns()) for record in records], np.int64),
+        scored=np.array([source.score is not None for source in sources], bool),
+        rows=rows,
+    )
+
+
+def _sources(result: EpisodeResult) -> Iterator[_Source]:
+    trajectories, scores = result.trajectories, result.scores
+    if scores and len(scores) != len(trajectories):
+        raise TrajectoryError(f"episode {result.uid}: {len(scores)} scores for {len(trajectories)} trajectories")
+    if not trajectories:
+        yield _Source(result, _EMPTY, NO_TRAJECTORY, None)
+    index = 0
+    for trajectory, score in zip(trajectories, scores or (None,) * len(trajectories), strict=True):
+        objective = str(result.objective) if trajectory.has_blocks else ""
+        for row, its_score in _rows_to_train(result, trajectory, score):
+            yield _Source(result, row, index, its_score, objective)
+            index += 1
+
+
+def _rows_to_train(
+    result: EpisodeResult, trajectory: Trajectory, score: Score | None
+) -> Iterator[tuple[Trajectory, Score | None]]:
+    if result.objective is Objective.EXACT:
+        yield trajectory, score
+        return
+    try:
+        yield from expand(trajectory, score)
+    except TrajectoryError as error:
+        raise TrajectoryError(f"episode {result.uid}: {error}") from error
+
+
+def _row(source: _Source) -> BatchRow:
+    result = source.result
+    return BatchRow(
+        uid=result.task.uid,
+        sample_index=result.task.sample_index,
+        rollout_n=result.rollout_n,
+        global_step=result.global_step,
+        validation=result.validation,
+        status=result.status,
+        agent_name=result.agent_name,
+        data_source=result.task.data_source,
+        trajectory_index=source.index,
+        objective=source.objective,
+    )
+
+
+def _scores(source: _Source) -> FloatArray:
+    if source.score is None:
+        return np.zeros(source.trajectory.num_response_tokens, np.float32)
+    try:
+        return token_scores(source.score, source.trajectory)
+    except TrajectoryError as error:
+        raise TrajectoryError(f"episode {source.result.uid}: {error}") from error
+
+
+_EMPTY: Final = Trajectory([])

@@ -1,13 +1,13 @@
 """
-How a chat template joins new messages to a turn of the model: found on a probe conversation, then proven.
+Finds the text that a chat template appends for new messages, on a probe conversation, and proves that it only appends.
 
-The probe is rendered whole, and what stands behind the probe's turn is the joint. What stands before it does not
-matter, so a template that rewrites history (one that drops the reasoning of earlier turns, say) can still be appended
-to; that it does is kept in `Joint.rewrites`. The proof asks, over several conversations and contents:
+The prover renders the whole probe conversation. The text after the probe's turn is the suffix. The text before it does
+not matter, so appending also works with a template that rewrites history, for example one that drops the reasoning of
+earlier turns; `DeltaTemplate.rewrites` records that. The proof asks, over several conversations and contents:
 
-- does every new message show up, behind the turn that it answers;
-- is the joint always the same: with tools and without, after reasoning, and late in a conversation;
-- do the ids before the joint and the ids of the joint make up the ids of the whole.
+- does every new message appear, after the turn that it answers;
+- is the suffix always the same: with tools and without, after reasoning, and late in a conversation;
+- do the ids before the suffix and the ids of the suffix add up to the ids of the whole.
 
 Not covered: a template that treats a content in a special way on grounds other than its own string literals (its
 length, say) may pass for one that does not.
@@ -22,13 +22,14 @@ from functools import cached_property
 
 from attrs import evolve, frozen
 
-from turnwise.chat_probe import (
+from turnwise.chat.probe import (
     BASE,
     CONTENTS,
     REASON_MARK,
     TURN_MARK,
     Plain,
     Turn,
+    adversarial_contents,
     contexts,
     excerpt,
     inline_reasoning,
@@ -36,10 +37,9 @@ from turnwise.chat_probe import (
     renamed,
     rotations,
     separate_reasoning,
-    telling_contents,
     turns,
 )
-from turnwise.chat_render import HuggingFaceTokenizer, Renderer
+from turnwise.chat.render import HuggingFaceTokenizer, Renderer
 from turnwise.errors import TemplateError
 
 Fill = Callable[[str], str]
@@ -55,27 +55,27 @@ def _json_body(content: str) -> str:
 
 
 _FILLS: tuple[Fill, ...] = (_verbatim, str.strip, _json_body)
-"""What templates make of a content: nothing, `trim`, `tojson`."""
+"""The changes that templates make to a content: none, `trim`, `tojson`."""
 
 
 @frozen(kw_only=True)
-class Joint:
+class DeltaTemplate:
     """
-    How messages of certain roles join a turn of the model.
+    The text that a template appends to a turn of the model for messages of certain roles.
 
     Attributes:
         roles: of the new messages.
         turn: the probe's assistant message.
-        num_marks: how often the probe's turn shows its mark.
+        num_marks: occurrences of the mark in the probe's turn.
         end: text of the end-of-turn token that the template renders before the messages.
-        num_ends: how often `end` shows behind the last mark until it ends the turn, mostly once.
-        closing: what closes a turn that was cut; it ends with `end`.
+        num_ends: occurrences of `end` after the last mark up to the one that ends the turn, mostly one.
+        closing: text that closes a truncated turn; it ends with `end`.
         stop: text of the end-of-turn token that the model samples, mostly `end`.
-        others_close: any stop token closes the turn, since `end` says nothing about what follows.
+        others_close: any stop token closes the turn, because `end` does not depend on the following text.
         pieces: text around each content, one more than there are roles; None when a rendering depends on more.
-        fills: what becomes of each content between the pieces.
-        needs: keys beside role and content that the rendering shows.
-        rewrites: what the template does to history before the joint; empty when it keeps what was sampled.
+        fills: the change that each content between the pieces gets.
+        needs: keys besides role and content that the rendering shows.
+        rewrites: the change that the template makes to earlier turns; empty when it keeps the sampled text.
     """
 
     roles: tuple[str, ...]
@@ -92,23 +92,23 @@ class Joint:
     rewrites: str = ""
 
     def fill(self, contents: Sequence[str]) -> str:
-        """Return the text behind `end` by concatenation; `pieces` must not be None."""
+        """Return the text after `end` by concatenation; `pieces` must not be None."""
         pieces = self.pieces or ()
         filled = [fill(content) + piece for fill, content, piece in zip(self.fills, contents, pieces[1:], strict=True)]
         return pieces[0] + "".join(filled)
 
-    def opening(self, whole: str) -> str:
+    def suffix(self, whole: str) -> str:
         """
-        Return the text behind `end` out of a rendering of the whole probe conversation.
+        Return the text after `end` from a rendering of the whole probe conversation.
 
         Raises:
             TemplateError: the rendering does not show the probe's turn as it should.
         """
-        # Split from the front: new messages may quote the mark, and they come behind it.
+        # Split from the front: new messages may quote the mark, and they come after it.
         return self.behind_end(whole.split(TURN_MARK, self.num_marks)[-1])
 
     def behind_end(self, tail: str) -> str:
-        """Return the text behind `end` out of the text behind the probe's turn."""
+        """Return the text after `end` from the text after the probe's turn."""
         parts = tail.split(self.end, self.num_ends)
         if len(parts) <= self.num_ends:
             raise TemplateError(f"the template ends a turn differently before these messages: {excerpt(tail)}")
@@ -116,7 +116,7 @@ class Joint:
 
     def start(self, last_token: str | None) -> str:
         """
-        Return the text before the opening: `end`, the anchor that encoding begins at, then what closes the turn.
+        Return the text before the suffix: `end`, where encoding starts, then the text that closes the turn.
 
         Args:
             last_token: text of the record's last token if it is a stop token, else None.
@@ -130,40 +130,40 @@ class Joint:
         return self.end + self.closing
 
 
-class JointFinder:
-    """Finds and proves the joints of one template and tokenizer."""
+class DeltaProver:
+    """Finds and proves the templates of one template and tokenizer."""
 
     def __init__(self, renderer: Renderer, tokenizer: HuggingFaceTokenizer) -> None:
         self._renderer = renderer
         self._tokenizer = tokenizer
 
-    def find(self, roles: Sequence[str]) -> Joint:
+    def find(self, roles: Sequence[str]) -> DeltaTemplate:
         """
-        Return how messages of these roles join.
+        Return the text that the template appends for messages of these roles.
 
         Raises:
-            TemplateError: they cannot be appended; the text says which kind of message and what disagrees.
+            TemplateError: they cannot be appended; the text names the kind of message and the difference.
         """
         problem = ""
         try:
             for turn in turns(roles):
                 try:
-                    joint = self._locate(tuple(roles), turn)
+                    template = self._locate(tuple(roles), turn)
                 except TemplateError as error:
                     problem = problem or str(error)
                 else:
-                    return self._prove(joint)
+                    return self._prove(template)
         except TemplateError as error:
             problem = str(error)
         name = self._renderer.name
         raise TemplateError(f"{name} cannot append {describe(roles)}: {problem.replace(name, 'it', 1)}")
 
-    def whole(self, joint: Joint, messages: Sequence[Plain]) -> str:
+    def whole(self, template: DeltaTemplate, messages: Sequence[Plain]) -> str:
         """Return the rendering of the probe conversation and these messages, with the generation prompt."""
-        return self._renderer.render([*BASE, joint.turn.message(messages), *messages])
+        return self._renderer.render([*BASE, template.turn.message(messages), *messages])
 
-    def _locate(self, roles: tuple[str, ...], turn: Turn) -> Joint:
-        """Return the joint as the simplest probe shows it."""
+    def _locate(self, roles: tuple[str, ...], turn: Turn) -> DeltaTemplate:
+        """Return the template as the simplest probe shows it."""
         messages = probe_messages(roles)
         before = [*BASE, turn.message()]
         tail, num_marks = _tail(self._renderer.render([*before, *messages]), messages)
@@ -173,7 +173,7 @@ class JointFinder:
         if not 0 < end <= first:
             raise TemplateError("no special token separates them from the turn of the model")
         text = tail[start:end]
-        return Joint(
+        return DeltaTemplate(
             roles=roles,
             turn=turn,
             num_marks=num_marks,
@@ -196,11 +196,11 @@ class JointFinder:
 
     def _end_of_turn(self, short: str, tail: str) -> tuple[Span, str]:
         """
-        Return the span of the end-of-turn token in the tail, and the stop token's text where that is another.
+        Return the span of the end-of-turn token in the tail, and the stop token's text where the two differ.
 
         Args:
-            short: text behind the turn when nothing follows it.
-            tail: text behind the turn when the new messages follow.
+            short: text after the turn when nothing follows.
+            tail: text after the turn when the new messages follow.
         """
         short_spans = self._tokenizer.special_spans(short)
         for span in reversed(short_spans):
@@ -210,58 +210,60 @@ class JointFinder:
         stop = short[slice(*short_spans[0])] if short_spans else ""
         return next(iter(self._tokenizer.special_spans(tail)), (0, 0)), stop
 
-    def _prove(self, joint: Joint) -> Joint:
-        """Return the joint with all that its proof finds out."""
-        messages = probe_messages(joint.roles)
-        opening = joint.opening(self.whole(joint, messages))
-        self._prove_contexts(joint, messages, opening)
-        samples = self._sample(joint, CONTENTS, prove_ids=True)
-        changing = (key for key in ("name", "tool_call_id") if self._shows(joint, messages, key, opening))
-        joint = evolve(joint, needs=frozenset(changing), rewrites=self._rewrites(joint, messages))
-        return joint if joint.needs else self._with_pieces(joint, messages, opening, samples)
+    def _prove(self, template: DeltaTemplate) -> DeltaTemplate:
+        """Return the template with all that its proof finds out."""
+        messages = probe_messages(template.roles)
+        suffix = template.suffix(self.whole(template, messages))
+        self._prove_contexts(template, messages, suffix)
+        samples = self._sample(template, CONTENTS, prove_ids=True)
+        changing = (key for key in ("name", "tool_call_id") if self._shows(template, messages, key, suffix))
+        template = evolve(template, needs=frozenset(changing), rewrites=self._rewrites(template, messages))
+        return template if template.needs else self._with_pieces(template, messages, suffix, samples)
 
-    def _prove_contexts(self, joint: Joint, messages: Sequence[Plain], expected: str) -> None:
-        for context, before, tools in contexts(joint.turn, joint.roles):
+    def _prove_contexts(self, template: DeltaTemplate, messages: Sequence[Plain], expected: str) -> None:
+        for context, before, tools in contexts(template.turn, template.roles):
             try:
                 whole = self._renderer.render([*before, *messages], tools)
             except TemplateError:
                 # A conversation that the template refuses as a whole never gets as far as new messages.
                 continue
-            opening = joint.behind_end(_tail(whole, messages)[0])
-            if opening != expected:
-                raise TemplateError(f"they read differently {context}: {excerpt(opening, expected)}")
+            suffix = template.behind_end(_tail(whole, messages)[0])
+            if suffix != expected:
+                raise TemplateError(f"they read differently {context}: {excerpt(suffix, expected)}")
 
-    def _sample(self, joint: Joint, contents: Sequence[str], *, prove_ids: bool) -> list[tuple[list[str], str]]:
-        """Return renderings of the joint: the contents of its messages, and its opening."""
+    def _sample(
+        self, template: DeltaTemplate, contents: Sequence[str], *, prove_ids: bool
+    ) -> list[tuple[list[str], str]]:
+        """Return renderings of the template: the contents of its messages, and its suffix."""
         samples = []
-        for texts in rotations(len(joint.roles), contents):
-            whole = self.whole(joint, probe_messages(joint.roles, texts))
-            opening = joint.opening(whole)
+        for texts in rotations(len(template.roles), contents):
+            whole = self.whole(template, probe_messages(template.roles, texts))
+            suffix = template.suffix(whole)
             if prove_ids:
-                self._prove_ids(joint.end, whole, opening)
-            samples.append((texts, opening))
+                self._prove_ids(template.end, whole, suffix)
+            samples.append((texts, suffix))
         return samples
 
-    def _prove_ids(self, end: str, whole: str, opening: str) -> None:
+    def _prove_ids(self, end: str, whole: str, suffix: str) -> None:
         encode = self._tokenizer.encode
-        before = whole[: len(whole) - len(opening)]
-        if len(encode(end)) != 1 or encode(before) + encode(end + opening)[1:] != encode(whole):
-            raise TemplateError(f"their ids depend on what stands before them: {excerpt(opening)}")
+        before = whole[: len(whole) - len(suffix)]
+        if len(encode(end)) != 1 or encode(before) + encode(end + suffix)[1:] != encode(whole):
+            raise TemplateError(f"their ids depend on the text before them: {excerpt(suffix)}")
 
-    def _shows(self, joint: Joint, messages: Sequence[Plain], key: str, opening: str) -> bool:
-        return joint.opening(self.whole(joint, renamed(messages, key))) != opening
+    def _shows(self, template: DeltaTemplate, messages: Sequence[Plain], key: str, suffix: str) -> bool:
+        return template.suffix(self.whole(template, renamed(messages, key))) != suffix
 
-    def _rewrites(self, joint: Joint, messages: Sequence[Plain]) -> str:
-        """Return what the template does to an earlier turn, in the words of a warning."""
+    def _rewrites(self, template: DeltaTemplate, messages: Sequence[Plain]) -> str:
+        """Return the change that the template makes to an earlier turn, as the text of a warning."""
         prompt = self._renderer.render(BASE)
         # A prompt that opens the reasoning is kept only in front of a turn that has some.
-        turn = inline_reasoning(joint.turn) if prompt.rstrip().endswith("<think>") else joint.turn.message()
+        turn = inline_reasoning(template.turn) if prompt.rstrip().endswith("<think>") else template.turn.message()
         whole = self._renderer.render([*BASE, turn, *messages])
         if not whole.startswith(prompt):
             return f"renders the prompt of an earlier turn as {excerpt(whole, prompt)}"
-        if whole.count(TURN_MARK) < joint.turn.num_calls + joint.turn.content:
+        if whole.count(TURN_MARK) < template.turn.num_calls + template.turn.content:
             return "drops the text or the calls of an earlier turn"
-        return "drops the reasoning of an earlier turn" if self._drops_reasoning(joint.turn, messages) else ""
+        return "drops the reasoning of an earlier turn" if self._drops_reasoning(template.turn, messages) else ""
 
     def _drops_reasoning(self, turn: Turn, messages: Sequence[Plain]) -> bool:
         inline, separate = [*BASE, inline_reasoning(turn)], [*BASE, separate_reasoning(turn)]
@@ -274,30 +276,30 @@ class JointFinder:
             return False
 
     def _with_pieces(
-        self, joint: Joint, messages: Sequence[Plain], opening: str, samples: Sequence[tuple[list[str], str]]
-    ) -> Joint:
-        """Return the joint with its pieces, if concatenation is proven to give what the template gives."""
-        pieces = _split(opening, [message["content"] for message in messages])
+        self, template: DeltaTemplate, messages: Sequence[Plain], suffix: str, samples: Sequence[tuple[list[str], str]]
+    ) -> DeltaTemplate:
+        """Return the template with pieces, if concatenation provably gives the same text as rendering."""
+        pieces = _split(suffix, [message["content"] for message in messages])
         if pieces is None:
-            return joint
+            return template
         try:
-            more = self._sample(joint, self._telling_contents, prove_ids=False)
+            more = self._sample(template, self._adversarial_contents, prove_ids=False)
         except TemplateError:
-            return joint
-        kinds = list(dict.fromkeys(joint.roles))
+            return template
+        kinds = list(dict.fromkeys(template.roles))
         for chosen in itertools.product(_FILLS, repeat=len(kinds)):
-            filled = evolve(joint, pieces=pieces, fills=tuple(chosen[kinds.index(role)] for role in joint.roles))
+            filled = evolve(template, pieces=pieces, fills=tuple(chosen[kinds.index(role)] for role in template.roles))
             if all(filled.fill(texts) == expected for texts, expected in (*samples, *more)):
                 return filled
-        return joint
+        return template
 
     @cached_property
-    def _telling_contents(self) -> tuple[str, ...]:
-        return telling_contents(self._renderer.sources)
+    def _adversarial_contents(self) -> tuple[str, ...]:
+        return adversarial_contents(self._renderer.sources)
 
 
 def _tail(whole: str, messages: Sequence[Plain]) -> tuple[str, int]:
-    """Return the text behind the probe's turn, and how often the turn shows its mark."""
+    """Return the text after the probe's turn, and the number of marks in the turn."""
     before, found, tail = whole.rpartition(TURN_MARK)
     for message in messages:
         if message["content"] not in whole:
@@ -309,17 +311,17 @@ def _tail(whole: str, messages: Sequence[Plain]) -> tuple[str, int]:
     return tail, before.count(TURN_MARK) + 1
 
 
-def _split(opening: str, marks: Sequence[str]) -> tuple[str, ...] | None:
+def _split(suffix: str, marks: Sequence[str]) -> tuple[str, ...] | None:
     """Return the text around each mark, or None unless each shows once, in order."""
     pieces = []
     for mark in marks:
-        piece, found, opening = opening.partition(mark)
+        piece, found, suffix = suffix.partition(mark)
         if not found or any(other in piece for other in marks):
             return None
         pieces.append(piece)
-    return None if any(mark in opening for mark in marks) else (*pieces, opening)
+    return None if any(mark in suffix for mark in marks) else (*pieces, suffix)
 
 
 def describe(roles: Sequence[str]) -> str:
-    """Return what error texts call new messages of these roles."""
+    """Return a name for new messages of these roles, for error texts."""
     return " and ".join(f"a {role} message" for role in roles)

@@ -1,5 +1,5 @@
 """
-Probe conversations: what a chat template is asked to render so that it shows how it works.
+Probe conversations, which show how a chat template renders messages.
 
 A probe is a user's message, a turn of the model that consists of marks, and new messages whose contents are marks.
 """
@@ -18,7 +18,7 @@ Plain = dict[str, Any]
 
 BASE: tuple[Plain, ...] = ({"role": "user", "content": "probe"},)
 TURN_MARK = "tw7turn"
-"""Stands for what the model sampled: in its content, and in the arguments of its calls."""
+"""Placeholder for sampled text, in the content of a turn and in the arguments of its calls."""
 REASON_MARK = "tw7reason"
 CONTENTS = (
     "plain",
@@ -112,7 +112,7 @@ def renamed(messages: Sequence[Plain], key: str) -> list[Plain]:
 
 
 def rotations(num_messages: int, contents: Sequence[str]) -> Iterator[list[str]]:
-    """Yield a content for each message, so that every content stands in every place once."""
+    """Yield a content for each message, so that every content takes every place once."""
     for first in range(len(contents)):
         yield [contents[(first + index) % len(contents)] for index in range(num_messages)]
 
@@ -128,12 +128,12 @@ def separate_reasoning(turn: Turn) -> Plain:
 
 
 def contexts(turn: Turn, roles: Sequence[str]) -> Iterator[tuple[str, list[Plain], list[Plain]]]:
-    """Yield conversations that end with the probe's turn: when that is, the messages, and the tools."""
+    """Yield conversations that end with the probe's turn: a name, the messages, and the tools."""
     last, answer = turn.message(), {"role": "assistant", "content": "probe"}
     yield "when tools are given", [*BASE, last], [_PROBE_TOOL]
     yield "after reasoning", [*BASE, separate_reasoning(turn)], []
     yield "after reasoning in the content", [*BASE, inline_reasoning(turn)], []
-    yield "behind a system message", [{"role": "system", "content": "probe"}, *BASE, last], []
+    yield "after a system message", [{"role": "system", "content": "probe"}, *BASE, last], []
     yield "later in a conversation", [*BASE, answer, *BASE, last], []
     if count := num_leading_tools(roles):
         results = probe_messages(["tool"] * count, ["probe"] * count)
@@ -141,12 +141,12 @@ def contexts(turn: Turn, roles: Sequence[str]) -> Iterator[tuple[str, list[Plain
         yield "after the tool results of an earlier task", [*BASE, last, *results, answer, *BASE, last], []
 
 
-def telling_contents(sources: Sequence[str]) -> tuple[str, ...]:
+def adversarial_contents(sources: Sequence[str]) -> tuple[str, ...]:
     """
     Return contents made of the templates' own string literals.
 
-    What else than white space could a template treat in a special way? All literals stand in one content; those that
-    something is compared with, or that a text may start or end with, are contents by themselves.
+    Besides white space, a template can treat only texts in a special way that it names itself. One content holds all
+    literals. Literals that the template compares with, or tests the start or end of a text with, are separate contents.
     """
     import jinja2
 

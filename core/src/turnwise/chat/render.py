@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.chat_probe import common_start
+from turnwise.chat.probe import common_start
 from turnwise.errors import ConfigError, TemplateError
 from turnwise.types import Message, TokenArray
 
@@ -23,7 +23,7 @@ _ARGUMENTS = frozenset(
     | {"add_generation_prompt", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize"}
     | {"tokenizer_kwargs", "tools", "truncation"}
 )
-"""What `apply_chat_template` takes besides options of the template."""
+"""Parameters of `apply_chat_template` that are no options of the template."""
 
 
 class HuggingFaceTokenizer:
@@ -92,8 +92,8 @@ class Renderer:
     A tokenizer's chat template with the options of a run.
 
     Attributes:
-        name: what error texts call the template.
-        sources: Jinja sources; more than one where a model names a template of its own for tools.
+        name: of the template, for error texts.
+        sources: Jinja sources; more than one where a model has a separate template for tools.
 
     Raises:
         TemplateError: there is no template, or it is larger than 1 MiB.
@@ -121,7 +121,7 @@ class Renderer:
         generate: bool = True,
     ) -> str:
         """
-        Return the text of messages in plain form; `generate` adds where the model's turn begins.
+        Return the text of messages in plain form; `generate` adds the start of the model's turn.
 
         Raises:
             TemplateError: the template does not parse, or refuses the messages; the text is the template's own.
@@ -138,7 +138,7 @@ class Renderer:
             )
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"{self.name} does not parse: line {error.lineno}: {error.message}") from error
-        # What the expressions of a template may raise when a message is not what they expect.
+        # The exceptions that a template's expressions raise on messages of another form.
         except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise TemplateError(f"{self.name} fails: {_one_line(error)}") from error
         return text

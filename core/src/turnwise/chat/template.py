@@ -1,9 +1,9 @@
 """
-Chat templates that only ever append: a prompt once, and from then on the ids of what is new.
+Chat templates that only append: ids of the prompt once, then only the ids of new messages.
 
-What the model sampled is never rendered or tokenized again. `delta` gives the ids that new messages add behind a turn
-of the model, as the template would render them; that it does is proven when a `ChatTemplate` is made, on probe
-conversations (see `turnwise.chat_delta`), each kind of message by itself.
+Sampled text is never rendered or tokenized again. `delta` gives the ids that new messages add after a turn of the
+model, as the template would render them. `ChatTemplate` proves on probe conversations that this holds, separately for
+each kind of message (see `turnwise.chat.delta`).
 
     chat = load_chat(ModelSpec(path=Path("models/qwen")))
     ids = chat.prompt([{"role": "user", "content": "What is 6 * 7?"}], tools)
@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from turnwise.chat_delta import Joint, JointFinder
-from turnwise.chat_probe import BASE, with_answer_keys
-from turnwise.chat_render import (
+from turnwise.chat.delta import DeltaProver, DeltaTemplate
+from turnwise.chat.probe import BASE, with_answer_keys
+from turnwise.chat.render import (
     MAX_TEMPLATE_BYTES,
     HeadCache,
     HuggingFaceTokenizer,
@@ -46,16 +46,16 @@ _CALL_FORMS: tuple[dict[str, bool], ...] = (
 
 
 @frozen(kw_only=True)
-class Verdict:
+class DeltaReport:
     """
-    What the proof found for one kind of new messages.
+    Result of the proof for one kind of new messages.
 
     Attributes:
         roles: of the messages, in order.
-        problem: why they cannot be appended; empty when they can.
-        rewrites: what a whole rendering would do to earlier turns, such as dropping their reasoning; the record keeps
-            them as they were sampled. Empty when a whole rendering keeps them too.
-        concatenated: their text is put together without the template, which is about twice as fast.
+        problem: the reason why they cannot be appended; empty when they can.
+        rewrites: the change that a whole rendering would make to earlier turns, such as dropping their reasoning; the
+            record keeps them as sampled. Empty when a whole rendering keeps them too.
+        concatenated: their text is built without the template, which is about twice as fast.
     """
 
     roles: tuple[str, ...]
@@ -71,8 +71,8 @@ class ChatTemplate:
     Args:
         tokenizer: any tokenizer of transformers, with `chat_template` set.
         template_options: keyword arguments for the template, such as `enable_thinking`.
-        stop_token_ids: ids that end a turn, besides those that the template and the tokenizer name.
-        name: what error texts call the template.
+        stop_token_ids: additional ids that end a turn, besides the template's and the tokenizer's.
+        name: of the template, for error texts.
 
     Raises:
         TemplateError: the template is missing, larger than 1 MiB, does not parse, or can append neither user messages
@@ -90,16 +90,15 @@ class ChatTemplate:
     ) -> None:
         self._tokenizer = HuggingFaceTokenizer(tokenizer)
         self._renderer = Renderer(tokenizer, template_options or {}, name)
-        self._finder = JointFinder(self._renderer, self._tokenizer)
+        self._prover = DeltaProver(self._renderer, self._tokenizer)
         self._heads = HeadCache(self._tokenizer)
-        self._joints: dict[tuple[str, ...], Joint | str] = {}
+        self._deltas: dict[tuple[str, ...], DeltaTemplate | str] = {}
         self._renderer.render(BASE)
         self.verify()
         self._stops = self._stop_texts(stop_token_ids)
 
     @property
     def tokenizer(self) -> HuggingFaceTokenizer:
-        """What turns its text into ids."""
         return self._tokenizer
 
     @property
@@ -107,24 +106,24 @@ class ChatTemplate:
         """Ids that end a turn of the model: the template's first, then the tokenizer's and those given."""
         return tuple(self._stops)
 
-    def verify(self) -> tuple[Verdict, ...]:
+    def verify(self) -> tuple[DeltaReport, ...]:
         """
-        Return what was proven of user messages, one and two tool results, and tool results before a user message.
+        Return the proofs for user messages, one and two tool results, and tool results before a user message.
 
-        Kinds that are asked for later are proven then. Each proof runs once; calling this again is free.
+        Other kinds are proven when they first occur. Each proof runs once; calling this again is free.
 
         Raises:
             TemplateError: neither user messages nor tool results can be appended.
         """
-        found = {roles: self._judged(roles) for roles in _VERIFIED_ROLES}
+        found = {roles: self._prove(roles) for roles in _VERIFIED_ROLES}
         user, tool = found["user",], found["tool",]
         if isinstance(user, str) and isinstance(tool, str):
             raise TemplateError(f"{user}; {tool}")
-        return tuple(_verdict(roles, joint) for roles, joint in found.items())
+        return tuple(_report(roles, template) for roles, template in found.items())
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> TokenArray:
         """
-        Return (P,) int32 ids of a conversation up to where the model's turn begins.
+        Return (P,) int32 ids of a conversation up to the start of the model's turn.
 
         Args:
             messages: at least one; contents are strings, None, or lists of text parts.
@@ -139,7 +138,7 @@ class ChatTemplate:
 
     def delta(self, messages: Sequence[Message], last_token_id: int) -> TokenArray:
         """
-        Return (n,) int32 ids that new messages append after a turn of the model, up to where its next turn begins.
+        Return (n,) int32 ids that new messages append after a turn of the model, up to the start of its next turn.
 
         Args:
             messages: at least one, of the environment: tool results in the order of their calls, user messages. Some
@@ -149,10 +148,10 @@ class ChatTemplate:
         Raises:
             TemplateError: messages of these roles cannot be appended, or a content is not text.
         """
-        joint = self._joint(messages)
-        start = joint.start(self._stops.get(last_token_id))
-        # The text begins with the token before the delta, so that what follows is split as it is in a conversation.
-        return np.array(self._tokenizer.encode(start + self._opening(joint, messages)), np.int32)[1:]
+        template = self._delta_template(messages)
+        start = template.start(self._stops.get(last_token_id))
+        # The text starts with the token before the delta, so that the rest is split as in a whole conversation.
+        return np.array(self._tokenizer.encode(start + self._suffix(template, messages)), np.int32)[1:]
 
     def text(self, token_ids: Sequence[int] | TokenArray) -> str:
         """Return the text of a turn of the model, without its end-of-turn token; tags and other tokens stay."""
@@ -170,53 +169,53 @@ class ChatTemplate:
                 continue
         return self._renderer.render([plain_message(message, **last_form) for message in messages], tools)
 
-    def _joint(self, messages: Sequence[Message]) -> Joint:
+    def _delta_template(self, messages: Sequence[Message]) -> DeltaTemplate:
         try:
             roles = tuple([message["role"] for message in messages])
         except KeyError as error:
             raise TemplateError("a message has no role") from error
-        joint = self._joints.get(roles) or self._judged(roles)
-        if isinstance(joint, str):
-            raise TemplateError(joint)
-        return joint
+        template = self._deltas.get(roles) or self._prove(roles)
+        if isinstance(template, str):
+            raise TemplateError(template)
+        return template
 
-    def _judged(self, roles: tuple[str, ...]) -> Joint | str:
-        """Return the joint of messages of these roles, or why there is none."""
-        if roles not in self._joints:
+    def _prove(self, roles: tuple[str, ...]) -> DeltaTemplate | str:
+        """Return the template of messages of these roles, or why there is none."""
+        if roles not in self._deltas:
             try:
-                self._joints[roles] = self._find(roles)
+                self._deltas[roles] = self._find(roles)
             except TemplateError as error:
-                self._joints[roles] = str(error)
-        return self._joints[roles]
+                self._deltas[roles] = str(error)
+        return self._deltas[roles]
 
-    def _find(self, roles: tuple[str, ...]) -> Joint:
+    def _find(self, roles: tuple[str, ...]) -> DeltaTemplate:
         if not roles or "assistant" in roles:
             raise TemplateError("a delta takes messages of the environment, at least one; the model's are sampled")
-        return self._finder.find(roles)
+        return self._prover.find(roles)
 
-    def _opening(self, joint: Joint, messages: Sequence[Message]) -> str:
+    def _suffix(self, template: DeltaTemplate, messages: Sequence[Message]) -> str:
         """Return the text of the messages and the next generation prompt."""
-        if joint.pieces is not None and all(message.keys() <= _PLAIN_KEYS for message in messages):
-            return joint.fill([content_text(message) for message in messages])
+        if template.pieces is not None and all(message.keys() <= _PLAIN_KEYS for message in messages):
+            return template.fill([content_text(message) for message in messages])
         plain = [plain_message(message) for message in messages]
-        for key in joint.needs:
+        for key in template.needs:
             if any(message["role"] == "tool" and not message.get(key) for message in plain):
                 raise TemplateError(f"{self._renderer.name} shows {key!r} of a tool message, so each needs one")
-        return joint.opening(self._finder.whole(joint, with_answer_keys(plain)))
+        return template.suffix(self._prover.whole(template, with_answer_keys(plain)))
 
     def _stop_texts(self, more: Sequence[int]) -> dict[int, str]:
         """Return the text of each id that ends a turn."""
-        joints = [joint for joint in self._joints.values() if isinstance(joint, Joint)]
-        ids = [self._tokenizer.encode(joint.stop)[0] for joint in joints]
+        templates = [template for template in self._deltas.values() if isinstance(template, DeltaTemplate)]
+        ids = [self._tokenizer.encode(template.stop)[0] for template in templates]
         if self._tokenizer.eos_token_id is not None:
             ids.append(self._tokenizer.eos_token_id)
         return {token_id: self._tokenizer.decode([token_id]) for token_id in dict.fromkeys((*ids, *more))}
 
 
-def _verdict(roles: tuple[str, ...], joint: Joint | str) -> Verdict:
-    if isinstance(joint, str):
-        return Verdict(roles=roles, problem=joint)
-    return Verdict(roles=roles, rewrites=joint.rewrites, concatenated=joint.pieces is not None)
+def _report(roles: tuple[str, ...], template: DeltaTemplate | str) -> DeltaReport:
+    if isinstance(template, str):
+        return DeltaReport(roles=roles, problem=template)
+    return DeltaReport(roles=roles, rewrites=template.rewrites, concatenated=template.pieces is not None)
 
 
 def load_chat(spec: ModelSpec) -> ChatTemplate:

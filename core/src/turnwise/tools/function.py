@@ -1,7 +1,7 @@
 """
 Tools made from typed Python functions: annotations become the schema, the docstring its descriptions.
 
-A sync function runs in a thread, so one that blocks holds up no episode but its own; in a process it can be ended too.
+A sync function runs in a thread, so a blocking one delays only its own episode. In a process it can be killed as well.
 """
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ from typing import Annotated, Any, Final, Literal, Union, cast, get_args
 from attrs import evolve, field, frozen
 
 from turnwise.errors import ConfigError
-from turnwise.tool_process import in_process, refuse_unimportable
-from turnwise.tool_schema import CompiledSchema, Schema, compile_schema
-from turnwise.tool_thread import in_thread
+from turnwise.tools.process import check_importable, in_process
+from turnwise.tools.schema import CompiledSchema, Schema, compile_schema
+from turnwise.tools.thread import in_thread
 from turnwise.types import Task, ToolResult
 
 Convert = Callable[[Any], Any]
-"""From a JSON value that fits the schema to the Python value that the function's annotation promises."""
+"""Converts a JSON value that fits the schema to the Python type of the annotation."""
 
 
 RunIn = Literal["thread", "process", "loop"]
 """
-Where a function runs.
+The place where a function runs.
 
-`thread`: it may block, and must be thread-safe. After the call's deadline its thread goes on, and keeps nothing alive.
-`process`: it may block and hang; at the deadline its process is killed. It must be importable, and starts slower.
-`loop`: on the event loop, where it must not block: as long as it does, no other episode and no deadline gets a turn.
+`thread`: the function may block and must be thread-safe. After the call's deadline its thread continues in the
+background. `process`: the function may block and hang; at the deadline its process is killed. It must be importable,
+and starts slower. `loop`: the function runs on the event loop and must not block, because that stops all other episodes
+and deadlines.
 """
 
 
 @frozen(kw_only=True, eq=False)
 class FunctionTool:
     """
-    A tool made from a Python function by `function_tool`; it has no sessions and gives no rewards of its own.
+    A tool made from a Python function by `function_tool`; it has no sessions and gives no reward.
 
     Attributes:
         func: sync or async.
         schema: in OpenAI form.
-        run_in: where it runs, see `RunIn`.
+        run_in: place where it runs, see `RunIn`.
     """
 
     func: Callable[..., Any]
@@ -57,7 +58,7 @@ class FunctionTool:
     _is_async: bool = False
 
     async def create(self, task: Task) -> None:
-        """Begin nothing: a function keeps nothing between calls."""
+        """Do nothing: a function keeps no state between calls."""
 
     async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
         """Call the function with the arguments as keywords."""
@@ -78,11 +79,11 @@ class FunctionTool:
         return keywords
 
     async def release(self, session: object) -> None:
-        """End nothing."""
+        """Do nothing."""
 
 
 def _run_to_end(func: Callable[..., Any], **keywords: Any) -> Any:
-    """Run a coroutine function on an event loop of its own."""
+    """Run a coroutine function on a new event loop."""
     return asyncio.run(func(**keywords))
 
 
@@ -97,12 +98,13 @@ def function_tool(
 
     Args:
         func: sync or async.
-        name: in place of the function's own.
-        schema: in place of one from annotations; arguments are then passed as they are in JSON.
-        run_in: a thread for sync functions and the loop for async ones, unless given.
+        name: replaces the function's own name.
+        schema: replaces the schema from annotations; arguments are then passed as JSON values.
+        run_in: place of execution; by default a thread for sync functions and the loop for async ones.
 
     Raises:
-        ConfigError: one line: which parameter or which part of the schema is wrong, or why it cannot run there.
+        ConfigError: one line that names the wrong parameter, the wrong part of the schema, or the reason why the
+            function cannot run there.
 
     Example:
         >>> def add(a: int, b: int = 1) -> int:
@@ -121,12 +123,12 @@ def function_tool(
 
 
 def placed(tool: FunctionTool, run_in: str) -> FunctionTool:
-    """Return the same tool to run elsewhere; `ConfigError` says why it cannot run there."""
+    """Return the same tool with another place of execution; `ConfigError` when it cannot run there."""
     name = tool.schema["function"]["name"]
     if run_in not in get_args(RunIn):
         raise ConfigError(f"tool {name!r}: run_in must be one of {', '.join(get_args(RunIn))}, not {run_in!r}")
     if run_in == "process":
-        refuse_unimportable(tool.func, name)
+        check_importable(tool.func, name)
     return evolve(tool, run_in=cast("RunIn", run_in))
 
 
@@ -142,7 +144,7 @@ def _refuse_mismatch(func: Callable[..., Any], compiled: CompiledSchema) -> None
 
 
 def as_result(value: object) -> ToolResult:
-    """Return what a function returned as a `ToolResult`; see `function_tool`."""
+    """Convert the return value of a function to a `ToolResult`; see `function_tool`."""
     if isinstance(value, ToolResult):
         return value
     if value is None or isinstance(value, str):
@@ -155,7 +157,7 @@ def as_result(value: object) -> ToolResult:
 
 @frozen(eq=False)
 class Described:
-    """The schema of an annotation, and how a JSON value becomes what the annotation promises (None: as it is)."""
+    """The schema of an annotation, and the conversion of its JSON values; None keeps them."""
 
     schema: dict[str, Any]
     convert: Convert | None = None
@@ -169,12 +171,12 @@ def function_schema(func: Callable[..., Any], name: str = "") -> tuple[Schema, M
     ``Annotated[T, "description"]``. A parameter with a default is not required.
 
     Args:
-        func: what the model may call, with keyword arguments.
-        name: in place of the function's own.
+        func: the function, which is called with keyword arguments.
+        name: replaces the function's own name.
 
     Returns:
         schema: in OpenAI form.
-        converters: by parameter, for those whose JSON value is not yet what the annotation promises.
+        converters: by parameter, for parameters whose JSON value differs from the annotated type.
 
     Raises:
         ConfigError: a parameter has no annotation, or one that JSON cannot carry.
@@ -191,7 +193,7 @@ def function_schema(func: Callable[..., Any], name: str = "") -> tuple[Schema, M
 
 
 def _described_by(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what carries the annotations and the docstring of a callable."""
+    """Return the function that has the annotations and the docstring of a callable."""
     if isinstance(func, functools.partial):
         return _described_by(func.func)
     return func if inspect.isroutine(func) else type(func).__call__

@@ -1,8 +1,8 @@
 """
-Processes for functions that may hang: a call that is given up ends with its process, whatever the function does.
+Processes for functions that may hang: an abandoned call ends with its process, whatever the function does.
 
-A process runs one call at a time and serves many, one after the other. There are at most `MAX_PROCESSES`; further calls
-wait for one. Only JSON travels, as lines (see `turnwise.tool_server` for the other end).
+A process runs many calls, one after the other. There are at most `MAX_PROCESSES`; further calls wait for one. Only JSON
+crosses the process border, in lines. `turnwise.tools.process_server` is the other side.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import IO, Any, Final, cast
 from attrs import define, field
 
 from turnwise.errors import ConfigError, InfrastructureError, ToolError
-from turnwise.tool_thread import in_thread
+from turnwise.tools.thread import in_thread
 from turnwise.types import ToolResult
 
 MAX_PROCESSES: Final = max(4, os.cpu_count() or 1)
 
 
-def refuse_unimportable(func: Callable[..., Any], name: str) -> None:
+def check_importable(func: Callable[..., Any], name: str) -> None:
     """Raise `ConfigError` when a process could not find a function by its module and name."""
     module, qualified = getattr(func, "__module__", None), getattr(func, "__qualname__", "")
     if module is None or module == "__main__" or not qualified.isidentifier():
@@ -38,13 +38,13 @@ def refuse_unimportable(func: Callable[..., Any], name: str) -> None:
 
 
 class _Process:
-    """One process; its standard output carries answers, and what functions print goes to standard error."""
+    """One process; its standard output carries answers, and prints of functions go to standard error."""
 
     def __init__(self) -> None:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-m", "turnwise.tool_server"]
+        command = [sys.executable, "-m", "turnwise.tools.process_server"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-        # Pipes were asked for, so they are there.
+        # Popen was asked for pipes, so these are not None.
         self._requests = cast("IO[bytes]", self._process.stdin)
         self._answers = cast("IO[bytes]", self._process.stdout)
 
@@ -58,7 +58,7 @@ class _Process:
             return ""
 
     def end(self) -> int:
-        """Kill it, free what it held, and return how it ended."""
+        """Kill the process, close its pipes, and return its exit code."""
         self._process.kill()
         code = self._process.wait()
         for pipe in (self._requests, self._answers):
@@ -67,13 +67,13 @@ class _Process:
         return code
 
     def kill(self) -> None:
-        """Let a thread that waits for its answer go on."""
+        """Kill the process, which wakes the thread that waits for its answer."""
         self._process.kill()
 
 
 @define(eq=False)
 class _Call:
-    """A call on its way: it may be given up before it has a process."""
+    """A running call; it may be abandoned before it has a process."""
 
     given_up: bool = False
     process: _Process | None = None
@@ -88,7 +88,7 @@ class _Call:
 
 @define(eq=False)
 class _Processes:
-    """Those that wait for a call, and how many more there may be. Its methods are called in threads."""
+    """The idle processes, and a semaphore for further ones. Threads call its methods."""
 
     _slots: threading.Semaphore = field(factory=lambda: threading.Semaphore(MAX_PROCESSES))
     _idle: list[_Process] = field(factory=list)
@@ -114,7 +114,7 @@ class _Processes:
             return answer
 
     def end(self) -> None:
-        """End those that are idle."""
+        """Kill the idle processes."""
         while self._idle:
             self._idle.pop().end()
 
@@ -130,7 +130,7 @@ async def in_process(func: Callable[..., Any], arguments: Mapping[str, Any], *, 
     Args:
         func: importable.
         arguments: JSON values.
-        convert: whether the values are to become what the function's annotations promise.
+        convert: convert the values to the types of the function's annotations.
 
     Raises:
         ToolError, InfrastructureError: the function did.

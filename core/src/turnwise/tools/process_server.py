@@ -1,7 +1,7 @@
 """
-The other end of `turnwise.tool_process`: runs calls of functions, one after the other, until nobody asks any more.
+The process side of `turnwise.tools.process`: runs calls of functions, one after the other, until its input ends.
 
-Started as ``python -m turnwise.tool_server``. Requests come as lines of JSON, and answers leave as such.
+Started as ``python -m turnwise.tools.process_server``. Requests and answers are lines of JSON.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any
 from attrs import asdict
 
 from turnwise.errors import InfrastructureError, ToolError
-from turnwise.function_tool import as_result, function_tool
+from turnwise.tools.function import as_result, function_tool
 
 
 def main() -> None:
     """Serve until standard input ends."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a function prints must not end up among the answers
+    os.dup2(2, 1)  # prints of functions must not mix with the answers
     for line in sys.stdin.buffer:
         answers.write(json.dumps(answer(json.loads(line))).encode() + b"\n")
         answers.flush()
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Run one call and return its result, or what it raised, as JSON values."""
+    """Run one call and return its result or its exception as JSON values."""
     try:
         func = getattr(importlib.import_module(request["module"]), request["name"])
         keywords = function_tool(func).keywords(request["arguments"]) if request["convert"] else request["arguments"]

@@ -1,5 +1,5 @@
 """
-What a tool accepts: an OpenAI function schema, checked and compiled once.
+Tool schemas: OpenAI function schemas, checked and compiled once.
 
 Checking the arguments of a call then costs about a microsecond. This module makes no schema and runs no tool.
 """
@@ -28,11 +28,11 @@ _TYPE_NAMES: Final = "array, boolean, integer, null, number, object or string"
 @frozen(eq=False)
 class CompiledSchema:
     """
-    A tool schema that was found valid.
+    A valid tool schema.
 
     Attributes:
         name: of the tool.
-        schema: as the tool gave it.
+        schema: of the tool, unchanged.
     """
 
     name: str
@@ -40,7 +40,7 @@ class CompiledSchema:
     _validator: Any = field(repr=False)
 
     def complaint(self, arguments: Mapping[str, Any]) -> str:
-        """Return what is wrong with the arguments of a call, as a text for the model; empty when they fit."""
+        """Return the misfit of a call's arguments as a text for the model; empty when they fit."""
         plain = arguments if isinstance(arguments, dict) else dict(arguments)
         try:
             if self._validator.is_valid(plain):
@@ -57,10 +57,10 @@ def compile_schema(schema: object, origin: str = "") -> CompiledSchema:
 
     Args:
         schema: OpenAI form, ``{"type": "function", "function": {"name", "description", "parameters"}}``.
-        origin: where it comes from, for the text of an error; the tool's own name is added when it has one.
+        origin: source of the schema, for error texts; the tool's name is added when it has one.
 
     Raises:
-        ConfigError: one line that names the tool and what is wrong.
+        ConfigError: one line that names the tool and the misfit.
     """
     function = schema.get("function") if isinstance(schema, Mapping) else None
     if not isinstance(schema, Mapping) or schema.get("type") != "function" or not isinstance(function, Mapping):
@@ -85,9 +85,9 @@ def _validator(parameters: object, where: str) -> Any:
         return jsonschema_rs.validator_for(dict(parameters), mask="the value", retriever=_refuse_remote)
     except jsonschema_rs.ValidationError as error:
         path = ".".join(["parameters", *map(str, error.instance_path)])
-        what = f"a type is one of {_TYPE_NAMES}" if path.endswith(".type") else _clipped(error.message)
+        problem = f"a type is one of {_TYPE_NAMES}" if path.endswith(".type") else _clipped(error.message)
         got = f", got {_clipped(repr(error.instance))}" if error.instance_path else ""
-        raise ConfigError(f"{where}: {path}: {what}{got}") from error
+        raise ConfigError(f"{where}: {path}: {problem}{got}") from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: its parameters are not JSON: {_clipped(str(error))}") from error
 
@@ -99,7 +99,7 @@ def _refuse_remote(uri: str) -> Any:
 def _complaint(error: Any) -> str:
     place = _place(error.instance_path)
     branches = error.kind.as_dict().get("context") if error.kind.name in ("anyOf", "oneOf") else None
-    # Of alternatives that all fail, what each of them wanted says more than that none of them fits.
+    # When all alternatives fail, the expectation of each says more than the failure of all.
     text = " and ".join(branch[0].message for branch in branches if branch) if branches else error.message
     return f"{place}: {_clipped(text)}" if place else _clipped(text)
 

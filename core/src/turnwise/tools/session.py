@@ -1,8 +1,8 @@
 """
-An episode's sessions of the tools: created with the first call, released at the end, or suspended when it is cut.
+Tool sessions of an episode: created with the first call, released at the end, or suspended at an interruption.
 
-A call that goes wrong is an answer that the model can read; only a failure that says nothing about the model leaves as
-an exception. Deadlines, metrics and truncation are not here: see `turnwise.episode` and the agents.
+A failing call returns a text that the model reads. Only a failure that is not the model's doing raises. Deadlines and
+metrics belong to `turnwise.episode.live`, truncation to the agents.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import Any, Final, Protocol, TypeGuard
 import structlog
 from attrs import evolve
 
-from turnwise.errors import EngineError, InfrastructureError, ToolError
+from turnwise.errors import EngineError, InfrastructureError, ToolError, is_cancelled
 from turnwise.protocols import Tool
-from turnwise.tool_schema import CompiledSchema
+from turnwise.tools.schema import CompiledSchema
 from turnwise.types import Task, ToolCall, ToolResult
 
 _MAX_NAME: Final = 64
-"""Characters of a tool's name; what a model writes in its place may be megabytes."""
+"""Characters of a tool's name in error texts; a model may write megabytes there."""
 
 SUSPENDING: Final = ("suspend", "restore")
 """The methods of `Suspendable`."""
 
 
 class Suspendable(Protocol):
-    """What a tool or a simulated user may have besides, so that a session outlives its process."""
+    """Optional methods of a tool or a simulated user whose sessions can outlive their process."""
 
     async def suspend(self, session: Any) -> Any:
-        """End a session in place of `release`, and return a JSON value."""
+        """Close a session and return a JSON value; replaces `release`."""
 
     async def restore(self, task: Task, notes: Any) -> object:
-        """Begin a session from what `suspend` returned, in place of `create`."""
+        """Open a session from the notes of `suspend`; replaces `create`."""
 
 
 def can_suspend(owner: object) -> TypeGuard[Suspendable]:
@@ -43,8 +43,8 @@ def can_suspend(owner: object) -> TypeGuard[Suspendable]:
     return all(hasattr(owner, name) for name in SUSPENDING)
 
 
-async def begun(owner: Any, task: Task, notes: Any) -> object:
-    """Begin a session of a tool or a simulated user, from notes when there are some."""
+async def create_session(owner: Any, task: Task, notes: Any) -> object:
+    """Open a session of a tool or a simulated user, from notes where there are some."""
     if notes is not None and can_suspend(owner):
         return await owner.restore(task, notes)
     return await owner.create(task)
@@ -52,11 +52,11 @@ async def begun(owner: Any, task: Task, notes: Any) -> object:
 
 class ToolSession:
     """
-    One episode's use of the tools; each tool's own session begins with its first call.
+    The tool sessions of one episode; each tool's session opens with its first call.
 
     Attributes:
-        released_reward: what the sessions gave when they were released, in sum; 0.0 before.
-        release_failures: by tool name, what a release raised; it is logged too.
+        released_reward: sum of the rewards that releases returned; 0.0 before.
+        release_failures: exceptions of releases by tool name; they are logged too.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ToolSession:
         release_s: float,
         notes: Mapping[str, Any],
     ) -> None:
-        """Begin with nothing created; made by `ToolBox.session`."""
+        """Start without open sessions; `ToolBox.session` makes these objects."""
         self._notes = notes
         self.released_reward = 0.0
         self.release_failures: dict[str, BaseException] = {}
@@ -83,11 +83,11 @@ class ToolSession:
         Run one call; calls may run at the same time.
 
         Returns:
-            What the tool answered, or a result with `error` and a text for the model: the call is malformed, the
-            tool unknown, an argument wrong, or the tool raised.
+            The tool's result, or a result with `error` and a text for the model: the call is malformed, the tool is
+            unknown, an argument is wrong, or the tool raised.
 
         Raises:
-            InfrastructureError, EngineError: what the tool stands on failed, which says nothing about the model.
+            InfrastructureError, EngineError: a service under the tool failed, which is not the model's doing.
         """
         complaint = self._complaint(call)
         if complaint:
@@ -99,13 +99,13 @@ class ToolSession:
         except ToolError as error:
             return ToolResult(text=_encodable(str(error)), error=True)
         except BaseException as error:  # a tool may raise anything, exits included; the model reads it
-            if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise
             return _failed(error)
         return result
 
     async def release(self) -> None:
-        """End every session that was begun; one that fails is reported and stops no other."""
+        """Close every open session; a failing one is reported and stops no other."""
         sessions, self._sessions = self._sessions, {}
         if len(sessions) < 2:
             for name, session in sessions.items():
@@ -118,9 +118,9 @@ class ToolSession:
 
     async def suspend(self) -> dict[str, Any]:
         """
-        End the sessions of all tools that can be suspended, and return their notes by tool name.
+        Suspend the sessions of all tools that support it, and return their notes by tool name.
 
-        One that fails to suspend, or takes longer than a release may, is released as the others.
+        A session that fails to suspend, or takes longer than a release may, is released like the others.
         """
         notes: dict[str, Any] = {}
         for name, session in tuple(self._sessions.items()):
@@ -131,7 +131,7 @@ class ToolSession:
                 async with asyncio.timeout(self._release_s):
                     notes[name] = await tool.suspend(session)
                 del self._sessions[name]
-            except Exception as error:  # noqa: BLE001 - reported; the episode goes on without its notes
+            except Exception as error:  # noqa: BLE001 - reported; the episode resumes without these notes
                 structlog.get_logger().warning("tool cannot be suspended", tool=name, error=repr(error))
         return notes
 
@@ -159,7 +159,7 @@ class ToolSession:
             # Calls of one turn run together; the first of them creates, the others wait for it.
             async with self._creating.setdefault(name, asyncio.Lock()):
                 if name not in self._sessions:
-                    self._sessions[name] = await begun(self._tools[name], self._task, self._notes.get(name))
+                    self._sessions[name] = await create_session(self._tools[name], self._task, self._notes.get(name))
         return self._sessions[name]
 
     async def _release(self, name: str, session: object) -> None:
@@ -169,17 +169,11 @@ class ToolSession:
             self.released_reward += _finite(reward) or 0.0
         except (KeyboardInterrupt, GeneratorExit):
             raise
-        except BaseException as error:  # reported; the episode and the other tools are not its business
-            if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
+        except BaseException as error:  # reported; a failing release must not affect the episode or other tools
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise
             self.release_failures[name] = error
             structlog.get_logger().warning("tool release failed", tool=name, error=repr(error))
-
-
-def _is_being_cancelled() -> bool:
-    """Return whether somebody cancelled this task, rather than the tool something of its own."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _finite(reward: float | None) -> float | None:
@@ -194,7 +188,7 @@ def _failed(error: BaseException) -> ToolResult:
 
 
 def _encodable(text: str) -> str:
-    """Return a text that every tokenizer takes: lone surrogates, as file names may hold, become question marks."""
+    """Return a text that every tokenizer accepts: lone surrogates, as in file names, become question marks."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
 """
-Threads for functions that may block: as many as there are calls at once.
+Threads for functions that may block: one for each concurrent call.
 
-A bounded pool would be filled by calls that hang, and the event loop's own pool is waited for in the end.
+Hanging calls would fill a bounded pool, and the event loop waits for its own pool when it closes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any, Final
 
 
 class _Threads:
-    """Daemon threads, as many as there are jobs at once; those that are idle are used again."""
+    """Daemon threads, one for each concurrent job; idle ones are reused."""
 
     def __init__(self) -> None:
         self._idle: deque[SimpleQueue[Callable[[], None]]] = deque()
-        if hasattr(os, "register_at_fork"):  # where there are forks, a child has none of the threads
+        if hasattr(os, "register_at_fork"):  # a forked child has none of the threads
             os.register_at_fork(after_in_child=self._idle.clear)
 
     def start(self, job: Callable[[], None]) -> None:
@@ -51,14 +51,14 @@ async def in_thread(func: Callable[..., Any], keywords: Mapping[str, Any]) -> An
     context = contextvars.copy_context()
 
     def settle(settle_outcome: Callable[[], None]) -> None:
-        if not outcome.done():  # a call that was cancelled has nobody who waits
+        if not outcome.done():  # nobody awaits a cancelled call
             settle_outcome()
 
     def job() -> None:
         try:
             settled = functools.partial(outcome.set_result, context.run(func, **keywords))
         except (StopIteration, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError) as error:
-            # What a future cannot hold, or what would end the coroutine, the loop or the task that waits for it.
+            # A future cannot hold these, or they would end the waiting coroutine, its task or the loop.
             failure = RuntimeError(f"{type(error).__name__}: {error}")
             settled = functools.partial(outcome.set_exception, failure)
         except BaseException as error:  # noqa: BLE001 - raised where the call is awaited

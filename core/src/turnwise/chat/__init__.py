@@ -1,0 +1,1 @@
+"""Chat templates: messages to token ids, and proofs that a template only appends."""

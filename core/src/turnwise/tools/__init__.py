@@ -1,0 +1,1 @@
+"""Tools: schemas, sessions, function tools, and where a call runs."""

@@ -1,0 +1,90 @@
+"""The tools of a run, and the sessions of them that episodes open (see `turnwise.tools.session`)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from attrs import field, frozen
+
+from turnwise.errors import ConfigError
+from turnwise.protocols import Tool
+from turnwise.tools.schema import CompiledSchema, Schema, compile_schema
+from turnwise.tools.session import SUSPENDING, ToolSession
+from turnwise.types import Task, ToolResult
+
+
+def tools_by_name(tools: Iterable[Tool] | Mapping[str, Tool]) -> Mapping[str, Tool]:
+    """Return tools by the names in their schemas; `ConfigError` when two have one name."""
+    by_name: dict[str, Tool] = {}
+    for tool in tools.values() if isinstance(tools, Mapping) else tools:
+        name = compile_schema(tool.schema, type(tool).__qualname__).name
+        if name in by_name:
+            raise ConfigError(f"two tools are named {name!r}: give one of them another name in its schema")
+        by_name[name] = tool
+    return by_name
+
+
+@frozen(eq=False)
+class ToolBox:
+    """
+    The tools of a run, ready to be called in many episodes at once.
+
+    Making one raises `ConfigError` when a schema is not valid or two tools have one name.
+
+    Attributes:
+        tools: by name, in configured order.
+        release_s: seconds that releasing a session of one tool may take.
+    """
+
+    tools: Mapping[str, Tool] = field(converter=tools_by_name)
+    release_s: float = 30.0
+    _compiled: Mapping[str, CompiledSchema] = field(init=False, repr=False)
+
+    @_compiled.default
+    def _compile(self) -> Mapping[str, CompiledSchema]:
+        return {name: compile_schema(tool.schema) for name, tool in self.tools.items()}
+
+    @property
+    def schemas(self) -> tuple[Schema, ...]:
+        """The schemas of all tools, in configured order."""
+        return tuple(tool.schema for tool in self.tools.values())
+
+    @asynccontextmanager
+    async def session(self, task: Task, notes: Mapping[str, Any] | None = None) -> AsyncIterator[ToolSession]:
+        """
+        Open an episode's sessions; open ones are released at the end, whatever happens inside.
+
+        Args:
+            task: of the episode.
+            notes: by tool, the result of `ToolSession.suspend` at an interruption of the episode.
+        """
+        session = ToolSession(task, self.tools, self._compiled, self.release_s, notes or {})
+        try:
+            yield session
+        finally:
+            await session.release()
+
+
+@frozen(eq=False)
+class DescribedTool:
+    """A tool under another schema: another name, other descriptions or narrower parameters."""
+
+    tool: Tool
+    schema: Schema
+
+    async def create(self, task: Task) -> object:
+        return await self.tool.create(task)
+
+    async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
+        return await self.tool.execute(session, arguments)
+
+    async def release(self, session: object) -> float | None:
+        return await self.tool.release(session)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the `suspend` and `restore` of a tool that has them."""
+        if name in SUSPENDING:
+            return getattr(self.tool, name)
+        raise AttributeError(name)

@@ -1,8 +1,8 @@
 """
-Drives one episode from its task to its result: steps the agent, classifies how it ended, scores and checks it.
+Drives one episode from its task to its result: steps the agent, classifies the end, checks and scores.
 
-Nothing that goes wrong inside an episode leaves this module as an exception: it becomes a status, and for failures a
-`Fault` that says whose it was. Only cancelling `run_episode` itself is passed on.
+A failure inside an episode never leaves this module as an exception. It becomes a status with a `Fault`, which names
+the owner of the failed code. Only the cancellation of `run_episode` itself passes through.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ import numpy as np
 import structlog
 from attrs import evolve, frozen
 
-from turnwise.checkpoint import begin_step, restore, suspended
-from turnwise.episode import LiveEpisode
-from turnwise.episode_spec import UnfinishedEpisode
+from turnwise.episode.live import LiveEpisode
 from turnwise.errors import (
     BoundaryError,
     BudgetExhausted,
@@ -31,13 +29,13 @@ from turnwise.errors import (
     Owner,
     boundary,
 )
-from turnwise.invariants import check_sampled, check_trajectory
-from turnwise.observer import EpisodeStarted, RewardFinished, unix_s
 from turnwise.protocols import Agent, Reward
-from turnwise.record import Origin
-from turnwise.result import EpisodeResult, token_scores, total_score
-from turnwise.tools import ToolBox
-from turnwise.trajectory import Trajectory
+from turnwise.record.columns import Origin
+from turnwise.record.invariants import check_sampled, check_trajectory
+from turnwise.record.result import EpisodeResult, token_scores, total_score
+from turnwise.record.spec import UnfinishedEpisode
+from turnwise.record.trajectory import Trajectory
+from turnwise.tools.toolbox import ToolBox
 from turnwise.types import (
     EpisodeMetrics,
     Fault,
@@ -55,23 +53,23 @@ _MAX_TRACEBACK_LINES = 40
 
 
 @frozen
-class Ending:
-    """How an episode ended, before it is scored."""
+class Outcome:
+    """Status and fault of an episode."""
 
     status: Status
     fault: Fault | None = None
 
 
 @frozen(kw_only=True)
-class Recipe:
+class EpisodeProgram:
     """
-    What drives an episode besides its services.
+    The plugins that an episode runs.
 
     Attributes:
-        agent: steps it.
+        agent: steps the episode.
         reward: scores it; None leaves it unscored.
-        tools: what the model may call.
-        check_invariants: check every record before it leaves.
+        tools: tools that the model can call.
+        check_invariants: check every record at the end.
     """
 
     agent: Agent
@@ -80,97 +78,101 @@ class Recipe:
     check_invariants: bool = True
 
 
-async def run_episode(episode: LiveEpisode, recipe: Recipe) -> EpisodeResult:
-    """Run an episode to its end and return what it left, of whatever status."""
+async def run_episode(episode: LiveEpisode, program: EpisodeProgram) -> EpisodeResult:
+    """Run an episode to its end and return its result, whatever its status."""
     started = time.perf_counter()
-    restore(episode)
-    observers = episode.services.observers
-    if observers.heard("on_episode_started"):
-        event = EpisodeStarted(
-            uid=episode.uid,
-            task=episode.task,
-            agent_name=episode.spec.agent_name,
-            key=episode.key,
-            global_step=episode.global_step,
-            validation=episode.validation,
-            worker=episode.services.worker,
-            started_at=unix_s(started),
-        )
-        observers.emit("on_episode_started", event)
-    ending, unfinished = await _drive(episode, recipe)
-    for trajectory in episode.trajectories:
-        trajectory.close()
-    if recipe.check_invariants:
-        ending = _checked(episode, ending)
-    spent_s = episode.spec.unfinished.spent_s if episode.spec.unfinished else 0.0
+    episode.journal.restore(episode)
+    episode.events.emit_episode_started(started)
+    outcome, unfinished = await _drive(episode, program)
+    outcome = _close_records(episode, outcome, check=program.check_invariants)
     scoring_started = time.perf_counter()
-    ending, scores = await _score(episode, recipe.reward, ending)
+    outcome, scores = await _score(episode, program.reward, outcome)
     ended = time.perf_counter()
+    # A resumed episode reports the time of all of its parts, and its own scoring alone: earlier parts were not scored.
+    total_s = ended - started + (episode.spec.unfinished.spent_s if episode.spec.unfinished else 0.0)
     result = EpisodeResult(
         task=episode.task,
         rollout_n=episode.rollout_n,
         global_step=episode.global_step,
         validation=episode.validation,
         agent_name=episode.spec.agent_name,
-        status=ending.status,
-        fault=ending.fault,
+        status=outcome.status,
+        fault=outcome.fault,
         trajectories=tuple(episode.trajectories),
         scores=scores,
         messages=tuple(episode.messages),
         objective=episode.objective,
-        metrics=_metrics(episode, total_s=spent_s + ended - started, reward_s=ended - scoring_started),
-        unfinished=unfinished and evolve(unfinished, spent_s=spent_s + ended - started),
+        metrics=_build_metrics(episode, total_s=total_s, reward_s=ended - scoring_started),
+        unfinished=unfinished and evolve(unfinished, spent_s=total_s),
     )
-    observers.emit("on_episode_finished", result)
+    episode.events.emit_episode_finished(result)
     return result
 
 
-async def _drive(episode: LiveEpisode, recipe: Recipe) -> tuple[Ending, UnfinishedEpisode | None]:
-    """Step the agent to its end, with the tool sessions open, and say how it ended and what to go on from."""
-    ending: Ending | None = None
+async def _drive(episode: LiveEpisode, program: EpisodeProgram) -> tuple[Outcome, UnfinishedEpisode | None]:
+    """Step the agent to its end with open sessions; return the outcome, and the saved state of an aborted episode."""
+    outcome: Outcome | None = None
     unfinished: UnfinishedEpisode | None = None
     notes = episode.spec.unfinished.tool_notes if episode.spec.unfinished else {}
     try:
         async with asyncio.timeout(None) as cleanup, AsyncExitStack() as stack:
-            stack.push_async_callback(_release_interaction, episode)
-            if recipe.tools is not None:
-                episode.tools = await stack.enter_async_context(recipe.tools.session(episode.task, notes))
-            ending = await _step_to_the_end(episode, recipe.agent)
+            # The stack releases in reverse order, also after a failure in between: tools first, then the user.
+            if episode.user is not None:
+                stack.push_async_callback(episode.user.release)
+            if program.tools is not None:
+                episode.tools = await stack.enter_async_context(program.tools.session(episode.task, notes))
+            outcome = await _step_to_end(episode, program.agent)
+            # The agent has had its time; a session that hangs in suspend or release must not hold the episode's slot.
             cleanup.reschedule(asyncio.get_running_loop().time() + episode.limits.tool_call_s)
-            if ending.status is Status.ABORTED:
-                unfinished = await suspended(episode)
-    except Exception as error:  # noqa: BLE001 - a plugin that fails to release must not take the result with it
-        ending = ending or ending_of(error, episode)
+            if outcome.status is Status.ABORTED:
+                unfinished = await _suspend(episode)
+    except Exception as error:  # noqa: BLE001 - a plugin that fails to release a session must not lose the result
+        outcome = outcome or _classify(error, episode.timer.activity)
         structlog.get_logger().warning("release failed", episode=episode.uid, error=repr(error))
-    if ending.status is not Status.ABORTED:
-        return ending, None
-    unfinished = unfinished or episode.journal.cut(episode.spec, episode.trajectories)
-    return ending, evolve(unfinished, released_reward=_released_reward(episode))
+    if outcome.status is not Status.ABORTED:
+        return outcome, None
+    # After a failure above the state is saved without notes: the episode resumes with new sessions.
+    unfinished = unfinished or episode.journal.save(episode)
+    return outcome, evolve(unfinished, released_reward=_released_reward(episode))
+
+
+async def _suspend(episode: LiveEpisode) -> UnfinishedEpisode:
+    """Suspend the sessions that support it, and return the state to resume from."""
+    earlier = episode.spec.unfinished
+    # A session that this part did not open keeps the notes of an earlier part.
+    tool_notes = dict(earlier.tool_notes) if earlier else {}
+    if episode.tools is not None:
+        tool_notes |= await episode.tools.suspend()
+    interaction_notes = earlier.interaction_notes if earlier else None
+    if episode.user is not None:
+        interaction_notes = await episode.user.suspend()
+    return evolve(episode.journal.save(episode), tool_notes=tool_notes, interaction_notes=interaction_notes)
 
 
 def _released_reward(episode: LiveEpisode) -> float:
-    """Return what tool sessions gave when they were released, in this part of the episode and those before."""
+    """Return the rewards of released tool sessions, earlier parts included."""
     earlier = episode.spec.unfinished.released_reward if episode.spec.unfinished else 0.0
     return earlier + (episode.tools.released_reward if episode.tools else 0.0)
 
 
-async def _step_to_the_end(episode: LiveEpisode, agent: Agent) -> Ending:
+async def _step_to_end(episode: LiveEpisode, agent: Agent) -> Outcome:
     try:
         async with asyncio.timeout(None) as timeout:
-            with episode.deadlines(timeout), boundary("agent", f"agent {episode.spec.agent_name!r}"):
+            with episode.timer.running(timeout), boundary("agent", f"agent {episode.spec.agent_name!r}"):
                 await _step(episode, agent)
     except TimeoutError:
-        # Only the timer itself raises it here: what plugins raise has become a BoundaryError.
-        return ending_of(episode.why_stopped(), episode)
+        # Raised by the timer: a TimeoutError of a plugin has become a BoundaryError.
+        return _classify(episode.timer.stop_signal(), episode.timer.activity)
     except Exception as error:  # noqa: BLE001 - classified, and kept in the result
-        return ending_of(error, episode)
-    cut = episode.last_finish is FinishReason.LENGTH
-    return Ending(Status.TRUNCATED if cut else Status.COMPLETED)
+        return _classify(error, episode.timer.activity)
+    truncated = episode.last_finish is FinishReason.LENGTH
+    return Outcome(Status.TRUNCATED if truncated else Status.COMPLETED)
 
 
 async def _step(episode: LiveEpisode, agent: Agent) -> None:
+    # Steps of earlier parts count, so that an agent that never ends stops however often it is interrupted.
     for _ in range(episode.journal.num_steps, episode.limits.max_steps):
-        begin_step(episode)
+        episode.journal.start_step(episode)
         state = await agent.step(episode)
         if not isinstance(state, str) or not state:
             raise TypeError(f"step returned {state!r} in state {episode.state!r}, expected a state name")
@@ -180,24 +182,26 @@ async def _step(episode: LiveEpisode, agent: Agent) -> None:
     raise RuntimeError(f"not terminated after {episode.limits.max_steps} steps, last state {episode.state!r}")
 
 
-def ending_of(error: BaseException, episode: LiveEpisode) -> Ending:
-    """Classify what ended an episode; in a group of exceptions a real failure outweighs a signal."""
+def _classify(error: BaseException, activity: Owner) -> Outcome:
+    """Return the outcome of an episode that an exception ended, while it waited for code of the owner `activity`."""
     error = _most_serious(error)
     if isinstance(error, BoundaryError) and isinstance(error.cause, BaseExceptionGroup):
         error = _most_serious(error.cause, error.owner)
     if isinstance(error, BudgetExhausted):
-        return Ending(Status.TRUNCATED)
+        return Outcome(Status.TRUNCATED)
     if isinstance(error, DeadlineExceeded):
-        return Ending(Status.TIMED_OUT, _fault(episode.activity, error))
+        return Outcome(Status.TIMED_OUT, _fault(activity, error))
     if isinstance(error, EpisodeAborted):
-        return Ending(Status.ABORTED, _fault("infra", error))
+        return Outcome(Status.ABORTED, _fault("infra", error))
     if isinstance(error, BoundaryError):
+        # An agent that reads a bad row raises, but the row is to blame, as with a prompt that is too long.
         owner = "data" if isinstance(error.cause, DataError) else error.owner
-        return Ending(Status.FAILED, _fault(owner, error.cause))
-    return Ending(Status.FAILED, _fault("agent", error))
+        return Outcome(Status.FAILED, _fault(owner, error.cause))
+    return Outcome(Status.FAILED, _fault("agent", error))
 
 
 def _most_serious(error: BaseException, owner: Owner = "agent") -> BaseException:
+    """Return the exception of a group that decides the outcome: a failure before a signal that ends the episode."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     leaves = [_most_serious(leaf, owner) for leaf in error.exceptions]
@@ -213,62 +217,50 @@ def _fault(owner: Owner, error: BaseException) -> Fault:
     return Fault(owner=owner, kind=type(error).__name__, message=message, traceback=shown)
 
 
-async def _release_interaction(episode: LiveEpisode) -> None:
-    interaction = episode.services.interaction
-    if interaction is not None and episode.interaction_open:
-        await interaction.release(episode.interaction_session)
-
-
-def _checked(episode: LiveEpisode, ending: Ending) -> Ending:
+def _close_records(episode: LiveEpisode, outcome: Outcome, *, check: bool) -> Outcome:
+    """Close the records; a record that breaks an invariant fails the episode."""
+    for trajectory in episode.trajectories:
+        trajectory.close()
+    if not check:
+        return outcome
     try:
         for trajectory, sampled in zip(episode.trajectories, episode.sampled, strict=True):
             check_trajectory(trajectory)
             check_sampled(trajectory, sampled)
-    except Exception as error:  # noqa: BLE001 - a broken record is a failed episode, never a lost batch
-        return Ending(Status.FAILED, _fault("agent", error))
-    return ending
+    except Exception as error:  # noqa: BLE001 - one bad record must not lose the batch
+        return Outcome(Status.FAILED, _fault("agent", error))
+    return outcome
 
 
-async def _score(episode: LiveEpisode, reward: Reward | None, ending: Ending) -> tuple[Ending, tuple[Score, ...]]:
-    if reward is None or ending.status not in _SCORED or not episode.trajectories:
-        return ending, ()
+async def _score(episode: LiveEpisode, reward: Reward | None, outcome: Outcome) -> tuple[Outcome, tuple[Score, ...]]:
+    if reward is None or outcome.status not in _SCORED or not episode.trajectories:
+        return outcome, ()
     started = time.perf_counter()
     name = f"reward {type(reward).__name__}"
     try:
         async with asyncio.timeout(episode.limits.reward_s):
             with boundary("reward", name):
-                scores = await _ask_reward(episode, reward)
+                scores = await _request_scores(episode, reward)
     except TimeoutError:
         late = TimeoutError(f"{name} took longer than {episode.limits.reward_s:g} s")
-        return Ending(Status.FAILED, _fault("reward", late)), ()
+        return Outcome(Status.FAILED, _fault("reward", late)), ()
     except BoundaryError as error:
-        return Ending(Status.FAILED, _fault(error.owner, error.cause)), ()
-    total = sum(map(total_score, scores))
-    services = episode.services
-    if services.observers.heard("on_reward_finished"):
-        event = RewardFinished(
-            uid=episode.uid,
-            reward=total,
-            seconds=time.perf_counter() - started,
-            key=episode.key,
-            worker=services.worker,
-            started_at=unix_s(started),
-        )
-        services.observers.emit("on_reward_finished", event)
-    return ending, scores
+        return Outcome(Status.FAILED, _fault(error.owner, error.cause)), ()
+    episode.events.emit_reward_finished(sum(map(total_score, scores)), started)
+    return outcome, scores
 
 
-async def _ask_reward(episode: LiveEpisode, reward: Reward) -> tuple[Score, ...]:
+async def _request_scores(episode: LiveEpisode, reward: Reward) -> tuple[Score, ...]:
     answer = reward.score(episode)
-    if inspect.isawaitable(answer):
+    if inspect.isawaitable(answer):  # and not iscoroutinefunction, which misses partials and callable objects
         answer = await answer
     scores = tuple(answer) if isinstance(answer, list | tuple) else (answer,)
     scores = tuple(TrajectoryScore(value=float(s)) if isinstance(s, int | float) else s for s in scores)
-    _refuse_bad_scores(scores, episode.trajectories)
+    _check_scores(scores, episode.trajectories)
     return scores
 
 
-def _refuse_bad_scores(scores: tuple[Score, ...], trajectories: list[Trajectory]) -> None:
+def _check_scores(scores: tuple[Score, ...], trajectories: list[Trajectory]) -> None:
     wrong = [s for s in scores if not isinstance(s, TrajectoryScore | TurnScore | TokenScore)]
     if wrong:
         raise TypeError(f"score returned {wrong[0]!r}, expected a TrajectoryScore, TurnScore or TokenScore")
@@ -279,7 +271,7 @@ def _refuse_bad_scores(scores: tuple[Score, ...], trajectories: list[Trajectory]
             raise ValueError(f"score is not finite: {total_score(score)}")
 
 
-def _metrics(episode: LiveEpisode, *, total_s: float, reward_s: float) -> EpisodeMetrics:
+def _build_metrics(episode: LiveEpisode, *, total_s: float, reward_s: float) -> EpisodeMetrics:
     counters = episode.counters
     num_tokens = dict.fromkeys((origin.name.lower() for origin in Origin), 0)
     for trajectory in episode.trajectories:

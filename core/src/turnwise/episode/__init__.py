@@ -1,0 +1,1 @@
+"""One episode: its live state, its driver, its journal and its counters."""

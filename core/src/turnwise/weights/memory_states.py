@@ -1,8 +1,8 @@
 """
 The states in which engines and a trainer share device memory, and the transitions between them, as data.
 
-Which call is legal in which state, the steps that it takes, what is undone when a step fails, and what is on the device
-meanwhile: `turnwise.memory` follows these tables and adds nothing.
+The tables declare which call is legal in which state, its steps, how a failed step is undone, and which memory is on
+the device. `turnwise.weights.memory` executes them and adds no rule.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ Call = Literal["to_training", "to_rollout", "to_sleep", "recover"]
 
 class SwitchState(StrEnum):
     """
-    Where memory is. In `handover` the engines sleep, and of the trainer the parameters alone are on the device; in
-    `broken` nobody knows.
+    The side that has the device memory.
+
+    In `handover` the engines sleep, and only the trainer's parameters are on the device. In `broken` the contents of
+    the device are unknown.
     """
 
     ROLLOUT = "rollout"
@@ -30,7 +32,7 @@ class SwitchState(StrEnum):
 
 
 class Part(StrEnum):
-    """What takes device memory."""
+    """A consumer of device memory."""
 
     ENGINE_WEIGHTS = "engine_weights"
     ENGINE_KV_CACHE = "engine_kv_cache"
@@ -39,7 +41,7 @@ class Part(StrEnum):
 
 
 class Stage(StrEnum):
-    """The steps that switches are made of."""
+    """An action that allocates or frees memory, or updates the weights."""
 
     SLEEP = "sleep"
     ONLOAD = "onload"
@@ -52,25 +54,25 @@ class Stage(StrEnum):
 
 _ENGINE: Final = frozenset({Part.ENGINE_WEIGHTS, Part.ENGINE_KV_CACHE})
 _TRAINER: Final = frozenset({Part.TRAINER_PARAMETERS, Part.TRAINER_OPTIMIZER})
-TAKES: Final[Mapping[Stage, frozenset[Part]]] = {
+ALLOCATES: Final[Mapping[Stage, frozenset[Part]]] = {
     Stage.ONLOAD: _TRAINER,
     Stage.WAKE_WEIGHTS: frozenset({Part.ENGINE_WEIGHTS}),
     Stage.WAKE_KV_CACHE: frozenset({Part.ENGINE_KV_CACHE}),
 }
-"""What a stage brings to the device; it may be there before the stage has ended."""
+"""Memory that a stage allocates; it may be allocated before the stage has ended."""
 FREES: Final[Mapping[Stage, frozenset[Part]]] = {
     Stage.SLEEP: _ENGINE,
     Stage.OFFLOAD_OPTIMIZER: frozenset({Part.TRAINER_OPTIMIZER}),
     Stage.OFFLOAD_PARAMETERS: frozenset({Part.TRAINER_PARAMETERS}),
 }
-"""What a stage takes off the device; it may be there until the stage has ended."""
+"""Memory that a stage frees; it may be allocated until the stage has ended."""
 HOLDS: Final[Mapping[SwitchState, frozenset[Part]]] = {
     SwitchState.ROLLOUT: _ENGINE,
     SwitchState.ASLEEP: frozenset(),
     SwitchState.TRAINING: _TRAINER,
     SwitchState.HANDOVER: frozenset({Part.TRAINER_PARAMETERS}),
 }
-"""What is on the device between two calls, in hybrid mode."""
+"""Memory on the device between two calls, in hybrid mode."""
 
 
 @frozen
@@ -79,9 +81,9 @@ class Step:
     A stage within a transition.
 
     Attributes:
-        stage: what is done.
-        undo: what is done when it fails.
-        safe: the state after that.
+        stage: its action.
+        undo: actions after a failure, in order.
+        safe: the state after these.
     """
 
     stage: Stage
@@ -92,11 +94,11 @@ class Step:
 @frozen
 class Transition:
     """
-    What a call does in a state.
+    Effect of a call in a state.
 
     Attributes:
         steps: in order.
-        target: the state after the last.
+        target: the state after the last step.
     """
 
     steps: tuple[Step, ...]
@@ -104,11 +106,13 @@ class Transition:
 
 
 _S, _A = SwitchState, Stage
-_LULL: Final = Step(_A.SLEEP, (_A.WAKE_WEIGHTS, _A.WAKE_KV_CACHE), _S.ROLLOUT)
+# After a failure the engines may have freed any part, so all of it is restored.
+_SLEEP: Final = Step(_A.SLEEP, (_A.WAKE_WEIGHTS, _A.WAKE_KV_CACHE), _S.ROLLOUT)
 _ONLOAD: Final = Step(_A.ONLOAD, (_A.OFFLOAD_OPTIMIZER, _A.OFFLOAD_PARAMETERS), _S.ASLEEP)
 _OFFLOAD_OPTIMIZER: Final = Step(_A.OFFLOAD_OPTIMIZER, (), _S.TRAINING)
 _OFFLOAD_PARAMETERS: Final = Step(_A.OFFLOAD_PARAMETERS, (), _S.HANDOVER)
 _WAKE_KV_CACHE: Final = Step(_A.WAKE_KV_CACHE, (_A.SLEEP,), _S.ASLEEP)
+# The trainer's parameters stay until the engines have the new weights, and the KV cache takes their memory last.
 _HAND_OVER: Final = (
     Step(_A.WAKE_WEIGHTS, (_A.SLEEP,), _S.HANDOVER),
     Step(_A.SYNC, (_A.SLEEP,), _S.HANDOVER),
@@ -116,11 +120,12 @@ _HAND_OVER: Final = (
     _WAKE_KV_CACHE,
 )
 _WAKE: Final = (Step(_A.WAKE_WEIGHTS, (_A.SLEEP,), _S.ASLEEP), Step(_A.SYNC, (_A.SLEEP,), _S.ASLEEP), _WAKE_KV_CACHE)
-_CALM: Final = tuple(Step(stage, (), _S.BROKEN) for stage in (_A.SLEEP, _A.OFFLOAD_OPTIMIZER, _A.OFFLOAD_PARAMETERS))
+# No step can be undone here: the state is unknown already.
+_RECOVER: Final = tuple(Step(stage, (), _S.BROKEN) for stage in (_A.SLEEP, _A.OFFLOAD_OPTIMIZER, _A.OFFLOAD_PARAMETERS))
 
 TRANSITIONS: Final[Mapping[tuple[SwitchState, Call], Transition]] = {
-    (_S.ROLLOUT, "to_training"): Transition((_LULL, _ONLOAD), _S.TRAINING),
-    (_S.ROLLOUT, "to_sleep"): Transition((_LULL,), _S.ASLEEP),
+    (_S.ROLLOUT, "to_training"): Transition((_SLEEP, _ONLOAD), _S.TRAINING),
+    (_S.ROLLOUT, "to_sleep"): Transition((_SLEEP,), _S.ASLEEP),
     (_S.ASLEEP, "to_training"): Transition((_ONLOAD,), _S.TRAINING),
     (_S.ASLEEP, "to_rollout"): Transition(_WAKE, _S.ROLLOUT),
     (_S.TRAINING, "to_rollout"): Transition((_OFFLOAD_OPTIMIZER, *_HAND_OVER), _S.ROLLOUT),
@@ -128,30 +133,31 @@ TRANSITIONS: Final[Mapping[tuple[SwitchState, Call], Transition]] = {
     (_S.HANDOVER, "to_training"): Transition((_ONLOAD,), _S.TRAINING),
     (_S.HANDOVER, "to_rollout"): Transition(_HAND_OVER, _S.ROLLOUT),
     (_S.HANDOVER, "to_sleep"): Transition((_OFFLOAD_PARAMETERS,), _S.ASLEEP),
-    (_S.BROKEN, "recover"): Transition(_CALM, _S.ASLEEP),
+    (_S.BROKEN, "recover"): Transition(_RECOVER, _S.ASLEEP),
 }
-"""Hybrid mode: engines and trainer take turns on the same devices."""
+"""Hybrid mode: engines and trainer use the same devices by turns."""
 STANDALONE: Final[Mapping[tuple[SwitchState, Call], Transition]] = {
     (_S.ROLLOUT, "to_training"): Transition((), _S.TRAINING),
     (_S.TRAINING, "to_rollout"): Transition((Step(_A.SYNC, (), _S.TRAINING),), _S.ROLLOUT),
 }
-"""Standalone mode: each has devices of its own, so nothing sleeps; new weights are all that is handed over."""
+"""Standalone mode: engines and trainer have separate devices, so a switch only updates the weights."""
 
 
 def peak_bytes(sizes: Mapping[Part, int]) -> int:
-    """Return the most bytes that hybrid mode has on a device at any time, on every legal path, undoing included."""
-    return max(sum(sizes.get(part, 0) for part in held) for held in _ever_held())
+    """Return the peak memory of hybrid mode over all legal paths, including undone steps."""
+    return max(sum(sizes.get(part, 0) for part in held) for held in _held_sets())
 
 
-def _ever_held() -> Iterator[frozenset[Part]]:
+def _held_sets() -> Iterator[frozenset[Part]]:
     for (state, _call), transition in TRANSITIONS.items():
         if state is SwitchState.BROKEN:
             continue
         held = HOLDS[state]
         yield held
         for step in transition.steps:
-            during = held | TAKES.get(step.stage, frozenset())
+            # During a stage, both the memory that it allocates and the memory that it frees may be on the device.
+            during = held | ALLOCATES.get(step.stage, frozenset())
             for stage in (step.stage, *step.undo):
-                yield during | TAKES.get(stage, frozenset())
+                yield during | ALLOCATES.get(stage, frozenset())
                 during -= FREES.get(stage, frozenset())
-            held = (held | TAKES.get(step.stage, frozenset())) - FREES.get(step.stage, frozenset())
+            held = (held | ALLOCATES.get(step.stage, frozenset())) - FREES.get(step.stage, frozenset())

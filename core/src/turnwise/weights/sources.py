@@ -1,8 +1,8 @@
 """
-Where weights come from: a module of torch, a mapping, a folder of safetensors files; and what is done on the way.
+Sources of weights: torch modules, mappings and safetensors files, and their conversion for an engine.
 
-Each is a `turnwise.weights.WeightSource`. Tensors of torch are passed on as they are until someone needs them as numpy
-arrays; torch itself is never imported here.
+Each is a `turnwise.protocols.weights.WeightSource`. They yield torch tensors unchanged; `as_numpy` converts them where
+an array is needed. This module never imports torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from turnwise.errors import EngineError
-from turnwise.weights import TensorSpec, Weight, WeightSource, dtype_of
+from turnwise.protocols.weights import TensorSpec, Weight, WeightSource, dtype_of
 
 _INDEX = "model.safetensors.index.json"
 _FLOATS = ("float", "bfloat")
@@ -26,12 +26,12 @@ _FLOATS = ("float", "bfloat")
 
 def source_of(weights: Any) -> WeightSource:
     """
-    Return a source of anything that holds weights.
+    Return a source of weights.
 
     Args:
-        weights: a source, a module of torch, a mapping of names to arrays, the path of a safetensors file or of a
-            folder of them, or an iterable of (name, array) pairs. The pairs of an iterable are kept until they are
-            sent, so that their shapes are known first.
+        weights: a source, a torch module, a mapping of names to arrays, the path of a safetensors file or of a folder
+            of them, or an iterable of (name, array) pairs. An iterable is read completely, because all shapes must be
+            known before the first weight is sent.
     """
     if isinstance(weights, WeightSource):
         return weights
@@ -46,14 +46,16 @@ def source_of(weights: Any) -> WeightSource:
 
 def module_source(module: Any) -> PairsSource:
     """
-    Return the floating point weights of a module's state dict, live: what is read is what they are then.
+    Return the floating point weights of a module's state dict, with the values that they have when they are read.
 
-    Tied weights come once, under the first of their names, as in a saved model. A sharded tensor is gathered when it is
-    read, which every rank of its mesh has to do.
+    Tied weights appear once, under the first of their names, as in a saved model. A sharded tensor is gathered when it
+    is read, and every rank of its mesh must read it.
     """
     seen: set[tuple[int, tuple[int, ...]]] = set()
     pairs = []
     for name, tensor in module.state_dict().items():
+        # With the shape, because a view of the first rows has the same address. Meta and sharded tensors have no
+        # address.
         key = (_data_ptr(tensor), tuple(tensor.shape))
         if _dtype_name(tensor).startswith(_FLOATS) and (key[0] == 0 or key not in seen):
             seen.add(key)
@@ -63,17 +65,15 @@ def module_source(module: Any) -> PairsSource:
 
 @frozen(eq=False)
 class PairsSource:
-    """Weights that are in memory, as (name, array or tensor) pairs."""
+    """Weights in memory, as (name, array or tensor) pairs."""
 
     pairs: Sequence[Weight]
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """Every weight, in order."""
         return tuple(TensorSpec(name, tuple(array.shape), _dtype_name(array)) for name, array in self.pairs)
 
     def __iter__(self) -> Iterator[Weight]:
-        """Yield each weight."""
         for name, array in self.pairs:
             gather = getattr(array, "full_tensor", None)
             yield name, array if gather is None else gather()
@@ -81,29 +81,26 @@ class PairsSource:
 
 @define(eq=False)
 class SafetensorsSource:
-    """Weights of a safetensors file, or of the files of a model's folder; `EngineError` when there are none."""
+    """Weights of a safetensors file, or of all such files in a model's folder; `EngineError` if there are none."""
 
     path: Path
     _files: tuple[Path, ...] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Find the files."""
         self._files = tuple(_safetensors_files(self.path))
         if not self._files:
-            raise EngineError(f"{str(self.path)!r} holds no safetensors file")
+            raise EngineError(f"{str(self.path)!r} contains no safetensors file")
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """Every weight, file by file."""
-        return tuple(spec for file in self._files for spec in _header(file))
+        return tuple(spec for file in self._files for spec in _read_specs(file))
 
     def __iter__(self) -> Iterator[Weight]:
-        """Read each weight."""
         from safetensors import safe_open
 
         for file in self._files:
             with safe_open(file, framework="np") as opened:
-                for spec in _header(file):
+                for spec in _read_specs(file):
                     yield spec.name, opened.get_tensor(spec.name)
 
 
@@ -113,6 +110,7 @@ def _safetensors_files(path: Path) -> list[Path]:
     index = path / _INDEX
     if index.is_file():
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        # An index has an entry for each weight, so it names every file many times.
         return [path / name for name in dict.fromkeys(names)]
     return sorted(path.glob("*.safetensors"))
 
@@ -120,27 +118,29 @@ def _safetensors_files(path: Path) -> list[Path]:
 _SAFETENSORS_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def _header(file: Path) -> Iterator[TensorSpec]:
+def _read_specs(file: Path) -> Iterator[TensorSpec]:
+    """Read the header of a file, and yield the specs of its floating point weights."""
     from safetensors import safe_open
 
     with safe_open(file, framework="np") as opened:
-        for name in opened.keys():  # noqa: SIM118 - it is no mapping
-            piece = opened.get_slice(name)
-            kind = piece.get_dtype()
-            if kind in _SAFETENSORS_DTYPES:
-                yield TensorSpec(name, tuple(piece.get_shape()), _SAFETENSORS_DTYPES[kind])
+        for name in opened.keys():  # noqa: SIM118 - it is not a mapping
+            header = opened.get_slice(name)
+            dtype = _SAFETENSORS_DTYPES.get(header.get_dtype())
+            if dtype is not None:
+                yield TensorSpec(name, tuple(header.get_shape()), dtype)
 
 
 @frozen(eq=False, kw_only=True)
-class PreparedSource:
+class ConvertedSource:
     """
-    A source under other names, in another dtype, or with weights joined that an engine holds as one.
+    A source whose weights are renamed, cast and fused for an engine.
 
     Attributes:
-        source: what is prepared.
-        dtype: to cast to; None leaves it.
-        rename: regular expressions and what replaces them in names, applied in order.
-        fuse: name of a joined weight to those it is joined of, along the first axis; names after `rename`.
+        source: the original weights.
+        dtype: to cast to; None keeps the dtype.
+        rename: regular expressions and their replacements in names, applied in order.
+        fuse: names of fused weights, each with the names of its parts after `rename`. Parts are concatenated along the
+            first axis.
     """
 
     source: WeightSource
@@ -150,16 +150,16 @@ class PreparedSource:
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """What comes out; `EngineError` when a part of a joined weight is not there."""
+        """Every converted weight; `EngineError` if a part of a fused weight is missing."""
         renamed = (
             TensorSpec(self._name(spec.name), spec.shape, self.dtype or spec.dtype) for spec in self.source.specs
         )
-        return tuple(spec for _name, spec in self._fused(((spec.name, spec) for spec in renamed), _join_specs))
+        return tuple(spec for _name, spec in self._fuse(((spec.name, spec) for spec in renamed), _fuse_specs))
 
     def __iter__(self) -> Iterator[Weight]:
-        """Yield each prepared weight, as a numpy array when it was cast or joined."""
+        """Yield each converted weight, as a numpy array if it was cast or fused."""
         renamed = ((self._name(name), self._cast(array)) for name, array in self.source)
-        yield from self._fused(renamed, lambda _name, parts: np.concatenate([as_numpy(part) for part in parts]))
+        yield from self._fuse(renamed, lambda _name, parts: np.concatenate([as_numpy(part) for part in parts]))
 
     def _name(self, name: str) -> str:
         for pattern, replacement in self.rename.items():
@@ -171,51 +171,71 @@ class PreparedSource:
             return array
         return as_numpy(array).astype(dtype_of(self.dtype))
 
-    def _fused(self, pairs: Iterable[tuple[str, Any]], join: Callable[[str, list[Any]], Any]) -> Iterator[Weight]:
-        home = {part: whole for whole, parts in self.fuse.items() for part in parts}
+    def _fuse(self, pairs: Iterable[tuple[str, Any]], join: Callable[[str, list[Any]], Any]) -> Iterator[Weight]:
+        """Yield pairs, with the parts of each fused weight joined as soon as all of them have been read."""
+        whole_of = {part: whole for whole, parts in self.fuse.items() for part in parts}
         held: dict[str, dict[str, Any]] = {}
         for name, value in pairs:
-            if (whole := home.get(name)) is None:
+            if (whole := whole_of.get(name)) is None:
                 yield name, value
                 continue
             parts = held.setdefault(whole, {})
             parts[name] = value
+            # Parts may come in any order. Each fused weight is yielded with its last part, to hold few of them at once.
             if len(parts) == len(self.fuse[whole]):
                 del held[whole]
                 yield whole, join(whole, [parts[part] for part in self.fuse[whole]])
         for whole, parts in held.items():
             missing = [part for part in self.fuse[whole] if part not in parts]
-            raise EngineError(f"cannot join {whole!r}: there is no weight {missing[0]!r}")
+            raise EngineError(f"weights.fuse: cannot build {whole!r}: there is no weight {missing[0]!r}")
 
 
-def _join_specs(name: str, parts: list[TensorSpec]) -> TensorSpec:
+def _fuse_specs(name: str, parts: list[TensorSpec]) -> TensorSpec:
     rows = sum(part.shape[0] for part in parts)
     return TensorSpec(name, (rows, *parts[0].shape[1:]), parts[0].dtype)
 
 
 def as_numpy(array: Any) -> Any:
-    """Return an array or tensor as a numpy array in host memory, without a copy where that is possible."""
+    """
+    Return an array or tensor as a numpy array in host memory, without a copy if possible.
+
+    bfloat16 and float8 tensors become arrays of the types of `ml_dtypes`, because numpy has no such types.
+    """
     if not hasattr(array, "detach"):
         return array
     tensor = array.detach().to("cpu").contiguous()
-    if _dtype_name(tensor) == "bfloat16":
-        # numpy has no bfloat16 of its own: the bits go through integers. What has a tensor has loaded torch.
-        return tensor.view(sys.modules["torch"].int16).numpy().view(dtype_of("bfloat16"))
-    return tensor.numpy()
+    name = _dtype_name(tensor)
+    if not name.startswith(("bfloat", "float8")):
+        return tensor.numpy()
+    # torch converts no such tensor to numpy, so its bits pass as integers of the same size. The tensor exists, so torch
+    # has been imported.
+    torch = sys.modules["torch"]
+    return tensor.view(torch.int16 if name == "bfloat16" else torch.int8).numpy().view(dtype_of(name))
+
+
+def host_copy(array: Any) -> Any:
+    """Return a numpy array in host memory that shares no memory with an array or tensor; it is copied once."""
+    # `as_numpy` alone would share the memory of a tensor in host memory.
+    if not hasattr(array, "detach"):
+        return np.array(array)
+    return as_numpy(array.detach().to("cpu", copy=True))
 
 
 def as_tensor(array: Any, torch: Any) -> Any:
     """
-    Return a weight as a tensor of torch; a copy when it is a numpy array.
+    Return a weight as a torch tensor; a numpy array is copied.
 
     Args:
-        array: what `Engine.update_weights` was given.
-        torch: the module, so that this one need not import it.
+        array: an array or a tensor.
+        torch: the imported module.
     """
     if not isinstance(array, np.ndarray):
         return array
-    if array.dtype.name == "bfloat16":
-        return torch.tensor(array.view(np.int16)).view(torch.bfloat16)
+    name = array.dtype.name
+    if name.startswith(("bfloat", "float8")):
+        # torch does not know the types of ml_dtypes, so the bits pass as integers of the same size.
+        bits = array.view(np.int16 if name == "bfloat16" else np.int8)
+        return torch.tensor(bits).view(getattr(torch, name))
     return torch.tensor(array)
 
 

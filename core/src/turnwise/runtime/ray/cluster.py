@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: how it is reached, how actors are named on it, and how they end."""
+"""The Ray cluster of a run: connection, and names of actors."""
 
 from __future__ import annotations
 
@@ -6,32 +6,29 @@ import asyncio
 import socket
 import threading
 from contextlib import suppress
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, ClassVar, Final
 from uuid import uuid4
 
-import structlog
 from attrs import define, field
 
-from turnwise.config_runtime import RayConfig
 from turnwise.errors import ConfigError, EngineError, TurnwiseError
-from turnwise.runtime.placement import host_and_port
-from turnwise.runtime.supervision import Seat, reason_of
+from turnwise.runtime.placement import parse_address
+from turnwise.runtime.remote.supervision import ActorSlot
 
 PROBE_TIMEOUT_S: Final = 5.0
-"""How long a cluster's address has to take a connection. Ray itself tries for more than ten minutes."""
+"""Seconds that a cluster has to accept a connection. Ray itself retries for more than ten minutes."""
 
 
 @define(eq=False)
 class Cluster:
     """
-    One run's use of a Ray cluster.
+    The use of a Ray cluster by one run.
 
-    Runs of one process share its connection. Who opened it does not matter: it is closed when the last run of ours
-    ends, unless it was there before the first.
+    All runs of a process share one connection. The last of them closes it, unless it was open before the first.
 
     Attributes:
-        address: of a running cluster; None starts one, `auto` finds one.
-        run_name: part of every actor's name, different for every run.
+        address: of a running cluster; None starts a cluster, `auto` finds one.
+        run_name: part of every actor's name; differs for every run.
     """
 
     address: str | None = None
@@ -43,17 +40,18 @@ class Cluster:
 
     async def connect(self) -> None:
         """
-        Reach the cluster, or start one.
+        Connect to the cluster, or start one.
 
         Raises:
-            ConfigError: the cluster cannot be joined; one line.
-            EngineError: Ray does not start on this machine; one line.
+            ConfigError: with one line, if the cluster cannot be joined.
+            EngineError: with one line, if Ray does not start on this machine.
         """
         await asyncio.to_thread(self._connect)
 
     def _connect(self) -> None:
         import ray
 
+        # Runs of one process connect from threads of their managers, and Ray has one connection for the process.
         with Cluster._lock:
             if not ray.is_initialized():
                 self._open()
@@ -66,25 +64,25 @@ class Cluster:
 
         if self.address is not None:
             _check_reachable(self.address)
-        # Nothing of ours needs the dashboard, and its agent costs more processor time than a small run. Without
-        # an address Ray would join any cluster that runs on this machine, whoever's it is.
+        # No code here needs the dashboard, and its agent costs more processor time than a small run. Without an address
+        # Ray would join any cluster on this machine, also another user's.
         dashboard = None if self.address else False
         try:
             ray.init(address=self.address or "local", namespace="turnwise", include_dashboard=dashboard)
-        except Exception as error:  # Ray raises errors of many classes, its own and built-in ones
+        except Exception as error:  # Ray raises its own errors and many built-in ones
             with suppress(Exception):
-                ray.shutdown()  # what it has opened or started so far
-            raise _refusal(self.address, error) from error
+                ray.shutdown()  # of everything that it has started so far
+            raise _connection_error(self.address, error) from error
 
     async def nodes(self) -> list[dict[str, Any]]:
-        """Return the cluster's nodes as `ray.nodes` does."""
+        """Return the nodes of the cluster, as `ray.nodes` does."""
         import ray
 
         found: list[dict[str, Any]] = await asyncio.to_thread(ray.nodes)
         return found
 
     async def close(self) -> None:
-        """Let go of the cluster; harmless a second time."""
+        """Disconnect from the cluster. Idempotent."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
@@ -95,85 +93,47 @@ class Cluster:
                 return
             self._connected = False
             Cluster._num_runs -= 1
+            # A connection that the caller opened stays open.
             if Cluster._opened and Cluster._num_runs == 0:
                 Cluster._opened = False
                 ray.shutdown()
 
-    def actor(self, kind: type, seat: Seat, **options: Any) -> Any:
-        """Return the class of an actor with its name and options; calling `remote` on it starts one."""
+    def actor(self, kind: type, slot: ActorSlot, **options: Any) -> Any:
+        """Return an actor class with name and options; its method `remote` starts the actor."""
         import ray
 
-        name = f"turnwise-{self.run_name}-{seat.name.replace(' ', '-')}-{seat.num_starts}"
-        # The head node would keep what became of each message, up to a hundred thousand of them.
+        # A restarted actor needs a new name, because Ray may not have released the old one yet.
+        name = f"turnwise-{self.run_name}-{slot.name.replace(' ', '-')}-{slot.num_starts}"
+        # Task events would make the head node keep a record of every message, up to a hundred thousand.
         return ray.remote(kind).options(name=name, max_restarts=0, enable_task_events=False, **options)
-
-    @staticmethod
-    def kill(handle: Any) -> None:
-        """End an actor at once."""
-        import ray
-
-        ray.kill(handle)
 
 
 def _check_reachable(address: str) -> None:
-    """Connect to where a cluster should be, and hang up; `ConfigError` when nothing answers there."""
-    place = host_and_port(address)
-    if place is None:
+    """Raise `ConfigError` if no process accepts connections at the address of a cluster."""
+    target = parse_address(address)
+    if target is None:
         return
     try:
-        socket.create_connection(place, PROBE_TIMEOUT_S).close()
+        socket.create_connection(target, PROBE_TIMEOUT_S).close()
     except (OSError, UnicodeError) as error:
         late = f"no connection within {PROBE_TIMEOUT_S:g} s"
         reason = late if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)
         where = address.removeprefix("ray://")
-        raise ConfigError(f"runtime.ray.address: nothing answers at {where}: {reason}") from error
+        raise ConfigError(f"runtime.ray.address: cannot connect to {where}: {reason}") from error
 
 
-def _refusal(address: str | None, error: BaseException) -> TurnwiseError:
-    """Return what to raise for an error of `ray.init`: its line, and that of the error that began it."""
+def _connection_error(address: str | None, error: BaseException) -> TurnwiseError:
+    """Return a one-line error for an error of `ray.init`, with its line and the line of its first cause."""
     first = error
     while (earlier := first.__cause__ or (None if first.__suppress_context__ else first.__context__)) is not None:
         first = earlier
-    reason = ": ".join(dict.fromkeys([_line_of(error), _line_of(first)]))
+    reason = ": ".join(dict.fromkeys([_relevant_line(error), _relevant_line(first)]))
     if address in (None, "local"):
         return EngineError(f"Ray does not start on this machine: {reason}")
     return ConfigError(f"runtime.ray.address: cannot join the cluster at {address}: {reason}")
 
 
-def _line_of(error: BaseException) -> str:
-    """Return the first line of an error; the last where Ray has put a traceback into the text."""
+def _relevant_line(error: BaseException) -> str:
+    """Return the first line of an error, or the last one if Ray has put a traceback into the text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1 if any(line.endswith("Traceback (most recent call last):") for line in lines) else 0]
-
-
-async def answer(reference: Any, timeout_s: float) -> None:
-    """Wait for an answer that may never come, from an actor that may be dead."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await reference
-    except Exception as error:  # noqa: BLE001 - it is being stopped; how it went down does not matter any more
-        structlog.get_logger().debug("actor did not stop in order", reason=reason_of(error))
-
-
-async def first_answer(handle: Any, reference: Any, timeout_s: float) -> Any:
-    """Wait for what a new actor answers; one that fails or is late is killed."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await reference
-    except TimeoutError:
-        Cluster.kill(handle)
-        raise TimeoutError(f"it did not start within {timeout_s:g} s") from None
-    except BaseException:
-        Cluster.kill(handle)
-        raise
-
-
-async def ping(seat: Seat, options: RayConfig) -> NoReturn:
-    """Ping an actor for ever; `EngineError` when it does not answer in time."""
-    while True:
-        await asyncio.sleep(options.heartbeat_s)
-        try:
-            async with asyncio.timeout(options.heartbeat_timeout_s):
-                await seat.handle.ping.remote()
-        except TimeoutError:
-            raise EngineError(f"did not answer for {options.heartbeat_timeout_s:g} s") from None

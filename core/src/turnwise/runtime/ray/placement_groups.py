@@ -1,4 +1,4 @@
-"""A pool's place on a Ray cluster: a placement group for each replica, kept over restarts and removed at the end."""
+"""Placement groups of a pool: one for each replica, kept over restarts and removed at the end."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from attrs import define, field
 
 from turnwise.errors import ConfigError
 from turnwise.runtime.placement import PoolPlacement, RunPlacement
-from turnwise.runtime.supervision import PlacementError
+from turnwise.runtime.remote.supervision import PlacementError
 
 _POLL_S = 0.5
 
 
 @define(eq=False)
-class ReplicaPlaces:
+class PlacementGroups:
     """
-    Where the replicas of a pool sit.
+    The placement groups of a pool.
 
     Attributes:
-        pool: what each reserves.
+        pool: resources of each replica.
         run_name: part of every group's name.
     """
 
@@ -33,10 +33,10 @@ class ReplicaPlaces:
 
     async def actor_options(self, index: int, timeout_s: float) -> dict[str, Any]:
         """
-        Reserve the place of a replica, if it has none, and return the options that put its actor there.
+        Reserve the resources of a replica, unless they are reserved, and return the options of its actor.
 
         Raises:
-            PlacementError: it was not free within `timeout_s`; the text says what was asked and what there is.
+            PlacementError: they were not free within `timeout_s`; the text has the requested and the free resources.
         """
         options: dict[str, Any] = {"num_cpus": 0, **self.pool.resources}
         if self.pool.python is not None:
@@ -47,7 +47,7 @@ class ReplicaPlaces:
 
         group = await self._group(index, timeout_s)
         options["num_cpus"] = self.pool.bundles[0].get("CPU", 0)
-        # Over several nodes the engine places its own processes in the group, one in each bundle.
+        # With several bundles the engine places its own processes in the group, one in each bundle.
         options["num_gpus"] = self.pool.bundles[0].get("GPU", 0) if len(self.pool.bundles) == 1 else 0
         options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
             placement_group=group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
@@ -55,13 +55,14 @@ class ReplicaPlaces:
         return options
 
     async def close(self) -> None:
-        """Give every place back; harmless a second time."""
+        """Remove every group. Idempotent."""
         for index in tuple(self._groups):
             await self._remove(index)
 
     async def _group(self, index: int, timeout_s: float) -> Any:
         from ray.util.placement_group import placement_group
 
+        # Ray would wait forever for a node that has died, so a group on it is replaced.
         if index in self._groups and not await _is_whole(self._groups[index]):
             structlog.get_logger().warning("placement group lost", pool=self.pool.name, replica=index)
             await self._remove(index)
@@ -69,9 +70,10 @@ class ReplicaPlaces:
             bundles = [dict(bundle) for bundle in self.pool.bundles]
             name = f"turnwise-{self.run_name}-{self.pool.name}-{index}"
             self._groups[index] = placement_group(bundles, strategy=self.pool.strategy, name=name)
+        # A group that is not placed in time is withdrawn: it would occupy devices when the run has failed already.
         if not await _is_ready(self._groups[index], timeout_s):
             await self._remove(index)
-            raise PlacementError(await self._no_room(timeout_s))
+            raise PlacementError(await self._describe_shortage(timeout_s))
         return self._groups[index]
 
     async def _remove(self, index: int) -> None:
@@ -80,24 +82,25 @@ class ReplicaPlaces:
         group = self._groups.pop(index)
         try:
             await asyncio.to_thread(remove_placement_group, group)
-        except Exception as error:  # noqa: BLE001 - the cluster is gone, and the group with it
+        except Exception as error:  # noqa: BLE001 - without the cluster the group does not exist either
             structlog.get_logger().debug("placement group not removed", reason=str(error))
 
-    async def _no_room(self, timeout_s: float) -> str:
+    async def _describe_shortage(self, timeout_s: float) -> str:
         import ray
 
         total: dict[str, float] = await asyncio.to_thread(ray.cluster_resources)
         free: dict[str, float] = await asyncio.to_thread(ray.available_resources)
-        bundles = ", ".join(shown(bundle) for bundle in self.pool.bundles[:4])
+        bundles = ", ".join(format_resources(bundle) for bundle in self.pool.bundles[:4])
         more = f" and {len(self.pool.bundles) - 4} more bundles" if len(self.pool.bundles) > 4 else ""
+        held, unused = format_resources(total), format_resources(free)
         return (
             f"no room for a replica of the {self.pool.name}: asked for {bundles}{more} ({self.pool.strategy}), not "
-            f"free within {timeout_s:g} s; the cluster has {shown(total)}, of which {shown(free)} is free"
+            f"free within {timeout_s:g} s; the cluster has {held}, of which {unused} is free"
         )
 
 
 async def _is_whole(group: Any) -> bool:
-    """Return whether a group is placed, on nodes that live."""
+    """Return whether a group is placed on live nodes."""
     import ray
     from ray.util.placement_group import placement_group_table
 
@@ -108,7 +111,8 @@ async def _is_whole(group: Any) -> bool:
 
 
 async def _is_ready(group: Any, timeout_s: float) -> bool:
-    """Wait in short steps: a thread that waits for long would outlive a run that is stopped meanwhile."""
+    """Wait until a group is placed; return False after the timeout."""
+    # In short steps: the thread of one long wait would outlive a run that is stopped meanwhile.
     deadline = time.monotonic() + timeout_s
     while (left_s := deadline - time.monotonic()) > 0:
         if await asyncio.to_thread(group.wait, min(_POLL_S, left_s)):
@@ -116,22 +120,23 @@ async def _is_ready(group: Any, timeout_s: float) -> bool:
     return False
 
 
-def check_room(placement: RunPlacement, nodes: Iterable[Mapping[str, Any]]) -> None:
+def check_capacity(placement: RunPlacement, nodes: Iterable[Mapping[str, Any]]) -> None:
     """
-    Refuse a run that a cluster can never hold.
+    Check that a cluster can hold a run when nothing else uses it.
 
     Args:
-        placement: what the run asks for.
+        placement: resources of the run.
         nodes: of the cluster, as `ray.nodes` returns them.
 
     Raises:
-        ConfigError: all nodes together, or the largest one, have too little; one line with the numbers.
+        ConfigError: with the numbers in one line, if all nodes together, or each single one, have too few resources.
     """
     have = [node["Resources"] for node in nodes if node.get("Alive")]
     for pool in placement.pools:
         for name, amount in pool.needs.items():
             each = sum(bundle.get(name, 0.0) for bundle in pool.bundles)
             total = sum(node.get(name, 0.0) for node in have)
+            # With a tolerance, because fractions of devices do not add up exactly.
             if amount > total + 1e-6:
                 raise ConfigError(
                     f"{pool.num_replicas} x {each:g} {name} for the replicas of the {pool.name} make {amount:g}, and "
@@ -140,16 +145,16 @@ def check_room(placement: RunPlacement, nodes: Iterable[Mapping[str, Any]]) -> N
         for bundle in pool.bundles:
             if not any(all(node.get(name, 0.0) + 1e-6 >= amount for name, amount in bundle.items()) for node in have):
                 raise ConfigError(
-                    f"a replica of the {pool.name} needs {shown(bundle)} on one node, and no node of the cluster has "
-                    "that; runtime.ray.devices_per_node says how many devices a node has"
+                    f"a replica of the {pool.name} needs {format_resources(bundle)} on one node, and no node of the "
+                    "cluster has that; runtime.ray.devices_per_node says how many devices a node has"
                 )
     for name, amount in placement.needs.items():
         if amount > (total := sum(node.get(name, 0.0) for node in have)) + 1e-6:
             raise ConfigError(f"the run needs {amount:g} {name} in all, and the cluster has {total:g}")
 
 
-def shown(resources: Mapping[str, float]) -> str:
-    """Return resources for a text, without those that Ray makes up for each node."""
+def format_resources(resources: Mapping[str, float]) -> str:
+    """Return resources as text, without the entries that Ray generates for each node."""
     parts = [f"{amount:g} {name}" for name, amount in sorted(resources.items()) if _is_plain(name)]
     return " + ".join(parts) or "nothing"
 

@@ -1,4 +1,4 @@
-"""What actors that use replicas have in common: a pool of links per model, and the messages that keep it up to date."""
+"""Base class of the actors that send requests to replicas: workers and reward workers."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 from attrs import frozen
 
 from turnwise.protocols import Router
-from turnwise.runtime.replica_pool import ReplicaPool
-from turnwise.runtime.wire import ToReplica, ToWorker
+from turnwise.runtime.remote.replica_pool import ReplicaPool
+from turnwise.runtime.remote.wire import ToReplica, ToWorker
 from turnwise.types import Capabilities
 
 
 @frozen
-class Peer:
+class PoolSpec:
     """
-    The replicas of a model, as those who use them must know them.
+    A pool of replicas, as its clients see it.
 
     Attributes:
-        capabilities: of the replicas, which are all alike.
-        num_replicas: how many there are.
-        coalesce_s: shortest time between two messages to one of them.
+        capabilities: of the replicas, which are identical.
+        num_replicas: number of replicas.
+        coalesce_s: shortest time in seconds between two messages to a replica.
     """
 
     capabilities: Capabilities
@@ -30,18 +30,23 @@ class Peer:
 
 
 class PoolClientActor:
-    """Base of the actors that use replicas; all methods run on the actor's event loop."""
+    """
+    An actor with a `ReplicaPool` for each model.
 
-    def __init__(self, name: str, make_router: Callable[[], Router], peers: Mapping[str, Peer]) -> None:
+    Ray can only call methods of the actor itself, so these forward the messages of the driver and the replicas. All of
+    them run on the actor's event loop.
+    """
+
+    def __init__(self, name: str, make_router: Callable[[], Router], pools: Mapping[str, PoolSpec]) -> None:
         self._name = name
         self._pools = {
-            pool: ReplicaPool(make_router(), peer.capabilities, peer.num_replicas, peer.coalesce_s)
-            for pool, peer in peers.items()
+            pool: ReplicaPool(make_router(), spec.capabilities, spec.num_replicas, spec.coalesce_s)
+            for pool, spec in pools.items()
         }
 
     async def replica_up(self, index: int, handle: Any, pool: str = "policy") -> None:
-        """Use a replica, new or restarted."""
-        receive = handle.receive.options(num_returns=0)
+        """Use a new or restarted replica."""
+        receive = handle.receive.options(num_returns=0)  # once: `post` would do it for every message
 
         def send(message: ToReplica) -> None:
             receive.remote(self._name, message)
@@ -49,16 +54,15 @@ class PoolClientActor:
         self._pools[pool].replica_up(index, send)
 
     async def replica_down(self, index: int, reason: str, pool: str = "policy") -> None:
-        """Stop using a replica."""
         self._pools[pool].replica_down(index, reason)
 
     async def no_more_replicas(self, reason: str, pool: str = "policy") -> None:
-        """Wait for no replica any more: none will be restarted."""
+        """Fail requests at once: no replica will be restarted."""
         self._pools[pool].give_up(reason)
 
     async def deliver(self, index: int, message: ToWorker, pool: str = "policy") -> None:
-        """Take a replica's message."""
+        """Handle a message of a replica."""
         self._pools[pool].receive(index, message)
 
-    async def hear(self) -> None:
-        """Return once what the caller sent before this has been taken: its messages stay in order."""
+    async def barrier(self) -> None:
+        """Return when all earlier messages of the caller have been handled: its calls are handled in order."""

@@ -1,0 +1,1 @@
+"""The runtime on Ray: all modules that import Ray or call actors."""

@@ -1,0 +1,125 @@
+"""Blueprints: plain data from which every process of a run builds its own parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from attrs import evolve, frozen
+
+from turnwise.config.file import structure_config, to_dict, with_absolute_paths
+from turnwise.config.run import RunConfig
+from turnwise.episode.setup import EngineClient
+from turnwise.errors import ConfigError
+from turnwise.events.dispatch import Observers
+from turnwise.events.logging import configure_logging
+from turnwise.plugin.host import Host, load
+from turnwise.protocols import Engine, Reward, Router, WeightTransport
+from turnwise.runtime.build import RunBuilder, transport_choice
+from turnwise.runtime.ray.weights import GroupWeights
+from turnwise.runtime.remote.weight_updates import WeightUpdater
+from turnwise.runtime.worker import WorkerComponents
+from turnwise.types import PluginRecipe
+
+
+class Blueprint(Protocol):
+    """Builds the parts of an actor, in its process. It pickles, and is the same in every process of a run."""
+
+    def make_engine(self) -> Engine:
+        """Build the engine of a replica, not started."""
+
+    def make_judge_engine(self) -> Engine:
+        """Build the engine of a judge's replica, not started. Only called if a judge is configured."""
+
+    def make_components(self, engine: EngineClient, judge: EngineClient | None = None) -> WorkerComponents:
+        """Build the components of a worker from its clients of the replicas and of the judge's replicas."""
+
+    def make_reward(self, judge: EngineClient | None = None) -> Reward | None:
+        """Build the reward of a reward worker. Only called if reward workers are configured."""
+
+    def make_router(self) -> Router:
+        """Build the router of a worker."""
+
+    def make_transport(self) -> WeightTransport:
+        """Build a replica's side of the weight transport. Only called if there is one."""
+
+
+@frozen
+class ConfigBlueprint:
+    """
+    The blueprint of a run that has a config.
+
+    A replica loads only the plugin of its engine, because its interpreter may have no other.
+
+    Attributes:
+        config: as plain values, with absolute paths.
+        base_dir: folder of the config file.
+        recipe: pinned plugins of the driver.
+        engine_owner: plugin of the engine.
+        judge_owner: plugin of the judge's engine; empty without a judge.
+        transport_owner: plugin of the weight transport; empty without one.
+    """
+
+    config: Mapping[str, Any]
+    base_dir: str
+    recipe: PluginRecipe
+    engine_owner: str
+    judge_owner: str = ""
+    transport_owner: str = ""
+
+    @classmethod
+    def of(cls, config: RunConfig, host: Host) -> ConfigBlueprint:
+        """Return the blueprint of a resolved config and the loaded plugins."""
+        owner = host.entry("engines", config.engine.name).owner
+        judge = "" if config.judge is None else host.entry("engines", config.judge.engine.name).owner
+        transport = transport_choice(config, host)
+        transport_owner = "" if transport is None else host.entry("weight_transports", transport.name).owner
+        plain = to_dict(with_absolute_paths(config))
+        return cls(plain, str(config.base_dir), host.recipe(), owner, judge, transport_owner)
+
+    def make_engine(self) -> Engine:
+        return self._builder(self._pinned(self.engine_owner)).build_engine()
+
+    def make_judge_engine(self) -> Engine:
+        engine = self._builder(self._pinned(self.judge_owner)).build_judge_engine()
+        if engine is None:
+            raise ConfigError("no judge is configured")
+        return engine
+
+    def make_components(self, engine: EngineClient, judge: EngineClient | None = None) -> WorkerComponents:
+        builder = self._builder(self.recipe, judge)
+        return builder.worker_components(engine, Observers.of(builder.build_observers(place="worker")))
+
+    def make_reward(self, judge: EngineClient | None = None) -> Reward | None:
+        return self._builder(self.recipe, judge).reward
+
+    def make_router(self) -> Router:
+        return self._builder(self.recipe).build_router()
+
+    def make_transport(self) -> WeightTransport:
+        transport = self._builder(self._pinned(self.transport_owner)).build_transport()
+        if transport is None:
+            raise ConfigError("no weight transport is configured")
+        return transport
+
+    def _pinned(self, owner: str) -> PluginRecipe:
+        # The version must still match the driver's, also in another interpreter.
+        return PluginRecipe(allow=(owner,), pins=tuple(pin for pin in self.recipe.pins if pin.name == owner))
+
+    def _builder(self, recipe: PluginRecipe, judge: EngineClient | None = None) -> RunBuilder:
+        # For every part again: an actor builds one to three parts, and only at its start.
+        config = structure_config(dict(self.config), Path(self.base_dir))
+        configure_logging(config.telemetry.log_level, config.telemetry.log_format)
+        return RunBuilder(evolve(config, base_dir=Path(self.base_dir)), load(recipe), judge)
+
+
+def build_group_weights(builder: RunBuilder) -> GroupWeights:
+    """Build the weight version and sleep state of the policy's replicas."""
+    config = builder.config
+    choice, transport = transport_choice(config, builder.host), builder.build_transport()
+    if choice is None or transport is None:
+        missing = "no weight transport: install a plugin that registers one, and set weight_transport"
+        return GroupWeights(missing=missing, keep_last=config.weights.keep_last)
+    updater = WeightUpdater(transport, choice.name, builder.make_weight_source, config.weights.timeout_s)
+    return GroupWeights(updater, keep_last=config.weights.keep_last)

@@ -1,0 +1,107 @@
+"""Calls of Ray actors by the driver: messages without a reply, the first reply of a new actor, and pings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import structlog
+
+from turnwise.config.runtime import RayConfig
+from turnwise.errors import EngineError
+from turnwise.runtime.remote.supervision import ActorSlot, failure_reason
+
+
+def post(method: Any, *arguments: Any) -> None:
+    """
+    Call a method of an actor without waiting for it.
+
+    The actor starts the calls of one caller in their order. A call of a dead actor is dropped: only the task that
+    watches the actor handles its death.
+    """
+    method.options(num_returns=0).remote(*arguments)
+
+
+def kill(handle: Any) -> None:
+    """End an actor at once."""
+    import ray
+
+    ray.kill(handle)
+
+
+def kill_actor(slot: ActorSlot) -> bool:
+    """Kill the actor of a slot and empty the slot; return False if it was empty."""
+    handle, slot.handle = slot.handle, None
+    if handle is not None:
+        kill(handle)
+    return handle is not None
+
+
+async def first_reply(handle: Any, reference: Any, timeout_s: float) -> Any:
+    """Return the first reply of a new actor; kill the actor if it fails or is late."""
+    # Ray starts actors in the background, so an error of the constructor arrives here too.
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await reference
+    except TimeoutError:
+        kill(handle)
+        raise TimeoutError(f"it did not start within {timeout_s:g} s") from None
+    except BaseException:
+        kill(handle)
+        raise
+
+
+async def wait_for_stop(reference: Any, timeout_s: float) -> None:
+    """Wait for the reply of an actor that stops; a dead actor never replies."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await reference
+    except Exception as error:  # noqa: BLE001 - the actor is killed next, so its error has no consequence
+        structlog.get_logger().debug("actor did not stop by itself", reason=failure_reason(error))
+
+
+async def watch_with_pings(
+    slot: ActorSlot, watch: Any, options: RayConfig, *others: Coroutine[Any, Any, NoReturn]
+) -> None:
+    """
+    Wait until an actor's call of `watch` ends, and ping the actor meanwhile.
+
+    When this function returns or raises, none of its tasks runs any more, so nothing that the actor sent is handled
+    later.
+
+    Args:
+        slot: of the actor.
+        watch: pending call, which fails when the process dies.
+        options: interval and timeout of the pings.
+        others: coroutines that run until the actor ends.
+
+    Raises:
+        ExceptionGroup: the actor died, or did not reply to a ping in time.
+    """
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(coroutine) for coroutine in (_ping(slot, options), *others)]
+        # An error of either call cancels the other: the actor is dead for the driver, and its group kills the process.
+        await watch
+        for task in tasks:
+            task.cancel()
+
+
+async def _ping(slot: ActorSlot, options: RayConfig) -> NoReturn:
+    while True:
+        await asyncio.sleep(options.heartbeat_s)
+        try:
+            async with asyncio.timeout(options.heartbeat_timeout_s):
+                await slot.handle.ping.remote()
+        except TimeoutError:
+            raise EngineError(f"did not reply for {options.heartbeat_timeout_s:g} s") from None
+
+
+async def read_stats(slot: ActorSlot, timeout_s: float) -> dict[str, float]:
+    """Return the statistics of an actor; empty if it is dead or late, which the task that watches it handles."""
+    with suppress(Exception):
+        async with asyncio.timeout(timeout_s):
+            numbers: dict[str, float] = await slot.handle.stats.remote()
+            return numbers
+    return {}

@@ -1,0 +1,107 @@
+"""The Ray actor of a replica: one engine, behind a `ReplicaServer` that does not depend on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from typing import Any
+
+from turnwise.protocols import ReplicaLoad
+from turnwise.protocols.weights import WeightManifest, WeightTransport
+from turnwise.runtime.ray.blueprint import Blueprint
+from turnwise.runtime.remote.replica_server import ReplicaServer
+from turnwise.runtime.remote.wire import ToReplica, ToWorker
+from turnwise.types import Capabilities
+from turnwise.weights.sleep import EngineMemory
+
+
+class ReplicaActor:
+    """
+    One engine of a pool.
+
+    It builds its engine from the blueprint. All methods but the constructor run on the actor's event loop.
+    """
+
+    def __init__(self, blueprint: Blueprint, max_in_flight: int, coalesce_s: float, pool: str = "policy") -> None:
+        self._engine = blueprint.make_engine() if pool == "policy" else blueprint.make_judge_engine()
+        self._pool_name = pool
+        self._memory = EngineMemory(self._engine, self._announce)
+        self._server = ReplicaServer(self._engine, max_in_flight, coalesce_s, self._memory.state)
+        self._blueprint = blueprint
+        self._workers: dict[str, Any] = {}
+        self._transport: WeightTransport | None = None
+        self._stopped = asyncio.Event()
+
+    async def start(self) -> Capabilities:
+        """Start the engine and return its capabilities."""
+        await self._engine.start()
+        return self._engine.capabilities
+
+    async def connect(self, worker: str, handle: Any, index: int) -> None:
+        """Send a worker its results from now on; `index` is this replica's."""
+        deliver = handle.deliver.options(num_returns=0)  # once: `post` would do it for every message
+
+        def send(message: ToWorker) -> None:
+            deliver.remote(index, message, self._pool_name)
+
+        self._server.connect(worker, send)
+        self._workers[worker] = handle
+
+    async def disconnect(self, worker: str) -> None:
+        self._server.disconnect(worker)
+        self._workers.pop(worker, None)
+
+    async def receive(self, worker: str, message: ToReplica) -> None:
+        """Handle a message of a worker."""
+        self._server.receive(worker, message, self._group)
+
+    async def watch(self) -> None:
+        """
+        Run the tasks of this actor until it stops; called before any message is sent to it.
+
+        The call fails if the process dies or a task raises, and so the driver learns of either.
+        """
+        async with asyncio.TaskGroup() as self._group:
+            await self._stopped.wait()
+
+    async def ping(self) -> ReplicaLoad:
+        """Return the load. A reply shows that the event loop is not blocked."""
+        return self._server.load
+
+    async def update_weights(self, manifest: WeightManifest) -> None:
+        """Update the engine to a published version."""
+        # At the first update: without updates the replica needs neither the transport nor its plugin.
+        if self._transport is None:
+            self._transport = self._blueprint.make_transport()
+        await self._transport.apply(self._memory, manifest)
+
+    async def sleep(self, level: int) -> None:
+        """Put the engine to sleep; workers send their requests to other replicas before it does."""
+        await self._memory.sleep(level)
+
+    async def wake_up(self, tags: tuple[str, ...]) -> None:
+        """Restore memory of the engine; with all of it awake, workers send requests again."""
+        await self._memory.wake_up(tags)
+
+    async def _announce(self) -> None:
+        """Return when all workers know the state: the driver may next submit an episode that depends on it."""
+        from ray.exceptions import RayError
+
+        self._server.announce()
+        # All calls first, then the replies: the workers are told at the same time.
+        for reference in [worker.barrier.remote() for worker in self._workers.values()]:
+            with suppress(RayError):  # a dead worker sends no requests
+                await reference
+
+    async def stats(self) -> dict[str, float]:
+        """Return the engine's statistics, and the bytes received and sent."""
+        traffic = {"bytes_in": float(self._server.bytes_in), "bytes_out": float(self._server.bytes_out)}
+        return {**self._engine.stats(), **traffic, "pid": float(os.getpid())}
+
+    async def stop(self) -> None:
+        """Stop the engine; requests in flight end with `abort`."""
+        if self._transport is not None:
+            await self._transport.close()
+        await self._engine.stop()
+        self._stopped.set()

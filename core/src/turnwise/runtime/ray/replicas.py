@@ -1,0 +1,127 @@
+"""A pool of replicas on Ray: starts and watches the actors, and tells their clients which replicas are live."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from attrs import define, field
+
+from turnwise.config.runtime import RayConfig
+from turnwise.runtime.placement import PoolPlacement
+from turnwise.runtime.ray.blueprint import Blueprint
+from turnwise.runtime.ray.calls import first_reply, kill, kill_actor, post, watch_with_pings
+from turnwise.runtime.ray.cluster import Cluster
+from turnwise.runtime.ray.placement_groups import PlacementGroups
+from turnwise.runtime.ray.pool_client import PoolSpec
+from turnwise.runtime.ray.replica_actor import ReplicaActor
+from turnwise.runtime.ray.weights import GroupWeights
+from turnwise.runtime.remote.supervision import ActorSlot, all_given_up, live, make_slots
+from turnwise.types import Capabilities
+
+
+@define(eq=False)
+class ReplicaGroup:
+    """
+    The replicas of one model.
+
+    Attributes:
+        blueprint: builds the engine of a replica.
+        pool: number of replicas, and the resources of each.
+        options: timeouts and intervals.
+        cluster: runs the actors.
+        clients: returns the slots of the actors that send requests: workers and reward workers.
+        weights: version and sleep state; None for a pool whose weights never change.
+        slots: of the replicas.
+        capabilities: of the replicas, which are identical; known when one has started.
+    """
+
+    blueprint: Blueprint
+    pool: PoolPlacement
+    options: RayConfig
+    cluster: Cluster
+    clients: Callable[[], list[ActorSlot]]
+    weights: GroupWeights | None = None
+    slots: list[ActorSlot] = field(init=False)
+    capabilities: Capabilities = field(factory=Capabilities, init=False)
+    _placement_groups: PlacementGroups = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        kind = "replica" if self.pool.name == "policy" else f"{self.pool.name} replica"
+        self.slots = make_slots(kind, self.pool.num_replicas)
+        self._placement_groups = PlacementGroups(self.pool, self.cluster.run_name)
+
+    @property
+    def spec(self) -> PoolSpec:
+        """Description of the pool for its clients."""
+        return PoolSpec(self.capabilities, self.pool.num_replicas, self.options.coalesce_s)
+
+    async def start(self, slot: ActorSlot) -> Any:
+        """Start a replica and connect it to every client."""
+        if self.weights is not None:
+            await self.weights.wait_until_awake()
+        options = await self._placement_groups.actor_options(slot.index, self.options.start_timeout_s)
+        actor = self.cluster.actor(ReplicaActor, slot, **options)
+        handle = actor.remote(self.blueprint, self.pool.max_in_flight, self.options.coalesce_s, self.pool.name)
+        self.capabilities = await first_reply(handle, handle.start.remote(), self.options.start_timeout_s)
+        # Before any message: it creates the task group in which requests run.
+        watch = handle.watch.remote()
+
+        def enter_rotation() -> None:
+            # No await between these lines: a client that starts later finds the handle in `connect_client`, and one
+            # that started before is in `clients`. So every pair is connected exactly once.
+            slot.handle = handle
+            for client in live(self.clients()):
+                self._connect(client, slot)
+
+        if self.weights is None:
+            enter_rotation()
+            return watch
+        try:
+            await self.weights.catch_up(slot.index, handle, enter_rotation)
+        except BaseException:
+            # The slot is still empty, so neither `release` nor the end of the run would find this actor.
+            kill(handle)
+            raise
+        return watch
+
+    def kill_replica(self, slot: ActorSlot, reason: str) -> None:
+        """Kill a replica that must not serve any more; its supervision handles the loss."""
+        structlog.get_logger().warning("replica killed", actor=slot.name, reason=reason)
+        if slot.handle is not None:
+            kill(slot.handle)
+
+    async def watch_actor(self, slot: ActorSlot, watch: Any) -> None:
+        await watch_with_pings(slot, watch, self.options)
+
+    def release(self, slot: ActorSlot) -> None:
+        """Kill a replica, and let every client repeat its requests on others."""
+        if kill_actor(slot):
+            for client in live(self.clients()):
+                post(client.handle.replica_down, slot.index, f"{slot.name}: {slot.last_error}", self.pool.name)
+
+    def give_up(self, slot: ActorSlot) -> None:
+        """Let the clients fail their requests if no replica is left."""
+        if all_given_up(self.slots):
+            for client in live(self.clients()):
+                post(client.handle.no_more_replicas, f"{slot.name}: {slot.last_error}", self.pool.name)
+
+    async def close(self) -> None:
+        await self._placement_groups.close()
+
+    def connect_client(self, client: ActorSlot) -> None:
+        """Connect a new client to every replica."""
+        for replica in live(self.slots):
+            self._connect(client, replica)
+
+    def disconnect_client(self, client: ActorSlot) -> None:
+        """Let the replicas forget a dead client."""
+        for replica in live(self.slots):
+            post(replica.handle.disconnect, client.name)
+
+    def _connect(self, client: ActorSlot, replica: ActorSlot) -> None:
+        # The replica first, so that it knows the client before the first request. Ray does not guarantee this order,
+        # since the two messages have different senders, but the server looks the client up only when a result is ready.
+        post(replica.handle.connect, client.name, client.handle, replica.index)
+        post(client.handle.replica_up, replica.index, replica.handle, self.pool.name)

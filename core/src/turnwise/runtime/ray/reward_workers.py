@@ -1,0 +1,84 @@
+"""The reward workers of a run on Ray: starts and watches the actors, and tells the workers which of them are live."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import define, field
+
+from turnwise.config.runtime import RuntimeConfig
+from turnwise.runtime.ray.blueprint import Blueprint
+from turnwise.runtime.ray.calls import first_reply, kill_actor, post, watch_with_pings
+from turnwise.runtime.ray.cluster import Cluster
+from turnwise.runtime.ray.replicas import ReplicaGroup
+from turnwise.runtime.ray.reward_actor import RewardActor
+from turnwise.runtime.remote.supervision import ActorSlot, all_given_up, live, make_slots
+
+
+@define(eq=False)
+class RewardGroup:
+    """
+    Actors that score episodes outside of the workers.
+
+    Attributes:
+        blueprint: builds the reward of a reward worker.
+        config: number of reward workers, and options of Ray.
+        cluster: runs the actors.
+        pools: replicas that a reward may ask, by name: the judge's.
+        clients: returns the slots of the workers.
+        slots: of the reward workers.
+    """
+
+    blueprint: Blueprint
+    config: RuntimeConfig
+    cluster: Cluster
+    pools: Mapping[str, ReplicaGroup]
+    clients: Callable[[], list[ActorSlot]]
+    slots: list[ActorSlot] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.slots = make_slots("reward worker", self.config.reward_workers)
+
+    async def start(self, slot: ActorSlot) -> Any:
+        """Start a reward worker and connect it to the judge's replicas and to every worker."""
+        actor = self.cluster.actor(RewardActor, slot, num_cpus=self.config.ray.worker_cpus)
+        handle = actor.remote(slot.name, self.blueprint, {name: pool.spec for name, pool in self.pools.items()})
+        await first_reply(handle, handle.stats.remote(), self.config.ray.start_timeout_s)
+        watch = handle.watch.remote()
+        # No await from here on, for the reason given in `ReplicaGroup.start`.
+        slot.handle = handle
+        for pool in self.pools.values():
+            pool.connect_client(slot)
+        for client in live(self.clients()):
+            self._connect(client, slot)
+        return watch
+
+    async def watch_actor(self, slot: ActorSlot, watch: Any) -> None:
+        await watch_with_pings(slot, watch, self.config.ray)
+
+    def release(self, slot: ActorSlot) -> None:
+        """Kill a reward worker, and let the workers request its pending scores from others."""
+        if kill_actor(slot):
+            for pool in self.pools.values():
+                pool.disconnect_client(slot)
+            for client in live(self.clients()):
+                post(client.handle.reward_worker_down, slot.index)
+
+    def give_up(self, slot: ActorSlot) -> None:
+        """Let the workers fail their scores if no reward worker is left."""
+        if all_given_up(self.slots):
+            for client in live(self.clients()):
+                post(client.handle.no_more_reward_workers, f"{slot.name}: {slot.last_error}")
+
+    async def close(self) -> None:
+        """Do nothing: reward workers have no resources besides their actors."""
+
+    def connect_client(self, client: ActorSlot) -> None:
+        """Connect a new worker to every reward worker."""
+        for slot in live(self.slots):
+            self._connect(client, slot)
+
+    @staticmethod
+    def _connect(client: ActorSlot, slot: ActorSlot) -> None:
+        post(client.handle.reward_worker_up, slot.index, slot.handle)

@@ -1,0 +1,216 @@
+"""
+The Ray runtime: the driver's side of a run whose workers and replicas are actors.
+
+A replica that dies or hangs is restarted, and its requests move to others (`turnwise.runtime.ray.replicas`). If a
+worker dies, others run its unfinished episodes again (`turnwise.runtime.ray.workers`).
+`turnwise.runtime.remote.dispatch` tracks every episode until its delivery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import define, field
+
+from turnwise.config.runtime import RayConfig, RuntimeConfig
+from turnwise.events.dispatch import Observers
+from turnwise.protocols.weights import UpdateReport
+from turnwise.record.result import EpisodeResult
+from turnwise.record.spec import EpisodeSpec
+from turnwise.runtime.placement import RunPlacement, check_interpreters, plan_runtime_placement
+from turnwise.runtime.ray.blueprint import Blueprint
+from turnwise.runtime.ray.calls import kill_actor, read_stats, wait_for_stop
+from turnwise.runtime.ray.cluster import Cluster
+from turnwise.runtime.ray.placement_groups import check_capacity
+from turnwise.runtime.ray.replicas import ReplicaGroup
+from turnwise.runtime.ray.reward_workers import RewardGroup
+from turnwise.runtime.ray.weights import GroupWeights
+from turnwise.runtime.ray.workers import WorkerGroup
+from turnwise.runtime.remote.dispatch import EpisodeDispatcher
+from turnwise.runtime.remote.supervision import (
+    ActorGroup,
+    ActorSlot,
+    RestartPolicy,
+    Supervisor,
+    live,
+    wait_until_started,
+)
+from turnwise.runtime.worker import Deliver
+
+_STOP_S = 10.0
+_STATS_S = 5.0
+
+
+@define(eq=False)
+class RayRuntime:
+    """
+    Runs episodes on a Ray cluster.
+
+    Attributes:
+        blueprint: builds the parts of every actor.
+        config: number of actors, and options of Ray.
+        observers: receive the events in the driver.
+        placement: resources of every pool; follows from `config` unless given.
+        weights: version and sleep state of the policy's replicas.
+        dispatcher: tracks every episode.
+        cluster: runs the actors.
+        pools: replicas by name: `policy`, and `judge` if there is one.
+        workers: run the episodes.
+        rewards: score them, unless the workers do.
+    """
+
+    blueprint: Blueprint
+    config: RuntimeConfig = field(factory=lambda: RuntimeConfig(name="ray"))
+    observers: Observers = field(factory=Observers)
+    placement: RunPlacement | None = None
+    weights: GroupWeights = field(factory=GroupWeights)
+    dispatcher: EpisodeDispatcher = field(init=False)
+    cluster: Cluster = field(init=False)
+    pools: dict[str, ReplicaGroup] = field(init=False)
+    workers: WorkerGroup = field(init=False)
+    rewards: RewardGroup | None = field(default=None, init=False)
+    _supervisor: Supervisor = field(init=False)
+    _supervision: asyncio.Task[None] | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        options = self._options
+        self.dispatcher = EpisodeDispatcher(options.max_kills)
+        self.cluster = Cluster(options.address)
+        self.placement = self.placement or plan_runtime_placement(self.config)
+        self.pools = {
+            pool.name: ReplicaGroup(self.blueprint, pool, options, self.cluster, clients=self._clients)
+            for pool in self.placement.pools
+        }
+        self.policy.weights = self.weights
+        judges = {name: pool for name, pool in self.pools.items() if name == "judge"}
+        if self.config.reward_workers:
+            self.rewards = RewardGroup(
+                self.blueprint, self.config, self.cluster, judges, clients=lambda: self.workers.slots
+            )
+        self.workers = WorkerGroup(
+            self.blueprint, self.config, self.cluster, self.pools, self.dispatcher, self.observers, self.rewards
+        )
+        policy = RestartPolicy(
+            max_restarts=options.max_restarts, max_starts=options.max_starts, backoff_s=options.backoff_s
+        )
+        self._supervisor = Supervisor(policy, self.observers)
+
+    @property
+    def _options(self) -> RayConfig:
+        return self.config.ray
+
+    @property
+    def _stages(self) -> tuple[tuple[ActorGroup, ...], ...]:
+        """Groups in the order of their start: each uses the groups of earlier stages."""
+        rewards = () if self.rewards is None else (self.rewards,)
+        return tuple(self.pools.values()), rewards, (self.workers,)
+
+    @property
+    def policy(self) -> ReplicaGroup:
+        """The replicas that sample episodes."""
+        return self.pools["policy"]
+
+    def _clients(self) -> list[ActorSlot]:
+        return [*self.workers.slots, *(self.rewards.slots if self.rewards is not None else ())]
+
+    @property
+    def _slots(self) -> list[ActorSlot]:
+        return [slot for stage in self._stages for group in stage for slot in group.slots]
+
+    async def start(self) -> None:
+        """Connect to the cluster and start every actor; `EngineError` with the reason if one does not start."""
+        # Before Ray starts, which takes seconds, and long before an actor fails.
+        if self.placement is not None:
+            check_interpreters(self.placement)
+        await self.cluster.connect()
+        if self.placement is not None:
+            check_capacity(self.placement, await self.cluster.nodes())
+        self._supervision = asyncio.get_running_loop().create_task(self._supervise())
+        await wait_until_started(self._slots)
+
+    async def run(self, specs: Sequence[EpisodeSpec], deliver: Deliver, interrupt: asyncio.Event | None = None) -> None:
+        # Set by the delivery of the last episode, in whatever way it ends.
+        ended = asyncio.Event()
+
+        def emit_and_deliver(number: int, result: EpisodeResult) -> None:
+            self.observers.emit("on_episode_finished", result)
+            deliver(number, result)
+
+        keys = self.dispatcher.submit(specs, emit_and_deliver, ended.set)
+        self.workers.distribute(len(specs))
+        async with asyncio.TaskGroup() as waiting:
+            interrupting = waiting.create_task(self._interrupt_at(interrupt, keys)) if interrupt else None
+            await ended.wait()
+            # The event may never be set, and the group would wait for it.
+            if interrupting:
+                interrupting.cancel()
+
+    async def _interrupt_at(self, interrupt: asyncio.Event, keys: Sequence[int]) -> None:
+        await interrupt.wait()
+        self.workers.interrupt(keys)
+
+    async def abort(self) -> None:
+        self.workers.abort()
+
+    async def update_weights(self, weights: Any, version: int) -> UpdateReport:
+        return await self.weights.update(self.policy.slots, weights, version, self.policy.kill_replica)
+
+    async def sleep(self, level: int) -> None:
+        await self.weights.sleep(self.policy.slots, level, self.policy.capabilities.sleep_levels)
+
+    async def wake_up(self, tags: Sequence[str]) -> None:
+        await self.weights.wake_up(self.policy.slots, tags)
+
+    async def memory_bytes(self) -> int:
+        numbers = [await slot.handle.stats.remote() for slot in live(self.policy.slots)]
+        return int(sum(each.get("memory_bytes", 0) for each in numbers))
+
+    async def counts(self) -> dict[str, int]:
+        workers = [await read_stats(slot, _STATS_S) for slot in live(self.workers.slots)]
+        return {
+            "retried": self.dispatcher.num_retried,
+            "quarantined": self.dispatcher.num_quarantined,
+            "worker_restarts": sum(max(0, slot.num_starts - 1) for slot in self.workers.slots),
+            "replica_restarts": sum(max(0, slot.num_starts - 1) for slot in self.policy.slots),
+            "migrations": int(sum(numbers.get("num_migrations", 0) for numbers in workers)),
+        }
+
+    async def stop(self) -> None:
+        """Stop every actor, and the cluster if it was started here. Idempotent."""
+        # From here on the supervisor neither releases nor restarts an actor, so slots keep their handles in these
+        # loops.
+        self._supervisor.stopping = True
+        # Workers first: while they end their episodes, they still use replicas and reward workers.
+        for stage in reversed(self._stages):
+            for group in stage:
+                for slot in live(group.slots):
+                    await wait_for_stop(slot.handle.stop.remote(), _STOP_S)
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.wait([self._supervision], timeout=_STOP_S)
+            self._supervision = None
+        # After the supervision has ended: it would take a kill for a loss.
+        for slot in live(self._slots):
+            kill_actor(slot)
+        for stage in self._stages:
+            for group in stage:
+                await group.close()
+        await self.cluster.close()
+
+    async def stats(self) -> list[dict[str, float]]:
+        """Return the statistics of every replica, then of every reward worker and worker."""
+        return [await slot.handle.stats.remote() for slot in live(self._slots)]
+
+    async def _supervise(self) -> None:
+        """Start the stages one after the other, and supervise all actors."""
+        async with asyncio.TaskGroup() as tasks:
+            for stage in self._stages:
+                slots = [(group, slot) for group in stage for slot in group.slots]
+                for group, slot in slots:
+                    tasks.create_task(self._supervisor.supervise(group, slot))
+                # The next stage gets descriptions of these actors. A slot that was given up is settled too: `start`
+                # raises.
+                for _group, slot in slots:
+                    await slot.settled.wait()

@@ -1,0 +1,168 @@
+"""
+Weight version and sleep state of a replica pool, including catch-up of restarted replicas.
+
+A replica enters rotation only with the weights that the others serve. A replica whose update failed while others
+succeeded is killed, so that it restarts and catches up. So is a replica with torn weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import structlog
+from attrs import define, field
+
+from turnwise.errors import EngineError
+from turnwise.protocols.weights import UpdateReport, Weight, WeightManifest, WeightSource
+from turnwise.runtime.remote.supervision import ActorSlot, failure_reason, live
+from turnwise.runtime.remote.weight_updates import UpdateReplica, WeightUpdater
+from turnwise.weights.sleep import SleepState
+from turnwise.weights.sources import PairsSource, host_copy
+
+
+@define(eq=False)
+class GroupWeights:
+    """
+    The weights and the sleep state of one pool.
+
+    `_lock` is held during an update, sleep and wake-up, and from the catch-up of a new replica to its entry into
+    rotation. So during an update slots can only lose their actors, and a replica that has caught up is never outdated
+    again before it serves.
+
+    Attributes:
+        updater: updates replicas; None without a transport.
+        missing: the error text without a transport.
+        keep_last: keep a copy of the last weights for restarted replicas.
+        version: of the last update that a replica applied; 0 for the weights that engines start with.
+        sleep_state: of the pool.
+    """
+
+    updater: WeightUpdater | None = None
+    missing: str = "no weight transport is configured"
+    keep_last: bool = True
+    version: int = field(default=0, init=False)
+    sleep_state: SleepState = field(factory=lambda: SleepState("the pool of replicas"), init=False)
+    _last: WeightSource | None = field(default=None, init=False)
+    _outdated: dict[int, UpdateReplica] = field(factory=dict, init=False)
+    _lock: asyncio.Lock = field(factory=asyncio.Lock, init=False)
+    _changed: asyncio.Condition = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # Waiting on the condition releases the lock, so that an update can run, and acquires it again before it
+        # returns.
+        self._changed = asyncio.Condition(self._lock)
+
+    async def update(
+        self, slots: list[ActorSlot], weights: Iterable[Weight], version: int, kill: Callable[[ActorSlot, str], None]
+    ) -> UpdateReport:
+        """
+        Update every replica in rotation, and the restarted ones that wait for weights.
+
+        Args:
+            slots: of the pool.
+            weights: anything that the updater's `make_source` accepts.
+            version: of the weights.
+            kill: kills a replica whose weights differ from the others, for a reason; it restarts and catches up.
+        """
+        if self.updater is None:
+            raise EngineError(self.missing)
+        async with self._lock:
+            source = self.updater.make_source(weights)
+            if self.keep_last:
+                # The trainer changes its weights after the update, so the copy cannot wait until a replica needs it.
+                source = await asyncio.to_thread(_copy_to_host, source)
+            replicas = {slot.index: _make_update(slot.handle) for slot in live(slots)}
+            report = await self.updater.update({**replicas, **self._outdated}, source, version)
+            self.version, self._last = version, source if self.keep_last else None
+            failed = {each.replica: each.error for each in report.replicas if each.error}
+            # A waiting replica that succeeded leaves this table, and `catch_up` continues when the lock is free.
+            self._outdated = {index: update for index, update in self._outdated.items() if index in failed}
+            for slot in live(slots):
+                if slot.index in failed:
+                    kill(slot, f"it was not updated to weight version {version}: {failed[slot.index]}")
+            self._changed.notify_all()
+            return report
+
+    async def sleep(self, slots: list[ActorSlot], level: int, levels: Collection[int]) -> None:
+        """
+        Put every replica to sleep; `EngineError` names the failed replicas.
+
+        Args:
+            slots: of the pool.
+            level: of the sleep.
+            levels: that the replicas support.
+        """
+        async with self._lock:
+            self.sleep_state.check_level(level, levels)
+            # Also if a replica fails: one that starts later must not allocate memory that the trainer uses now.
+            self.sleep_state.mark_asleep(level)
+            await _call_all(slots, "sleep", level)
+
+    async def wake_up(self, slots: list[ActorSlot], tags: Sequence[str]) -> None:
+        """Restore memory of every replica; `EngineError` names the failed replicas."""
+        async with self._lock:
+            # All tags are passed on: after a failed wake-up some replicas may be awake already, which is harmless.
+            woken = self.sleep_state.tags_to_wake(tags)
+            await _call_all(slots, "wake_up", tuple(tags))
+            self.sleep_state.mark_awake(*woken)
+            self._changed.notify_all()
+
+    async def wait_until_awake(self) -> None:
+        """Wait while the pool sleeps: a replica that starts now would allocate memory that the trainer uses."""
+        async with self._lock:
+            await self._changed.wait_for(lambda: self.sleep_state.level == 0)
+
+    async def catch_up(self, index: int, handle: Any, enter_rotation: Callable[[], None]) -> None:
+        """
+        Bring a new replica to the weights and the sleep state of the others.
+
+        Args:
+            index: of its slot.
+            handle: of its actor.
+            enter_rotation: called when the replica has caught up, before the next update starts.
+        """
+        async with self._lock:
+            if self.version and self._last is not None and self.updater is not None:
+                await self.updater.update({index: _make_update(handle)}, self._last, self.version)
+            elif self.version:
+                self._outdated[index] = _make_update(handle)
+                log = structlog.get_logger()
+                log.warning("replica waits for the next weights", replica=index, version=self.version)
+                await self._changed.wait_for(lambda: index not in self._outdated)
+            # The pool may have fallen asleep while the replica started.
+            if self.sleep_state.level:
+                await handle.sleep.remote(self.sleep_state.level)
+                if self.sleep_state.awake:
+                    await handle.wake_up.remote(tuple(self.sleep_state.awake))
+            # Not a coroutine: it runs under the lock and without an await, so nothing changes before the slot is
+            # filled.
+            enter_rotation()
+
+
+def _make_update(handle: Any) -> UpdateReplica:
+    def update_replica(manifest: WeightManifest) -> Any:
+        return handle.update_weights.remote(manifest)
+
+    return update_replica
+
+
+def _copy_to_host(source: WeightSource) -> WeightSource:
+    return PairsSource(tuple((name, host_copy(array)) for name, array in source))
+
+
+async def _call_all(slots: list[ActorSlot], method: str, argument: Any) -> None:
+    """Call a method of every live replica at the same time."""
+
+    async def call(slot: ActorSlot) -> str:
+        try:
+            await getattr(slot.handle, method).remote(argument)
+        except Exception as error:  # noqa: BLE001 - the errors of all replicas are raised together below
+            return f"{slot.name}: {failure_reason(error)}"
+        return ""
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(call(slot)) for slot in live(slots)]
+    if failed := [task.result() for task in tasks if task.result()]:
+        raise EngineError(f"{method} failed: {'; '.join(failed)}")

@@ -1,0 +1,151 @@
+"""The Ray actor of a worker: many episodes on one event loop, around a `Worker` that does not depend on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attrs import evolve
+
+from turnwise.episode.setup import EpisodeContext
+from turnwise.events.observer import unix_s
+from turnwise.record.result import EpisodeResult
+from turnwise.record.spec import EpisodeSpec
+from turnwise.runtime.loop_watchdog import EventLoopWatchdog
+from turnwise.runtime.ray.blueprint import Blueprint
+from turnwise.runtime.ray.pool_client import PoolClientActor, PoolSpec
+from turnwise.runtime.remote.event_forwarding import EventForwarder, Events
+from turnwise.runtime.remote.result_wire import ToDriver, pack_episodes
+from turnwise.runtime.remote.reward_pool import RewardPool
+from turnwise.runtime.worker import Worker, WorkerComponents, build_unstarted_result
+
+_BATCH: Final = 16
+"""Episodes that start before other tasks of the event loop run."""
+
+_SLOW_TAIL: Final = 64
+"""Number of the last episodes of a call that start without extra passes."""
+
+_PASSES: Final = 8
+"""Passes of the event loop between two batches. A message, a turn, its tools and the next request need about five."""
+
+
+class WorkerActor(PoolClientActor):
+    """
+    One worker: runs the episodes that the driver submits, and keeps their results until the driver collects them.
+
+    It builds its components from the blueprint. All methods but the constructor run on the actor's event loop.
+    """
+
+    def __init__(self, name: str, blueprint: Blueprint, pools: Mapping[str, PoolSpec], reward_tries: int = 0) -> None:
+        super().__init__(name, blueprint.make_router, pools)
+        self._pool = self._pools["policy"]
+        self._rewards = RewardPool(reward_tries) if reward_tries else None
+        self._worker = Worker(self._build_components(blueprint), name)
+        self._waiting: dict[int, EpisodeSpec] = {}
+        self._finished: list[tuple[int, EpisodeResult]] = []
+        self._any_finished = asyncio.Event()
+        self._stopped = asyncio.Event()
+        self._slots = asyncio.Semaphore(self._worker.parts.max_in_flight)
+        self._events = EventForwarder(self._any_finished.set)
+        self._observers = self._worker.parts.observers
+        self._pool.observe(self._observers, name)
+        self._observers.open()
+
+    async def watch(self) -> None:
+        """Run the tasks of this actor until it stops, as `ReplicaActor.watch` does."""
+        with EventLoopWatchdog(self._worker.parts.limits.loop_lag_s):
+            async with asyncio.TaskGroup() as self._group:
+                await self._stopped.wait()
+
+    async def reward_worker_up(self, index: int, handle: Any) -> None:
+        """Use a new or restarted reward worker."""
+        if self._rewards is not None:
+            self._rewards.worker_up(index, handle.score.remote)
+
+    async def reward_worker_down(self, index: int) -> None:
+        """Stop using a reward worker; its pending scores are requested from others."""
+        if self._rewards is not None:
+            self._rewards.worker_down(index)
+
+    async def no_more_reward_workers(self, reason: str) -> None:
+        """Fail scores at once: no reward worker will be restarted."""
+        if self._rewards is not None:
+            self._rewards.give_up(reason)
+
+    async def submit(self, specs: list[tuple[int, EpisodeSpec]]) -> None:
+        context = self._worker.build_context(self._group)
+        # All of them before the first pass of the loop, so that `interrupt` also finds episodes without a task.
+        self._waiting.update(specs)
+        for count, (number, _spec) in enumerate(specs, 1):
+            self._group.create_task(self._run_one(number, context))
+            if count % _BATCH == 0:
+                # Let earlier episodes proceed to their next request before more start. Otherwise all episodes would be
+                # at the same turn, get their last results together, and end together after the engine is idle.
+                for _ in range(_PASSES if len(specs) - count < _SLOW_TAIL else 1):
+                    await asyncio.sleep(0)
+
+    async def forward_events(self, names: frozenset[str]) -> None:
+        """Forward these events of this process to the driver."""
+        self._observers.add(self._events.make_observer(names))
+
+    async def ping(self) -> None:
+        """Return. A reply shows that the event loop is not blocked."""
+
+    async def clock(self) -> float:
+        """Return Unix seconds on this process's clock."""
+        return unix_s(time.perf_counter())
+
+    async def collect(self, limit: int = 256) -> tuple[ToDriver, Events]:
+        """Wait for finished episodes or due events; return up to `limit` episodes, and all events so far."""
+        await self._any_finished.wait()
+        # At most `limit`, so that one message does not block the event loop for long. The driver collects again at
+        # once.
+        collected, self._finished = self._finished[:limit], self._finished[limit:]
+        if not self._finished:
+            self._any_finished.clear()
+        return pack_episodes(collected), self._events.drain()
+
+    async def abort(self) -> None:
+        """End all episodes soon."""
+        self._worker.abort()
+
+    async def interrupt(self, numbers: list[int]) -> None:
+        """End some episodes soon; episodes that wait for a slot are delivered unstarted."""
+        for number in numbers:
+            if spec := self._waiting.pop(number, None):
+                self._finish(number, build_unstarted_result(spec))
+        self._worker.interrupt(frozenset(numbers))
+
+    async def resume(self) -> None:
+        """Run new episodes again after an abort."""
+        self._worker.resume()
+
+    async def stop(self) -> None:
+        """Let `watch` return."""
+        self._observers.close()
+        self._stopped.set()
+
+    async def stats(self) -> dict[str, float]:
+        """Return migrated requests and sent tokens."""
+        pool = self._pool
+        return {"num_migrations": pool.num_migrations, "num_sent_tokens": pool.num_sent_tokens, "pid": os.getpid()}
+
+    def _build_components(self, blueprint: Blueprint) -> WorkerComponents:
+        components = blueprint.make_components(self._pool, self._pools.get("judge"))
+        components = evolve(components, on_episode_end=self._pool.release)
+        return components if self._rewards is None else self._rewards.attach(components)
+
+    async def _run_one(self, number: int, context: EpisodeContext) -> None:
+        if self._slots.locked():
+            self._worker.emit_limit_reached()
+        async with self._slots:
+            # During the wait `interrupt` may have delivered the episode already.
+            if spec := self._waiting.pop(number, None):
+                self._finish(number, await self._worker.run_one(spec, context, number))
+
+    def _finish(self, number: int, result: EpisodeResult) -> None:
+        self._finished.append((number, result))
+        self._any_finished.set()

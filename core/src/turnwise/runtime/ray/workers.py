@@ -1,0 +1,148 @@
+"""The workers of a run on Ray: starts and watches the actors, submits episodes and collects their results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from attrs import define, field
+
+from turnwise.config.runtime import RuntimeConfig
+from turnwise.events.dispatch import Observers
+from turnwise.events.observer import EpisodesRetried
+from turnwise.runtime.ray.blueprint import Blueprint
+from turnwise.runtime.ray.calls import first_reply, kill_actor, post, watch_with_pings
+from turnwise.runtime.ray.cluster import Cluster
+from turnwise.runtime.ray.replicas import ReplicaGroup
+from turnwise.runtime.ray.reward_workers import RewardGroup
+from turnwise.runtime.ray.worker_actor import WorkerActor
+from turnwise.runtime.remote.dispatch import EpisodeDispatcher
+from turnwise.runtime.remote.event_forwarding import DRIVER_EVENTS, measure_clock_offset_s, shift_event
+from turnwise.runtime.remote.result_wire import unpack_episodes
+from turnwise.runtime.remote.supervision import ActorSlot, all_given_up, live, make_slots
+
+
+@define(eq=False)
+class WorkerGroup:
+    """
+    Actors that run the episodes.
+
+    Attributes:
+        blueprint: builds the components of a worker.
+        config: number of workers, and options of Ray.
+        cluster: runs the actors.
+        pools: replicas by name: `policy`, and `judge` if there is one.
+        dispatcher: tracks which worker holds each episode.
+        observers: receive the events in the driver.
+        rewards: the reward workers, if there are any.
+        slots: of the workers.
+    """
+
+    blueprint: Blueprint
+    config: RuntimeConfig
+    cluster: Cluster
+    pools: Mapping[str, ReplicaGroup]
+    dispatcher: EpisodeDispatcher
+    observers: Observers = field(factory=Observers)
+    rewards: RewardGroup | None = None
+    slots: list[ActorSlot] = field(init=False)
+    _clock_offsets_s: dict[int, float] = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.slots = make_slots("worker", self.config.num_workers)
+
+    async def start(self, slot: ActorSlot) -> Any:
+        """Start a worker, connect it to replicas and reward workers, and submit episodes to it."""
+        actor = self.cluster.actor(WorkerActor, slot, num_cpus=self.config.ray.worker_cpus)
+        pools = {name: pool.spec for name, pool in self.pools.items()}
+        reward_tries = 0 if self.rewards is None else self.config.ray.reward_tries
+        handle = actor.remote(slot.name, self.blueprint, pools, reward_tries)
+        await first_reply(handle, handle.stats.remote(), self.config.ray.start_timeout_s)
+        watch = handle.watch.remote()
+        await self._forward_events(slot, handle)
+        # No await from here on, for the reason given in `ReplicaGroup.start`. The episodes are submitted last: the
+        # worker handles the calls of the driver in order, so it knows its replicas before the first episode.
+        slot.handle = handle
+        for pool in self.pools.values():
+            pool.connect_client(slot)
+        if self.rewards is not None:
+            self.rewards.connect_client(slot)
+        self.submit(slot)
+        return watch
+
+    async def watch_actor(self, slot: ActorSlot, watch: Any) -> None:
+        await watch_with_pings(slot, watch, self.config.ray, self._collect(slot))
+
+    def release(self, slot: ActorSlot) -> None:
+        """Kill a worker, and run its undelivered episodes on others."""
+        if not kill_actor(slot):
+            return
+        # `_collect` of this worker has ended, because `watch_actor` has. So no result of an episode can be delivered
+        # after the episode was given to another worker.
+        retried, quarantined = self.dispatcher.num_retried, self.dispatcher.num_quarantined
+        self.dispatcher.requeue(slot.index, slot.last_error)
+        if self.dispatcher.num_quarantined > quarantined:
+            slot.restarts = 0  # the episode killed it; the worker itself may be healthy
+        if count := self.dispatcher.num_retried - retried:
+            event = EpisodesRetried(count=count, worker=slot.name, reason=slot.last_error)
+            self.observers.emit("on_episodes_retried", event)
+        for pool in self.pools.values():
+            pool.disconnect_client(slot)
+        for other in live(self.slots):
+            self.submit(other)
+
+    def give_up(self, slot: ActorSlot) -> None:
+        """Fail every episode if no worker is left."""
+        if all_given_up(self.slots):
+            self.dispatcher.fail_all(f"every worker is dead, the last: {slot.last_error}")
+
+    async def close(self) -> None:
+        """Do nothing: workers have no resources besides their actors."""
+
+    def distribute(self, count: int) -> None:
+        """Share new episodes of the dispatcher evenly among the workers."""
+        if all_given_up(self.slots):
+            self.dispatcher.fail_all("every worker is dead")
+        # An even share first: the first worker could otherwise fill its window with all episodes.
+        workers = live(self.slots)
+        share = -(-count // max(1, len(workers)))
+        for slot in workers:
+            post(slot.handle.resume)  # an earlier run may have been aborted
+            self.submit(slot, share)
+
+    def abort(self) -> None:
+        """End all episodes soon. If a worker dies meanwhile, its episodes do not run again."""
+        self.interrupt(self.dispatcher.keys)
+        for slot in live(self.slots):
+            post(slot.handle.abort)
+
+    def interrupt(self, keys: Sequence[int]) -> None:
+        """End some episodes soon. Those that no worker holds are delivered at once."""
+        held = self.dispatcher.interrupt(keys)
+        for slot in live(self.slots):
+            if numbers := held.get(slot.index):
+                post(slot.handle.interrupt, numbers)
+
+    def submit(self, slot: ActorSlot, limit: int | None = None) -> None:
+        """Submit episodes to a worker until it holds `limit`, or the window of the config if that is less."""
+        window = self.config.ray.window
+        if specs := self.dispatcher.acquire(slot.index, window if limit is None else min(limit, window)):
+            post(slot.handle.submit, specs)
+
+    async def _forward_events(self, slot: ActorSlot, handle: Any) -> None:
+        """Let a worker forward the events that observers of the driver receive, and measure its clock."""
+        self._clock_offsets_s[slot.index] = 0.0
+        if names := self.observers.names() - DRIVER_EVENTS:
+            # Before the first episode, whose events would be lost otherwise.
+            await handle.forward_events.remote(names)
+            self._clock_offsets_s[slot.index] = await measure_clock_offset_s(handle.clock.remote)
+
+    async def _collect(self, slot: ActorSlot) -> NoReturn:
+        while True:
+            message, events = await slot.handle.collect.remote()
+            for name, event in events:  # before the results: an episode's events precede its end
+                self.observers.emit(name, shift_event(event, self._clock_offsets_s[slot.index]))
+            for key, result in unpack_episodes(message):
+                self.dispatcher.complete(slot.index, key, result)
+            # Refill the window, with as many episodes as were collected.
+            self.submit(slot)

@@ -1,4 +1,4 @@
-"""An episode that has ended, as plain data: what a reward in another process reads."""
+"""A finished episode as plain data, for a reward in another process."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from attrs import define, field
 
 from turnwise.errors import TrajectoryError
 from turnwise.protocols import Episode
-from turnwise.trajectory import Trajectory
+from turnwise.record.trajectory import Trajectory
 from turnwise.types import Message, Task
 
 
 @define(eq=False, kw_only=True)
-class EndedEpisode:
+class EpisodeSnapshot:
     """
-    The part of a `turnwise.protocols.Episode` that can be read; what would continue it raises `TrajectoryError`.
+    The readable part of a `turnwise.protocols.Episode`; methods that would continue the episode raise an error.
 
     Attributes:
         task: the row.
         uid: name of the episode.
-        rollout_n: which of its group's episodes it is.
-        global_step: training step that asked for it.
+        rollout_n: its index among the episodes of its group.
+        global_step: training step that requested it.
         validation: whether it ran for validation.
-        remaining_tokens: response tokens that still fitted.
-        state: the agent's last.
+        remaining_tokens: unused part of the response budget.
+        state: the last state of the agent.
         messages: the conversation.
         memory: the agent's notes.
-        trajectories: every record, the last one being `trajectory`.
-        recorded: what the reward added to the metrics, in order.
+        trajectories: every record; the last one is `trajectory`.
+        recorded: metrics that the reward added, in order.
     """
 
     task: Task
@@ -44,8 +44,8 @@ class EndedEpisode:
     recorded: list[tuple[str, float]] = field(factory=list)
 
     @classmethod
-    def of(cls, episode: Episode) -> EndedEpisode:
-        """Take down an episode whose agent has terminated."""
+    def of(cls, episode: Episode) -> EpisodeSnapshot:
+        """Return a snapshot of an episode whose agent has terminated."""
         trajectories = getattr(episode, "trajectories", None) or [episode.trajectory]
         return cls(
             task=episode.task,
@@ -66,15 +66,15 @@ class EndedEpisode:
         return self.trajectories[-1]
 
     def record_metric(self, name: str, value: float) -> None:
-        """Add to a number of the episode's metrics."""
+        """Add to a metric of the episode."""
         self.recorded.append((name, value))
 
     def as_episode(self) -> Episode:
-        """Return itself as what a reward is given."""
+        """Return the snapshot, typed as the argument of a reward."""
         return cast("Episode", self)
 
     def begin(self, *_arguments: object, **_named: object) -> NoReturn:
-        """Refuse: the episode has ended."""
-        raise TrajectoryError(f"episode {self.uid} has ended: a reward can read it and not go on with it")
+        """Raise `TrajectoryError`: the episode is finished."""
+        raise TrajectoryError(f"episode {self.uid} is finished: a reward can read it but not continue it")
 
     generate = observe = force = call_tool = interact = begin

@@ -1,8 +1,8 @@
 """
-A worker's side of the wire: an engine client over many replicas.
+The engine client of a worker: routes requests over many replicas.
 
-It routes, sends only new tokens, coalesces what goes to one replica, and when a replica dies lets its requests go on
-elsewhere from their own tokens. It knows nothing of Ray.
+It sends only tokens that a replica does not hold yet, coalesces the messages to a replica, and repeats the requests of
+a dead replica on another one. It does not depend on Ray.
 """
 
 from __future__ import annotations
@@ -14,40 +14,43 @@ from functools import partial
 from attrs import define, field
 
 from turnwise.errors import AsleepError, EngineError, ReplicaDiedError
-from turnwise.observer import LimitReached, RequestRouted, RouteKind
+from turnwise.events.dispatch import Observers
+from turnwise.events.observer import LimitReached, RequestRouted, RouteKind
 from turnwise.protocols import ReplicaLoad, Router
-from turnwise.runtime.coalescing import Coalescer
-from turnwise.runtime.wire import ToReplica, ToWorker, pack_requests, unpack_results
-from turnwise.telemetry import Observers
+from turnwise.routing import episode_of
+from turnwise.runtime.remote.coalescing import Coalescer
+from turnwise.runtime.remote.wire import ToReplica, ToWorker, pack_requests, unpack_results
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
 
 Send = Callable[[ToReplica], None]
-_GONE = ReplicaLoad(available=False)
+_UNAVAILABLE = ReplicaLoad(available=False)
 
 
 @define(eq=False)
-class _Waiting:
-    """A request that was sent and not answered."""
+class _PendingRequest:
+    """A request without a result."""
 
     request: GenerateRequest
-    answered: asyncio.Future[GenerateResult]
+    result: asyncio.Future[GenerateResult]
 
 
 @define(eq=False)
 class _Link:
     """
-    One replica as a worker sees it.
+    A worker's state about one replica. A replica that restarts gets a new link.
 
     Attributes:
-        send: hands a message over; None while the replica is dead.
-        known: by episode and trajectory id, how many tokens the replica holds.
-        reported: the load it told last, of all workers.
+        send: sends a message; None while the replica is dead.
+        reported: the load of all workers that the replica reported last.
+        known: number of tokens that the replica holds, by episode and trajectory id.
+        pending: requests by id.
+        num_tokens: context tokens of the pending requests.
     """
 
     send: Send | None
     reported: ReplicaLoad
     known: dict[str, dict[str, int]] = field(factory=dict)
-    waiting: dict[str, _Waiting] = field(factory=dict)
+    pending: dict[str, _PendingRequest] = field(factory=dict)
     num_tokens: int = 0
     outbox: list[GenerateRequest] = field(factory=list)
     aborted: list[str] = field(factory=list)
@@ -56,16 +59,16 @@ class _Link:
     messages: Coalescer = field(init=False)
 
     def num_known(self, trajectory_id: str) -> int:
-        """Return how many tokens the replica holds."""
-        return self.known.get(_episode_of(trajectory_id), {}).get(trajectory_id, 0)
+        """Return how many tokens of a trajectory the replica holds."""
+        return self.known.get(episode_of(trajectory_id), {}).get(trajectory_id, 0)
 
-    def learn(self, trajectory_id: str, num_tokens: int) -> None:
-        """Note how many tokens the replica holds now."""
-        self.known.setdefault(_episode_of(trajectory_id), {})[trajectory_id] = num_tokens
+    def set_known(self, trajectory_id: str, num_tokens: int) -> None:
+        """Record how many tokens of a trajectory the replica holds."""
+        self.known.setdefault(episode_of(trajectory_id), {})[trajectory_id] = num_tokens
 
     def forget(self, trajectory_id: str) -> None:
-        """Count on no token of it."""
-        self.known.get(_episode_of(trajectory_id), {}).pop(trajectory_id, None)
+        """Assume that the replica holds no token of a trajectory."""
+        self.known.get(episode_of(trajectory_id), {}).pop(trajectory_id, None)
 
 
 @define(eq=False)
@@ -74,148 +77,151 @@ class ReplicaPool:
     The `EngineClient` of a worker.
 
     Attributes:
-        router: chooses a replica for a trajectory.
-        capabilities: of the replicas, which are all alike.
-        num_replicas: how many there are.
-        coalesce_s: shortest time between two messages to a replica.
-        revive_s: seconds to wait for a replica when all are dead.
-        max_moves: how often one request may go on elsewhere.
-        num_moves: requests that had to.
-        num_sent_tokens: tokens that travelled to replicas.
+        router: chooses a replica for each request.
+        capabilities: of the replicas, which are identical.
+        num_replicas: number of replicas.
+        coalesce_s: shortest time in seconds between two messages to a replica.
+        restart_timeout_s: longest wait in seconds for a restart while all replicas are dead.
+        max_migrations: how often one request may move to another replica.
+        num_migrations: requests that moved because their replica died.
+        num_sent_tokens: tokens sent to replicas.
     """
 
     router: Router
     capabilities: Capabilities
     num_replicas: int
     coalesce_s: float = 0.0
-    revive_s: float = 60.0
-    max_moves: int = 8
-    num_moves: int = field(default=0, init=False)
+    restart_timeout_s: float = 60.0
+    max_migrations: int = 8
+    num_migrations: int = field(default=0, init=False)
     num_sent_tokens: int = field(default=0, init=False)
     _links: list[_Link] = field(init=False)
-    _revived: asyncio.Event = field(factory=asyncio.Event, init=False)
+    _any_live: asyncio.Event = field(factory=asyncio.Event, init=False)
     _given_up: bool = field(default=False, init=False)
-    _obituary: str = field(default="none was ever there", init=False)
+    _last_error: str = field(default="none was ever there", init=False)
     _observers: Observers = field(factory=Observers, init=False)
     _worker: str = field(default="", init=False)
-    _home: dict[str, int] = field(factory=dict, init=False)
+    _last_replica: dict[str, int] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Begin with no replica."""
-        self._links = [self._link() for _ in range(self.num_replicas)]
-
-    # The engine client
+        self._links = [self._make_link() for _ in range(self.num_replicas)]
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Continue a context on some replica; `EngineError` when all are dead or the engine refused."""
-        for _ in range(self.max_moves + 1):
+        """Continue a context on some replica; `EngineError` if all are dead or asleep, or the engine refused it."""
+        for _ in range(self.max_migrations + 1):
             index = await self._choose(request)
             try:
-                return await self._ask(index, request)
+                return await self._request(index, request)
             except ReplicaDiedError:
-                self.num_moves += 1
+                self.num_migrations += 1
             except AsleepError:
-                self._links[index].reported = _GONE
-        raise ReplicaDiedError(f"gave up after {self.max_moves} replicas died under one request: {self._obituary}")
+                # The request crossed the replica's announcement. Do not choose this replica until it reports again.
+                self._links[index].reported = _UNAVAILABLE
+        raise ReplicaDiedError(
+            f"gave up after {self.max_migrations} replicas died under one request: {self._last_error}"
+        )
 
     async def abort(self, request_id: str) -> None:
-        """Ask the replica to end a request early."""
+        """Ask the replica of a request to end it early."""
         for link in self._links:
-            if request_id in link.waiting:
+            if request_id in link.pending:
                 link.aborted.append(request_id)
                 link.messages.schedule()
 
     def release(self, trajectory_id: str) -> None:
-        """Forget an episode: its trajectories are `trajectory_id` and those that begin with it and a slash."""
+        """Forget an episode: the trajectory of this id, and all whose ids continue it after a slash."""
         self.router.release(trajectory_id)
-        self._home.pop(trajectory_id, None)
+        self._last_replica.pop(trajectory_id, None)
         for link in self._links:
             ended = link.known.pop(trajectory_id, None)
             if ended and link.send is not None:
                 link.released += ended
                 link.messages.schedule()
 
-    # What the runtime tells
-
     def observe(self, observers: Observers, worker: str) -> None:
-        """Tell these observers what the router decides for the worker of this name, and what queues at replicas."""
+        """Emit the router's decisions for the worker of this name, and requests that queue at replicas."""
         self._observers, self._worker = observers, worker
 
     def replica_up(self, index: int, send: Send) -> None:
-        """Use a replica, new or restarted; it holds no tokens yet."""
-        self._links[index] = self._link(send, ReplicaLoad())
-        self._revived.set()
+        """Use a new or restarted replica; it holds no tokens yet."""
+        self._links[index] = self._make_link(send, ReplicaLoad())
+        self._any_live.set()
 
     def replica_down(self, index: int, reason: str) -> None:
-        """Stop using a replica; what it was asked goes on elsewhere."""
-        link, self._links[index] = self._links[index], self._link()
-        self._obituary = reason
+        """Stop using a replica; its requests are repeated on others."""
+        # A new link, because the tasks in `_request` still use the old one: each removes itself from it.
+        link, self._links[index] = self._links[index], self._make_link()
+        self._last_error = reason
         if not any(other.send for other in self._links):
-            self._revived.clear()
-        for waiting in link.waiting.values():
-            if not waiting.answered.done():
-                waiting.answered.set_exception(ReplicaDiedError(reason))
+            self._any_live.clear()
+        for pending in link.pending.values():
+            if not pending.result.done():
+                pending.result.set_exception(ReplicaDiedError(reason))
 
     def give_up(self, reason: str) -> None:
-        """Wait for no replica any more: requests fail at once."""
-        self._obituary = reason
+        """Fail all requests at once: no replica will be restarted."""
+        self._last_error = reason
         self._given_up = True
-        self._revived.set()
+        self._any_live.set()
 
     def receive(self, index: int, message: ToWorker) -> None:
-        """Take a replica's message."""
+        """Handle a message of a replica."""
         link = self._links[index]
         link.reported = message.load
         if message.num_queued and self._observers.heard("on_limit_reached"):
             event = LimitReached(limit="runtime.ray.max_in_flight", count=message.num_queued, where=f"replica {index}")
             self._observers.emit("on_limit_reached", event)
         for request_id, result in unpack_results(message, index):
-            if waiting := link.waiting.get(request_id):
-                link.learn(waiting.request.trajectory_id, len(waiting.request.token_ids) + len(result.token_ids))
-                _settle(waiting, result)
+            # A message of a dead predecessor meets a new link without its requests, and is dropped here.
+            if pending := link.pending.get(request_id):
+                # The replica has appended the sampled tokens to its context, so the next request can omit them.
+                link.set_known(pending.request.trajectory_id, len(pending.request.token_ids) + len(result.token_ids))
+                _resolve(pending, result)
         for request_id in message.unknown:
-            if waiting := link.waiting.get(request_id):
-                link.forget(waiting.request.trajectory_id)
-                link.outbox.append(waiting.request)
+            if pending := link.pending.get(request_id):
+                # Sent again with all tokens, because none counts as known any more.
+                link.forget(pending.request.trajectory_id)
+                link.outbox.append(pending.request)
                 link.messages.schedule()
         for request_id, kind, text in message.failed:
-            if waiting := link.waiting.get(request_id):
-                self._forget(link, waiting.request.trajectory_id)
+            if pending := link.pending.get(request_id):
+                self._drop_context(link, pending.request.trajectory_id)
                 error = AsleepError(text) if kind == AsleepError.__name__ else None
-                _settle(waiting, error or EngineError(text if kind == "EngineError" else f"{kind}: {text}"))
-
-    # Inside
+                _resolve(pending, error or EngineError(text if kind == "EngineError" else f"{kind}: {text}"))
 
     async def _choose(self, request: GenerateRequest) -> int:
-        if self._given_up:
-            raise ReplicaDiedError(f"all {self.num_replicas} replicas are dead: {self._obituary}")
-        if not self._revived.is_set():
+        if not self._given_up and not self._any_live.is_set():
             try:
-                async with asyncio.timeout(self.revive_s):
-                    await self._revived.wait()
+                async with asyncio.timeout(self.restart_timeout_s):
+                    await self._any_live.wait()
             except TimeoutError:
-                raise ReplicaDiedError(f"all {self.num_replicas} replicas are dead: {self._obituary}") from None
+                raise self._all_dead() from None
         if self._given_up:
-            raise ReplicaDiedError(f"all {self.num_replicas} replicas are dead: {self._obituary}")
+            raise self._all_dead()
+        # No await from here until the request is in the outbox: the chosen replica is live when it is chosen, and if it
+        # dies later, `replica_down` finds the request among the pending ones.
         loads = [self._load(link) for link in self._links]
         if not any(load.available for load in loads):
             raise AsleepError("every replica is asleep: wake them up before asking for tokens")
         if self._observers.heard("on_request_routed"):
-            return self._choose_aloud(request, loads)
+            return self._choose_and_emit(request, loads)
         return self.router.choose(request, loads)
 
-    def _choose_aloud(self, request: GenerateRequest, loads: list[ReplicaLoad]) -> int:
-        """Choose, and tell the observers how; what a router itself knows of the reason is only its business."""
-        episode = _episode_of(request.trajectory_id)
-        before = self._home.get(episode)
+    def _all_dead(self) -> ReplicaDiedError:
+        return ReplicaDiedError(f"all {self.num_replicas} replicas are dead: {self._last_error}")
+
+    def _choose_and_emit(self, request: GenerateRequest, loads: list[ReplicaLoad]) -> int:
+        """Choose a replica and emit the decision, with the reason of a router that has a method `decide`."""
+        episode = episode_of(request.trajectory_id)
+        before = self._last_replica.get(episode)
         decide = getattr(self.router, "decide", None)
         if decide is None:
             index, reason = self.router.choose(request, loads), ""
         else:
             decision = decide(request, loads)
             index, reason = decision.index, str(decision.reason)
-        kind: RouteKind = "first" if before is None else "sticky" if before == index else "moved"
-        self._home[episode] = index
+        kind: RouteKind = "first" if before is None else "sticky" if before == index else "migrated"
+        self._last_replica[episode] = index
         event = RequestRouted(
             trajectory_id=request.trajectory_id, replica=index, kind=kind, reason=reason or kind, worker=self._worker
         )
@@ -223,46 +229,49 @@ class ReplicaPool:
         return index
 
     def _load(self, link: _Link) -> ReplicaLoad:
-        # What others have there was told with the last answer; what this worker has is known exactly.
+        """Return the load of a replica, as far as this worker knows it."""
         if link.send is None:
-            return _GONE
-        told = link.reported
+            return _UNAVAILABLE
+        # The last message has the load of all workers at its time. This worker's own load is known exactly, and may
+        # have grown since, so that requests of one pass of the event loop do not all go to the same replica.
+        reported = link.reported
         return ReplicaLoad(
-            num_requests=max(told.num_requests, len(link.waiting)),
-            num_tokens=max(told.num_tokens, link.num_tokens),
-            available=told.available,
+            num_requests=max(reported.num_requests, len(link.pending)),
+            num_tokens=max(reported.num_tokens, link.num_tokens),
+            available=reported.available,
         )
 
-    async def _ask(self, index: int, request: GenerateRequest) -> GenerateResult:
+    async def _request(self, index: int, request: GenerateRequest) -> GenerateResult:
         link = self._links[index]
-        waiting = _Waiting(request, asyncio.get_running_loop().create_future())
-        link.waiting[request.request_id] = waiting
+        pending = _PendingRequest(request, asyncio.get_running_loop().create_future())
+        link.pending[request.request_id] = pending
         link.num_tokens += len(request.token_ids)
         link.outbox.append(request)
         link.messages.schedule()
         try:
-            return await waiting.answered
+            return await pending.result
         except asyncio.CancelledError:
             link.cancelled.append(request.request_id)
-            self._forget(link, request.trajectory_id)
+            self._drop_context(link, request.trajectory_id)
             raise
         finally:
-            del link.waiting[request.request_id]
+            del link.pending[request.request_id]
             link.num_tokens -= len(request.token_ids)
 
-    def _forget(self, link: _Link, trajectory_id: str) -> None:
-        """Count on nothing that the replica holds of a trajectory, and let it forget that too."""
+    def _drop_context(self, link: _Link, trajectory_id: str) -> None:
+        """Forget the tokens of a trajectory here and on the replica, where they may have changed unseen."""
         link.forget(trajectory_id)
         link.released.append(trajectory_id)
         link.messages.schedule()
 
-    def _link(self, send: Send | None = None, reported: ReplicaLoad = _GONE) -> _Link:
+    def _make_link(self, send: Send | None = None, reported: ReplicaLoad = _UNAVAILABLE) -> _Link:
         link = _Link(send, reported)
         link.messages = Coalescer(partial(self._flush, link), self.coalesce_s)
         return link
 
     def _flush(self, link: _Link) -> None:
-        # More known than there is would mean another record under the same id: then it is sent whole.
+        # A replica cannot know more tokens than there are, unless another record has the same id: then send all of
+        # them.
         known = [link.num_known(request.trajectory_id) for request in link.outbox]
         requests = [(r, n if n <= len(r.token_ids) else 0) for r, n in zip(link.outbox, known, strict=True)]
         message = pack_requests(requests, aborted=link.aborted, cancelled=link.cancelled, released=link.released)
@@ -272,14 +281,10 @@ class ReplicaPool:
             link.send(message)
 
 
-def _episode_of(trajectory_id: str) -> str:
-    return trajectory_id.partition("/")[0]
-
-
-def _settle(waiting: _Waiting, answer: GenerateResult | EngineError) -> None:
-    if waiting.answered.done():
+def _resolve(pending: _PendingRequest, outcome: GenerateResult | EngineError) -> None:
+    if pending.result.done():
         return
-    if isinstance(answer, EngineError):
-        waiting.answered.set_exception(answer)
+    if isinstance(outcome, EngineError):
+        pending.result.set_exception(outcome)
     else:
-        waiting.answered.set_result(answer)
+        pending.result.set_result(outcome)

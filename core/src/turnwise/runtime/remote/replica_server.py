@@ -1,8 +1,8 @@
 """
-A replica's side of the wire: keeps the contexts of the trajectories that stick to it, and answers in batches.
+The server of a replica: keeps the contexts of its trajectories, and returns results in batches.
 
-It wraps any engine and knows nothing of Ray: messages come in through `receive` and leave through the `post` of each
-worker, coalesced.
+It wraps any engine and does not depend on Ray. `receive` handles messages of workers. Replies leave, coalesced, through
+a function for each worker.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from attrs import define, field
 
 from turnwise.errors import AsleepError, ReplicaDiedError, TornWeightsError, TurnwiseError
 from turnwise.protocols import Engine, ReplicaLoad
-from turnwise.runtime.coalescing import Coalescer
-from turnwise.runtime.wire import ToReplica, ToWorker, UnpackedRequest, pack_results, unpack_requests
+from turnwise.runtime.remote.coalescing import Coalescer
+from turnwise.runtime.remote.wire import ToReplica, ToWorker, UnpackedRequest, pack_results, unpack_requests
 from turnwise.types import GenerateRequest, GenerateResult, TokenArray
+from turnwise.weights.sleep import SleepState
 
 Post = Callable[[ToWorker], None]
 
 
 @define(eq=False)
 class Context:
-    """The ids of one trajectory, grown in place."""
+    """The token ids of one trajectory, in a buffer that grows."""
 
     _ids: TokenArray
     size: int = 0
@@ -34,13 +35,13 @@ class Context:
 
     @classmethod
     def empty(cls, worker: str = "") -> Context:
-        """Return a context of no tokens."""
         return cls(np.empty(1024, np.int32), worker=worker)
 
     def extend(self, start: int, ids: TokenArray) -> None:
-        """Set what follows the first `start` tokens."""
+        """Replace everything after the first `start` tokens."""
         stop = start + len(ids)
         if stop > len(self._ids):
+            # A new buffer of twice the size: views of the old one stay valid, and copies cost O(1) for each token.
             grown = np.empty(max(stop, 2 * len(self._ids)), np.int32)
             grown[:start] = self._ids[:start]
             self._ids = grown
@@ -48,13 +49,13 @@ class Context:
         self.size = stop
 
     def view(self) -> TokenArray:
-        """Return the ids; a later `extend` does not change what is in the view."""
+        """Return the ids; a later `extend` at the end of the view does not change it."""
         return self._ids[: self.size]
 
 
 @define(eq=False)
 class _Outbox:
-    """What goes to one worker with the next flush."""
+    """Replies that the next message to a worker will contain."""
 
     post: Post
     results: list[tuple[str, GenerateResult]] = field(factory=list)
@@ -71,9 +72,9 @@ class ReplicaServer:
 
     Attributes:
         engine: started.
-        max_in_flight: most requests that the engine gets at once; the others wait here.
-        coalesce_s: shortest time between two messages to a worker, while requests run.
-        available: whether requests are taken; not while the engine sleeps.
+        max_in_flight: most requests in the engine at once; others wait in the server.
+        coalesce_s: shortest time in seconds between two messages to a worker while requests run.
+        sleep_state: of the engine.
         bytes_in: bytes of token columns received so far.
         bytes_out: bytes of token columns sent so far.
     """
@@ -81,7 +82,7 @@ class ReplicaServer:
     engine: Engine
     max_in_flight: int = 1024
     coalesce_s: float = 0.0
-    available: bool = field(default=True, init=False)
+    sleep_state: SleepState = field(factory=SleepState)
     bytes_in: int = field(default=0, init=False)
     bytes_out: int = field(default=0, init=False)
     _contexts: dict[str, Context] = field(factory=dict, init=False)
@@ -91,32 +92,31 @@ class ReplicaServer:
     _slots: asyncio.Semaphore = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Make room for `max_in_flight` requests."""
         self._slots = asyncio.Semaphore(self.max_in_flight)
 
     @property
     def load(self) -> ReplicaLoad:
-        """What there is to do."""
-        return ReplicaLoad(num_requests=len(self._running), num_tokens=self._num_tokens, available=self.available)
+        """Requests in flight and queued, their tokens, and whether the engine serves."""
+        available = self.sleep_state.level == 0
+        return ReplicaLoad(num_requests=len(self._running), num_tokens=self._num_tokens, available=available)
 
     def connect(self, worker: str, post: Post) -> None:
-        """Say how messages reach a worker."""
+        """Send the replies for a worker by this function."""
         box = self._outboxes[worker] = _Outbox(post)
         box.messages = Coalescer(partial(self._flush, box), self.coalesce_s)
 
-    def announce(self, *, available: bool) -> None:
-        """Tell every worker, at once, whether to send requests here; those that come all the same are sent back."""
-        self.available = available
+    def announce(self) -> None:
+        """Send the load to every worker now, and not with the next result."""
         for box in self._outboxes.values():
-            box.messages.now()
+            box.messages.flush()
 
     def disconnect(self, worker: str) -> None:
-        """Forget a worker that has gone, and its contexts; what it waits for goes on to its end and is dropped."""
+        """Forget a dead worker and its contexts. Its running requests finish, and their results are dropped."""
         self._outboxes.pop(worker, None)
         self._contexts = {key: context for key, context in self._contexts.items() if context.worker != worker}
 
     def receive(self, worker: str, message: ToReplica, group: asyncio.TaskGroup) -> None:
-        """Take a worker's message; requests run in `group`."""
+        """Handle a message of a worker; requests run in `group`."""
         self.bytes_in += message.num_bytes
         for trajectory_id in message.released:
             self._contexts.pop(trajectory_id, None)
@@ -124,6 +124,7 @@ class ReplicaServer:
             self._admit(worker, request, group)
         for request_id in message.aborted:
             group.create_task(self._abort(request_id))
+        # After the new requests, since a message may contain a request and its cancellation.
         for request_id in message.cancelled:
             if task := self._running.get(request_id):
                 task.cancel()
@@ -132,6 +133,7 @@ class ReplicaServer:
         context = self._contexts.get(request.trajectory_id)
         if context is None or context.size < request.num_known:
             if request.num_known:
+                # The context was dropped here in the meantime. The worker sends the request again with all tokens.
                 self._box(worker).unknown.append(request.request_id)
                 self._schedule(worker)
                 return
@@ -148,7 +150,7 @@ class ReplicaServer:
         self._running[request.request_id] = group.create_task(self._serve(worker, full, context))
 
     async def _abort(self, request_id: str) -> None:
-        with suppress(TurnwiseError):  # an engine that has stopped has nothing to abort
+        with suppress(TurnwiseError):  # a stopped engine has nothing to abort
             await self.engine.abort(request_id)
 
     async def _serve(self, worker: str, request: GenerateRequest, context: Context) -> None:
@@ -157,13 +159,17 @@ class ReplicaServer:
         try:
             self._box(worker).num_queued += self._slots.locked()
             async with self._slots:
-                self._refuse_if_asleep()
+                # After the wait, during which the engine may have fallen asleep. The worker then asks another replica.
+                self.sleep_state.check_serving()
                 result = await self.engine.generate(request)
+            # The worker sends the next request of this trajectory only after this result, so the context is unchanged.
             context.extend(num_tokens, result.token_ids)
             self._box(worker).results.append((request.request_id, result))
         except (ReplicaDiedError, TornWeightsError):
-            raise  # it concerns them all: the actor ends, its requests go elsewhere, and the driver starts another
-        except Exception as error:  # noqa: BLE001 - whatever else an engine raises belongs to this request alone
+            # No request can be served any more. The error ends the actor, its requests move, and the driver restarts
+            # it.
+            raise
+        except Exception as error:  # noqa: BLE001 - any other error of the engine concerns only this request
             known = isinstance(error, TurnwiseError) and not isinstance(error, AsleepError)
             kind = "EngineError" if known else type(error).__name__
             self._box(worker).failed.append((request.request_id, kind, str(error)))
@@ -172,19 +178,16 @@ class ReplicaServer:
             del self._running[request.request_id]
         self._schedule(worker)
 
-    def _refuse_if_asleep(self) -> None:
-        if not self.available:
-            raise AsleepError("the replica is asleep")
-
     def _box(self, worker: str) -> _Outbox:
-        return self._outboxes.get(worker) or _Outbox(_drop)
+        # Looked up for every use, not kept over an await: the worker may have disconnected, and reconnected, meanwhile.
+        return self._outboxes.get(worker) or _Outbox(_noop)
 
     def _schedule(self, worker: str) -> None:
         if box := self._outboxes.get(worker):
             if self._running:
                 box.messages.schedule()
             else:
-                box.messages.now()  # nothing else will come to wait for
+                box.messages.flush()  # nothing runs, so no later result could join this message
 
     def _flush(self, box: _Outbox) -> None:
         message = pack_results(
@@ -195,5 +198,5 @@ class ReplicaServer:
         box.post(message)
 
 
-def _drop(_message: ToWorker) -> None:
-    """Send nothing: the worker has gone."""
+def _noop(_message: ToWorker) -> None:
+    """Drop a message to a dead worker."""

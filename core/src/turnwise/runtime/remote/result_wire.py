@@ -1,9 +1,9 @@
 """
-What travels from a worker to the driver: finished episodes, the tokens of all of them in a few columns.
+Wire format from workers to the driver: finished episodes, with the tokens of all of them in a few columns.
 
-An episode's record is many small arrays, and to pickle and copy each by itself takes longer than what stands in them
-is worth. Here a message has one array for the ids of all records, and so on; what follows from the segments of a
-record, its positions among it, does not travel. Nothing here knows Ray, or how a message is sent.
+The record of an episode consists of many small arrays. Pickling and copying each of them would take longer than sending
+their contents, so a message has one array for the ids of all records, and so on. Columns that follow from the segments
+of a record, such as its positions, do not travel. This module does not depend on Ray, or on how a message is sent.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from attrs import fields, frozen
 from numpy.typing import DTypeLike, NDArray
 
-from turnwise.record import NO_VERSION, Origin, Segment
-from turnwise.result import EpisodeResult
-from turnwise.trajectory import Trajectory
+from turnwise.record.columns import NO_VERSION, Origin, Segment
+from turnwise.record.result import EpisodeResult
+from turnwise.record.trajectory import Trajectory
 from turnwise.types import FloatArray, Status, TokenArray
 
 _NAMES: Final = tuple(attribute.name for attribute in fields(EpisodeResult) if attribute.name != "trajectories")
@@ -29,20 +29,20 @@ _ORIGINS: Final = tuple(Origin)
 @frozen(kw_only=True, eq=False)
 class ToDriver:
     """
-    One message of a worker: n episodes with m records, of which the columns hold some.
+    One message of a worker: n episodes with m records, of which k are in the columns.
 
     Attributes:
-        numbers: n of them, what the worker was given the episodes under.
-        results: n tuples of what an `EpisodeResult` holds besides its records, in the order of its attributes.
-        num_records: n of them.
-        records: m of them, those of an episode together; None for one that the columns hold.
-        num_prompt_tokens: (k,) of each of the k records in the columns.
-        num_segments: (k,).
-        segments: (S, 3) int32 of all these records: origin, start and stop.
-        num_tokens: (k,).
-        token_ids: (N,) int32, prompts and responses of all these records end to end.
-        logprobs: (M,) float32 of the responses alone.
-        weight_versions: (M,) int32 of the responses alone.
+        numbers: n keys, by which the worker received the episodes.
+        results: n tuples with the attributes of an `EpisodeResult` except its records, in their order.
+        num_records: n numbers of records.
+        records: m records, in the order of the episodes; None for a record in the columns.
+        num_prompt_tokens: (k,) prompt tokens of each record in the columns.
+        num_segments: (k,) segments of each.
+        segments: (S, 3) int32: origin, start and stop of all segments.
+        num_tokens: (k,) tokens of each.
+        token_ids: (N,) int32: prompts and responses, concatenated.
+        logprobs: (M,) float32 of the responses only.
+        weight_versions: (M,) int32 of the responses only.
     """
 
     numbers: tuple[int, ...]
@@ -61,13 +61,14 @@ class ToDriver:
 def pack_episodes(finished: Sequence[tuple[int, EpisodeResult]]) -> ToDriver:
     """Pack (number, result) pairs."""
     records: list[Trajectory | None] = []
-    plain: list[Trajectory] = []
+    plain: list[Trajectory] = []  # records that go into the columns
     for _number, result in finished:
         for trajectory in result.trajectories:
-            follows = _follows_from_segments(result, trajectory)
-            records.append(None if follows else trajectory)
-            if follows:
+            in_columns = _follows_from_segments(result, trajectory)
+            records.append(None if in_columns else trajectory)
+            if in_columns:
                 plain.append(trajectory)
+    # Without paths: a record that has any is not in the columns.
     segments = [(s.origin, s.start, s.stop) for trajectory in plain for s in trajectory.segments]
     prompts = [trajectory.num_prompt_tokens for trajectory in plain]
     return ToDriver(
@@ -79,23 +80,23 @@ def pack_episodes(finished: Sequence[tuple[int, EpisodeResult]]) -> ToDriver:
         num_segments=np.array([len(trajectory.segments) for trajectory in plain], np.int32),
         segments=np.array(segments, np.int32).reshape(-1, 3),
         num_tokens=np.array([len(trajectory) for trajectory in plain], np.int32),
-        token_ids=_joined([trajectory.input_ids for trajectory in plain], np.int32),
-        logprobs=_joined([trajectory.logprobs for trajectory in plain], np.float32),
-        weight_versions=_joined([trajectory.weight_versions for trajectory in plain], np.int32),
+        token_ids=_concatenate([trajectory.input_ids for trajectory in plain], np.int32),
+        logprobs=_concatenate([trajectory.logprobs for trajectory in plain], np.float32),
+        weight_versions=_concatenate([trajectory.weight_versions for trajectory in plain], np.int32),
     )
 
 
-def _joined(pieces: Sequence[NDArray[Any]], dtype: DTypeLike) -> NDArray[Any]:
+def _concatenate(pieces: Sequence[NDArray[Any]], dtype: DTypeLike) -> NDArray[Any]:
     return np.concatenate(pieces) if pieces else np.empty(0, dtype)
 
 
 def _follows_from_segments(result: EpisodeResult, trajectory: Trajectory) -> bool:
-    """Whether positions and origins need not travel: a record with paths, or a broken one, goes as it is."""
+    """Whether positions and origins follow from the segments; not so in a record with paths, or in a broken one."""
     return not (trajectory.has_blocks or trajectory.open_paths or result.status is Status.FAILED)
 
 
 def unpack_episodes(message: ToDriver) -> Iterator[tuple[int, EpisodeResult]]:
-    """Yield the (number, result) pairs of a message; they hold on to none of its memory."""
+    """Yield the (number, result) pairs of a message; they keep none of its memory alive."""
     records = _records(message)
     for number, values, num_records in zip(message.numbers, message.results, message.num_records, strict=True):
         trajectories = tuple(next(records) for _ in range(num_records))
@@ -109,7 +110,7 @@ def _records(message: ToDriver) -> Iterator[Trajectory]:
 
 
 def _plain_records(message: ToDriver) -> Iterator[Trajectory]:
-    # Nobody writes to the columns of a record, so records can share what is alike in all of them.
+    # The columns of a record are never written, so all records can share the arrays that are equal in all of them.
     longest = int(message.num_tokens.max(initial=0))
     positions, zeros = np.arange(longest, dtype=np.int32), np.zeros(longest, np.int32)
     segments = [Segment(_ORIGINS[origin], start, stop) for origin, start, stop in message.segments.tolist()]
@@ -119,10 +120,11 @@ def _plain_records(message: ToDriver) -> Iterator[Trajectory]:
         own = segments[first : first + num_segments]
         end = response + num_tokens - num_prompt_tokens
         columns = {
+            # A copy: a view would keep the whole message alive, and its memory in the object store.
             "token_ids": message.token_ids[start : start + num_tokens].copy(),
-            "logprobs": _behind(num_prompt_tokens, message.logprobs[response:end], 0.0),
+            "logprobs": _after_prompt(num_prompt_tokens, message.logprobs[response:end], 0.0),
             "origins": _origins(own, num_tokens),
-            "weight_versions": _behind(num_prompt_tokens, message.weight_versions[response:end], NO_VERSION),
+            "weight_versions": _after_prompt(num_prompt_tokens, message.weight_versions[response:end], NO_VERSION),
             "position_ids": positions[:num_tokens],
             "block_start": zeros[:num_tokens],
             "path_start": zeros[:num_tokens],
@@ -131,8 +133,8 @@ def _plain_records(message: ToDriver) -> Iterator[Trajectory]:
         first, start, response = first + num_segments, start + num_tokens, end
 
 
-def _behind(num_prompt_tokens: int, values: NDArray[Any], fill: float) -> NDArray[Any]:
-    """Return (T,) values: those of the response behind a prompt that has none."""
+def _after_prompt(num_prompt_tokens: int, values: NDArray[Any], fill: float) -> NDArray[Any]:
+    """Return (T,) values: the fill value for the prompt, then the values of the response."""
     column = np.empty(num_prompt_tokens + len(values), values.dtype)
     column[:num_prompt_tokens] = fill
     column[num_prompt_tokens:] = values
@@ -140,7 +142,7 @@ def _behind(num_prompt_tokens: int, values: NDArray[Any], fill: float) -> NDArra
 
 
 def _origins(segments: Sequence[Segment], num_tokens: int) -> NDArray[np.uint8]:
-    origins = np.zeros(num_tokens, np.uint8)  # 0 is a prompt's
+    origins = np.full(num_tokens, Origin.PROMPT, np.uint8)
     for segment in segments:
         origins[segment.start : segment.stop] = segment.origin
     return origins

@@ -1,8 +1,8 @@
 """
-What travels between a worker and a replica: many requests, or many results, as one message of columns.
+Wire format between workers and replicas: many requests, or many results, as one message of columns.
 
-A request carries only the tokens that its replica does not hold yet; token ids and log-probabilities of a message are
-one array each. Nothing here knows Ray, or how a message is sent.
+A request contains only the tokens that its replica does not hold yet. A message has one array for all token ids, and
+one for all log-probabilities. This module does not depend on Ray, or on how a message is sent.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ _REASONS = tuple(FinishReason)
 @frozen(kw_only=True, eq=False)
 class ToReplica:
     """
-    One message of a worker.
+    One message of a worker, with n requests.
 
     Attributes:
-        request_ids: n of them, and so on; `token_ids` holds the new tokens of all requests end to end.
-        num_known: (n,) tokens of the context that the replica holds already.
+        request_ids: n ids; the other columns are in the same order.
+        num_known: (n,) tokens of each context that the replica holds already.
         num_new: (n,) tokens of `token_ids` that belong to each request.
-        sampling: the different parameters, without seeds and limits.
-        sampling_index: (n,) which of them each request has.
+        token_ids: the new tokens of all requests, concatenated.
+        sampling: distinct parameters, without seeds and limits.
+        sampling_index: (n,) index into `sampling` of each request.
         layouts: (n,) of the whole contexts; they are a few ints for each path.
-        aborted: request ids to end early.
-        cancelled: request ids that nobody waits for any more.
-        released: trajectory ids that have ended.
+        aborted: ids of requests to end early.
+        cancelled: ids of requests without a waiting task.
+        released: ids of trajectories that have ended.
     """
 
     request_ids: tuple[str, ...] = ()
@@ -54,7 +55,7 @@ class ToReplica:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the token columns: what grows with the length of turns."""
+        """Bytes of the token columns, which grow with the length of turns."""
         return self.token_ids.nbytes + self.num_known.nbytes + self.num_new.nbytes
 
 
@@ -65,10 +66,11 @@ def pack_requests(
     cancelled: Iterable[str] = (),
     released: Iterable[str] = (),
 ) -> ToReplica:
-    """Pack (request, number of tokens that the replica holds) pairs and the ids that go with them."""
-    different: dict[SamplingParams, int] = {}
+    """Pack (request, number of tokens that the replica holds) pairs, and ids for the other columns."""
+    # Seeds and limits differ for every request. The other parameters are mostly the same, and pickled once.
+    distinct: dict[SamplingParams, int] = {}
     index = tuple(
-        different.setdefault(request.sampling.with_(seed=None, max_tokens=None), len(different))
+        distinct.setdefault(request.sampling.with_(seed=None, max_tokens=None), len(distinct))
         for request, _known in requests
     )
     pieces = [request.token_ids[known:] for request, known in requests]
@@ -79,7 +81,7 @@ def pack_requests(
         num_known=np.array([known for _request, known in requests], np.int32),
         num_new=np.array([len(piece) for piece in pieces], np.int32),
         token_ids=np.concatenate(pieces) if pieces else np.empty(0, np.int32),
-        sampling=tuple(different),
+        sampling=tuple(distinct),
         sampling_index=index,
         layouts=tuple(request.layout for request, _known in requests),
         seeds=tuple(request.sampling.seed for request, _known in requests),
@@ -92,7 +94,7 @@ def pack_requests(
 
 @frozen(kw_only=True, eq=False)
 class UnpackedRequest:
-    """One request of a message: its new tokens, and how many come before them."""
+    """One request of a message: its new tokens, and the number of tokens before them."""
 
     request_id: str
     trajectory_id: str
@@ -124,16 +126,21 @@ def unpack_requests(message: ToReplica) -> Iterator[UnpackedRequest]:
 @frozen(kw_only=True, eq=False)
 class ToWorker:
     """
-    One message of a replica.
+    One message of a replica, with n results.
 
     Attributes:
-        request_ids: n of them, and so on; `token_ids` and `logprobs` hold all results end to end.
+        request_ids: n ids; the other columns are in the same order.
         num_new: (n,) tokens of each result.
-        versions: per result one weight version, or one for each of its tokens.
-        unknown: request ids whose context the replica does not hold: send it whole.
-        failed: (request id, error class, text) of requests that the engine refused.
-        num_queued: requests that had to wait for a place in the engine since the last message.
-        load: what the replica has to do after this message.
+        token_ids: the tokens of all results, concatenated.
+        logprobs: their log-probabilities.
+        reasons: one byte per result: index of its `FinishReason`.
+        stops: stop reason of each result.
+        versions: weight version of each result, or of each of its tokens.
+        num_cached: tokens of each context that the engine had cached.
+        unknown: ids of requests whose context the replica does not hold; the worker sends it completely.
+        failed: (request id, error class, text) of requests that failed.
+        num_queued: requests that had to wait for the engine since the last message.
+        load: of the replica after this message.
     """
 
     request_ids: tuple[str, ...] = ()
@@ -163,17 +170,17 @@ def pack_results(
     num_queued: int = 0,
     load: ReplicaLoad,
 ) -> ToWorker:
-    """Pack (request id, result) pairs and what else a worker must know."""
-    answers = [result for _id, result in results]
+    """Pack (request id, result) pairs, and values for the other columns."""
+    found = [result for _id, result in results]
     return ToWorker(
         request_ids=tuple(request_id for request_id, _result in results),
-        num_new=np.array([len(result.token_ids) for result in answers], np.int32),
-        token_ids=np.concatenate([r.token_ids for r in answers]) if answers else np.empty(0, np.int32),
-        logprobs=np.concatenate([r.logprobs for r in answers]) if answers else np.empty(0, np.float32),
-        reasons=bytes(_REASONS.index(result.finish_reason) for result in answers),
-        stops=tuple(result.stop_reason for result in answers),
-        versions=tuple(result.weight_version for result in answers),
-        num_cached=tuple(result.num_cached_tokens for result in answers),
+        num_new=np.array([len(result.token_ids) for result in found], np.int32),
+        token_ids=np.concatenate([r.token_ids for r in found]) if found else np.empty(0, np.int32),
+        logprobs=np.concatenate([r.logprobs for r in found]) if found else np.empty(0, np.float32),
+        reasons=bytes(_REASONS.index(result.finish_reason) for result in found),
+        stops=tuple(result.stop_reason for result in found),
+        versions=tuple(result.weight_version for result in found),
+        num_cached=tuple(result.num_cached_tokens for result in found),
         unknown=tuple(unknown),
         failed=tuple(failed),
         num_queued=num_queued,
@@ -182,7 +189,7 @@ def pack_results(
 
 
 def unpack_results(message: ToWorker, replica: int = 0) -> Iterator[tuple[str, GenerateResult]]:
-    """Yield the (request id, result) pairs of a message that came from the replica with this index."""
+    """Yield the (request id, result) pairs of a message of the replica with this index."""
     stops = np.cumsum(message.num_new).tolist()
     start = 0
     for i, stop in enumerate(stops):

@@ -1,0 +1,161 @@
+"""
+Dispatch of episodes to workers: every episode is delivered exactly once, even if workers die.
+
+The runtime calls a dispatcher from one event loop, and no method waits. So each method sees and leaves a consistent
+state:
+
+- An undelivered episode is in exactly one place: pending, quarantined, or held by one worker.
+- `complete` is the only method that delivers, and it removes the episode. A second result finds none and is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import structlog
+from attrs import define, field, frozen
+
+from turnwise.record.result import EpisodeResult
+from turnwise.record.spec import EpisodeSpec
+from turnwise.runtime.worker import Deliver, build_unrun_result, build_unstarted_result
+from turnwise.types import Fault, Status
+
+_NO_WORKER = -1
+
+
+@frozen(eq=False)
+class _Entry:
+    """An undelivered episode, its number in its run, and the callbacks of the run."""
+
+    spec: EpisodeSpec
+    number: int
+    deliver: Deliver
+    on_delivered: Callable[[], None]
+
+
+@define(eq=False)
+class EpisodeDispatcher:
+    """
+    Tracks by key which worker holds each episode.
+
+    A worker's death rarely tells which of its episodes caused it. So an episode with which `max_kills` workers have
+    died is quarantined: one worker at a time runs such episodes, one by one. An episode that was alone with the last
+    worker that died is the cause, and fails.
+
+    Attributes:
+        max_kills: deaths of workers after which an episode is quarantined.
+        num_retried: episodes that ran again because their worker died.
+        num_quarantined: episodes that failed because they were alone with a worker that died.
+    """
+
+    max_kills: int = 2
+    num_retried: int = field(default=0, init=False)
+    num_quarantined: int = field(default=0, init=False)
+    _keys: count[int] = field(factory=count, init=False)
+    _entries: dict[int, _Entry] = field(factory=dict, init=False)
+    _pending: deque[int] = field(factory=deque, init=False)
+    _held: dict[int, set[int]] = field(factory=dict, init=False)
+    _kills: Counter[int] = field(factory=Counter, init=False)
+    _quarantine: deque[int] = field(factory=deque, init=False)
+    _quarantine_worker: int | None = field(default=None, init=False)
+    _interrupted: set[int] = field(factory=set, init=False)
+
+    def submit(self, specs: Sequence[EpisodeSpec], deliver: Deliver, on_end: Callable[[], None]) -> list[int]:
+        """Add episodes and return their keys, which are never reused; `on_end` is called after the last delivery."""
+        left, keys = len(specs), []
+
+        def on_delivered() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                on_end()
+
+        # Runs overlap, and a late result of one must not look like a result of another: keys differ over all runs.
+        for number, spec in enumerate(specs):
+            key = next(self._keys)
+            self._entries[key] = _Entry(spec, number, deliver, on_delivered)
+            self._pending.append(key)
+            keys.append(key)
+        return keys
+
+    @property
+    def keys(self) -> list[int]:
+        """Keys of the undelivered episodes."""
+        return list(self._entries)
+
+    def acquire(self, worker: int, limit: int) -> list[tuple[int, EpisodeSpec]]:
+        """Return episodes for a worker, until it holds `limit` of them."""
+        held = self._held.setdefault(worker, set())
+        # The first worker that asks takes the quarantine over, and keeps it until no quarantined episode is left.
+        if self._quarantine_worker is None and self._quarantine:
+            self._quarantine_worker = worker
+        if self._quarantine_worker == worker and not held and not self._quarantine:
+            self._quarantine_worker = None
+        if self._quarantine_worker == worker:
+            # The worker first finishes all that it holds: a quarantined episode must be the only one that can kill it.
+            keys = [] if held else [self._quarantine.popleft()]
+        else:
+            keys = [self._pending.popleft() for _ in range(min(limit - len(held), len(self._pending)))]
+        held.update(keys)
+        return [(key, self._entries[key].spec) for key in keys]
+
+    def complete(self, worker: int, key: int, result: EpisodeResult) -> None:
+        """Deliver the result of an episode; a second result is dropped."""
+        self._held.get(worker, set()).discard(key)
+        self._kills.pop(key, None)
+        self._interrupted.discard(key)
+        # Removed before the callbacks, which may submit the next episodes.
+        if entry := self._entries.pop(key, None):
+            entry.deliver(entry.number, result)
+            entry.on_delivered()
+
+    def requeue(self, worker: int, reason: str) -> None:
+        """Run the episodes of a dead worker again, and deliver the ones that must not run again."""
+        held = self._held.pop(worker, set())
+        if self._quarantine_worker == worker:
+            self._quarantine_worker = None
+        # In descending order, because each goes to the front of its queue: the oldest runs first again.
+        for key in sorted(held, reverse=True):
+            self._kills[key] += 1
+            if key in self._interrupted:
+                # The run does not wait for it any longer. An unstarted result can be resumed.
+                self.complete(worker, key, build_unstarted_result(self._entries[key].spec))
+            elif self._kills[key] < self.max_kills:
+                self.num_retried += 1
+                self._pending.appendleft(key)
+            elif len(held) > 1:
+                self.num_retried += 1
+                self._quarantine.appendleft(key)
+            else:
+                self._fail_quarantined(worker, key, reason)
+
+    def interrupt(self, keys: Sequence[int]) -> dict[int, list[int]]:
+        """Deliver episodes that no worker holds as aborted; return the others by worker, which must end them soon."""
+        interrupted = self._entries.keys() & set(keys)
+        waiting = [key for key in (*self._pending, *self._quarantine) if key in interrupted]
+        self._pending = deque(key for key in self._pending if key not in interrupted)
+        self._quarantine = deque(key for key in self._quarantine if key not in interrupted)
+        for key in waiting:
+            self.complete(_NO_WORKER, key, build_unstarted_result(self._entries[key].spec))
+        # Remembered until the worker has ended them: if it dies first, they must not run again.
+        self._interrupted |= interrupted.difference(waiting)
+        return {worker: sorted(held & self._interrupted & interrupted) for worker, held in self._held.items()}
+
+    def fail_all(self, reason: str) -> None:
+        """Deliver every episode as failed: no worker is left."""
+        self._pending.clear()
+        self._quarantine.clear()
+        self._held.clear()
+        fault = Fault(owner="infra", kind="InfrastructureError", message=reason)
+        for key in tuple(self._entries):
+            self.complete(_NO_WORKER, key, build_unrun_result(self._entries[key].spec, Status.FAILED, fault))
+
+    def _fail_quarantined(self, worker: int, key: int, reason: str) -> None:
+        spec = self._entries[key].spec
+        message = f"the episode is quarantined: {self._kills[key]} workers died while they ran it, the last: {reason}"
+        structlog.get_logger().error("episode quarantined", task=spec.task.uid, rollout_n=spec.rollout_n, reason=reason)
+        self.num_quarantined += 1
+        fault = Fault(owner="infra", kind="PoisonedEpisode", message=message)
+        self.complete(worker, key, build_unrun_result(spec, Status.FAILED, fault))

@@ -1,0 +1,203 @@
+"""
+The reward client of a worker: sends finished episodes to reward workers and receives their scores.
+
+It chooses the reward worker with the fewest pending scores, and retries if a reward worker dies or its service fails.
+It does not depend on Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from math import inf
+from typing import Any, Literal
+
+from attrs import define, evolve, field, frozen
+
+from turnwise.episode.driver import EpisodeProgram
+from turnwise.errors import EngineError, InfrastructureError, TurnwiseError
+from turnwise.protocols import Episode
+from turnwise.runtime.remote.episode_snapshot import EpisodeSnapshot
+from turnwise.runtime.remote.supervision import failure_reason
+from turnwise.runtime.worker import WorkerComponents
+
+FailureOwner = Literal["reward", "engine", "infra"]
+
+
+@frozen(kw_only=True)
+class RewardFailure:
+    """
+    An error of a reward as plain data: its class may not exist in the other process, or may not pickle.
+
+    Attributes:
+        kind: name of the class.
+        text: of the error.
+        frames: the traceback.
+        owner: of the fault.
+    """
+
+    kind: str
+    text: str
+    frames: str
+    owner: FailureOwner = "reward"
+
+    @classmethod
+    def of(cls, error: BaseException) -> RewardFailure:
+        """Return the data of an error."""
+        owner: FailureOwner = "reward"
+        if isinstance(error, EngineError):
+            owner = "engine"
+        elif isinstance(error, InfrastructureError):
+            owner = "infra"
+        frames = "".join(traceback.format_exception(error))
+        return cls(kind=type(error).__name__, text=str(error), frames=frames, owner=owner)
+
+    def as_error(self) -> Exception:
+        """Return an error with this class name and text, and the traceback as a note."""
+        bases = {"reward": TurnwiseError, "engine": EngineError, "infra": InfrastructureError}
+        # A class with this name, because the name becomes the kind of the fault; the base decides about its owner.
+        error: Exception = type(self.kind, (bases[self.owner],), {})(self.text)
+        error.add_note(f"in a reward worker:\n{self.frames}")
+        return error
+
+
+@frozen(kw_only=True)
+class RewardReply:
+    """
+    The reply of a reward worker.
+
+    Attributes:
+        scores: return value of the reward.
+        recorded: metrics that the reward added.
+        failure: its error, if it raised one.
+    """
+
+    scores: Any = None
+    recorded: tuple[tuple[str, float], ...] = ()
+    failure: RewardFailure | None = None
+
+
+ScoreRemotely = Callable[[EpisodeSnapshot, float], Awaitable[RewardReply]]
+"""Scores an episode in a reward worker, within seconds; raises an error if the worker dies."""
+
+
+class RewardWorkerDiedError(InfrastructureError):
+    """A reward worker died; this episode, or another one that it scored at the time, may be the cause."""
+
+
+@define(eq=False)
+class _Link:
+    """
+    A worker's state about one reward worker.
+
+    Attributes:
+        score: scores an episode there.
+        num_pending: scores without a reply.
+        suspects: lock of the episodes whose last reward worker died. A reward worker scores one of them at a time, so
+            that a harmful one does not fail the others with it again and again.
+    """
+
+    score: ScoreRemotely
+    num_pending: int = 0
+    suspects: asyncio.Lock = field(factory=asyncio.Lock)
+
+
+@define(eq=False)
+class RewardPool:
+    """
+    The reward of a worker whose episodes are scored by reward workers.
+
+    Attributes:
+        max_tries: attempts to score one episode, if reward workers die or their services fail.
+        backoff_s: seconds before the second attempt; doubles each time.
+        reward_s: deadline of one score in seconds, from its start in the reward worker.
+        num_retried: scores that were requested again.
+    """
+
+    max_tries: int = 3
+    backoff_s: float = 0.5
+    reward_s: float = field(default=60.0, init=False)
+    num_retried: int = field(default=0, init=False)
+    _links: dict[int, _Link] = field(factory=dict, init=False)
+    _any_live: asyncio.Event = field(factory=asyncio.Event, init=False)
+    _given_up: str = field(default="", init=False)
+
+    def attach(self, components: WorkerComponents) -> WorkerComponents:
+        """Return components whose rewards are scored here, with the deadline moved to the reward worker."""
+        # Only the reward worker knows when a score starts: waiting for it must not count towards the deadline.
+        self.reward_s = components.limits.reward_s
+        programs = {name: self._with_pool(program) for name, program in components.programs.items()}
+        return evolve(components, programs=programs, limits=evolve(components.limits, reward_s=inf))
+
+    def _with_pool(self, program: EpisodeProgram) -> EpisodeProgram:
+        return program if program.reward is None else evolve(program, reward=self)
+
+    async def score(self, episode: Episode) -> Any:
+        """
+        Score an episode in a reward worker; errors of the reward are raised here.
+
+        Raises:
+            InfrastructureError: in every attempt the reward worker died or its service failed, or none is left.
+        """
+        snapshot, suspect = EpisodeSnapshot.of(episode), False
+        for attempt in range(1, self.max_tries + 1):
+            try:
+                reply = await self._score_once(snapshot, suspect=suspect)
+                break
+            except InfrastructureError as error:
+                # A failed service says nothing about the episode. A dead worker may have been killed by it.
+                suspect = suspect or isinstance(error, RewardWorkerDiedError)
+                if attempt == self.max_tries or self._given_up:
+                    raise
+                self.num_retried += 1
+                await asyncio.sleep(self.backoff_s * 2.0 ** (attempt - 1))
+        for name, value in reply.recorded:
+            episode.record_metric(name, value)
+        if reply.failure is not None:
+            raise reply.failure.as_error()
+        return reply.scores
+
+    def worker_up(self, index: int, score: ScoreRemotely) -> None:
+        """Use a new or restarted reward worker."""
+        self._links[index] = _Link(score)
+        self._any_live.set()
+
+    def worker_down(self, index: int) -> None:
+        self._links.pop(index, None)
+        if not self._links and not self._given_up:
+            self._any_live.clear()
+
+    def give_up(self, reason: str) -> None:
+        """Fail all scores at once: no reward worker will be restarted."""
+        self._given_up = reason
+        self._any_live.set()
+
+    async def _score_once(self, snapshot: EpisodeSnapshot, *, suspect: bool) -> RewardReply:
+        while True:
+            await self._any_live.wait()
+            if not self._links:
+                raise InfrastructureError(f"every reward worker is dead, the last: {self._given_up}")
+            index, link = min(self._links.items(), key=lambda pair: (pair[1].num_pending, pair[0]))
+            async with link.suspects if suspect else nullcontext():
+                # The reward worker may have died, and restarted, during the wait for the lock: then choose again.
+                if self._links.get(index) is link:
+                    return await self._score_on(index, link, snapshot)
+
+    async def _score_on(self, index: int, link: _Link, snapshot: EpisodeSnapshot) -> RewardReply:
+        # Outside of the try: an error here means that the episode does not pickle, not that the worker died.
+        scoring = link.score(snapshot, self.reward_s)
+        link.num_pending += 1
+        try:
+            reply = await scoring
+        except Exception as error:
+            # Other tasks may have removed this link already, and a restarted worker has a new one, which must stay.
+            if self._links.get(index) is link:
+                self.worker_down(index)
+            raise RewardWorkerDiedError(f"reward worker {index} died: {failure_reason(error)}") from error
+        finally:
+            link.num_pending -= 1
+        if reply.failure is not None and reply.failure.owner == "infra":
+            raise reply.failure.as_error()
+        return reply

@@ -1,0 +1,205 @@
+"""
+Supervision of actors: restarts failed actors with exponential backoff, up to a limit.
+
+A group of actors starts and watches them, and tells others about a loss. This module does not depend on Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Any, Final, Protocol
+
+import structlog
+from attrs import define, field, frozen
+
+from turnwise.errors import ConfigError, EngineError
+from turnwise.events.dispatch import Observers
+from turnwise.events.observer import ActorRestarted
+
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class PlacementError(EngineError):
+    """Resources of an actor do not exist or are not free. A retry would not help soon, so none is made."""
+
+
+@define(eq=False)
+class ActorSlot:
+    """
+    One position in a group of actors. A restart puts a new actor into it.
+
+    `handle` has one writer: `Supervisor.supervise` of this slot, by `ActorGroup.start` and `ActorGroup.release`. All
+    other code of the event loop may read it at any time and send to the actor. Messages to a dead actor are dropped.
+
+    Attributes:
+        kind: of the actor, such as `replica`.
+        index: among the actors of its kind, from 0.
+        handle: of the actor; None while there is none.
+        num_starts: attempts to start an actor, so that no two actors of a slot have the same number.
+        restarts: consecutive losses of running actors.
+        failed_starts: failed attempts since the last successful one.
+        last_error: why the last actor ended.
+        given_up: no actor will be started any more.
+        settled: set when the first actor has started, or the slot was given up.
+    """
+
+    kind: str
+    index: int
+    handle: Any = None
+    num_starts: int = 0
+    restarts: int = 0
+    failed_starts: int = 0
+    last_error: str = ""
+    given_up: bool = False
+    settled: asyncio.Event = field(factory=asyncio.Event)
+
+    @property
+    def name(self) -> str:
+        """Kind and index, for texts and for other actors."""
+        return f"{self.kind} {self.index}"
+
+
+def make_slots(kind: str, count: int) -> list[ActorSlot]:
+    """Return empty slots."""
+    return [ActorSlot(kind, index) for index in range(count)]
+
+
+def live(slots: list[ActorSlot]) -> list[ActorSlot]:
+    """Return the slots that have an actor."""
+    return [slot for slot in slots if slot.handle is not None]
+
+
+def all_given_up(slots: list[ActorSlot]) -> bool:
+    """Return whether no slot will have an actor again."""
+    return all(slot.given_up for slot in slots)
+
+
+class ActorGroup(Protocol):
+    """Callbacks that the supervisor runs when an actor starts, ends or is given up."""
+
+    slots: list[ActorSlot]
+
+    async def start(self, slot: ActorSlot) -> Any:
+        """Start an actor in a slot and return the argument of `watch_actor`; after an error no process is left."""
+
+    async def watch_actor(self, slot: ActorSlot, watch: Any) -> None:
+        """Wait until the actor ends, and raise the reason."""
+
+    def release(self, slot: ActorSlot) -> None:
+        """Kill the actor, empty the slot and tell the actors that depend on it."""
+
+    def give_up(self, slot: ActorSlot) -> None:
+        """Tell the dependent actors that this slot stays empty."""
+
+    async def close(self) -> None:
+        """Free resources that the slots have besides their actors."""
+
+
+@frozen(kw_only=True)
+class RestartPolicy:
+    """
+    Limits of restarts.
+
+    Attributes:
+        max_restarts: consecutive restarts after a loss.
+        healthy_s: seconds after which an actor counts as healthy, and its restarts are counted from zero.
+        max_starts: attempts to start one actor.
+        backoff_s: seconds before the next attempt; doubles each time.
+        max_backoff_s: longest backoff in seconds.
+    """
+
+    max_restarts: int = 3
+    healthy_s: float = 60.0
+    max_starts: int = 3
+    backoff_s: float = 0.5
+    max_backoff_s: float = 60.0
+
+
+@define(eq=False)
+class Supervisor:
+    """Starts the actors of groups again until `stopping` is set."""
+
+    policy: RestartPolicy = field(factory=RestartPolicy)
+    observers: Observers = field(factory=Observers)
+    stopping: bool = False
+
+    async def supervise(self, group: ActorGroup, slot: ActorSlot) -> None:
+        """Start an actor, wait for its end, and start it again after a backoff, until the slot is given up."""
+        while not self.stopping:
+            permanent, started = False, float("inf")
+            slot.num_starts += 1
+            try:
+                watch = await group.start(slot)
+                slot.failed_starts, started = 0, time.monotonic()
+                slot.settled.set()
+                await group.watch_actor(slot, watch)
+            except Exception as error:  # noqa: BLE001 - an error of one actor must not end the supervision of others
+                slot.last_error = failure_reason(error)
+                # Another attempt would meet the same config and the same occupied devices.
+                permanent = isinstance(error, ConfigError | PlacementError)
+            # The run may have been stopped during the awaits above. Then `RayRuntime.stop` ends the actors.
+            if self.stopping:
+                return
+            # No await from here to `release`: no other task can send to the slot between the loss and its handling.
+            if time.monotonic() - started > self.policy.healthy_s:
+                slot.restarts = 0
+            wait_s = self._record_failure(slot)
+            group.release(slot)
+            if permanent or wait_s is None:
+                self._give_up(group, slot)
+                return
+            await asyncio.sleep(wait_s)
+
+    def _record_failure(self, slot: ActorSlot) -> float | None:
+        """Count a failed start or a loss; return the backoff in seconds, or None at the limit."""
+        log, policy = structlog.get_logger(), self.policy
+        # `ActorGroup.start` fills the slot last, so an empty slot means that the start itself has failed.
+        if slot.handle is None:
+            slot.failed_starts += 1
+            failed, limit = slot.failed_starts, policy.max_starts
+            wait_s = None if failed >= limit else self._backoff(failed)
+            log.warning("start failed", actor=slot.name, reason=slot.last_error, start=failed, of=limit, wait_s=wait_s)
+            return wait_s
+        if slot.restarts >= policy.max_restarts:
+            return None
+        slot.restarts += 1
+        event = ActorRestarted(kind=slot.kind, index=slot.index, reason=slot.last_error, restarts=slot.restarts)
+        self.observers.emit("on_actor_restarted", event)
+        wait_s = self._backoff(slot.restarts)
+        log.warning("actor lost", actor=slot.name, reason=slot.last_error, restart=slot.restarts, wait_s=wait_s)
+        return wait_s
+
+    def _backoff(self, attempts: int) -> float:
+        return min(self.policy.max_backoff_s, self.policy.backoff_s * 2.0 ** (attempts - 1))
+
+    @staticmethod
+    def _give_up(group: ActorGroup, slot: ActorSlot) -> None:
+        structlog.get_logger().error("actor given up", actor=slot.name, reason=slot.last_error)
+        # In this order: `wait_until_started` wakes up at the event and reads the flag, and a group counts the flags.
+        slot.given_up = True
+        slot.settled.set()
+        group.give_up(slot)
+
+
+async def wait_until_started(slots: list[ActorSlot]) -> None:
+    """Wait until every slot has had an actor; `EngineError` with the reason in one line if one was given up."""
+    # In the order of the start: the first failure is the cause of those that follow.
+    for slot in slots:
+        await slot.settled.wait()
+        if slot.given_up:
+            tries = f" ({slot.failed_starts} tries)" if slot.failed_starts > 1 else ""
+            raise EngineError(f"{slot.name} could not be started: {slot.last_error}{tries}")
+
+
+def failure_reason(error: BaseException) -> str:
+    """Return class and first line of an error, without the task groups and Ray's errors around it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    cause = getattr(error, "cause", None)
+    original = cause if isinstance(cause, BaseException) else error
+    lines = [line for line in _COLOURS.sub("", str(original)).splitlines() if line.strip()] or [""]
+    if len(lines) > 1 and "error raised in its creation task" in lines[0]:
+        return lines[-1].strip()  # Ray puts the whole traceback of the constructor into the text
+    return f"{type(original).__name__}: {lines[0].strip()}"

@@ -1,1 +1,1 @@
-"""Where episodes run: what is the same for every runtime, and the runtimes themselves."""
+"""Runs episodes: the manager, the worker, and the local and the Ray runtime."""

@@ -1,4 +1,4 @@
-"""What a caller iterates over while a run goes on in another thread."""
+"""Iterator over the episodes of a call, while the runtime works in another thread."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import Self
 
 from attrs import define
 
-from turnwise.result import EpisodeResult
+from turnwise.record.result import EpisodeResult
 
 Finished = tuple[int, EpisodeResult] | BaseException | None
-"""An episode with its place, what ended the run, or its end."""
+"""An episode with its number, an exception that ended the call, or None at the end."""
 
 
 @define(eq=False)
 class FinishedEpisodes:
     """
-    Episodes with their places, as they finish. Not a generator, so that an interrupt does not end it.
+    Episodes with their numbers, as they finish.
+
+    It is not a generator: an exception inside a generator's frame, such as an interrupt, would end the iteration.
 
     Attributes:
-        total: how many there will be.
+        total: number of episodes of the call.
     """
 
     total: int
@@ -28,17 +30,15 @@ class FinishedEpisodes:
     _accept: Callable[[tuple[int, EpisodeResult] | BaseException], tuple[int, EpisodeResult] | None]
 
     def __iter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __next__(self) -> tuple[int, EpisodeResult]:
-        """Wait for the next episode."""
         while (item := self._finished.get()) is not None:
-            if accepted := self._accept(item):
+            if accepted := self._accept(item):  # None for an episode that the prompt policy drops
                 return accepted
-        self.close()
+        self.close()  # another call of `next` must end too, and not wait for an empty queue
         raise StopIteration
 
     def close(self) -> None:
-        """End the iteration, also one that waits in another thread or in the frame that a signal interrupted."""
+        """End the iteration, even if another thread or the frame below a signal handler waits in it."""
         self._finished.put(None)

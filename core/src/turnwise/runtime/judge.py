@@ -1,4 +1,4 @@
-"""The core's `turnwise.judge.Judge`: a chat template and sampling parameters in front of an engine, or of many."""
+"""The core's `Judge`: a chat template and sampling parameters in front of an engine or a pool of replicas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uuid import uuid4
 import numpy as np
 from attrs import define, field
 
-from turnwise.episode_setup import EngineClient
+from turnwise.episode.setup import EngineClient
 from turnwise.errors import ConfigError, EngineError, InfrastructureError, ReplicaDiedError
 from turnwise.protocols import Chat
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult, Message, SamplingParams, TokenArray
@@ -19,14 +19,14 @@ from turnwise.types import Capabilities, GenerateRequest, GenerateResult, Messag
 @define(eq=False)
 class JudgeClient:
     """
-    Asks the replicas of a judge.
+    Sends requests to a judge.
 
     Attributes:
-        engine: the replicas; one engine in the local runtime.
-        chat: the judge's own chat template, when its model has a directory.
-        sampling: how its tokens are drawn unless said otherwise.
+        engine: replicas of the judge; one engine in the local runtime.
+        chat: chat template of the judge, if its model has a directory.
+        sampling: default sampling parameters.
         seed: of the run.
-        release: tells the replicas that a request has ended, so that its context is not kept.
+        release: called with the id of a finished request, so that replicas free its context.
     """
 
     engine: EngineClient
@@ -36,14 +36,14 @@ class JudgeClient:
     release: Callable[[str], None] = field(default=lambda _key: None)
 
     async def generate(self, token_ids: TokenArray, sampling: SamplingParams | None = None) -> GenerateResult:
-        """Continue a context; see `turnwise.judge.Judge`."""
         key = uuid4().hex
         sampling = sampling or self.sampling
         if sampling.seed is None:
-            sampling = sampling.with_(seed=self._seed_of(token_ids))
+            sampling = sampling.with_(seed=self._derive_seed(token_ids))
         request = GenerateRequest(request_id=key, trajectory_id=key, token_ids=token_ids, sampling=sampling)
         try:
             return await self.engine.generate(request)
+        # A lost judge is a failure of the infrastructure, and not of the engine that the episode samples from.
         except ReplicaDiedError as error:
             raise InfrastructureError(f"judge: {error}") from error
         except EngineError as error:
@@ -52,7 +52,6 @@ class JudgeClient:
             self.release(key)
 
     async def ask(self, messages: Sequence[Message], sampling: SamplingParams | None = None) -> str:
-        """Return the text of an answer; see `turnwise.judge.Judge`."""
         if self.chat is None:
             raise ConfigError("judge.model.path: asking a judge in words needs the directory of its model")
         sampling = sampling or self.sampling
@@ -60,24 +59,20 @@ class JudgeClient:
         result = await self.generate(self.chat.prompt(messages), sampling.with_(stop_token_ids=stops))
         return self.chat.text(result.token_ids)
 
-    def _seed_of(self, token_ids: TokenArray) -> int:
-        """Derive a seed from what is asked, never from when or where."""
-        asked = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
-        return int.from_bytes(hashlib.blake2b(asked, digest_size=4, salt=self._salt).digest(), "big") >> 1
-
-    @property
-    def _salt(self) -> bytes:
-        return (self.seed & (2**64 - 1)).to_bytes(8, "big")
+    def _derive_seed(self, token_ids: TokenArray) -> int:
+        # From the question alone: equal questions get equal answers, whichever worker asks and whenever.
+        question = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
+        salt = (self.seed & (2**64 - 1)).to_bytes(8, "big")
+        return int.from_bytes(hashlib.blake2b(question, digest_size=4, salt=salt).digest(), "big") >> 1
 
 
-class JudgeElsewhere:
-    """The engine of a judge in a process that only builds parts and never asks: the driver of a Ray run."""
+class UnavailableEngine:
+    """Engine of a judge in a process that builds parts and sends no requests: the driver of a Ray run."""
 
     capabilities = Capabilities()
 
     async def generate(self, request: GenerateRequest) -> NoReturn:
-        """Refuse."""
         raise EngineError("this process has no replicas of the judge: only workers and reward workers ask it")
 
     async def abort(self, request_id: str) -> None:
-        """Do nothing."""
+        pass

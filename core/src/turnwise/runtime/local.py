@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import define, field
 
-from turnwise.episode_setup import EpisodeSpec
-from turnwise.loop_watch import LoopWatch
-from turnwise.memory import EngineMemory
 from turnwise.protocols import Engine
-from turnwise.runtime.weight_updates import Prepare
-from turnwise.runtime.worker import Deliver, Numbered, Worker, WorkerParts
-from turnwise.weight_sources import source_of
-from turnwise.weights import ReplicaUpdate, UpdateReport, Weight
+from turnwise.protocols.weights import ReplicaUpdate, UpdateReport, Weight
+from turnwise.record.spec import EpisodeSpec
+from turnwise.runtime.loop_watchdog import EventLoopWatchdog
+from turnwise.runtime.remote.weight_updates import MakeSource
+from turnwise.runtime.worker import Deliver, Numbered, Worker, WorkerComponents
+from turnwise.weights.sleep import EngineMemory
+from turnwise.weights.sources import source_of
 
 
 @define(eq=False)
@@ -25,49 +25,47 @@ class LocalRuntime:
 
     Attributes:
         engine: the only replica.
-        parts: what each worker is made of.
-        num_workers: how many share the episodes; results do not depend on it.
-        judge: the engine of the model that rewards may ask, when there is one.
-        prepare: makes a source of whatever weights are given.
+        parts: components of each worker.
+        num_workers: number of workers that share the episodes; results do not depend on it.
+        judge: engine of the judge, if there is one.
+        make_source: converts the weights that a trainer passes.
     """
 
     engine: Engine
-    parts: WorkerParts
+    parts: WorkerComponents
     num_workers: int = 1
     judge: Engine | None = None
-    prepare: Prepare = source_of
+    make_source: MakeSource = source_of
     _workers: set[Worker] = field(factory=set, init=False)
     _memory: EngineMemory = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Let nobody else put the engine to sleep."""
+        # The only caller of the engine's sleep, wake-up and update: it keeps them from overlapping.
         self._memory = EngineMemory(self.engine)
 
     async def start(self) -> None:
-        """Start the engine, and that of the judge."""
         await self.engine.start()
         if self.judge is not None:
             await self.judge.start()
 
-    async def run(self, specs: Sequence[EpisodeSpec], deliver: Deliver, cut: asyncio.Event | None = None) -> None:
-        """Run every spec and deliver each with its place in `specs`; `cut` aborts those that have not ended."""
+    async def run(self, specs: Sequence[EpisodeSpec], deliver: Deliver, interrupt: asyncio.Event | None = None) -> None:
         numbered = iter(enumerate(specs))
+        # New workers for every call, so that an interrupt of one call does not touch the episodes of another.
         workers = [Worker(self.parts, f"worker {index}") for index in range(self.num_workers)]
         self._workers.update(workers)
         try:
-            with LoopWatch(self.parts.limits.loop_lag_s):
-                await _run_all(workers, numbered, deliver, cut)
+            with EventLoopWatchdog(self.parts.limits.loop_lag_s):
+                await _run_all(workers, numbered, deliver, interrupt)
         finally:
             self._workers.difference_update(workers)
 
     async def abort(self) -> None:
-        """End soon; `run` returns when every episode has been delivered."""
         for worker in tuple(self._workers):
             worker.abort()
 
     async def update_weights(self, weights: Iterable[Weight], version: int) -> UpdateReport:
-        """Hand the weights to the engine as they are: nothing has to be carried inside one process."""
-        started, source = time.perf_counter(), self.prepare(weights)
+        """Pass the weights to the engine directly: one process needs no transport."""
+        started, source = time.perf_counter(), self.make_source(weights)
         await self._memory.update_weights(source, version)
         seconds, specs = time.perf_counter() - started, source.specs
         return UpdateReport(
@@ -80,24 +78,20 @@ class LocalRuntime:
         )
 
     async def sleep(self, level: int) -> None:
-        """Free the engine's memory."""
         await self._memory.sleep(level)
 
     async def wake_up(self, tags: Sequence[str]) -> None:
-        """Take the memory of these tags again."""
         await self._memory.wake_up(tags)
 
     async def memory_bytes(self) -> int:
-        """Return what the engine holds; 0 when it cannot tell."""
         return int(self.engine.stats().get("memory_bytes", 0))
 
     async def counts(self) -> dict[str, int]:
-        """Return nothing: what dies here takes the run with it."""
+        """Return no counters: a failure of a part in this process ends the run."""
         return {}
 
     async def stop(self) -> None:
-        """Stop the engine, and that of the judge."""
-        try:
+        try:  # a judge that fails to stop must not leave the engine with its devices
             if self.judge is not None:
                 await self.judge.stop()
         finally:
@@ -105,18 +99,18 @@ class LocalRuntime:
 
 
 async def _run_all(
-    workers: Sequence[Worker], numbered: Iterator[Numbered], deliver: Deliver, cut: asyncio.Event | None
+    workers: Sequence[Worker], numbered: Iterator[Numbered], deliver: Deliver, interrupt: asyncio.Event | None
 ) -> None:
     async with asyncio.TaskGroup() as waiting:
-        cutting = waiting.create_task(_abort_at(cut, workers)) if cut else None
+        interrupting = waiting.create_task(_abort_at(interrupt, workers)) if interrupt else None
         async with asyncio.TaskGroup() as group:
             for worker in workers:
                 group.create_task(worker.run(numbered, deliver))
-        if cutting:
-            cutting.cancel()
+        if interrupting:  # an event that is never set would keep the outer group open
+            interrupting.cancel()
 
 
-async def _abort_at(cut: asyncio.Event, workers: Sequence[Worker]) -> None:
-    await cut.wait()
+async def _abort_at(interrupt: asyncio.Event, workers: Sequence[Worker]) -> None:
+    await interrupt.wait()
     for worker in workers:
         worker.abort()

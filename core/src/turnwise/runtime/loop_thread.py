@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, so that blocking callers, notebooks and trainers can all drive a run."""
+"""An event loop in its own thread, so that scripts, notebooks and trainers can drive a run."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
+_CANCEL_S: Final = 10.0
+"""Longest wait in seconds for cancelled tasks at the end."""
+
 
 class LoopThread:
-    """
-    A running event loop; use it as a context manager or call `close`.
-
-    Asyncio objects made inside belong to this loop. Leaving cancels what still runs there.
-    """
+    """A running event loop in a daemon thread. `close` cancels the tasks that are left."""
 
     def __init__(self, name: str = "turnwise") -> None:
-        """Start the thread."""
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -29,16 +27,17 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop and wait for what it returns; an interrupt cancels it."""
+        """Run a coroutine in the loop and wait for its result; an interrupt cancels it."""
         future = self.submit(coroutine)
         try:
             return future.result()
         except BaseException:
+            # After Ctrl-C in this thread the coroutine would continue without a reader.
             future.cancel()
             raise
 
     def close(self) -> None:
-        """Cancel what still runs and end the thread; harmless a second time."""
+        """Cancel the remaining tasks and end the thread; a second call does nothing."""
         if not self._thread.is_alive():
             return
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -58,4 +57,5 @@ class LoopThread:
         for task in tasks:
             task.cancel()
         if tasks:
-            self.loop.run_until_complete(asyncio.wait(tasks, timeout=10))
+            # Bounded: a plugin that swallows the cancellation must not hang the process at its end.
+            self.loop.run_until_complete(asyncio.wait(tasks, timeout=_CANCEL_S))

@@ -1,8 +1,8 @@
 """
-Says when something blocks the event loop that episodes share, and what: meanwhile no deadline of any episode can fire.
+Reports code that blocks the event loop. While the loop is blocked, no episode continues and no deadline fires.
 
-A thread looks whether the loop still gives out turns. It cannot end what blocks: a tool that may block belongs into a
-thread or a process (`run_in`, see `turnwise.function_tool`).
+A thread watches the loop. It cannot end the blocking call; a tool that may block has to run in a thread or a process
+(`run_in`, see `turnwise.tools.function`).
 """
 
 from __future__ import annotations
@@ -17,30 +17,29 @@ from typing import Any, Final, Self
 
 import structlog
 
-from turnwise.tool_session import ToolSession
+from turnwise.tools.session import ToolSession
 
 _SHOWN_FRAMES: Final = 6
 _QUIET_S: Final = 60.0
-"""Seconds between lines that name no tool."""
+"""Seconds between log lines that name no tool."""
 
 
-class LoopWatch:
+class EventLoopWatchdog:
     """
     Watches the running event loop; a context manager.
 
     Attributes:
-        num_blocks: how often the loop was found blocked.
+        num_blocks: number of times that the loop was blocked.
     """
 
     def __init__(self, limit_s: float) -> None:
-        """Report what takes longer than `limit_s` seconds without giving others a turn."""
+        """Report code that does not yield to the loop for `limit_s` seconds."""
         self.num_blocks = 0
         self._limit_s = limit_s
         self._reported_load = -_QUIET_S
         self._ended = threading.Event()
 
     def __enter__(self) -> Self:
-        """Begin to watch the loop of this thread."""
         self._loop = asyncio.get_running_loop()
         self._owner = threading.get_ident()
         self._beat()
@@ -51,7 +50,6 @@ class LoopWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        """Stop."""
         self._timer.cancel()
         self._ended.set()
 
@@ -62,9 +60,10 @@ class LoopWatch:
     def _watch(self) -> None:
         reported = 0.0
         while not self._ended.wait(self._limit_s / 4):
+            # Read without a lock: `_beat` replaces one float, and an old value only delays the report.
             seen = self._seen
             late_s = time.monotonic() - seen
-            if late_s > self._limit_s and seen != reported:
+            if late_s > self._limit_s and seen != reported:  # one report for each block, however long it lasts
                 reported = seen
                 self.num_blocks += 1
                 self._report(late_s)
@@ -73,11 +72,11 @@ class LoopWatch:
         frame = sys._current_frames().get(self._owner)  # noqa: SLF001 - the only way to another thread's stack
         tool, now = _tool_in(frame), time.monotonic()
         if tool is None and now - self._reported_load < _QUIET_S:
-            return  # a machine that is overloaded is late all the time
+            return  # the machine is overloaded, so every beat is late
         self._reported_load = self._reported_load if tool else now
         stack = traceback.format_stack(frame)[-_SHOWN_FRAMES:] if frame is not None else []
         structlog.get_logger().warning(
-            "the event loop is blocked: no other episode goes on and no deadline fires",
+            "the event loop is blocked: no other episode continues and no deadline fires",
             seconds=round(late_s, 2),
             tool=tool,
             stack="".join(stack).rstrip(),
@@ -85,7 +84,7 @@ class LoopWatch:
 
 
 def _tool_in(frame: FrameType | None) -> str | None:
-    """Return the name of the tool whose call is on a stack, if one is."""
+    """Return the name of the tool whose call is on a stack, if there is one."""
     while frame is not None:
         if frame.f_code is ToolSession.call.__code__:
             call: Any = frame.f_locals.get("call")

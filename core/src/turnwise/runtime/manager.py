@@ -1,8 +1,8 @@
 """
 The driver's side of a run: tasks in, finished episodes or a batch out.
 
-The runtime lives on an event loop in a thread of its own, so `generate` may be called from a script, a notebook or a
-trainer, and an interrupt in the caller's thread never loses what has finished.
+The runtime has its own event loop in its own thread. So `generate` works in a script, a notebook and a trainer, and an
+interrupt in the caller's thread loses no finished episode.
 """
 
 from __future__ import annotations
@@ -13,80 +13,52 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import structlog
 from attrs import define, field
 
-from turnwise.episode_setup import PromptTooLongError
-from turnwise.episode_spec import EpisodeSpec, UnfinishedEpisode
-from turnwise.errors import DataError, TurnwiseError
-from turnwise.observer import RunStarted, WeightsUpdated, unix_s
+from turnwise.episode.setup import PromptTooLongError
+from turnwise.errors import TurnwiseError
+from turnwise.events.dispatch import Observers
+from turnwise.events.observer import Observer, RunStarted, WeightsUpdated, unix_s
 from turnwise.protocols import Chat
-from turnwise.result import EpisodeResult
-from turnwise.runtime.finished_episodes import Finished, FinishedEpisodes
+from turnwise.protocols.weights import TAGS, UpdateReport
+from turnwise.record.result import EpisodeResult
+from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
+from turnwise.runtime.episode_iterator import Finished, FinishedEpisodes
+from turnwise.runtime.interface import Runtime
 from turnwise.runtime.loop_thread import LoopThread
-from turnwise.runtime.partial import Enough, Partial, PartialCall, grouped
+from turnwise.runtime.partial import CompletionThreshold, PartialCall, PartialRolloutOptions
 from turnwise.runtime.plan import RolloutPlan
-from turnwise.runtime.worker import Deliver
-from turnwise.summary import batch_timing
-from turnwise.telemetry import Observers
 from turnwise.types import Status, Task
-from turnwise.weights import UpdateReport, Weight
 
 if TYPE_CHECKING:
-    from turnwise.batch import RolloutBatch
-
-
-class Runtime(Protocol):
-    """Where episodes run: in this process, or on a cluster."""
-
-    async def start(self) -> None:
-        """Get ready."""
-
-    async def run(self, specs: Sequence[EpisodeSpec], deliver: Deliver, cut: asyncio.Event | None = None) -> None:
-        """Run every spec and deliver each exactly once, with its place; `cut` aborts those that have not ended."""
-
-    async def abort(self) -> None:
-        """End soon, delivering everything."""
-
-    async def update_weights(self, weights: Iterable[Weight], version: int) -> UpdateReport:
-        """Bring weights to every replica, also while episodes run; `EngineError` when none took them."""
-
-    async def sleep(self, level: int) -> None:
-        """Free the memory of every replica; what is in flight ends as by `abort`."""
-
-    async def wake_up(self, tags: Sequence[str]) -> None:
-        """Take the memory of these tags again on every replica."""
-
-    async def memory_bytes(self) -> int:
-        """Return what the replicas hold on their devices; 0 when they cannot tell."""
-
-    async def counts(self) -> dict[str, int]:
-        """Return how often what went wrong was put right so far; see `RolloutManager.stats`."""
-
-    async def stop(self) -> None:
-        """Free everything; harmless a second time."""
+    from turnwise.batch.rollout_batch import RolloutBatch
+    from turnwise.config.run import RunConfig
+    from turnwise.plugin.host import Host
 
 
 @define(eq=False)
 class RolloutManager:
     """
-    Runs tasks and hands back what a trainer can use. Use it as a context manager, or call `start` and `stop`.
+    Runs tasks and returns finished episodes. Use it as a context manager, or call `start` and `stop`.
 
-    Make one with `turnwise.manager_of`.
+    `RolloutManager.from_config` builds one. `generate`, `rollout`, `iterate` and `stream` run tasks and differ in their
+    results. All of them accept the options of `turnwise.runtime.partial.PartialRolloutOptions`, and several calls may
+    run at the same time.
 
     Attributes:
-        runtime: where episodes run.
-        plan: how tasks become episodes and episodes a batch.
-        observers: who hears the events.
-        chat: the model's chat template and tokenizer, when there is one.
-        weight_version: of the last weight update that was tried; 0 is what the engines started with.
-        timing: of the last batch that was made: seconds by verl's names, see `turnwise.summary.batch_timing`.
+        runtime: runs the episodes.
+        plan: turns tasks into episodes, and episodes into a batch.
+        observers: receive the events.
+        chat: chat template and tokenizer of the model, if there is one.
+        weight_version: version of the last weight update, also of a failed one; 0 at the start.
 
     Example:
-        >>> with manager_of(load_config("run.yaml")) as manager:  # doctest: +SKIP
+        >>> with RolloutManager.from_config(load_config("run.yaml")) as manager:  # doctest: +SKIP
         ...     batch = manager.generate(tasks, global_step=1)
     """
 
@@ -95,28 +67,51 @@ class RolloutManager:
     observers: Observers = field(factory=Observers)
     chat: Chat | None = None
     weight_version: int = field(default=0, init=False)
-    timing: dict[str, float] = field(factory=dict, init=False)
     _unfinished: list[UnfinishedEpisode] = field(factory=list, init=False)
     _counts: Counter[str] = field(factory=Counter, init=False)
-    _thread: LoopThread | None = field(default=None, init=False)
+    # Guards `_unfinished` and `_counts`, which callers change in their threads and the runtime in its own.
+    _lock: threading.Lock = field(factory=threading.Lock, init=False)
+    # Held during an update, sleep or wake-up, because each depends on the state that another changes.
     _switching: threading.RLock = field(factory=threading.RLock, init=False)
+    _thread: LoopThread | None = field(default=None, init=False)
+
+    @classmethod
+    def from_config(
+        cls, config: RunConfig, host: Host | None = None, *, observers: Iterable[Observer] = ()
+    ) -> RolloutManager:
+        """
+        Build a run; `start` starts it.
+
+        Args:
+            config: of the run.
+            host: the loaded plugins; None loads the plugins that the config allows.
+            observers: receive events in addition to the config's own.
+
+        Raises:
+            ConfigError, PluginError, TemplateError: the config cannot be run; one line for each problem.
+        """
+        from turnwise.runtime.launch import launch  # importing the manager alone loads no plugin and no config
+
+        run = launch(config, host, observers)
+        return cls(run.runtime, run.plan, run.observers, run.chat)
 
     def start(self) -> None:
-        """Start the runtime and its engines."""
+        """Start the runtime and its engines; a second call does nothing."""
         if self._thread is None:
             self._thread = LoopThread()
             try:
                 self.observers.open()
                 self._thread.call(self.runtime.start())
             except BaseException:
-                self.stop()
+                self.stop()  # an engine may have started before another one failed, and holds its devices
                 raise
 
     def stop(self) -> None:
-        """Stop everything; harmless a second time."""
+        """Stop the runtime and free everything; a second call does nothing."""
         if self._thread is not None:
             if self._counts:
                 structlog.get_logger().info("episodes in all", **self._final_stats())
+            # Taken away first, so that a call in another thread gets an error and not a closed loop.
             thread, self._thread = self._thread, None
             try:
                 thread.call(self.runtime.stop())
@@ -127,132 +122,159 @@ class RolloutManager:
     def _final_stats(self) -> dict[str, int]:
         try:
             return self.stats()
-        except Exception as error:  # noqa: BLE001 - a cluster that is gone can still be stopped
-            structlog.get_logger().debug("no numbers at the end", reason=repr(error))
+        except Exception as error:  # noqa: BLE001 - a lost cluster must not keep the run from stopping
+            structlog.get_logger().debug("no runtime counters at the end", reason=repr(error))
             return dict(self._counts)
 
     def __enter__(self) -> Self:
-        """Start."""
         self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop."""
         self.stop()
 
     def generate(
-        self, tasks: Iterable[Task], *, global_step: int = 0, validation: bool = False, **partial: Unpack[Partial]
+        self,
+        tasks: Iterable[Task],
+        *,
+        global_step: int = 0,
+        validation: bool = False,
+        **partial: Unpack[PartialRolloutOptions],
     ) -> RolloutBatch:
         """
-        Run every task and return the batch: a barrier.
+        Run every task, wait for all episodes and return their batch.
 
         Args:
-            tasks: the rows; may be empty when there is something to resume.
-            global_step: training step that asks for them.
+            tasks: rows of the data set; may be empty if `resume` names episodes.
+            global_step: training step of the request.
             validation: sample with the validation parameters.
-            partial: `min_fraction`, `grace_s` and `resume`, see `turnwise.runtime.partial.Partial`; also for the other
-                ways to run tasks.
+            partial: `min_fraction`, `grace_s` and `resume`; see `turnwise.runtime.partial.PartialRolloutOptions`.
 
         Returns:
-            One row per trajectory, in the order of the tasks, resumed episodes first; the rollouts of a task stand
-            together.
+            One row per trajectory: resumed episodes first, then in the order of the tasks. The rollouts of a task are
+            adjacent.
         """
         return self.collate(self.rollout(tasks, global_step=global_step, validation=validation, **partial))
 
     def rollout(
-        self, tasks: Iterable[Task], *, global_step: int = 0, validation: bool = False, **partial: Unpack[Partial]
+        self,
+        tasks: Iterable[Task],
+        *,
+        global_step: int = 0,
+        validation: bool = False,
+        **partial: Unpack[PartialRolloutOptions],
     ) -> list[EpisodeResult]:
-        """Run every task and return the episodes in the order of the tasks, resumed ones first."""
-        numbered = self.numbered(tasks, global_step=global_step, validation=validation, **partial)
-        return [result for _number, result in sorted(numbered, key=lambda pair: pair[0])]
+        """Run every task, wait for all episodes and return them in the order of `generate`."""
+        episodes = self.iterate_numbered(tasks, global_step=global_step, validation=validation, **partial)
+        return [result for _number, result in sorted(episodes, key=itemgetter(0))]
 
     def iterate(
-        self, tasks: Iterable[Task], *, global_step: int = 0, validation: bool = False, **partial: Unpack[Partial]
+        self,
+        tasks: Iterable[Task],
+        *,
+        global_step: int = 0,
+        validation: bool = False,
+        **partial: Unpack[PartialRolloutOptions],
     ) -> Iterator[EpisodeResult]:
         """
-        Return an iterator over the episodes as they finish, in no order.
+        Return an iterator over the episodes as they finish.
 
-        It can be asked again after an exception, such as an interrupt: call `abort`, and the rest follows soon with
-        what it has.
+        The iterator survives an exception such as an interrupt: call `abort`, and it soon returns the remaining
+        episodes with the tokens that they have.
         """
-        return map(_result_of, self.numbered(tasks, global_step=global_step, validation=validation, **partial))
+        episodes = self.iterate_numbered(tasks, global_step=global_step, validation=validation, **partial)
+        return map(itemgetter(1), episodes)
 
-    def numbered(
-        self, tasks: Iterable[Task], *, global_step: int = 0, validation: bool = False, **partial: Unpack[Partial]
+    def iterate_numbered(
+        self,
+        tasks: Iterable[Task],
+        *,
+        global_step: int = 0,
+        validation: bool = False,
+        **partial: Unpack[PartialRolloutOptions],
     ) -> FinishedEpisodes:
-        """Return the same iterator with the place of each episode in the order of the tasks, from 0."""
+        """Return the iterator of `iterate`, with the number of each episode in the order of `generate`, from 0."""
         finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
-        total = self._launch(tasks, global_step, validation, partial, finished.put)
-        return FinishedEpisodes(total, finished, self._accepted)
+        total = self._submit(tasks, global_step, validation, partial, finished.put)
+        return FinishedEpisodes(total, finished, self._accept)
 
     async def stream(
-        self, tasks: Iterable[Task], *, global_step: int = 0, validation: bool = False, **partial: Unpack[Partial]
+        self,
+        tasks: Iterable[Task],
+        *,
+        global_step: int = 0,
+        validation: bool = False,
+        **partial: Unpack[PartialRolloutOptions],
     ) -> AsyncIterator[EpisodeResult]:
-        """Yield episodes as they finish, on the caller's own event loop; leaving the loop early aborts the rest."""
+        """Yield episodes as they finish, on the caller's event loop; leaving the loop early aborts the others."""
         loop, finished = asyncio.get_running_loop(), asyncio.Queue[Finished]()
 
-        def put(item: Finished) -> None:
+        def put(item: Finished) -> None:  # called in the runtime's thread
             loop.call_soon_threadsafe(finished.put_nowait, item)
 
-        self._launch(tasks, global_step, validation, partial, put)
+        self._submit(tasks, global_step, validation, partial, put)
         complete = False
         try:
             while (item := await finished.get()) is not None:
-                if result := self._accepted(item):
-                    yield result[1]
+                if accepted := self._accept(item):
+                    yield accepted[1]
             complete = True
         finally:
+            # After `break`, an exception or a cancellation in the caller's loop the results have no reader.
             if not complete:
                 self.abort()
 
     @property
     def unfinished(self) -> tuple[UnfinishedEpisode, ...]:
         """
-        The episodes that were cut or aborted in calls so far and not resumed since.
+        The episodes that were interrupted or aborted so far and have not been resumed since.
 
-        Those that `min_fraction` cut are nowhere else; those of an `abort` are also among the results, as aborted.
+        Episodes that `min_fraction` interrupted are only here. Episodes of an `abort` are also among the results, with
+        the status `aborted`.
         """
         return tuple(self._unfinished)
 
     def stats(self) -> dict[str, int]:
         """
-        Return what became of the episodes so far, and how often what went wrong was put right.
+        Return the number of episodes by status, and the number of recoveries.
 
         Returns:
-            `completed`, `truncated`, `timed_out`, `aborted` and `failed` episodes, those `cut` by `min_fraction` and
-            those `resumed`. Under Ray also episodes `retried` because their worker died and `set_aside` because several
-            did, `worker_restarts` and `replica_restarts`, and `moves` of requests to another replica, as far as the
-            workers that run know.
+            `completed`, `truncated`, `timed_out`, `aborted` and `failed` episodes, and how many were `interrupted` by
+            `min_fraction` and `resumed`. Under Ray also episodes that were `retried` because their worker died,
+            `quarantined` episodes that failed because workers died of them, `worker_restarts`, `replica_restarts`, and
+            `migrations` of requests to another replica.
         """
         thread = self._thread
-        mended = thread.call(self.runtime.counts()) if thread is not None else {}
-        return {**{str(status): self._counts[status] for status in Status}, **mended} | {
-            name: self._counts[name] for name in ("cut", "resumed")
+        recoveries = thread.call(self.runtime.counts()) if thread is not None else {}
+        return {**{str(status): self._counts[status] for status in Status}, **recoveries} | {
+            name: self._counts[name] for name in ("interrupted", "resumed")
         }
 
     def forget(self, unfinished: Iterable[UnfinishedEpisode]) -> None:
-        """Keep some unfinished episodes no longer; unknown ones are ignored."""
+        """Drop some unfinished episodes; unknown ones are ignored."""
         forgotten = set(map(id, unfinished))
-        self._unfinished[:] = [each for each in self._unfinished if id(each) not in forgotten]
+        with self._lock:
+            self._unfinished[:] = [each for each in self._unfinished if id(each) not in forgotten]
 
     def abort(self) -> None:
-        """Ask every running episode to stop; the calls that wait for them return soon."""
+        """Stop every running episode soon; the calls that wait for them return."""
         if self._thread is not None:
+            # Not awaited: signal handlers call this method, and must not wait for the loop.
             self._thread.submit(self.runtime.abort())
 
     def update_weights(self, weights: Any, *, version: int | None = None) -> UpdateReport:
         """
-        Bring new weights to every replica, also while episodes run in other threads. Waits until all have answered.
+        Update the weights of every replica, also while episodes run in other threads, and wait for all replicas.
 
         Args:
-            weights: with the names of the Hugging Face state dict: (name, array) pairs, a module of torch, a mapping,
-                a folder of safetensors; see `turnwise.weight_sources.source_of`.
-            version: of these weights; one more than the last unless given.
+            weights: weights with the names of the Hugging Face state dict: (name, array) pairs, a torch module, a
+                mapping or a folder of safetensors; see `turnwise.weights.sources.source_of`.
+            version: of these weights; None adds one to the last version.
 
         Raises:
-            EngineError: no replica took them, and what served before serves on.
+            EngineError: every replica failed, and serves its earlier weights.
             ValueError: the version is not above the last one.
         """
         with self._switching:
@@ -260,31 +282,31 @@ class RolloutManager:
             if number <= self.weight_version:
                 raise ValueError(f"weight version {number} is not above the last one, {self.weight_version}")
             thread = self._running_thread()
+            # Before the update: after a failure some replicas may serve this version, so no other weights may have it.
             self.weight_version = number
             started_at = unix_s(time.perf_counter())
             report = thread.call(self.runtime.update_weights(weights, number))
-        self._tell_of_update(report, started_at)
+        self._emit_update(report, started_at)
         return report
 
     def sleep(self, level: int = 1) -> None:
-        """Free the memory of every replica; requests in flight end as by `abort`, later ones raise `EngineError`."""
+        """Free the memory of every replica. Requests in flight end as by `abort`, later ones raise `EngineError`."""
         with self._switching:
             self._running_thread().call(self.runtime.sleep(level))
 
-    def wake_up(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
-        """Take the memory of these tags again on every replica."""
+    def wake_up(self, tags: Sequence[str] = TAGS) -> None:
+        """Restore the memory of these tags on every replica."""
         with self._switching:
             self._running_thread().call(self.runtime.wake_up(tags))
 
     def memory_bytes(self) -> int:
-        """Return the bytes that the replicas hold on their devices; 0 when they cannot tell."""
+        """Return the device memory of all replicas in bytes; 0 when it is unknown."""
         return self._running_thread().call(self.runtime.memory_bytes())
 
     def collate(self, results: Sequence[EpisodeResult]) -> RolloutBatch:
         """Return the batch of some episodes, with the fields of the postprocessors."""
-        from turnwise.batch import collate  # torch is only needed here
+        from turnwise.batch.rollout_batch import collate  # torch is only needed here
 
-        self.timing = batch_timing(results)
         batch = collate(
             results,
             pad_token_id=self.plan.pad_token_id,
@@ -295,7 +317,7 @@ class RolloutManager:
             batch = batch.with_fields(postprocessor.process(batch))
         return batch
 
-    def _tell_of_update(self, report: UpdateReport, started_at: float) -> None:
+    def _emit_update(self, report: UpdateReport, started_at: float) -> None:
         for update in report.replicas:
             if not update.error:
                 event = WeightsUpdated(
@@ -307,72 +329,66 @@ class RolloutManager:
                 )
                 self.observers.emit("on_weights_updated", event)
 
-    def _launch(
+    def _submit(
         self,
         tasks: Iterable[Task],
         global_step: int,
         validation: bool,
-        partial: Partial,
+        partial: PartialRolloutOptions,
         put: Callable[[Finished], None],
     ) -> int:
-        """Begin a call and return how many episodes it has."""
+        """Start a call and return its number of episodes; `put` is called in the runtime's thread."""
         thread = self._running_thread()
-        enough = Enough(min_fraction=partial.get("min_fraction", 1.0), grace_s=partial.get("grace_s", 0.0))
-        specs = self._specs(list(tasks), global_step, partial.get("resume", False), validation=validation)
+        threshold = CompletionThreshold.from_options(partial)
+        resume = partial.get("resume", False)
+        resumed = self.unfinished if resume is True else tuple(resume or ())
+        specs = self.plan.specs(tasks, resumed, global_step=global_step, validation=validation)
+        self.forget(resumed)  # after the checks of `specs`, so that a rejected call loses no episode
+        with self._lock:
+            self._counts["resumed"] += sum(unfinished.started for unfinished in resumed)
         self.observers.emit(
             "on_run_started", RunStarted(num_episodes=len(specs), global_step=global_step, validation=validation)
         )
-        thread.submit(self._run(specs, put, enough))
+        thread.submit(self._run(specs, put, threshold))
         return len(specs)
-
-    def _specs(
-        self, tasks: list[Task], global_step: int, resume: bool | Iterable[UnfinishedEpisode], *, validation: bool
-    ) -> list[EpisodeSpec]:
-        chosen = self.unfinished if resume is True else tuple(resume or ())
-        for unfinished in chosen:
-            self.plan.refuse_unknown_agent(unfinished.spec)
-        if len(set(map(id, chosen))) < len(chosen):
-            raise DataError("resume: an unfinished episode is given more than once, and would count twice")
-        new = self.plan.specs(tasks, global_step=global_step, validation=validation) if tasks or not chosen else []
-        self.forget(chosen)
-        self._counts["resumed"] += sum(unfinished.began for unfinished in chosen)
-        return grouped([*(unfinished.resumed_spec for unfinished in chosen), *new]) if chosen else new
 
     def _running_thread(self) -> LoopThread:
         if self._thread is None:
             raise TurnwiseError("the manager is not running: use it in a with statement, or call start()")
         return self._thread
 
-    async def _run(self, specs: Sequence[EpisodeSpec], put: Callable[[Finished], None], enough: Enough) -> None:
-        """Run on the runtime's loop; the last thing put is None, after an exception if there was one."""
-        call = PartialCall(len(specs), enough, lambda number, result: put((number, result)), self._keep)
+    async def _run(
+        self, specs: Sequence[EpisodeSpec], put: Callable[[Finished], None], threshold: CompletionThreshold
+    ) -> None:
+        """Run episodes on the runtime's loop; put None at the end, after the exception if there was one."""
+        call = PartialCall(len(specs), threshold, lambda number, result: put((number, result)), self._keep)
         try:
-            await self.runtime.run(specs, call.deliver, call.cut)
-        except BaseException as error:
+            await self.runtime.run(specs, call.deliver, call.interrupt)
+        except BaseException as error:  # a cancellation too, or the caller would wait for ever
             put(error)
             raise
         finally:
             put(None)
 
     def _keep(self, unfinished: UnfinishedEpisode) -> None:
-        self._counts["cut"] += 1
-        self._unfinished.append(unfinished)
+        with self._lock:
+            self._counts["interrupted"] += 1
+            self._unfinished.append(unfinished)
 
-    def _accepted(self, item: tuple[int, EpisodeResult] | BaseException) -> tuple[int, EpisodeResult] | None:
-        """Return what the caller gets to see: by the prompt policy a long prompt ends the run or is left out."""
+    def _accept(self, item: tuple[int, EpisodeResult] | BaseException) -> tuple[int, EpisodeResult] | None:
+        """Count a result for the caller; by the prompt policy, a long prompt ends the run or is left out."""
         if isinstance(item, BaseException):
             raise item
-        self._counts[item[1].status] += 1
-        if item[1].unfinished is not None:
-            self._unfinished.append(item[1].unfinished)
-        fault = item[1].fault
+        result = item[1]
+        with self._lock:
+            self._counts[result.status] += 1
+            if result.unfinished is not None:
+                self._unfinished.append(result.unfinished)
+        fault = result.fault
         if fault is None or fault.kind != PromptTooLongError.__name__:
             return item
         if self.plan.prompt_policy == "drop":
             return None
+        # The other episodes would run to their end, for a caller that has left with the exception.
         self.abort()
         raise PromptTooLongError(fault.message)
-
-
-def _result_of(numbered: tuple[int, EpisodeResult]) -> EpisodeResult:
-    return numbered[1]

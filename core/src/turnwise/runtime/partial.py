@@ -1,8 +1,4 @@
-"""
-One call's end before its last episode: when enough have finished, the stragglers are cut and kept for another call.
-
-It also puts the episodes of a call in order, so that those of a group stand together whichever call began them.
-"""
+"""Partial rollouts: a call ends when enough episodes have finished, and the others continue in a later call."""
 
 from __future__ import annotations
 
@@ -13,20 +9,20 @@ from typing import TypedDict
 
 from attrs import define, field, frozen, validators
 
-from turnwise.episode_spec import EpisodeSpec, UnfinishedEpisode
-from turnwise.result import EpisodeResult
+from turnwise.record.result import EpisodeResult
+from turnwise.record.spec import UnfinishedEpisode
 from turnwise.runtime.worker import Deliver
 from turnwise.types import Status
 
 
-class Partial(TypedDict, total=False):
+class PartialRolloutOptions(TypedDict, total=False):
     """
-    When a call ends before its last episode, and what it goes on with.
+    Options of a call that ends early or continues an earlier one.
 
     Attributes:
-        min_fraction: of the episodes that must finish, in (0, 1]; 1 waits for all.
-        grace_s: seconds that the others then still get before they are cut.
-        resume: unfinished episodes to go on with, before the new tasks; true takes all of `RolloutManager.unfinished`.
+        min_fraction: fraction of the episodes that must finish, in (0, 1]; 1 waits for all.
+        grace_s: seconds that the other episodes get after that, before they are interrupted.
+        resume: episodes to continue before the new tasks; True continues all of `RolloutManager.unfinished`.
     """
 
     min_fraction: float
@@ -35,57 +31,60 @@ class Partial(TypedDict, total=False):
 
 
 @frozen(kw_only=True)
-class Enough:
+class CompletionThreshold:
     """
-    How much of a call is enough.
+    When a call may end.
 
     Attributes:
-        min_fraction: of the episodes that must finish, in (0, 1].
-        grace_s: seconds that the others then still get.
+        min_fraction: fraction of the episodes that must finish, in (0, 1].
+        grace_s: seconds that the other episodes get after that.
     """
 
     min_fraction: float = field(default=1.0, validator=[validators.gt(0), validators.le(1)])
     grace_s: float = field(default=0.0, validator=validators.ge(0))
 
-    def of(self, num_episodes: int) -> int:
-        """Return how many must finish; a product such as 0.7 * 10 is not rounded up for its last bit."""
+    @classmethod
+    def from_options(cls, options: PartialRolloutOptions) -> CompletionThreshold:
+        """Return the threshold of a call; `TypeError` for an unknown option, which keyword arguments let through."""
+        known = PartialRolloutOptions.__annotations__
+        if unknown := sorted(options.keys() - known.keys()):
+            raise TypeError(f"unknown option {unknown[0]!r}; the options of a partial rollout are {', '.join(known)}")
+        return cls(min_fraction=options.get("min_fraction", 1.0), grace_s=options.get("grace_s", 0.0))
+
+    def count(self, num_episodes: int) -> int:
+        """Return the number of episodes that must finish."""
+        # 0.7 * 10 is 7.000000000000001 in floating point, and must not be rounded up to 8.
         return math.ceil(self.min_fraction * num_episodes - 1e-9)
 
 
 @define(eq=False)
 class PartialCall:
     """
-    One call on the runtime's loop.
+    One call, on the event loop of the runtime.
 
     Attributes:
-        num_episodes: that it asked for.
-        enough: when it may end.
-        put: takes what the caller gets.
-        keep: takes what is left of a straggler.
-        cut: set when the stragglers are to end.
+        num_episodes: of the call.
+        threshold: when the call may end.
+        put: called with each result for the caller.
+        keep: called with each interrupted episode.
+        interrupt: set when the remaining episodes must end.
     """
 
     num_episodes: int
-    enough: Enough
+    threshold: CompletionThreshold
     put: Deliver
     keep: Callable[[UnfinishedEpisode], None]
-    cut: asyncio.Event = field(factory=asyncio.Event)
+    interrupt: asyncio.Event = field(factory=asyncio.Event)
     _num_finished: int = 0
 
     def deliver(self, number: int, result: EpisodeResult) -> None:
-        """Take a result from the runtime: give it to the caller, or keep what a cut left of it."""
-        if self.cut.is_set() and result.unfinished is not None:
+        """Handle a result: give it to the caller, or keep it if the threshold interrupted it."""
+        if self.interrupt.is_set() and result.unfinished is not None:
             self.keep(result.unfinished)
             return
         self.put(number, result)
         self._num_finished += result.status is not Status.ABORTED
-        if self._num_finished == self.enough.of(self.num_episodes) < self.num_episodes:
-            asyncio.get_running_loop().call_later(self.enough.grace_s, self.cut.set)
-
-
-def grouped(specs: Iterable[EpisodeSpec]) -> list[EpisodeSpec]:
-    """Return specs with the episodes of each group together, groups in order of appearance."""
-    groups: dict[tuple[str, int, bool], list[EpisodeSpec]] = {}
-    for spec in specs:
-        groups.setdefault((spec.task.uid, spec.global_step, spec.validation), []).append(spec)
-    return [spec for group in groups.values() for spec in group]
+        # Equality, so that the timer starts once. A threshold that needs all episodes never interrupts: an aborted one
+        # counts as unfinished, and the call ends by itself.
+        if self._num_finished == self.threshold.count(self.num_episodes) < self.num_episodes:
+            asyncio.get_running_loop().call_later(self.threshold.grace_s, self.interrupt.set)

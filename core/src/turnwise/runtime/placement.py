@@ -1,8 +1,8 @@
 """
-Where a run's replicas and workers go, worked out from its config alone: nothing is started and no Ray is needed.
+Placement of a run's replicas and workers, planned from its config alone, without Ray.
 
-Devices per replica are the product of the engine's parallel sizes, so the number of replicas follows from the number of
-devices. What becomes of a plan on a cluster is in `turnwise.runtime.ray_placement`.
+A replica has as many devices as the product of the engine's parallel sizes. So the number of replicas follows from the
+number of devices. `turnwise.runtime.ray.placement_groups` reserves the planned devices on a cluster.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any, Final, Literal
 
 from attrs import evolve, field, frozen
 
-from turnwise.config import JudgeConfig, RunConfig
-from turnwise.config_parts import Choice
-from turnwise.config_runtime import PoolConfig, RuntimeConfig
+from turnwise.config.parts import Choice
+from turnwise.config.run import JudgeConfig, RunConfig
+from turnwise.config.runtime import PoolConfig, RuntimeConfig
 from turnwise.errors import ConfigError
 
 PARALLEL_SIZES: Final = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
-"""Options of an engine whose product is its number of devices."""
+"""Engine options whose product is the number of devices of a replica."""
 
 _ADDRESS: Final = re.compile(r"(?:ray://)?(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>[0-9]{1,5})")
 _ADDRESSES_WITHOUT_HOST: Final = ("auto", "local")
 
 Bundle = Mapping[str, float]
-"""What one placement-group bundle reserves on one node, by Ray's names of resources."""
+"""Resources that one bundle of a placement group reserves on one node, by Ray's names."""
 
 
 @frozen(kw_only=True)
@@ -41,15 +41,15 @@ class PoolPlacement:
     Attributes:
         name: `policy` or `judge`.
         engine: the engine's registered name.
-        num_replicas: how many.
-        parallel: sizes of each replica, by the name of the engine's option.
+        num_replicas: number of replicas.
+        parallel: parallel sizes of a replica, by the name of the engine's option.
         device: `GPU` or `CPU`.
-        num_devices: what one replica reserves of these; a fraction when replicas share a GPU, 0 for none.
-        bundles: of one replica's placement group; none when it reserves nothing.
-        strategy: how Ray places the bundles.
-        resources: what one replica reserves besides its devices, by Ray's names of options.
-        python: interpreter of the replicas; None for that of the run.
-        max_in_flight: requests that a replica's engine gets at once.
+        num_devices: devices that one replica reserves; a fraction if replicas share a GPU.
+        bundles: placement-group bundles of one replica; empty if it reserves nothing.
+        strategy: placement strategy of the bundles.
+        resources: other resources of one replica, by the names of Ray's options.
+        python: interpreter of the replicas; None for the run's own.
+        max_in_flight: most requests that a replica passes to its engine at once.
     """
 
     name: str = "policy"
@@ -66,28 +66,28 @@ class PoolPlacement:
 
     @property
     def total_devices(self) -> float:
-        """Devices of all replicas together."""
+        """Devices of all replicas."""
         return self.num_replicas * self.num_devices
 
     @property
     def needs(self) -> dict[str, float]:
-        """What all replicas together reserve, by Ray's names of resources."""
+        """Resources of all replicas, by Ray's names."""
         return _sum(bundle for _ in range(self.num_replicas) for bundle in self.bundles)
 
 
 @frozen(kw_only=True)
 class RunPlacement:
     """
-    What a run starts, and where.
+    The processes of a run and their resources.
 
     Attributes:
         runtime: `local` or `ray`.
         address: of the cluster; None starts one.
-        pools: the replicas, by model.
-        num_workers: event loops that drive episodes.
-        worker_cpus: CPUs that each of them, and each reward worker, reserves.
-        reward_workers: actors that score episodes.
-        devices_per_node: most devices that one node has.
+        pools: the replicas of each model.
+        num_workers: number of workers.
+        worker_cpus: CPUs that each worker and each reward worker reserves.
+        reward_workers: number of reward workers.
+        devices_per_node: devices of the largest node.
     """
 
     runtime: str
@@ -100,14 +100,14 @@ class RunPlacement:
 
     @property
     def needs(self) -> dict[str, float]:
-        """What the run reserves of a cluster, by Ray's names of resources."""
+        """Resources that the run reserves of a cluster, by Ray's names."""
         return _sum(
             [*(pool.needs for pool in self.pools), {"CPU": (self.num_workers + self.reward_workers) * self.worker_cpus}]
         )
 
     @property
     def largest_bundle(self) -> dict[str, float]:
-        """What one node must have at least: the most that a bundle asks for, of each resource."""
+        """The largest amount of each resource in one bundle. Some node must have it."""
         largest: Counter[str] = Counter()
         for pool in self.pools:
             for bundle in pool.bundles:
@@ -116,10 +116,10 @@ class RunPlacement:
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes of `devices_per_node` GPUs hold the replicas, put together as closely as they go."""
+        """Number of nodes with `devices_per_node` GPUs that hold the replicas, packed first-fit."""
         free: list[float] = []
         amounts = [bundle.get("GPU", 0.0) for pool in self.pools for bundle in pool.bundles * pool.num_replicas]
-        for amount in sorted(filter(None, amounts), reverse=True):
+        for amount in sorted(filter(None, amounts), reverse=True):  # largest first packs more closely
             place = next((i for i, left in enumerate(free) if left >= amount), None)
             if place is None:
                 free.append(self.devices_per_node - amount)
@@ -128,36 +128,38 @@ class RunPlacement:
         return len(free)
 
 
-def placement_of(config: RunConfig) -> RunPlacement:
+def plan_placement(config: RunConfig) -> RunPlacement:
     """
-    Return what a resolved config asks for.
+    Plan the placement of a resolved config.
 
     Raises:
-        ConfigError: the devices do not divide by those of a replica, or numbers contradict each other; one line with
-            the arithmetic. Or the address has no form that Ray knows.
+        ConfigError: the number of devices is no multiple of a replica's, numbers contradict each other, or the address
+            has an unknown form; one line with the arithmetic.
     """
     if config.runtime.reward_workers and config.reward is None:
         raise ConfigError(
             "runtime.reward_workers: there is no reward to score with; set reward, or reward_workers to 0"
         )
-    placement = placement_of_runtime(config.runtime, config.engine, config.judge)
-    return evolve(placement, pools=tuple(evolve(pool, python=_interpreter(config, pool)) for pool in placement.pools))
+    placement = plan_runtime_placement(config.runtime, config.engine, config.judge)
+    pools = tuple(evolve(pool, python=_locate_interpreter(config, pool)) for pool in placement.pools)
+    return evolve(placement, pools=pools)
 
 
-def _interpreter(config: RunConfig, pool: PoolPlacement) -> str | None:
-    """Return the interpreter of a pool's replicas; one with a slash is a path, and its links are not followed."""
+def _locate_interpreter(config: RunConfig, pool: PoolPlacement) -> str | None:
+    """Return the interpreter of a pool; a name with a slash is a path beside the config."""
+    # Links are kept: the interpreter of a virtual environment links to one without its packages.
     if pool.python is None or "/" not in pool.python:
         return pool.python
     return str(config.locate(pool.python).absolute())
 
 
-def placement_of_runtime(
+def plan_runtime_placement(
     runtime: RuntimeConfig, engine: Choice | None = None, judge: JudgeConfig | None = None
 ) -> RunPlacement:
-    """Return the same for a runtime whose engines need not be known; without a name they have one device each."""
-    pools = [pool_of("policy", engine or Choice("unnamed"), _policy_pool(runtime), runtime)]
+    """Plan the placement of a runtime section; replicas of an unknown engine have one device."""
+    pools = [_plan_pool("policy", engine or Choice("unnamed"), _policy_pool(runtime), runtime)]
     if judge is not None:
-        pools.append(pool_of("judge", judge.engine, judge.pool, runtime))
+        pools.append(_plan_pool("judge", judge.engine, judge.pool, runtime))
     if runtime.name == "local":
         for pool in pools:
             if pool.num_replicas > 1:
@@ -166,7 +168,7 @@ def placement_of_runtime(
                     "one; set runtime.name to ray"
                 )
     elif runtime.ray.address is not None:
-        host_and_port(runtime.ray.address)
+        parse_address(runtime.ray.address)
     return RunPlacement(
         runtime=runtime.name,
         address=runtime.ray.address if runtime.name == "ray" else None,
@@ -189,10 +191,11 @@ def _policy_pool(runtime: RuntimeConfig) -> PoolConfig:
     )
 
 
-def pool_of(name: str, engine: Choice, pool: PoolConfig, runtime: RuntimeConfig) -> PoolPlacement:
-    """Return where the replicas of one model go; errors as in `placement_of`."""
+def _plan_pool(name: str, engine: Choice, pool: PoolConfig, runtime: RuntimeConfig) -> PoolPlacement:
+    """Plan the replicas of one model; errors as in `plan_placement`."""
     parallel = {size: int(engine.options[size] or 1) for size in PARALLEL_SIZES if size in engine.options}
     asked = dict(pool.replica_resources)
+    # An engine with parallel sizes runs on GPUs; one without, such as a scripted engine, needs no device.
     on_gpu = pool.device == "gpu" or (pool.device == "auto" and bool(parallel or asked.get("num_gpus")))
     placement = PoolPlacement(
         name=name,
@@ -233,7 +236,7 @@ def _num_replicas(placement: PoolPlacement, pool: PoolConfig) -> int:
 
 
 def _with_bundles(placement: PoolPlacement, pool: PoolConfig, devices_per_node: int) -> PoolPlacement:
-    """Reserve a replica's devices: in one bundle when a node has as many, else in a bundle for each."""
+    """Reserve the devices of a replica: in one bundle if a node has enough, else in a bundle for each device."""
     size = prod(placement.parallel.values())
     asked = pool.replica_resources
     extra = dict(asked.get("resources") or {})
@@ -248,6 +251,7 @@ def _with_bundles(placement: PoolPlacement, pool: PoolConfig, devices_per_node: 
     if num_gpus <= devices_per_node:
         bundle = _nonzero({"GPU": num_gpus, "CPU": cpus, **extra})
         return evolve(placement, num_devices=num_gpus, bundles=(bundle,) if bundle else ())
+    # The engine's driver process runs in the first bundle, and needs the CPUs and the memory.
     first = _nonzero({"GPU": 1, "CPU": cpus, **extra})
     others = [{"GPU": 1.0} for _ in range(size - 1)]
     return evolve(placement, num_devices=num_gpus, bundles=(first, *others), strategy="PACK")
@@ -256,7 +260,7 @@ def _with_bundles(placement: PoolPlacement, pool: PoolConfig, devices_per_node: 
 def _num_gpus(placement: PoolPlacement, asked: Mapping[str, Any]) -> float:
     size = prod(placement.parallel.values())
     num_gpus = asked.get("num_gpus", size)
-    # A replica of one device may share it, and one whose engine finds its devices itself may reserve none.
+    # A replica with one device may share it. A replica whose engine chooses its devices itself may reserve none.
     if num_gpus == size or num_gpus == 0 or (size == 1 and num_gpus < 1):
         return float(num_gpus)
     if not placement.parallel:
@@ -299,8 +303,8 @@ def _sum(bundles: Iterable[Bundle]) -> dict[str, float]:
     return _nonzero(total)
 
 
-def host_and_port(address: str) -> tuple[str, int] | None:
-    """Return where a cluster's address points; None for `auto` and `local`, `ConfigError` for what is no address."""
+def parse_address(address: str) -> tuple[str, int] | None:
+    """Return host and port of a cluster's address; None for `auto` and `local`, `ConfigError` if it is invalid."""
     if address in _ADDRESSES_WITHOUT_HOST:
         return None
     found = _ADDRESS.fullmatch(address)
@@ -311,9 +315,9 @@ def host_and_port(address: str) -> tuple[str, int] | None:
 
 def check_interpreters(placement: RunPlacement) -> None:
     """
-    Refuse an interpreter that is not on this machine, when the run starts its own Ray here; `ConfigError` names it.
+    Raise `ConfigError` if the run starts its own Ray on this machine and an interpreter does not exist.
 
-    Of a cluster that runs already it is not known here what its nodes have.
+    The nodes of a running cluster may have interpreters that this machine lacks.
     """
     if placement.runtime != "ray" or placement.address not in (None, "local"):
         return
@@ -321,6 +325,8 @@ def check_interpreters(placement: RunPlacement) -> None:
         python = pool.python or ""
         key = f"{'runtime.ray' if pool.name == 'policy' else _path(pool.name)}.replica_python"
         if "/" in python and not (Path(python).is_file() and os.access(python, os.X_OK)):
-            raise ConfigError(f"{key}: {python!r} is no executable file; make the engine's virtual environment first")
+            raise ConfigError(
+                f"{key}: {python!r} is not an executable file; create the engine's virtual environment first"
+            )
         if python and "/" not in python and shutil.which(python.split()[0]) is None:
-            raise ConfigError(f"{key}: there is no {python!r} on the PATH")
+            raise ConfigError(f"{key}: {python!r} is not on the PATH; use the path of an interpreter")

@@ -1,69 +1,79 @@
-"""How tasks become episodes and episodes a batch, decided once by the driver."""
+"""The plan of a run: turns tasks into episodes, and has the settings of batches."""
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from attrs import field, frozen
+from attrs import frozen
 
-from turnwise.episode_setup import EpisodeSpec
 from turnwise.errors import DataError
+from turnwise.options import GroupOptions, PromptPolicy
+from turnwise.plugin.registry import did_you_mean
 from turnwise.protocols import Postprocessor
-from turnwise.registry import did_you_mean
-from turnwise.types import SamplingParams, Task
+from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
+from turnwise.types import Task
 
 
 @frozen(kw_only=True)
-class RolloutPlan:
+class RolloutPlan(GroupOptions):
     """
-    How tasks become episodes and episodes a batch.
+    Turns tasks into episodes, and has the settings of batches. The driver builds one plan for a run.
 
     Attributes:
-        default_agent: runs tasks that name no agent.
-        agent_names: the agents that there are.
-        n: episodes per task.
-        validation_n: episodes per task in validation.
-        seed: of the run.
-        sampling: how tokens are drawn.
-        validation_sampling: the same in validation.
-        prompt_policy: what a prompt that is too long does to the run.
+        default_agent: agent of the tasks that name none.
+        agents: programs by agent name. Looking one up builds the agent, so a broken agent stops a call at once, and
+            only if a task names it.
+        prompt_policy: treatment of a prompt that is too long.
         pad_token_id: fills padded batches.
-        prompt_length: width of a batch's prompts; None for the longest in it.
-        response_length: likewise of its responses.
-        postprocessors: add fields to batches, in this order.
+        prompt_length: width of a batch's prompts; None for the longest one.
+        response_length: width of a batch's responses; None for the longest one.
+        postprocessors: add fields to a batch, in this order.
     """
 
     default_agent: str
-    agent_names: frozenset[str]
-    n: int = 1
-    validation_n: int = 1
-    seed: int = 0
-    sampling: SamplingParams = field(factory=SamplingParams)
-    validation_sampling: SamplingParams = field(factory=lambda: SamplingParams(temperature=0.0))
-    prompt_policy: str = "error"
+    agents: Mapping[str, object]
+    prompt_policy: PromptPolicy = "error"
     pad_token_id: int = 0
     prompt_length: int | None = None
     response_length: int | None = None
     postprocessors: tuple[Postprocessor, ...] = ()
 
-    def specs(self, tasks: Iterable[Task], *, global_step: int, validation: bool) -> list[EpisodeSpec]:
+    def specs(
+        self,
+        tasks: Iterable[Task],
+        resumed: Sequence[UnfinishedEpisode] = (),
+        *,
+        global_step: int,
+        validation: bool,
+    ) -> list[EpisodeSpec]:
         """
-        Return one spec per episode: the rollouts of a task stand together, in task order.
+        Return one spec per episode: resumed episodes, then in the order of the tasks. A group is adjacent.
 
-        A task that stands there again has its rollouts counted on, so that no two episodes are the same one.
+        A repeated task continues the count of its rollouts, so that its episodes have other seeds.
 
         Raises:
-            DataError: there is no task, or one names an agent that is not there.
+            DataError: there is nothing to run, an agent is unknown, or an episode is resumed twice.
         """
+        for unfinished in resumed:
+            self.check_agent(unfinished.spec.task, unfinished.spec.agent_name)
+        if len(set(map(id, resumed))) < len(resumed):
+            raise DataError("resume: an unfinished episode is given more than once, and would count twice")
+        new = self._new_specs(tasks, global_step, validation)
+        if not new and not resumed:
+            raise DataError("there are no tasks to run")
+        return _group([*(unfinished.resumed_spec for unfinished in resumed), *new]) if resumed else new
+
+    def _new_specs(self, tasks: Iterable[Task], global_step: int, validation: bool) -> list[EpisodeSpec]:
         count = self.validation_n if validation else self.n
         sampling = self.validation_sampling if validation else self.sampling
+        # By uid and not by row: two rows with one uid are one group, and equal numbers would give equal seeds.
         rollouts: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
-        specs = [
+        return [
             EpisodeSpec(
                 task=task,
-                agent_name=self._agent_of(task),
+                agent_name=self._choose_agent(task),
                 rollout_n=next(rollouts[task.uid]),
                 global_step=global_step,
                 validation=validation,
@@ -73,20 +83,29 @@ class RolloutPlan:
             for task in tasks
             for _ in range(count)
         ]
-        if not specs:
-            raise DataError("there are no tasks to run")
-        return specs
 
-    def _agent_of(self, task: Task) -> str:
+    def check_agent(self, task: Task, name: str) -> None:
+        """
+        Check that an agent exists and can be built.
+
+        Raises:
+            DataError: no plugin registered it.
+            PluginError, ConfigError: it cannot be built.
+        """
+        if name not in self.agents:
+            known = did_you_mean(name, tuple(sorted(self.agents)))
+            raise DataError(f"row {task.sample_index} (task {task.uid!r}) names the unknown agent {name!r}{known}")
+        self.agents[name]  # builds it
+
+    def _choose_agent(self, task: Task) -> str:
         name = task.agent_name or self.default_agent
-        self._refuse_unknown(task, name)
+        self.check_agent(task, name)
         return name
 
-    def refuse_unknown_agent(self, spec: EpisodeSpec) -> None:
-        """Raise `DataError` when an episode of another run needs an agent that is not there."""
-        self._refuse_unknown(spec.task, spec.agent_name)
 
-    def _refuse_unknown(self, task: Task, name: str) -> None:
-        if name not in self.agent_names:
-            known = did_you_mean(name, tuple(sorted(self.agent_names)))
-            raise DataError(f"row {task.sample_index} (task {task.uid!r}) names the unknown agent {name!r}{known}")
+def _group(specs: Iterable[EpisodeSpec]) -> list[EpisodeSpec]:
+    """Return specs with the episodes of each group together, groups in order of appearance."""
+    groups: dict[tuple[str, int, bool], list[EpisodeSpec]] = {}
+    for spec in specs:
+        groups.setdefault((spec.task.uid, spec.global_step, spec.validation), []).append(spec)
+    return [spec for group in groups.values() for spec in group]

@@ -1,8 +1,7 @@
 """
 A worker: drives many episodes at once on one event loop.
 
-It knows neither where its episodes come from nor where results go; a runtime gives it both. Finished or not, every
-spec it takes is delivered exactly once.
+A runtime gives it specs and a callback for results. Each spec that a worker takes has exactly one result.
 """
 
 from __future__ import annotations
@@ -12,14 +11,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from attrs import define, evolve, field, frozen
 
-from turnwise.driver import Recipe, run_episode
-from turnwise.episode import LiveEpisode
-from turnwise.episode_setup import EngineClient, Limits, Services
-from turnwise.episode_spec import EpisodeSpec, UnfinishedEpisode
-from turnwise.observer import LimitReached
+from turnwise.episode.driver import EpisodeProgram, run_episode
+from turnwise.episode.live import LiveEpisode
+from turnwise.episode.setup import EngineClient, EpisodeContext, Limits
+from turnwise.errors import BoundaryError, boundary
+from turnwise.events.dispatch import Observers
+from turnwise.events.observer import LimitReached
 from turnwise.protocols import Interaction
-from turnwise.result import EpisodeResult
-from turnwise.telemetry import Observers
+from turnwise.record.result import EpisodeResult
+from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.types import Fault, Status
 
 Numbered = tuple[int, EpisodeSpec]
@@ -27,23 +27,23 @@ Deliver = Callable[[int, EpisodeResult], None]
 
 
 @frozen(kw_only=True)
-class WorkerParts:
+class WorkerComponents:
     """
-    What a worker is made of.
+    Components of a worker.
 
     Attributes:
-        engine: where tokens come from.
-        recipes: what drives an episode, by agent name.
+        engine: samples tokens.
+        programs: plugins of an episode by agent name; looking one up may build the agent.
         limits: of every episode.
-        stop_token_ids: the chat template's end-of-turn ids, added to every request.
-        interaction: the user simulator, if one is configured.
-        observers: who hears the events.
+        stop_token_ids: end-of-turn ids of the chat template, added to every request.
+        interaction: simulated user, if one is configured.
+        observers: receive the events.
         max_in_flight: most episodes at once.
-        on_episode_end: called with the key of an episode whose contexts need not be kept any more.
+        on_episode_end: called with the key of an episode that has ended, so that the engine can free its contexts.
     """
 
     engine: EngineClient
-    recipes: Mapping[str, Recipe]
+    programs: Mapping[str, EpisodeProgram]
     limits: Limits
     stop_token_ids: tuple[int, ...] = ()
     interaction: Interaction | None = None
@@ -54,33 +54,41 @@ class WorkerParts:
 
 @define(eq=False)
 class Worker:
-    """Drives episodes; `abort` ends those that run and delivers the rest unstarted."""
+    """
+    Drives episodes.
 
-    parts: WorkerParts
+    Attributes:
+        parts: its components.
+        name: of the worker, for events.
+    """
+
+    parts: WorkerComponents
     name: str = "worker 0"
     _live: dict[LiveEpisode, int] = field(factory=dict, init=False)
     _aborting: bool = field(default=False, init=False)
 
     async def run(self, specs: Iterator[Numbered], deliver: Deliver) -> None:
         """
-        Run specs until there are none left.
+        Run specs until the iterator ends.
 
         Args:
-            specs: numbered specs; several workers may take from one iterator.
-            deliver: called on the event loop with the number and the result of each.
+            specs: numbered specs; several workers may share one iterator.
+            deliver: called on the event loop with the number and the result of each spec.
         """
         self.resume()
+        # The outer group outlives the slots: an episode may end while the engine still handles its abort.
         async with asyncio.TaskGroup() as background, asyncio.TaskGroup() as slots:
-            services = self.services(background)
+            context = self.build_context(background)
             for _ in range(self.parts.max_in_flight):
+                # The first spec is taken here, so that there are no more slots than specs.
                 first = next(specs, None)
                 if first is None:
                     break
-                slots.create_task(self._slot(first, specs, deliver, services))
+                slots.create_task(self._run_slot(first, specs, deliver, context))
 
-    def services(self, background: asyncio.TaskGroup) -> Services:
-        """Return what episodes share, with a group for what they start beside themselves."""
-        return Services(
+    def build_context(self, background: asyncio.TaskGroup) -> EpisodeContext:
+        """Return the parts that episodes share; their background tasks run in the given group."""
+        return EpisodeContext(
             engine=self.parts.engine,
             spawn=background.create_task,
             interaction=self.parts.interaction,
@@ -89,62 +97,79 @@ class Worker:
         )
 
     def resume(self) -> None:
-        """Take new episodes again after an abort."""
+        """Run new episodes again after an abort."""
         self._aborting = False
 
     def abort(self) -> None:
-        """End soon: running episodes return what they have."""
+        """End soon: running episodes return their state, and further specs are delivered without a start."""
         self._aborting = True
-        self.cut(frozenset(self._live.values()))
+        self.interrupt(frozenset(self._live.values()))
 
-    def cut(self, numbers: Collection[int]) -> None:
-        """End these episodes soon, if they run here."""
+    def interrupt(self, numbers: Collection[int]) -> None:
+        """End the episodes with these numbers soon, if they run here."""
         for episode, number in tuple(self._live.items()):
             if number in numbers:
                 episode.abort()
 
-    async def _slot(self, first: Numbered, specs: Iterator[Numbered], deliver: Deliver, services: Services) -> None:
-        """Run one episode after the other; as many slots as episodes may run at once."""
-        taken: Numbered | None = first
-        while taken is not None:
-            number, spec = taken
-            deliver(number, await self.run_one(spec, services, number))
-            taken = next(specs, None)
-            if taken is not None:
-                self.tell_of_full_slots()
-
-    def tell_of_full_slots(self) -> None:
-        """Tell observers that an episode had to wait for another to end."""
+    def emit_limit_reached(self) -> None:
+        """Emit the event that an episode had to wait for a free slot."""
         if self.parts.observers.heard("on_limit_reached"):
             event = LimitReached(limit="rollout.max_in_flight", where=self.name)
             self.parts.observers.emit("on_limit_reached", event)
 
-    async def run_one(self, spec: EpisodeSpec, services: Services, number: int = 0) -> EpisodeResult:
-        """Run one episode; while aborting, return it unstarted."""
+    async def run_one(self, spec: EpisodeSpec, context: EpisodeContext, number: int = 0) -> EpisodeResult:
+        """Run one episode; during an abort, return it without a start."""
         if self._aborting:
-            return unstarted(spec)
+            return build_unstarted_result(spec)
+        try:
+            with boundary("agent", self.name):
+                program = self.parts.programs[spec.agent_name]
+        except BoundaryError as error:
+            return self._fail(spec, error)
         stops = (*spec.sampling.stop_token_ids, *self.parts.stop_token_ids)
         sampling = spec.sampling.with_(stop_token_ids=tuple(dict.fromkeys(stops)))
-        episode = LiveEpisode(evolve(spec, sampling=sampling), self.parts.limits, services)
+        episode = LiveEpisode(evolve(spec, sampling=sampling), self.parts.limits, context)
+        # Registered before the first await, so that an interrupt never misses a running episode.
         self._live[episode] = number
         try:
-            return await run_episode(episode, self.parts.recipes[spec.agent_name])
+            return await run_episode(episode, program)
         finally:
             del self._live[episode]
             self.parts.on_episode_end(episode.key)
 
+    def _fail(self, spec: EpisodeSpec, error: BoundaryError) -> EpisodeResult:
+        """Return the result of an episode whose agent cannot be built here."""
+        # The driver has built the agent, but this machine lacks a package or a file. Raised further, the exception
+        # would end the worker, and with it the episodes of other agents.
+        fault = Fault(owner=error.owner, kind=type(error.cause).__name__, message=" ".join(str(error).split()))
+        result = build_unrun_result(spec, Status.FAILED, fault)
+        self.parts.observers.emit("on_episode_finished", result)
+        return result
 
-def unstarted(spec: EpisodeSpec) -> EpisodeResult:
-    """Return the result of an episode that was aborted before its first step, or before it went on."""
-    fault = Fault(owner="infra", kind="EpisodeAborted", message="the run was asked to stop before it began")
-    kept = spec.unfinished or UnfinishedEpisode(spec=spec, began=False)
-    return evolve(not_run(spec, Status.ABORTED, fault), unfinished=kept)
+    async def _run_slot(
+        self, first: Numbered, specs: Iterator[Numbered], deliver: Deliver, context: EpisodeContext
+    ) -> None:
+        """Run one episode after the other."""
+        taken: Numbered | None = first
+        while taken is not None:
+            number, spec = taken
+            deliver(number, await self.run_one(spec, context, number))
+            taken = next(specs, None)
+            if taken is not None:
+                self.emit_limit_reached()
 
 
-def not_run(spec: EpisodeSpec, status: Status, fault: Fault) -> EpisodeResult:
-    """Return the result of an episode that nobody runs: all it has is what an earlier part of it kept."""
-    kept = spec.unfinished
-    records = [trajectory.rewound(trajectory.mark()) for trajectory in kept.trajectories] if kept else []
+def build_unstarted_result(spec: EpisodeSpec) -> EpisodeResult:
+    """Return the result of an episode that was aborted before its first step, or before it resumed."""
+    fault = Fault(owner="infra", kind="EpisodeAborted", message="the run was asked to stop before the episode started")
+    unfinished = spec.unfinished or UnfinishedEpisode(spec=spec, started=False)
+    return evolve(build_unrun_result(spec, Status.ABORTED, fault), unfinished=unfinished)
+
+
+def build_unrun_result(spec: EpisodeSpec, status: Status, fault: Fault) -> EpisodeResult:
+    """Return the result of an episode that does not run; it has the records of an earlier part, if there was one."""
+    earlier = spec.unfinished
+    records = [trajectory.rewound(trajectory.mark()) for trajectory in earlier.trajectories] if earlier else []
     for trajectory in records:
         trajectory.close()
     return EpisodeResult(
@@ -156,5 +181,5 @@ def not_run(spec: EpisodeSpec, status: Status, fault: Fault) -> EpisodeResult:
         status=status,
         fault=fault,
         trajectories=tuple(records),
-        messages=kept.messages if kept else tuple(spec.task.messages),
+        messages=earlier.messages if earlier else tuple(spec.task.messages),
     )

@@ -1,0 +1,49 @@
+"""The interface between the manager and a runtime."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from turnwise.protocols.weights import UpdateReport, Weight
+from turnwise.record.spec import EpisodeSpec
+from turnwise.runtime.worker import Deliver
+
+
+class Runtime(Protocol):
+    """Runs episodes in this process or on a cluster. All methods run on one event loop."""
+
+    async def start(self) -> None:
+        """Start engines and workers."""
+
+    async def run(self, specs: Sequence[EpisodeSpec], deliver: Deliver, interrupt: asyncio.Event | None = None) -> None:
+        """
+        Run episodes; several calls may run at the same time.
+
+        Args:
+            specs: the episodes.
+            deliver: called once for each spec, with its index and its result.
+            interrupt: aborts the unfinished episodes of this call when it is set.
+        """
+
+    async def abort(self) -> None:
+        """Abort running episodes; `run` still delivers every spec."""
+
+    async def update_weights(self, weights: Iterable[Weight], version: int) -> UpdateReport:
+        """Update the weights of every replica, also while episodes run; `EngineError` when none succeeded."""
+
+    async def sleep(self, level: int) -> None:
+        """Free the memory of every replica; requests in flight end as by `abort`."""
+
+    async def wake_up(self, tags: Sequence[str]) -> None:
+        """Restore the memory of these tags on every replica."""
+
+    async def memory_bytes(self) -> int:
+        """Return the device memory of all replicas in bytes; 0 when it is unknown."""
+
+    async def counts(self) -> dict[str, int]:
+        """Return the counters of restarts, retries and migrations; see `RolloutManager.stats`."""
+
+    async def stop(self) -> None:
+        """Free everything; a second call does nothing."""

@@ -1,0 +1,75 @@
+"""Builds a run from its config: parts, plan and runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attrs import frozen
+
+from turnwise.config.resolve import load_plugins, resolve
+from turnwise.config.run import RunConfig
+from turnwise.errors import ConfigError
+from turnwise.events.dispatch import Observers
+from turnwise.events.observer import Observer
+from turnwise.plugin.host import Host
+from turnwise.protocols import Chat
+from turnwise.runtime.build import RunBuilder
+from turnwise.runtime.interface import Runtime
+from turnwise.runtime.local import LocalRuntime
+from turnwise.runtime.placement import plan_placement
+from turnwise.runtime.plan import RolloutPlan
+
+
+@frozen
+class LaunchedRun:
+    """
+    The parts of a `RolloutManager`.
+
+    Attributes:
+        runtime: not started.
+        plan: turns tasks into episodes, and episodes into a batch.
+        observers: of the driver; of the whole run in the local runtime.
+        chat: chat template and tokenizer of the model, if there is one.
+    """
+
+    runtime: Runtime
+    plan: RolloutPlan
+    observers: Observers
+    chat: Chat | None
+
+
+def launch(config: RunConfig, host: Host | None = None, observers: Iterable[Observer] = ()) -> LaunchedRun:
+    """Build a run; arguments and errors as in `RolloutManager.from_config`."""
+    host = load_plugins(config) if host is None else host
+    config = resolve(config, host)  # a config that a program built is checked like one from a file
+    build = _launch_on_ray if config.runtime.name == "ray" else _launch_locally
+    return build(config, host, observers)
+
+
+def _launch_locally(config: RunConfig, host: Host, observers: Iterable[Observer]) -> LaunchedRun:
+    # By another builder: this one needs the judge before its first part, because rewards are built with it.
+    judge = RunBuilder(config, host).build_judge_engine()
+    builder = RunBuilder(config, host, judge)
+    plan, chat = builder.plan(), builder.resources.chat
+    all_observers = Observers.of([*observers, *builder.build_observers()])
+    engine = builder.build_engine()
+    components = builder.worker_components(engine, all_observers)
+    runtime = LocalRuntime(engine, components, config.runtime.num_workers, judge, builder.make_weight_source)
+    return LaunchedRun(runtime, plan, all_observers, chat)
+
+
+def _launch_on_ray(config: RunConfig, host: Host, observers: Iterable[Observer]) -> LaunchedRun:
+    try:
+        from turnwise.runtime.ray.runtime import RayRuntime
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"runtime ray needs {error.name}: pip install 'turnwise[ray]'") from error
+    from turnwise.runtime.ray.blueprint import ConfigBlueprint, build_group_weights
+
+    placement = plan_placement(config)  # first, because its errors cost no time
+    builder = RunBuilder(config, host)
+    plan = builder.plan()
+    # The other observers are built in the workers, where their events happen.
+    all_observers = Observers.of([*observers, *builder.build_observers(place="driver")])
+    blueprint, weights = ConfigBlueprint.of(config, host), build_group_weights(builder)
+    runtime = RayRuntime(blueprint, config.runtime, all_observers, placement, weights)
+    return LaunchedRun(runtime, plan, all_observers, builder.resources.chat)

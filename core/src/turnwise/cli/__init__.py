@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from turnwise.cli.exit_codes import FAILED, INTERRUPTED, exit_code_of
 from turnwise.errors import TurnwiseError
-from turnwise.host import Host, load
+from turnwise.plugin.host import Host, load
+from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Command, Resources
-from turnwise.registry import NoConfig
 from turnwise.types import PluginRecipe
 
 
@@ -45,7 +45,7 @@ def make_parser(host: Host) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="turnwise",
         description="Run multi-turn language-model agents for reinforcement learning.",
-        epilog="Examples:\n  turnwise rollout examples/calculator.yaml --out runs/first\n  turnwise show runs/first 0",
+        epilog="Examples:\n  turnwise rollout run.yaml --out runs/first\n  turnwise show runs/first 0",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -7,23 +7,22 @@ import json
 import sys
 
 from turnwise.cli.exit_codes import OK
-from turnwise.cli.resolved_config import load_resolved
-from turnwise.config_file import dump_yaml
-from turnwise.config_schema import json_schema
-from turnwise.host import load
+from turnwise.config.file import dump_yaml
+from turnwise.config.resolve import load_resolved
+from turnwise.config.schema import json_schema
+from turnwise.plugin.host import load
 from turnwise.types import PluginRecipe
 
 
 class ConfigCommand:
-    """Show what a config means, or what a config may hold."""
+    """Show a config with all defaults, or the JSON schema of configs."""
 
     help = "show a config with every default filled in, or the JSON schema of configs"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare `show CONFIG [a.b=c ...]` and `schema`."""
         parser.epilog = (
-            "Examples:\n  turnwise config show examples/calculator.yaml rollout.n=4\n"
-            "  turnwise config schema > turnwise.schema.json"
+            "Examples:\n  turnwise config show run.yaml rollout.n=4\n  turnwise config schema > turnwise.schema.json"
         )
         actions = parser.add_subparsers(metavar="ACTION", required=True)
         show = actions.add_parser("show", help="print the resolved config as YAML")
@@ -34,7 +33,6 @@ class ConfigCommand:
         schema.set_defaults(action=_schema)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Do what was asked."""
         text: str = arguments.action(arguments)
         sys.stdout.write(text)
         return OK

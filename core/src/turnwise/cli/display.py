@@ -1,8 +1,8 @@
 """
 Trajectories and results for people, on a terminal or in a log.
 
-What a model or a tool wrote is shown literally: markup in it is text, and control characters, which could move the
-cursor or hide what follows, are shown as escapes. Without colour, markers say where a token came from.
+Text from a model or a tool is shown literally: markup in it stays text, and control characters, which could move the
+cursor or hide other text, are shown as escapes. Without colour, markers show the origin of tokens.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.record import Origin, Segment
-from turnwise.result import EpisodeResult
-from turnwise.trajectory import Trajectory
+from turnwise.record.columns import Origin, Segment
+from turnwise.record.result import EpisodeResult
+from turnwise.record.trajectory import Trajectory
 from turnwise.types import TokenArray
 
 STYLES: Final[Mapping[Origin, str]] = {
@@ -29,7 +29,7 @@ STYLES: Final[Mapping[Origin, str]] = {
     Origin.OBSERVATION: "cyan",
     Origin.FORCED: "magenta",
 }
-"""How tokens of each origin look in colour."""
+"""The colour style of tokens of each origin."""
 
 MARKERS: Final[Mapping[Origin, str]] = {
     Origin.PROMPT: "⟦prompt⟧",
@@ -37,7 +37,7 @@ MARKERS: Final[Mapping[Origin, str]] = {
     Origin.OBSERVATION: "⟦obs⟧",
     Origin.FORCED: "⟦forced⟧",
 }
-"""What stands before tokens of each origin without colour."""
+"""The marker before tokens of each origin when there is no colour."""
 
 _PATH_STYLE: Final = "bold yellow"
 _STATUS_STYLES: Final[Mapping[str, str]] = {"completed": "green", "truncated": "yellow", "failed": "bold red"}
@@ -54,7 +54,7 @@ Decode = Callable[[TokenArray], str]
 
 
 def literal(text: str) -> str:
-    """Return a text with characters that a terminal would act on, or that nobody would see, as escapes."""
+    """Return a text with control characters and invisible characters as escapes."""
     return _HARMFUL.sub(_escape, text)
 
 
@@ -71,13 +71,13 @@ class _Run:
 
 def trajectory_text(trajectory: Trajectory, decode: Decode, *, color: bool = True, legend: bool = True) -> Text:
     """
-    Show a record from beginning to end; parallel paths follow one another under a heading each.
+    Return a record as text; parallel paths follow one another, each under a heading.
 
     Args:
-        trajectory: what to show.
+        trajectory: the record.
         decode: token ids to text.
-        color: tell origins apart by style; if not, by the `MARKERS`, which quoted markers cannot imitate.
-        legend: begin with a line that explains the styles or markers.
+        color: show origins by style; otherwise by `MARKERS`, which text of the model cannot imitate.
+        legend: start with a line that explains the styles or markers.
     """
     text = _legend(color).append("\n\n") if legend else Text()
     where = (-1, -1)
@@ -136,28 +136,15 @@ def results_table(results: Sequence[EpisodeResult], limit: int | None = None) ->
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
-    """
-    Return a line for each entry of a summary (see `turnwise.summary.summarize`); nested names stand side by side.
-
-    Nested names that are paths get a line for each folder: `a/b/min` and `a/b/max` stand beside `a/b`.
-    """
+    """Return a table with one row per entry of a summary (see `turnwise.data.summary.summarize`)."""
     table = Table(show_header=False)
     table.add_column("name", no_wrap=True)
     table.add_column("value")
     for name, value in summary.items():
-        for label, shown in _entries(str(name), value):
-            table.add_row(Text(_one_line(label)), Text(_one_line(shown)))
+        nested = isinstance(value, Mapping)
+        shown = "  ".join(f"{key} {_number(item)}" for key, item in value.items()) if nested else _number(value)
+        table.add_row(Text(_one_line(str(name))), Text(_one_line(shown)))
     return table
-
-
-def _entries(name: str, value: Any) -> Iterable[tuple[str, str]]:
-    if not isinstance(value, Mapping):
-        return [(name, _number(value))]
-    lines: dict[str, list[str]] = {} if value else {name: []}
-    for key, item in value.items():
-        folder, _, last = str(key).rpartition("/")
-        lines.setdefault(folder or name, []).append(f"{last} {_number(item)}")
-    return [(label, "  ".join(items)) for label, items in lines.items()]
 
 
 def _runs(trajectory: Trajectory) -> Iterable[_Run]:

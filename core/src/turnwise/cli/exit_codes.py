@@ -1,4 +1,4 @@
-"""What the exit codes mean."""
+"""Exit codes of the commands."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ INTERRUPTED: Final = 130
 
 
 def exit_code_of(error: TurnwiseError) -> int:
-    """Return 2 for what the user can put right in a file or on the command line, 1 for the rest."""
+    """Return 2 for an error that the user can fix in a file or on the command line, 1 for any other."""
     return BAD_INPUT if isinstance(error, ConfigError | DataError | PluginError | TemplateError) else FAILED

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise.cli.exit_codes import OK
-from turnwise.cli.resolved_config import load_resolved
-from turnwise.config_weights import MemoryConfig
-from turnwise.runtime.placement import Bundle, PoolPlacement, RunPlacement, placement_of
+from turnwise.config.resolve import load_resolved
+from turnwise.config.weights import MemoryConfig
+from turnwise.runtime.placement import Bundle, PoolPlacement, RunPlacement, plan_placement
 
 
 class PlanCommand:
@@ -23,11 +23,10 @@ class PlanCommand:
     help = "print where the replicas and workers of a config would go, without starting anything"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare `CONFIG [a.b=c ...] [--json]`."""
         parser.epilog = (
             "Examples:\n"
-            "  turnwise plan examples/calculator.yaml\n"
-            "  turnwise plan examples/calculator.yaml runtime=ray runtime.num_replicas=4 runtime.num_workers=8\n"
+            "  turnwise plan run.yaml\n"
+            "  turnwise plan run.yaml runtime=ray runtime.num_replicas=4 runtime.num_workers=8\n"
             "  turnwise plan run.yaml runtime.total_devices=16 engine.tensor_parallel_size=2 --json"
         )
         parser.add_argument("config", help="YAML or TOML file")
@@ -35,9 +34,8 @@ class PlanCommand:
         parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Print the plan."""
         config, _host = load_resolved(arguments.config, arguments.overrides)
-        placement = placement_of(config)
+        placement = plan_placement(config)
         if arguments.json:
             sys.stdout.write(json.dumps(plan_as_json(placement, config.memory), indent=2) + "\n")
         else:
@@ -98,7 +96,7 @@ def _pool_rows(placement: RunPlacement) -> list[tuple[str, str]]:
         if placement.runtime == "ray":
             rows.append(("  devices each", f"{pool.num_devices:g} {pool.device}" if pool.num_devices else "none"))
             rows.append(("  bundles each", _bundles(pool)))
-            rows.append(("  interpreter", pool.python or "that of the run"))
+            rows.append(("  interpreter", pool.python or "the run's own"))
     return rows if len(placement.pools) > 1 else [*rows, ("judge", "none")]
 
 
@@ -114,7 +112,7 @@ def _run_rows(placement: RunPlacement) -> list[tuple[str, str]]:
     scored = f"{placement.reward_workers}{each}" if placement.reward_workers else "none: rewards run in the workers"
     rows = [("workers", f"{placement.num_workers}{each}"), ("reward workers", scored), ("runtime", placement.runtime)]
     if placement.runtime == "ray":
-        rows.append(("cluster", placement.address or "one of its own"))
+        rows.append(("cluster", placement.address or "started for the run"))
         rows.append(("needs in all", _shown(placement.needs)))
         rows.append(("needs on one node", _shown(placement.largest_bundle)))
     if placement.num_nodes:

@@ -1,4 +1,4 @@
-"""`turnwise plugins`: what is installed, what it registers, and what is broken."""
+"""`turnwise plugins`: installed plugins, their registrations, and the broken ones."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ from rich.console import Console
 from rich.table import Table
 
 from turnwise.cli.exit_codes import OK
-from turnwise.host import Host, load
+from turnwise.plugin.host import Host, load
 from turnwise.types import PluginRecipe
 
 
 class PluginsCommand:
     """List every plugin; nothing heavy is imported."""
 
-    help = "list plugins: version, what each registers, and whether it loads"
+    help = "list plugins with their versions, registrations and load errors"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare `--json`."""
         parser.epilog = "Examples:\n  turnwise plugins\n  turnwise plugins --json"
         parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Print the list."""
         rows = plugin_rows(load(PluginRecipe()))
         if arguments.json:
             sys.stdout.write(json.dumps({"plugins": rows}, indent=2) + "\n")

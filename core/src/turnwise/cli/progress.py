@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, a log line now and then elsewhere."""
+"""Progress of a run: a bar on a terminal, an occasional log line elsewhere."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from attrs import define, field
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from turnwise.observer import Observer, TurnFinished
-from turnwise.result import EpisodeResult
+from turnwise.events.observer import Observer, TurnFinished
+from turnwise.record.result import EpisodeResult
 from turnwise.types import Status
 
 _LOG_EVERY_S: Final = 5.0
@@ -20,7 +20,7 @@ _LOG_EVERY_S: Final = 5.0
 
 @define
 class Tally(Observer):
-    """Counts what a run has done so far; an observer, so that tokens show before their episode ends."""
+    """Counts the progress of a run; an observer, so that tokens count before their episode ends."""
 
     num_tokens: int = 0
     num_finished_tokens: int = 0
@@ -30,7 +30,6 @@ class Tally(Observer):
     started: float = field(factory=time.perf_counter)
 
     def on_turn_finished(self, event: TurnFinished) -> None:
-        """Count sampled tokens."""
         self.num_tokens += event.num_new_tokens
 
     def on_episode_finished(self, event: EpisodeResult) -> None:
@@ -51,7 +50,7 @@ class ProgressView(Protocol):
     """Shows a tally; a context manager."""
 
     def __enter__(self) -> Self:
-        """Begin to show."""
+        """Start to draw."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -71,7 +70,6 @@ class BarView:
     """A live bar on standard error."""
 
     def __init__(self, tally: Tally, total: int, console: Console) -> None:
-        """Begin at none of `total` episodes."""
         self._tally = tally
         self._progress = Progress(
             TextColumn("episodes"),
@@ -88,18 +86,15 @@ class BarView:
         self._task = self._progress.add_task("", total=total, rate=0.0, calls=0, failed=0)
 
     def __enter__(self) -> Self:
-        """Begin to draw."""
         self._progress.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the last state on the screen."""
         self._progress.__exit__(kind, error, traceback)
 
     def update(self) -> None:
-        """Move the bar."""
         tally = self._tally
         self._progress.update(
             self._task,
@@ -114,26 +109,22 @@ class LogView:
     """A log line every few seconds, and one at the end."""
 
     def __init__(self, tally: Tally, total: int) -> None:
-        """Begin at none of `total` episodes."""
         self._tally = tally
         self._total = total
         self._logged = time.perf_counter()
 
     def __enter__(self) -> Self:
-        """Say how much there is to do."""
         structlog.get_logger().info("rollout started", episodes=self._total)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Say how far it came."""
         self._log("rollout ended")
 
     def update(self) -> None:
-        """Log when it is time."""
         if time.perf_counter() - self._logged >= _LOG_EVERY_S:
-            self._log("rollout goes on")
+            self._log("rollout running")
 
     def _log(self, text: str) -> None:
         tally = self._tally

@@ -1,22 +1,21 @@
-"""What an earlier run left in its folder: the episodes that finished, and those that are still to do."""
+"""Resuming a run from its folder: the finished episodes, and the remaining ones."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from attrs import field, frozen
 
-from turnwise.episode_spec import EpisodeSpec, UnfinishedEpisode
+from turnwise.data.trajectories import TrajectoryWriter, read_results
+from turnwise.data.unfinished import load_unfinished, save_unfinished
 from turnwise.errors import ConfigError, DataError
-from turnwise.result import EpisodeResult
-from turnwise.row_file import PARTIAL
-from turnwise.storage import TrajectoryWriter, read_results
+from turnwise.files import PARTIAL, replace
+from turnwise.record.result import EpisodeResult
+from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.types import Status, TokenArray
-from turnwise.unfinished_file import load_unfinished, save_unfinished
 
 CONFIG_FILE: Final = "config.resolved.yaml"
 METRICS_FILE: Final = "metrics.json"
@@ -27,13 +26,13 @@ UNFINISHED_FILE: Final = "unfinished.jsonl"
 @frozen
 class Earlier:
     """
-    What there is of a run's episodes before it begins, or goes on.
+    State of a run's episodes before it starts or resumes.
 
     Attributes:
-        places: of every episode of the run, by its name.
-        finished: those that ended.
-        todo: the others, from where they were cut.
-        wall_s: seconds that the earlier parts took by the clock; None where one was killed, and nobody knows.
+        places: index of every episode of the run, by its name.
+        finished: ended episodes.
+        todo: the other episodes, at the point where they were interrupted.
+        wall_s: wall-clock seconds of the earlier parts; None when one was killed, which leaves no record of it.
     """
 
     places: dict[str, int] = field(factory=dict)
@@ -43,8 +42,8 @@ class Earlier:
 
     @classmethod
     def of(cls, specs: Sequence[EpisodeSpec]) -> Earlier:
-        """Return what there is before the first part of a run: all is to do."""
-        todo = tuple(UnfinishedEpisode(spec=spec, began=False) for spec in specs)
+        """Return the state before the first part of a run: every episode is still to do."""
+        todo = tuple(UnfinishedEpisode(spec=spec, started=False) for spec in specs)
         return cls({spec.uid: place for place, spec in enumerate(specs)}, (), todo)
 
     def in_order(self, results: Sequence[EpisodeResult]) -> list[EpisodeResult]:
@@ -56,16 +55,16 @@ class Earlier:
 def config_of(out: Path) -> Path:
     """Return the config of the run that a folder holds; `ConfigError` when it holds none."""
     if not (out / CONFIG_FILE).exists():
-        raise ConfigError(f"--resume {out}: holds no run: there is no {CONFIG_FILE}")
+        raise ConfigError(f"--resume {out}: holds no run: {CONFIG_FILE} is missing")
     return out / CONFIG_FILE
 
 
 def earlier_run(out: Path, specs: Sequence[EpisodeSpec], decode: Callable[[TokenArray], str] | None) -> Earlier:
     """
-    Read what a run left, also one that was killed.
+    Read the state of a run that was interrupted or killed.
 
     Args:
-        out: its folder; what a killed run left there is made a complete file.
+        out: its folder; the partial file of a killed run is turned into a complete one.
         specs: the episodes of the run, by its config.
         decode: gives the texts of records.
 
@@ -81,12 +80,12 @@ def earlier_run(out: Path, specs: Sequence[EpisodeSpec], decode: Callable[[Token
         if uid not in places:
             raise DataError(f"--resume {out}: episode {uid!r} is none of this run's: has its data set changed?")
     done, cut = {result.uid for result in earlier.finished}, {each.uid: each for each in unfinished}
-    todo = [cut.get(s.uid) or UnfinishedEpisode(spec=s, began=False) for s in specs if s.uid not in done]
+    todo = [cut.get(s.uid) or UnfinishedEpisode(spec=s, started=False) for s in specs if s.uid not in done]
     return Earlier(places, earlier.finished, tuple(todo), _spent_s(out))
 
 
 def _spent_s(out: Path) -> float | None:
-    """Return the seconds that the parts of a run took which came to their end; None when the last one was killed."""
+    """Return the wall-clock seconds of a run so far; None when its last part was killed."""
     try:
         spent: float | None = json.loads((out / METRICS_FILE).read_text(encoding="utf-8"))["wall_s"]
     except (OSError, ValueError, KeyError):
@@ -95,7 +94,7 @@ def _spent_s(out: Path) -> float | None:
 
 
 def _finished(out: Path, decode: Callable[[TokenArray], str] | None) -> list[EpisodeResult]:
-    """Return the episodes that ended, and put what a killed writer left into a complete file."""
+    """Return the ended episodes, and turn the partial file of a killed writer into a complete one."""
     complete, partial = out / TRAJECTORIES_FILE, out / f"{TRAJECTORIES_FILE}{PARTIAL}"
     found = [result for path in (complete, partial) if path.exists() for result in read_results(path)]
     finished = list({result.uid: result for result in found if result.status is not Status.ABORTED}.values())
@@ -104,14 +103,14 @@ def _finished(out: Path, decode: Callable[[TokenArray], str] | None) -> list[Epi
         with TrajectoryWriter(rescued, decode=decode) as writer:
             for result in finished:
                 writer.write(result)
-        os.replace(rescued, complete)
+        replace(rescued, complete)
         partial.unlink()
     return finished
 
 
 def keep_unfinished(out: Path, unfinished: Sequence[UnfinishedEpisode]) -> None:
-    """Write what is left of episodes that began, or remove what an earlier part of the run had left of some."""
-    if begun := [each for each in unfinished if each.began]:
-        save_unfinished(out / UNFINISHED_FILE, begun)
+    """Write the unfinished episodes that started, or remove the file of an earlier part when there are none."""
+    if started := [each for each in unfinished if each.started]:
+        save_unfinished(out / UNFINISHED_FILE, started)
     else:
         (out / UNFINISHED_FILE).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""`turnwise rollout`: run a config's tasks and write what came of them."""
+"""`turnwise rollout`: runs a config's tasks and writes trajectories, batch and metrics."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from attrs import evolve
 from rich.console import Console
 
+from turnwise.cli.display import results_table, summary_table
 from turnwise.cli.exit_codes import INTERRUPTED, OK
 from turnwise.cli.progress import Tally, progress_view
-from turnwise.cli.resolved_config import load_resolved
 from turnwise.cli.resumption import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -28,20 +29,24 @@ from turnwise.cli.resumption import (
     earlier_run,
     keep_unfinished,
 )
-from turnwise.config_file import anchored, dump_yaml
-from turnwise.display import results_table, summary_table
-from turnwise.errors import ConfigError, EngineError
-from turnwise.result import EpisodeResult
-from turnwise.row_file import PARTIAL
-from turnwise.runtime.assembly import manager_of, tasks_of
-from turnwise.runtime.finished_episodes import FinishedEpisodes
+from turnwise.config.file import dump_yaml, with_absolute_paths
+from turnwise.config.parts import Choice
+from turnwise.config.resolve import load_resolved
+from turnwise.config.run import RunConfig
+from turnwise.data.summary import summarize, write_metrics
+from turnwise.data.trajectories import TrajectoryWriter
+from turnwise.errors import ConfigError, EngineError, PluginError
+from turnwise.events.logging import configure_logging
+from turnwise.files import PARTIAL
+from turnwise.plugin.host import Host
+from turnwise.record.result import EpisodeResult
+from turnwise.runtime.build import load_tasks
+from turnwise.runtime.episode_iterator import FinishedEpisodes
 from turnwise.runtime.manager import RolloutManager
-from turnwise.storage import TrajectoryWriter
-from turnwise.summary import summarize, write_metrics
-from turnwise.telemetry import configure_logging
-from turnwise.trace_file import TraceFile
 from turnwise.types import Status
 
+_TRACE_OBSERVER: Final = "trace_file"
+_TRACE_INSTALL: Final = "pip install turnwise-observability"
 BATCH_FILE: Final = "batch.safetensors"
 _SHOWN_EPISODES: Final = 20
 
@@ -55,19 +60,19 @@ class RolloutCommand:
         """Declare `CONFIG [a.b=c ...] --out DIR [--overwrite] [--trace FILE]`."""
         parser.epilog = (
             "Examples:\n"
-            "  turnwise rollout examples/calculator.yaml --out runs/first\n"
-            "  turnwise rollout examples/calculator.yaml rollout.n=8 rollout.seed=1 --out runs/groups\n"
-            "  turnwise rollout examples/calculator.yaml --out runs/traced --trace runs/traced/trace.json\n\n"
-            f"Writes {TRAJECTORIES_FILE}, {BATCH_FILE}, {METRICS_FILE} and {CONFIG_FILE}. An interrupt (Ctrl-C) ends\n"
-            f"the running episodes and writes all that there is, and to {UNFINISHED_FILE} what they can go on from;\n"
-            "a second one ends at once. --resume DIR goes on with a run that was interrupted or killed: what had\n"
-            "finished is kept, the rest is run to its end.\n"
-            "Exit codes: 0; 2 for a bad config or bad input; 130 when it was interrupted; 1 when every episode failed."
+            "  turnwise rollout run.yaml --out runs/first\n"
+            "  turnwise rollout run.yaml rollout.n=8 rollout.seed=1 --out runs/groups\n"
+            "  turnwise rollout run.yaml --out runs/traced --trace runs/traced/trace.json\n\n"
+            f"Writes {TRAJECTORIES_FILE}, {BATCH_FILE}, {METRICS_FILE} and {CONFIG_FILE}. Ctrl-C stops the running\n"
+            f"episodes, writes all finished ones, and saves the others to {UNFINISHED_FILE}; a second Ctrl-C exits\n"
+            "without waiting. --resume DIR continues a run that was interrupted or killed: finished episodes are\n"
+            "kept, and the others run to their end.\n"
+            "Exit codes: 0; 2 for a bad config or bad input; 130 after an interrupt; 1 when every episode failed."
         )
         parser.add_argument("config", nargs="?", help="YAML or TOML file")
         parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="set a value, such as rollout.n=4")
-        parser.add_argument("--out", type=Path, metavar="DIR", help="where to write; made when missing")
-        parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run that DIR holds")
+        parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results; created when missing")
+        parser.add_argument("--resume", type=Path, metavar="DIR", help="continue the run in DIR")
         parser.add_argument("--overwrite", action="store_true", help="replace the results that DIR holds")
         parser.add_argument("--trace", type=Path, metavar="FILE", help="draw the run for https://ui.perfetto.dev")
 
@@ -78,11 +83,11 @@ class RolloutCommand:
         config, host = load_resolved(source, arguments.overrides)
         configure_logging(config.telemetry.log_level, config.telemetry.log_format)
         tally = Tally()
-        traces = [] if arguments.trace is None else [TraceFile(arguments.trace)]
-        manager = manager_of(config, host, observers=[tally, *traces])
+        traced = config if arguments.trace is None else _with_trace(config, host, arguments.trace)
+        manager = RolloutManager.from_config(traced, host, observers=[tally])
         step, validation = config.rollout.global_step, config.rollout.validation
         # A bad row is refused before an engine starts.
-        specs = manager.plan.specs(tasks_of(config), global_step=step, validation=validation)
+        specs = manager.plan.specs(load_tasks(config), global_step=step, validation=validation)
         decode = manager.chat.tokenizer.decode if manager.chat else None
         if resuming:
             out, earlier = arguments.resume, earlier_run(arguments.resume, specs, decode)
@@ -91,26 +96,33 @@ class RolloutCommand:
                 return OK
         else:
             out = _prepared(arguments.out, overwrite=arguments.overwrite)
-            (out / CONFIG_FILE).write_text(dump_yaml(anchored(config)), encoding="utf-8")
+            (out / CONFIG_FILE).write_text(dump_yaml(with_absolute_paths(config)), encoding="utf-8")
             earlier = Earlier.of(specs)
         with manager:
-            episodes = manager.numbered([], global_step=step, validation=validation, resume=earlier.todo)
+            episodes = manager.iterate_numbered([], global_step=step, validation=validation, resume=earlier.todo)
             run = _Run(manager, tally, out, earlier)
             with _interrupts(run, episodes):
                 run.collect(episodes)
         return _finish(run)
 
 
+def _with_trace(config: RunConfig, host: Host, file: Path) -> RunConfig:
+    """Return the config with a trace file among its observers; `ConfigError` if no plugin registers it."""
+    try:
+        host.entry("observers", _TRACE_OBSERVER)
+    except PluginError as error:
+        raise ConfigError(f"--trace {file}: {error}; to install it: {_TRACE_INSTALL}") from error
+    return evolve(config, observers=(*config.observers, Choice(_TRACE_OBSERVER, {"path": str(file)})))
+
+
 def _resuming(arguments: argparse.Namespace) -> bool:
-    """Return whether to go on with an earlier run; `ConfigError` for options that do not go together."""
+    """Return whether to resume an earlier run; `ConfigError` for options that exclude each other."""
     if arguments.resume is None:
         if arguments.config is None or arguments.out is None:
             raise ConfigError("give a config and --out DIR, or --resume DIR")
         return False
     if arguments.config is not None or arguments.out is not None or arguments.overwrite:
-        raise ConfigError(
-            "--resume DIR goes on with the config of that run: give no config, no --out and no --overwrite"
-        )
+        raise ConfigError("--resume DIR uses the config of that run: give no config, no --out and no --overwrite")
     return True
 
 
@@ -129,7 +141,7 @@ def _prepared(out: Path, *, overwrite: bool) -> Path:
 
 
 class _Run:
-    """A run under way: shows progress, writes what finishes, and survives an interrupt."""
+    """A running rollout: shows progress, writes finished episodes, and survives an interrupt."""
 
     def __init__(self, manager: RolloutManager, tally: Tally, out: Path, earlier: Earlier) -> None:
         self.manager = manager
@@ -153,7 +165,7 @@ class _Run:
             for result in self.earlier.finished:
                 writer.write(result)
             for _number, result in episodes:
-                if result.status is not Status.ABORTED or result.trajectories:  # an episode that began
+                if result.status is not Status.ABORTED or result.trajectories:  # an episode that started
                     writer.write(result)
                     results.append(result)
                 view.update()
@@ -163,7 +175,7 @@ class _Run:
         wall_s = None if spent_s is None else spent_s + time.perf_counter() - started
         self.summary = summarize(self.results, wall_s=wall_s)
         self.summary["interrupted"] = self.interrupted
-        self.summary["not_begun"] = sum(not each.began for each in self.manager.unfinished)
+        self.summary["not_started"] = sum(not each.started for each in self.manager.unfinished)
         write_metrics(self.out / METRICS_FILE, self.summary)
         if self.results:
             self.manager.collate(self.results).save(self.out / BATCH_FILE)
@@ -172,7 +184,7 @@ class _Run:
 @contextmanager
 def _interrupts(run: _Run, episodes: FinishedEpisodes) -> Iterator[None]:
     """
-    Make Ctrl-C end the run in good order: once asks the episodes to stop, twice goes on without them.
+    Handle Ctrl-C: the first asks the episodes to stop, the second stops waiting for them.
 
     The handler raises nothing, so an interrupt can neither lose an episode nor break a file.
     """
@@ -182,7 +194,8 @@ def _interrupts(run: _Run, episodes: FinishedEpisodes) -> Iterator[None]:
             episodes.close()
             return
         run.interrupted = True
-        sys.stderr.write("\nturnwise: interrupted: keeping what there is; again to go on without the rest\n")
+        text = "interrupted: saving finished episodes; press Ctrl-C again to exit without waiting"
+        sys.stderr.write(f"\nturnwise: {text}\n")
         run.manager.abort()
 
     if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
@@ -207,11 +220,6 @@ def _finish(run: _Run) -> int:
         reason = f"{fault.owner}: {fault.kind}: {fault.message}" if fault else "unknown"
         raise EngineError(f"all {len(failed)} episodes failed, the first by {reason}")
     if run.interrupted:
-        console.print(f"to go on with the rest: turnwise rollout --resume {run.out}", soft_wrap=True, markup=False)
+        console.print(f"to run the rest: turnwise rollout --resume {run.out}", soft_wrap=True, markup=False)
         return INTERRUPTED
     return OK
-
-
-def names_of_files() -> Sequence[str]:
-    """Return what a run writes, for tests and docs."""
-    return (TRAJECTORIES_FILE, BATCH_FILE, METRICS_FILE, CONFIG_FILE)

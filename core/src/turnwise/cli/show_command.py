@@ -8,15 +8,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from turnwise.chat import load_chat
+from turnwise.chat.template import load_chat
+from turnwise.cli.display import literal, results_table, trajectory_view
 from turnwise.cli.exit_codes import OK
 from turnwise.cli.resumption import CONFIG_FILE, TRAJECTORIES_FILE
-from turnwise.config_file import load_config
-from turnwise.display import literal, results_table, trajectory_view
+from turnwise.config.file import load_config
+from turnwise.data.trajectories import read_results
 from turnwise.errors import ConfigError, DataError, TurnwiseError
-from turnwise.mask_image import save_mask
-from turnwise.result import EpisodeResult
-from turnwise.storage import read_results
+from turnwise.record.result import EpisodeResult
 from turnwise.types import TokenArray
 
 Decode = Callable[[TokenArray], str]
@@ -28,18 +27,12 @@ class ShowCommand:
     help = "list the episodes of a run, or print one with action, observation and forced tokens in colours"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare `DIR [INDEX] [--mask FILE]`."""
-        parser.epilog = (
-            "Examples:\n  turnwise show runs/first\n  turnwise show runs/first 0 --no-color\n"
-            "  turnwise show runs/first 0 --mask mask.png"
-        )
-        parser.add_argument("dir", type=Path, help="what `turnwise rollout --out` wrote")
+        parser.epilog = "Examples:\n  turnwise show runs/first\n  turnwise show runs/first 0 --no-color"
+        parser.add_argument("dir", type=Path, help="folder of a rollout, as written by `turnwise rollout --out`")
         parser.add_argument("index", nargs="?", type=int, help="which episode, from 0; a table of all when left out")
         parser.add_argument("--no-color", action="store_true", help="mark origins with brackets instead of colours")
-        parser.add_argument("--mask", type=Path, help="draw which token sees which into this image (needs Pillow)")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Print."""
         path: Path = arguments.dir
         file = path / TRAJECTORIES_FILE if path.is_dir() else path
         if not file.exists():
@@ -51,8 +44,6 @@ class ShowCommand:
             console.print(results_table(results))
         else:
             _print_one(console, results, arguments.index, decoder(file.parent))
-        if arguments.mask is not None:
-            _draw(console, results, arguments.index, arguments.mask)
         return OK
 
 
@@ -70,20 +61,8 @@ def _print_one(console: Console, results: Sequence[EpisodeResult], index: int, d
         console.print(literal(f"{result.status}: {fault.owner}: {fault.kind}: {fault.message}"), markup=False)
 
 
-def _draw(console: Console, results: Sequence[EpisodeResult], index: int | None, path: Path) -> None:
-    """Draw the visibility of each record of an episode; further ones get a number in their name."""
-    if index is None:
-        raise ConfigError("--mask draws one episode: say which, such as `turnwise show DIR 0 --mask mask.png`")
-    if not results[index].trajectories:
-        raise ConfigError(f"episode {index} has no record to draw")
-    for number, trajectory in enumerate(results[index].trajectories):
-        file = path.with_stem(f"{path.stem}-{number}") if number else path
-        save_mask(trajectory, file)
-        console.print(f"wrote {file}", markup=False)
-
-
 def decoder(folder: Path) -> Decode:
-    """Return what turns ids into text: the run's own tokenizer, or the bare ids when it cannot be had."""
+    """Return the decoder of the run's tokenizer, or one that prints bare ids when the tokenizer cannot be loaded."""
     try:
         model = load_config(folder / CONFIG_FILE).model_spec()
         if model.path is not None:

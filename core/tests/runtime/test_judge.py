@@ -1,4 +1,4 @@
-"""A judge in one process: its own template, its own sampling, the same answer to the same question."""
+"""A judge in one process: its own template and sampling, and equal answers to equal questions."""
 
 import asyncio
 import json
@@ -8,21 +8,20 @@ import numpy as np
 import pytest
 import yaml
 
-from turnwise import Judge, SamplingParams
-from turnwise.cli.resolved_config import load_resolved
+from turnwise import Judge, RolloutManager, SamplingParams, load_tasks
+from turnwise.config.resolve import load_resolved
 from turnwise.errors import ConfigError, EngineError, InfrastructureError, ReplicaDiedError
-from turnwise.runtime.assembly import manager_of, tasks_of
-from turnwise.runtime.judge_client import JudgeClient, JudgeElsewhere
-from turnwise.testing.agent_probe import probe_chat
-from turnwise.testing.scripted import RandomPolicy, ScriptedEngine
-from turnwise.testing.tokenizers import byte_tokenizer
+from turnwise.runtime.judge import JudgeClient, UnavailableEngine
+from turnwise_testing.agent_probe import probe_chat
+from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.tokenizers import byte_tokenizer
 
 END = 258
 QUESTION = [{"role": "user", "content": "Is 4 right?"}]
 
 
 def ask(call, **options):
-    """Ask a judge over a scripted engine; returns what `call` did, and the requests that the engine saw."""
+    """Call a judge over a scripted engine; return the result and the requests of the engine."""
 
     async def go():
         engine = ScriptedEngine(policy=RandomPolicy(seed=2, vocab_size=120, end_token_id=END, mean_tokens=9))
@@ -48,10 +47,8 @@ def test_asking_uses_the_judges_own_template_and_end_of_turn():
     assert "im_end" not in answer
 
 
-def test_the_same_question_has_the_same_seed_and_another_has_another():
-    """
-    Seeds come from the run's seed and what is asked; one that is given stands.
-    """
+def test_equal_questions_have_equal_seeds():
+    """Seeds depend on the run's seed and the question; a given seed is kept."""
 
     def two(judge):
         async def go():
@@ -72,9 +69,7 @@ def test_the_same_question_has_the_same_seed_and_another_has_another():
 
 
 def test_every_request_is_released_also_when_it_fails():
-    """
-    Nothing of a question is kept at a replica after its answer.
-    """
+    """A replica keeps no context of a finished request."""
     released = []
 
     class Failing(ScriptedEngine):
@@ -89,16 +84,14 @@ def test_every_request_is_released_also_when_it_fails():
     assert 1 == len(released)
 
 
-def test_a_judge_that_cannot_be_asked_says_why():
-    """
-    Without a template there are no words, and in a process without its replicas there are no answers.
-    """
+def test_a_judge_that_cannot_answer_says_why():
+    """`ask` needs a template, and a process without replicas of the judge rejects requests."""
 
     async def go():
         with pytest.raises(ConfigError, match=r"judge\.model\.path"):
-            await JudgeClient(engine=JudgeElsewhere()).ask(QUESTION)
+            await JudgeClient(engine=UnavailableEngine()).ask(QUESTION)
         with pytest.raises(EngineError, match="only workers and reward workers ask it"):
-            await JudgeClient(engine=JudgeElsewhere()).generate(np.array([1], np.int32))
+            await JudgeClient(engine=UnavailableEngine()).generate(np.array([1], np.int32))
 
     asyncio.run(go())
 
@@ -115,7 +108,7 @@ class Config:
 
 
 def make(config, resources):
-    from turnwise.testing.scripted import RandomPolicy, ScriptedEngine
+    from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
 
     policy = RandomPolicy(seed=config.seed, vocab_size=120, end_token_id=258, mean_tokens=9)
     return ScriptedEngine(policy=policy)
@@ -193,13 +186,13 @@ def config_file(tmp_path, monkeypatch):
 
 def rewards(config_file, *overrides):
     config, host = load_resolved(str(config_file), overrides)
-    with manager_of(config, host) as manager:
-        return [result.reward for result in manager.rollout(tasks_of(config))]
+    with RolloutManager.from_config(config, host) as manager:
+        return [result.reward for result in manager.rollout(load_tasks(config))]
 
 
 def test_a_reward_asks_the_judge_in_the_local_runtime(config_file):
     """
-    The second engine starts and stops with the first, and its answers decide the scores, again and again the same.
+    The judge's engine starts and stops with the run, and equal runs have equal scores.
     """
     first = rewards(config_file)
 
@@ -208,10 +201,8 @@ def test_a_reward_asks_the_judge_in_the_local_runtime(config_file):
     assert first != rewards(config_file, "judge.engine.seed=10")
 
 
-def test_without_a_judge_the_reward_is_told(config_file):
-    """
-    `Resources.judge` is None, which a reward that needs one refuses.
-    """
+def test_without_a_judge_the_reward_gets_none(config_file):
+    """`Resources.judge` is None, and a reward that needs a judge rejects it."""
     text = yaml.safe_load(config_file.read_text())
     del text["judge"]
     config_file.write_text(yaml.safe_dump(text))
@@ -220,10 +211,8 @@ def test_without_a_judge_the_reward_is_told(config_file):
         rewards(config_file)
 
 
-def test_bad_judges_are_refused_by_key(config_file):
-    """
-    Errors name the keys of the judge's own section.
-    """
+def test_errors_of_a_judge_name_the_key(config_file):
+    """Errors name the key in the section `judge`."""
     with pytest.raises(ConfigError, match=r"judge\.engine.*sead"):
         rewards(config_file, "judge.engine.sead=1")
     with pytest.raises(ConfigError, match=r"judge\.pool\.num_replicas"):

@@ -1,4 +1,4 @@
-"""The manager and the local runtime: order, barriers, interrupts, and that nothing depends on how work is split."""
+"""The manager and the local runtime: order, interrupts, and results that do not depend on how work is split."""
 
 import asyncio
 import threading
@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise import SamplingParams, State, Status, Task
-from turnwise.driver import Recipe
-from turnwise.episode_setup import Limits
+from turnwise.episode.driver import EpisodeProgram
+from turnwise.episode.setup import Limits
 from turnwise.errors import DataError, EngineError, TurnwiseError
-from turnwise.observer import Observer
+from turnwise.events.dispatch import Observers
+from turnwise.events.observer import Observer
 from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.plan import RolloutPlan
-from turnwise.runtime.worker import WorkerParts
-from turnwise.telemetry import Observers
-from turnwise.testing.scripted import Failure, RandomPolicy, ScriptedEngine
+from turnwise.runtime.worker import WorkerComponents
+from turnwise_testing.scripted import Failure, RandomPolicy, ScriptedEngine
 
 END = 255
 
@@ -56,21 +56,21 @@ def tasks(count, **fields):
 def manager(engine=None, *, num_workers=1, max_in_flight=256, limits=None, observers=(), **plan):
     engine = engine or ScriptedEngine(policy=RandomPolicy(seed=1, end_token_id=END, mean_tokens=12))
     heard = Observers.of(observers)
-    parts = WorkerParts(
+    parts = WorkerComponents(
         engine=engine,
-        recipes={"three_turns": Recipe(agent=ThreeTurns(), reward=SumReward())},
+        programs={"three_turns": EpisodeProgram(agent=ThreeTurns(), reward=SumReward())},
         limits=limits or Limits(response_length=200),
         stop_token_ids=(END,),
         max_in_flight=max_in_flight,
         observers=heard,
     )
     plan.setdefault("sampling", SamplingParams(max_tokens=40))
-    made = RolloutPlan(default_agent="three_turns", agent_names=frozenset({"three_turns"}), **plan)
+    made = RolloutPlan(default_agent="three_turns", agents={"three_turns": None}, **plan)
     return RolloutManager(LocalRuntime(engine, parts, num_workers), made, heard)
 
 
 def content(result):
-    """What of a result must not depend on time."""
+    """Return the parts of a result that must not depend on time."""
     return (
         result.uid,
         result.status,
@@ -80,9 +80,7 @@ def content(result):
 
 
 def test_rows_come_in_the_order_of_the_tasks():
-    """
-    The rollouts of a task stand together, numbered, however they finish.
-    """
+    """The rollouts of a task are adjacent and numbered, in whatever order they finish."""
     with manager(n=3) as running:
         results = running.rollout(tasks(4), global_step=7)
 
@@ -92,9 +90,7 @@ def test_rows_come_in_the_order_of_the_tasks():
 
 
 def test_rollouts_of_a_group_differ():
-    """
-    Every rollout of a task derives its own seeds.
-    """
+    """Every rollout of a task derives its own seeds."""
     with manager(n=4) as running:
         results = running.rollout(tasks(1))
 
@@ -109,9 +105,7 @@ def test_rollouts_of_a_group_differ():
     st.sampled_from([0.0, 0.003]),
 )
 def test_batches_do_not_depend_on_workers_or_arrival(num_workers, max_in_flight, rng, latency):
-    """
-    A fixed seed gives one batch, bit for bit, for any number of workers and any order of answers.
-    """
+    """A fixed seed gives one batch, bit for bit, for any number of workers and any order of answers."""
     policy = RandomPolicy(seed=1, end_token_id=END, mean_tokens=12)
     shuffled = ScriptedEngine(policy=policy, latency_s=lambda _request: rng.random() * latency)
     with manager(n=2) as running:
@@ -124,10 +118,8 @@ def test_batches_do_not_depend_on_workers_or_arrival(num_workers, max_in_flight,
     assert batch.rows == expected.rows
 
 
-def test_max_in_flight_is_kept():
-    """
-    No worker runs more episodes at once than it may.
-    """
+def test_max_in_flight_bounds_a_worker():
+    """No worker runs more than `max_in_flight` episodes at once."""
 
     @define
     class Gauge(Observer):
@@ -149,10 +141,8 @@ def test_max_in_flight_is_kept():
     assert (gauge.most, gauge.now) == (3, 0)
 
 
-def test_one_failing_task_leaves_the_others_alone():
-    """
-    A request that fails costs its own episode only, and the batch has a row for it that is not trained on.
-    """
+def test_a_failing_request_fails_one_episode():
+    """The other episodes finish, and the failed one has a batch row that is masked from the loss."""
     with manager(ScriptedEngine(policy=RandomPolicy(end_token_id=END), failures={2: Failure.ERROR})) as running:
         results = running.rollout(tasks(8))
         batch = running.collate(results)
@@ -164,9 +154,7 @@ def test_one_failing_task_leaves_the_others_alone():
 
 
 def test_iterate_yields_as_they_finish():
-    """
-    A short episode is there before a long one ends.
-    """
+    """A short episode is returned before a long one ends."""
     engine = ScriptedEngine(
         policy=RandomPolicy(end_token_id=END), latency_s=lambda r: 0.3 if r.group_id == "task0" else 0.0
     )
@@ -178,9 +166,7 @@ def test_iterate_yields_as_they_finish():
 
 
 def test_stream_runs_on_the_callers_loop():
-    """
-    An async caller gets the same episodes.
-    """
+    """An asynchronous caller gets the same episodes."""
 
     async def collect(running):
         return [result async for result in running.stream(tasks(5))]
@@ -193,12 +179,10 @@ def test_stream_runs_on_the_callers_loop():
 
 
 def test_leaving_a_stream_aborts_the_rest():
-    """
-    Nothing goes on running for a caller that has left.
-    """
+    """No episode continues after its caller has left the loop."""
     finished = []
 
-    class Ear(Observer):
+    class Recorder(Observer):
         def on_episode_finished(self, event):
             finished.append(event.status)
 
@@ -212,34 +196,37 @@ def test_leaving_a_stream_aborts_the_rest():
         await stream.aclose()
         return result
 
-    with manager(engine, observers=[Ear()]) as running:
+    with manager(engine, observers=[Recorder()]) as running:
         assert asyncio.run(first(running)).task.uid == "task0"
         running.rollout(tasks(1))
 
     assert finished.count(Status.ABORTED) == 2
 
 
-def test_abort_keeps_what_there_is():
-    """
-    Every episode is accounted for: finished, cut with its partial record, or never begun.
-    """
-    engine = ScriptedEngine(policy=RandomPolicy(mean_tokens=50), token_latency_s=0.01)
+def test_an_abort_returns_every_episode():
+    """Every episode has a result: finished, aborted with its partial record, or not started."""
+    sampled = {"task0": threading.Event(), "task1": threading.Event()}
+
+    def token_latency_s(request, index):
+        sampled[request.group_id].set()
+        return 30.0 if index else 0.0  # one token at once, and no other before the abort
+
+    engine = ScriptedEngine(policy=RandomPolicy(mean_tokens=50), token_latency_s=token_latency_s)
     with manager(engine, max_in_flight=2) as running:
         episodes = running.iterate(tasks(6))
-        threading.Timer(0.1, running.abort).start()
+        assert all(event.wait(timeout=30) for event in sampled.values())
+        running.abort()
         results = list(episodes)
 
     assert len(results) == 6
     assert {r.status for r in results} == {Status.ABORTED}
-    begun = [r for r in results if r.trajectories]
-    assert len(begun) == 2
-    assert all(r.trajectories[0].num_response_tokens > 0 for r in begun)
+    started = [r for r in results if r.trajectories]
+    assert len(started) == 2
+    assert all(r.trajectories[0].num_response_tokens > 0 for r in started)
 
 
 def test_an_interrupt_does_not_end_the_iteration():
-    """
-    After an exception in the caller's thread the iterator still gives everything.
-    """
+    """After an exception in the caller's thread the iterator still returns every episode."""
     with manager() as running:
         episodes = running.iterate(tasks(4))
         next(episodes)
@@ -251,9 +238,7 @@ def test_an_interrupt_does_not_end_the_iteration():
 
 @pytest.mark.parametrize("policy", ["error", "drop", "truncate_left"])
 def test_long_prompts(policy):
-    """
-    By the policy a prompt that is too long stops the run with one line, is left out, or is cut.
-    """
+    """By the policy, a long prompt ends the run with one line, is left out, or is truncated."""
     limits = Limits(prompt_length=5, response_length=50, prompt_policy=policy)
     rows = [*tasks(2), Task(messages=({"role": "user", "content": "x"},), uid="task-is-long")]
     with manager(limits=limits, prompt_policy=policy) as running:
@@ -272,18 +257,14 @@ def test_long_prompts(policy):
         (tasks(1, agent_name="three_turn"), "row 0 .* unknown agent 'three_turn'; did you mean 'three_turns'"),
     ],
 )
-def test_bad_tasks(rows, text):
-    """
-    What cannot run is refused before anything starts.
-    """
+def test_bad_tasks_are_rejected(rows, text):
+    """The error comes before any episode starts."""
     with manager() as running, pytest.raises(DataError, match=text):
         running.rollout(rows)
 
 
 def test_validation_has_its_own_sampling():
-    """
-    Validation uses its own count and parameters.
-    """
+    """Validation has its own number of rollouts and sampling parameters."""
     engine = ScriptedEngine(policy=RandomPolicy(end_token_id=END))
     greedy = SamplingParams(temperature=0.0, max_tokens=9)
     with manager(engine, n=4, validation_n=2, validation_sampling=greedy) as running:
@@ -295,10 +276,8 @@ def test_validation_has_its_own_sampling():
     assert content(results[0])[2:] == content(results[1])[2:]
 
 
-def test_an_engine_that_cannot_start():
-    """
-    The caller gets the engine's own error, and the manager is stopped.
-    """
+def test_an_engine_that_cannot_start_stops_the_manager():
+    """The caller gets the engine's own error, and the manager is stopped."""
 
     class Broken(ScriptedEngine):
         async def start(self):
@@ -312,9 +291,7 @@ def test_an_engine_that_cannot_start():
 
 
 def test_two_runs_at_once():
-    """
-    A validation run beside a rollout does not disturb it.
-    """
+    """Two calls at the same time have the same results as one after the other."""
     engine = ScriptedEngine(policy=RandomPolicy(seed=1, end_token_id=END, mean_tokens=12), latency_s=0.002)
     with manager(engine) as running:
         expected = sorted(map(content, running.rollout(tasks(5))))
@@ -326,22 +303,18 @@ def test_two_runs_at_once():
 
 
 def test_public_names_are_there():
-    """
-    What scripts and strangers import is at the top, and unknown names are refused as usual.
-    """
+    """Every name of `__all__` can be imported, and an unknown name raises AttributeError."""
     import turnwise
-    import turnwise.testing
+    import turnwise_testing
 
-    for module in (turnwise, turnwise.testing):
+    for module in (turnwise, turnwise_testing):
         assert [name for name in module.__all__ if getattr(module, name, None) is None] == []
         with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
             _ = module.nonsense
 
 
 def test_starting_and_stopping_twice():
-    """
-    Both are harmless a second time.
-    """
+    """A second start and a second stop do nothing."""
     running = manager()
     running.start()
     running.start()
@@ -349,37 +322,20 @@ def test_starting_and_stopping_twice():
     running.stop()
 
 
-def test_times_of_a_batch_under_verls_names():
-    """
-    After a batch, the manager has its times, those of the slowest episode among them.
-    """
-    with manager(n=2) as running:
-        assert running.timing == {}
-        batch = running.generate(tasks(3))
-        timing = running.timing
+def test_weight_updates_are_events():
+    """Each updated replica emits an event with the version and the duration."""
 
-    assert timing["agent_loop/generate_sequences/min"] <= timing["agent_loop/generate_sequences/max"]
-    assert timing["agent_loop/tool_calls/max"] == 0.0
-    lengths = batch.attention_mask.sum(1).tolist()
-    assert timing["agent_loop/slowest/prompt_length"] + timing["agent_loop/slowest/response_length"] in lengths
-
-
-def test_weight_updates_are_heard():
-    """
-    Each replica that took new weights is an event, with the version and how long it took.
-    """
-
-    class Ear(Observer):
+    class Recorder(Observer):
         def __init__(self):
             self.events = []
 
         def on_weights_updated(self, event):
             self.events.append(event)
 
-    ear = Ear()
-    with manager(observers=[ear]) as running:
+    recorder = Recorder()
+    with manager(observers=[recorder]) as running:
         running.update_weights([("w", np.zeros(4, np.float32))], version=3)
 
-    (event,) = ear.events
+    (event,) = recorder.events
     assert (event.version, event.replica, event.num_bytes) == (3, 0, 16)
     assert event.seconds >= 0

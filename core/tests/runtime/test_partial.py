@@ -1,4 +1,4 @@
-"""Episodes that are cut and go on later: what comes out is what would have come out without the cut."""
+"""Interrupted episodes that resume later: their results equal the results without the interrupt."""
 
 import asyncio
 import pickle
@@ -25,30 +25,30 @@ from turnwise import (
     ToolCall,
     ToolResult,
 )
-from turnwise.driver import Recipe, run_episode
-from turnwise.episode import LiveEpisode
-from turnwise.episode_setup import Limits, Services
-from turnwise.episode_spec import EpisodeSpec
-from turnwise.function_tool import function_tool
-from turnwise.invariants import check_trajectory
-from turnwise.tools import ToolBox
-from turnwise.unfinished_file import load_unfinished, save_unfinished
+from turnwise.data.unfinished import load_unfinished, save_unfinished
+from turnwise.episode.driver import EpisodeProgram, run_episode
+from turnwise.episode.live import LiveEpisode
+from turnwise.episode.setup import EpisodeContext, Limits
+from turnwise.record.invariants import check_trajectory
+from turnwise.record.spec import EpisodeSpec
+from turnwise.tools.function import function_tool
+from turnwise.tools.toolbox import ToolBox
 
 STOP = 3
-"""Ends a turn; the chain below comes to it now and then."""
+"""Ends a turn; `next_token` returns it now and then."""
 
 
 def next_token(context):
-    """The next id of a model that depends on the context alone, so that a cut turn goes on as it would have."""
+    """Return the next id, which depends on the context alone, so that the rest of an interrupted turn is the same."""
     return int((context[-1] * 31 + len(context) * 17 + len(context) // 3) % 41)
 
 
 @define
 class ChainEngine:
-    """Samples `next_token`; after `budget` tokens in all it calls `on_cut` and ends requests with `abort`."""
+    """Samples `next_token`; after `budget` tokens it calls `on_interrupt` and ends requests with `abort`."""
 
     budget: float = float("inf")
-    on_cut: object = None
+    on_interrupt: object = None
     version: int = 0
     seeds: list = field(factory=list)
     capabilities = Capabilities(abort=True)
@@ -60,7 +60,7 @@ class ChainEngine:
         await asyncio.sleep(0)
         while len(context) - start < request.sampling.max_tokens:
             if self.budget <= 0:
-                self.on_cut()
+                self.on_interrupt()
                 reason = FinishReason.ABORT
                 break
             self.budget -= 1
@@ -76,11 +76,11 @@ class ChainEngine:
         )
 
     async def abort(self, request_id):
-        """Nothing is in flight for longer than a tick."""
+        """Do nothing: a request never waits."""
 
 
 class User:
-    """Answers with the number of messages."""
+    """A simulated user that replies with the number of messages."""
 
     async def create(self, task):
         return []
@@ -89,11 +89,11 @@ class User:
         return Reply(content=str(len(messages)), reward=0.5)
 
     async def release(self, session):
-        """Nothing."""
+        pass
 
 
 class TurnByTurn:
-    """One await a step: generate, tool, user, and again; keeps notes and writes messages as it goes."""
+    """An agent with one wait a step (generate, tools, user); it writes notes and messages."""
 
     async def step(self, episode):
         memory = episode.memory
@@ -125,7 +125,7 @@ class TurnByTurn:
 
 
 class AllAtOnce:
-    """The same in a single step, with a second record and a block of paths that each take two turns and a tool."""
+    """An agent with a single step, a second record, and a block whose paths take two turns and call a tool."""
 
     async def step(self, episode):
         uid = np.frombuffer(episode.task.uid.encode(), np.uint8)
@@ -143,7 +143,7 @@ class AllAtOnce:
         return State.TERMINATED
 
     async def walk(self, episode, path):
-        """Take two turns."""
+        """Take two turns on a path."""
         episode.force(np.array([10 + path.index]), record=path)
         await episode.generate(record=path, max_tokens=4 + path.index)
         answer = await episode.call_tool(ToolCall(name="look", arguments={"at": path.index}))
@@ -152,7 +152,7 @@ class AllAtOnce:
 
 
 class ForkOverSteps:
-    """Forks in one step, walks in two more and joins in another, so that a cut finds the block open."""
+    """Forks in one step, generates in two more and joins in another, so that an interrupt finds the block open."""
 
     async def step(self, episode):
         match episode.state:
@@ -179,7 +179,7 @@ AGENTS = {"turn_by_turn": TurnByTurn(), "all_at_once": AllAtOnce(), "fork_over_s
 
 @define
 class World:
-    """An engine, a tool and a user around one episode at a time; counts what is run."""
+    """An engine, a tool and a user around one episode at a time; counts the finished tool calls."""
 
     calls: Counter = field(factory=Counter)
     hang_at: int = -1
@@ -188,7 +188,7 @@ class World:
     episode: LiveEpisode | None = None
 
     async def look(self, at: int) -> str:
-        """Answer with a text of some length, or, at the chosen call, be aborted while it waits."""
+        """Return a text whose length depends on `at`; at the chosen call, abort the episode and wait."""
         self.num_calls += 1
         if self.num_calls == self.hang_at:
             self.episode.abort()
@@ -197,17 +197,17 @@ class World:
         return "x" * (at + 1)
 
     def run(self, spec, *, budget=float("inf"), hang_at=-1, version=0):
-        """Run an episode, or what is left of it, up to a cut."""
+        """Run an episode, or the rest of it, up to an interrupt."""
         self.engine.budget, self.engine.version, self.num_calls, self.hang_at = budget, version, 0, hang_at
         return asyncio.run(self._run(spec))
 
     async def _run(self, spec):
-        recipe = Recipe(agent=AGENTS[spec.agent_name], tools=ToolBox([function_tool(self.look)]), reward=Sum())
+        program = EpisodeProgram(agent=AGENTS[spec.agent_name], tools=ToolBox([function_tool(self.look)]), reward=Sum())
         async with asyncio.TaskGroup() as group:
-            services = Services(engine=self.engine, spawn=group.create_task, interaction=User())
-            self.episode = LiveEpisode(spec, Limits(response_length=300), services)
-            self.engine.on_cut = self.episode.abort
-            return await run_episode(self.episode, recipe)
+            context = EpisodeContext(engine=self.engine, spawn=group.create_task, interaction=User())
+            self.episode = LiveEpisode(spec, Limits(response_length=300, abort_grace_s=0.2), context)
+            self.engine.on_interrupt = self.episode.abort
+            return await run_episode(self.episode, program)
 
 
 class Sum:
@@ -218,7 +218,7 @@ class Sum:
         return [float(trajectory.response_ids.sum() % 97) for trajectory in episode.trajectories]
 
 
-def spec_of(agent):
+def make_spec(agent):
     sampling = SamplingParams(stop_token_ids=(STOP,))
     return EpisodeSpec(
         task=Task(messages=({"role": "user", "content": "x"},), uid="abc"), agent_name=agent, sampling=sampling
@@ -226,7 +226,7 @@ def spec_of(agent):
 
 
 def content(result):
-    """All of a result that does not depend on time or weights."""
+    """Return the parts of a result that depend neither on time nor on weights."""
     records = [{k: np.asarray(v).tolist() for k, v in t.to_dict().items()} for t in result.trajectories]
     for record in records:
         del record["weight_versions"]
@@ -234,61 +234,65 @@ def content(result):
     return records, result.status, result.scores, result.messages, metrics
 
 
-def whole(agent):
-    """What an episode gives that nobody cuts, and how many tokens it samples and tools it calls."""
+def run_uninterrupted(agent):
+    """Run an episode without interrupts; return its result, its number of sampled tokens and its world."""
     world = World()
-    result = world.run(spec_of(agent))
+    result = world.run(make_spec(agent))
     assert result.status in (Status.COMPLETED, Status.TRUNCATED), result.fault
-    return result, sum(result.metrics.num_tokens[name] for name in ("action",)), world
+    return result, result.metrics.num_tokens["action"], world
 
 
-def carried_by_ray(unfinished):
-    """Return what arrives when it travels between processes."""
+def count_sampled(unfinished):
+    """Return the number of sampled tokens that an unfinished episode keeps, in its records and its last step."""
+    in_records = sum(len(trajectory.sampled()[0]) for trajectory in unfinished.trajectories)
+    return in_records + sum(len(turn.result.token_ids) for turn in unfinished.turns)
+
+
+def send_by_ray(unfinished):
+    """Return the episode as another process receives it."""
     return pickle.loads(pickle.dumps(unfinished))
 
 
-def carried_by_a_file(unfinished):
-    """Return what another process reads."""
+def send_by_file(unfinished):
+    """Return the episode as another process reads it from a file."""
     with tempfile.TemporaryDirectory() as folder:
         save_unfinished(Path(folder) / "unfinished.jsonl", [unfinished])
         return load_unfinished(Path(folder) / "unfinished.jsonl")[0]
 
 
-def cut_and_finish(agent, budgets, *, hang_at=-1, carry=carried_by_ray):
-    """Cut an episode several times, going on from a copy that travelled each time, and return its end."""
-    world, spec, result = World(), spec_of(agent), None
+def interrupt_and_finish(agent, budgets, *, hang_at=-1, send=send_by_ray):
+    """Interrupt an episode several times, resume each time from a sent copy, and return its result and world."""
+    world, spec, result = World(), make_spec(agent), None
     for version, budget in enumerate([*budgets, float("inf")]):
         result = world.run(spec, budget=budget, hang_at=hang_at if version == 0 else -1, version=version)
         if result.status is not Status.ABORTED:
             break
         for trajectory in result.trajectories:
             check_trajectory(trajectory)
-        spec = carry(result.unfinished).resumed_spec
+        spec = send(result.unfinished).resumed_spec
     return result, world
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_a_cut_at_any_token_changes_nothing(agent):
+def test_an_interrupt_at_any_token_changes_nothing(agent):
     """
-    Whatever token an episode is cut at, in a turn, between turns or in a path, it ends as if it had not been.
+    An interrupt in a turn, between turns or in a path leaves the result of the episode as it is.
     """
-    expected, num_tokens, undisturbed = whole(agent)
+    expected, num_tokens, undisturbed = run_uninterrupted(agent)
     assert num_tokens > 15
     for budget in range(num_tokens):
-        result, world = cut_and_finish(agent, [budget])
+        result, world = interrupt_and_finish(agent, [budget])
 
         assert content(expected) == content(result)
-        assert world.calls == undisturbed.calls, "a tool call that was answered ran again"
+        assert world.calls == undisturbed.calls, "a finished tool call ran again"
 
 
 @pytest.mark.parametrize("agent", ["turn_by_turn", "all_at_once"])
-def test_a_cut_in_any_tool_call_changes_nothing(agent):
-    """
-    A call that was cut runs again; those beside it that were answered do not.
-    """
-    expected, _, undisturbed = whole(agent)
+def test_an_interrupt_in_any_tool_call_changes_nothing(agent):
+    """An interrupted call runs again, and finished calls beside it do not."""
+    expected, _, undisturbed = run_uninterrupted(agent)
     for hang_at in range(1, undisturbed.num_calls + 1):
-        result, world = cut_and_finish(agent, [float("inf")], hang_at=hang_at)
+        result, world = interrupt_and_finish(agent, [float("inf")], hang_at=hang_at)
 
         assert content(expected) == content(result)
         assert world.calls == undisturbed.calls
@@ -297,27 +301,27 @@ def test_a_cut_in_any_tool_call_changes_nothing(agent):
 @given(
     agent=st.sampled_from(sorted(AGENTS)),
     budgets=st.lists(st.integers(0, 25), max_size=6),
-    carry=st.sampled_from([carried_by_ray, carried_by_a_file]),
+    send=st.sampled_from([send_by_ray, send_by_file]),
 )
 @settings(max_examples=60, deadline=None)
-def test_many_cuts_change_nothing_but_the_weights(agent, budgets, carry):
+def test_many_interrupts_change_only_the_weight_versions(agent, budgets, send):
     """
-    However often an episode is cut, each token has the version of the part that sampled it, and versions only rise.
+    Each token has the weight version of the part that sampled it, so versions only rise.
     """
-    expected, _, _ = whole(agent)
-    result, world = cut_and_finish(agent, budgets, carry=carry)
+    expected, _, _ = run_uninterrupted(agent)
+    result, world = interrupt_and_finish(agent, budgets, send=send)
 
     assert content(expected) == content(result)
     for trajectory in result.trajectories:
         check_trajectory(trajectory)
         if not trajectory.has_blocks:
             assert (np.diff(trajectory.weight_versions[trajectory.response_mask == 1]) >= 0).all()
-    # A request that had sampled nothing is asked again with its own seed; no other seed comes twice.
+    # A request without a sampled token is repeated with its own seed; no other seed is used twice.
     assert len(set(world.engine.seeds)) >= len(world.engine.seeds) - len(budgets) * 4
 
 
 class Diary:
-    """A tool whose session holds what was written, and a simulated user that counts; both can be suspended."""
+    """A tool and a simulated user whose session is a list; it can be suspended."""
 
     def __init__(self):
         parameters = {"type": "object", "properties": {"at": {"type": "integer"}}}
@@ -346,64 +350,58 @@ class Diary:
         return Reply(content=str(len(session)), reward=0.5)
 
 
-def with_diaries(spec, budget):
-    """Run an episode with a tool and a user that can be suspended, up to a cut."""
+def run_with_diaries(spec, budget):
+    """Run an episode with a tool and a user that can be suspended, up to an interrupt."""
     engine, tool, user = ChainEngine(budget), Diary(), Diary()
 
     async def run():
-        recipe = Recipe(agent=AGENTS["turn_by_turn"], tools=ToolBox([tool]))
+        program = EpisodeProgram(agent=AGENTS["turn_by_turn"], tools=ToolBox([tool]))
         async with asyncio.TaskGroup() as group:
-            services = Services(engine=engine, spawn=group.create_task, interaction=user)
-            episode = LiveEpisode(spec, Limits(response_length=300), services)
-            engine.on_cut = episode.abort
-            return await run_episode(episode, recipe)
+            context = EpisodeContext(engine=engine, spawn=group.create_task, interaction=user)
+            episode = LiveEpisode(spec, Limits(response_length=300, abort_grace_s=0.2), context)
+            engine.on_interrupt = episode.abort
+            return await run_episode(episode, program)
 
     return asyncio.run(run()), tool, user
 
 
-def test_sessions_that_can_be_suspended_go_on():
-    """
-    A session is suspended in place of being released, and its rewards count once.
-    """
-    expected, tool, user = with_diaries(spec_of("turn_by_turn"), float("inf"))
+def test_sessions_that_can_be_suspended_are_restored():
+    """A session is suspended instead of released, and its rewards count once."""
+    expected, tool, user = run_with_diaries(make_spec("turn_by_turn"), float("inf"))
     pages = tool.released, user.released
     for budget in range(0, 20, 3):
-        cut, tool, user = with_diaries(spec_of("turn_by_turn"), budget)
-        assert cut.status is Status.ABORTED
+        interrupted, tool, user = run_with_diaries(make_spec("turn_by_turn"), budget)
+        assert interrupted.status is Status.ABORTED
         assert (tool.released, user.released) == ([], [])
-        result, tool, user = with_diaries(carried_by_a_file(cut.unfinished).resumed_spec, float("inf"))
+        result, tool, user = run_with_diaries(send_by_file(interrupted.unfinished).resumed_spec, float("inf"))
 
         assert content(expected) == content(result)
         assert (tool.released, user.released) == pages
 
 
-def test_steps_and_cuts_are_counted_over_all_parts():
-    """
-    `max_steps` bounds all parts together, and the time spent adds up.
-    """
+def test_steps_and_interrupts_count_all_parts():
+    """Steps, interrupts and seconds of all parts add up."""
     world = World()
-    first = world.run(spec_of("turn_by_turn"), budget=12)
+    first = world.run(make_spec("turn_by_turn"), budget=12)
     left = first.unfinished
     second = world.run(left.resumed_spec, budget=1)
 
     assert left.num_steps < second.unfinished.num_steps or left.state == second.unfinished.state
-    assert (left.num_cuts, second.unfinished.num_cuts) == (1, 2)
+    assert (left.num_interruptions, second.unfinished.num_interruptions) == (1, 2)
     assert second.unfinished.spent_s > left.spent_s > 0
-    assert second.unfinished.num_kept_tokens == 13
+    assert count_sampled(second.unfinished) == 13
     assert second.metrics.total_s >= second.unfinished.spent_s > left.spent_s
 
 
-def test_notes_that_are_no_json_cannot_travel_in_a_file(tmp_path):
-    """
-    Such an episode is logged and begins anew; the others are kept.
-    """
+def test_an_episode_whose_notes_are_not_json_restarts(tmp_path):
+    """It is logged and written as not started, and other episodes of the file are kept."""
     world = World()
-    left = world.run(spec_of("turn_by_turn"), budget=12).unfinished
+    left = world.run(make_spec("turn_by_turn"), budget=12).unfinished
     odd = evolve(left, memory={"object": object()})
     with structlog.testing.capture_logs() as lines:
         save_unfinished(tmp_path / "u.jsonl", [odd, left])
     one, other = load_unfinished(tmp_path / "u.jsonl")
 
-    assert [line["event"] for line in lines] == ["episode cannot be kept: its notes are no JSON"]
-    assert (one.began, other.began) == (False, True)
+    assert [line["event"] for line in lines] == ["episode restarts from its prompt: its notes are not JSON values"]
+    assert (one.started, other.started) == (False, True)
     assert one.resumed_spec.unfinished is None

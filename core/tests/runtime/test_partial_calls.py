@@ -1,7 +1,6 @@
-"""Calls that end before their last episode, and calls that go on with what an earlier one left."""
+"""Calls that end before their last episode, and calls that resume the episodes of earlier ones."""
 
 import asyncio
-import threading
 from collections import Counter
 
 import numpy as np
@@ -9,23 +8,22 @@ import pytest
 from attrs import evolve
 
 from turnwise import SamplingParams, State, Status, Task
-from turnwise.driver import Recipe
-from turnwise.episode_setup import Limits
+from turnwise.data.unfinished import load_unfinished, save_unfinished
+from turnwise.episode.driver import EpisodeProgram
+from turnwise.episode.setup import Limits
 from turnwise.errors import DataError
-from turnwise.invariants import check_trajectory
+from turnwise.record.invariants import check_trajectory
 from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.plan import RolloutPlan
-from turnwise.runtime.worker import WorkerParts
-from turnwise.testing.scripted import RandomPolicy, ScriptedEngine
-from turnwise.unfinished_file import load_unfinished, save_unfinished
+from turnwise.runtime.worker import WorkerComponents
+from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
 
 
 class TwoTurns:
     """Two turns with an observation between them."""
 
     async def step(self, episode):
-        """Make one transition."""
         if episode.state == State.PENDING:
             episode.begin(np.frombuffer(episode.task.uid.encode(), np.uint8))
             return State.GENERATING
@@ -36,31 +34,31 @@ class TwoTurns:
         return State.GENERATING
 
 
-def slow(request):
-    """Seconds for each token: the episodes of tasks that are called so take for ever."""
+def token_s(request):
+    """Return the seconds for each token: the episodes of slow tasks never end."""
     return 0.5 if request.group_id.startswith("slow") else 0.0
 
 
-class SpeedUp:
-    """An engine's pace that a test can change between two calls."""
+class Pace:
+    """The speed of an engine, which a test changes between two calls."""
 
     factor = 1.0
 
     def __call__(self, request, _index):
-        return self.factor * slow(request)
+        return self.factor * token_s(request)
 
 
 def manager(pace=None, *, num_workers=1, **plan):
-    pace = pace or SpeedUp()
+    pace = pace or Pace()
     engine = ScriptedEngine(policy=RandomPolicy(seed=1, end_token_id=255, mean_tokens=12), token_latency_s=pace)
-    parts = WorkerParts(
+    parts = WorkerComponents(
         engine=engine,
-        recipes={"two": Recipe(agent=TwoTurns())},
+        programs={"two": EpisodeProgram(agent=TwoTurns())},
         limits=Limits(response_length=200),
         stop_token_ids=(255,),
     )
     plan.setdefault("sampling", SamplingParams(max_tokens=40))
-    made = RolloutPlan(default_agent="two", agent_names=frozenset({"two"}), **plan)
+    made = RolloutPlan(default_agent="two", agents={"two": None}, **plan)
     return RolloutManager(LocalRuntime(engine, parts, num_workers), made)
 
 
@@ -72,10 +70,8 @@ MIXED = tasks("a", "slow1", "b", "c", "d", "slow2", "e", "f", "g", "h")
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_enough_episodes_end_a_call(num_workers):
-    """
-    With 0.8 of 10 episodes finished the two slow ones are cut; they are kept, and in no batch.
-    """
+def test_a_call_ends_at_its_threshold(num_workers):
+    """When 8 of 10 episodes have finished, the two slow ones are interrupted and kept, and are in no batch."""
     with manager(num_workers=num_workers) as running:
         results = running.rollout(MIXED, min_fraction=0.8)
 
@@ -84,11 +80,9 @@ def test_enough_episodes_end_a_call(num_workers):
         assert {r.status for r in results} <= {Status.COMPLETED, Status.TRUNCATED}
 
 
-def test_they_go_on_in_the_next_call_under_new_weights():
-    """
-    Tokens sampled before the cut keep their version and log-probabilities; those after it have the new one.
-    """
-    pace = SpeedUp()
+def test_the_next_call_resumes_them_under_new_weights():
+    """Tokens from before the interrupt keep their version and log-probabilities; later ones have the new version."""
+    pace = Pace()
     with manager(pace) as running:
         running.rollout(MIXED, min_fraction=0.8, grace_s=1.2)
         kept = {u.uid: u for u in running.unfinished}
@@ -110,9 +104,9 @@ def test_they_go_on_in_the_next_call_under_new_weights():
 
 def test_the_grace_lets_stragglers_finish():
     """
-    Who finishes within the grace is in the batch, and a call that is complete does not wait for the grace to end.
+    Episodes that finish within the grace are in the batch, and a complete call does not wait for its end.
     """
-    pace = SpeedUp()
+    pace = Pace()
     pace.factor = 0.01
     with manager(pace) as running:
         results = running.rollout(MIXED, min_fraction=0.8, grace_s=3600)
@@ -121,11 +115,9 @@ def test_the_grace_lets_stragglers_finish():
         assert running.unfinished == ()
 
 
-def test_every_task_comes_back_once_over_many_calls():
-    """
-    However often calls are cut, each episode is finished in exactly one of them.
-    """
-    pace, done = SpeedUp(), Counter()
+def test_every_episode_finishes_in_one_of_many_calls():
+    """However often calls end early, each episode finishes in exactly one of them."""
+    pace, done = Pace(), Counter()
     with manager(pace, n=2) as running:
         for step in range(4):
             pace.factor = 0.0 if step == 3 else 1.0
@@ -144,11 +136,9 @@ def test_every_task_comes_back_once_over_many_calls():
     )
 
 
-def test_groups_stand_together():
-    """
-    Resumed episodes come first, and episodes of one group are neighbours.
-    """
-    pace = SpeedUp()
+def test_groups_are_adjacent():
+    """Resumed episodes come first, and the episodes of a group are adjacent."""
+    pace = Pace()
     with manager(pace, n=3) as running:
         running.rollout(tasks("slow1", "a", "slow2"), min_fraction=0.3)
         unfinished = running.unfinished
@@ -160,32 +150,32 @@ def test_groups_stand_together():
     assert [name for i, name in enumerate(names) if i == 0 or names[i - 1] != name] == list(dict.fromkeys(names))
 
 
-def test_an_abort_keeps_what_there_was():
-    """
-    After an abort the episodes are among the results, as aborted, and can be resumed.
-    """
-    pace = SpeedUp()
+def test_aborted_episodes_can_be_resumed():
+    """After an abort the episodes are among the results as aborted, and a later call resumes them."""
+    pace = Pace()
     with manager(pace) as running:
-        threading.Timer(0.8, running.abort).start()
-        aborted = [r for r in running.rollout(MIXED) if r.status is Status.ABORTED]
+        episodes = running.iterate(MIXED)
+        finished = [next(episodes) for _ in range(8)]
+        running.abort()
+        aborted = list(episodes)
         pace.factor = 0.0
         resumed = running.rollout([], resume=True)
 
+    assert Status.ABORTED not in {r.status for r in finished}
+    assert {r.status for r in aborted} == {Status.ABORTED}
     assert {r.task.uid for r in aborted} == {"slow1", "slow2"} == {r.task.uid for r in resumed}
     for before, after in zip(sorted(aborted, key=lambda r: r.uid), sorted(resumed, key=lambda r: r.uid), strict=True):
         had = before.trajectories[0].input_ids.tolist()
         assert after.trajectories[0].input_ids[: len(had)].tolist() == had
 
 
-def test_another_process_goes_on_from_a_file(tmp_path):
-    """
-    What one manager left another one finishes, from a file; those that never began are begun.
-    """
+def test_another_process_resumes_from_a_file(tmp_path):
+    """Another manager finishes the episodes of a file, and starts the ones that had not started."""
     with manager() as running:
         running.rollout(MIXED, min_fraction=0.7)
         left = running.unfinished
         save_unfinished(tmp_path / "unfinished.jsonl", left)
-    pace = SpeedUp()
+    pace = Pace()
     pace.factor = 0.0
     with manager(pace) as running:
         results = running.rollout([], resume=load_unfinished(tmp_path / "unfinished.jsonl"))
@@ -194,10 +184,8 @@ def test_another_process_goes_on_from_a_file(tmp_path):
     assert {r.status for r in results} <= {Status.COMPLETED, Status.TRUNCATED}
 
 
-def test_a_stream_can_be_cut_too():
-    """
-    The iterator ends when enough have finished.
-    """
+def test_a_stream_ends_at_its_threshold():
+    """The iterator ends when enough episodes have finished."""
 
     async def collect(running):
         return [result async for result in running.stream(MIXED, min_fraction=0.8)]
@@ -207,15 +195,17 @@ def test_a_stream_can_be_cut_too():
         assert len(running.unfinished) == 2
 
 
-def test_what_cannot_be_is_refused():
+def test_bad_options_are_rejected():
     """
-    A fraction out of range, no task at all, an agent that this run does not have, and an episode given twice.
+    Errors: an option out of range, no task, an unknown agent, and an episode given twice; none loses an episode.
     """
     with manager() as running:
         with pytest.raises(ValueError, match="min_fraction"):
             running.rollout(MIXED, min_fraction=0.0)
         with pytest.raises(ValueError, match="grace_s"):
             running.rollout(MIXED, grace_s=-1.0)
+        with pytest.raises(TypeError, match=r"unknown option 'min_fracton'; .* are min_fraction, grace_s, resume"):
+            running.rollout(MIXED, min_fracton=0.5)
         with pytest.raises(DataError, match="no tasks"):
             running.rollout([], resume=True)
         running.rollout(MIXED, min_fraction=0.8)
@@ -229,11 +219,11 @@ def test_what_cannot_be_is_refused():
 
 
 class TestFile:
-    """Files that are not what they should be."""
+    """Damaged and missing files of unfinished episodes."""
 
     @pytest.fixture
     def lines(self, tmp_path):
-        """A good file's lines."""
+        """The lines of a good file."""
         with manager() as running:
             running.rollout(MIXED, min_fraction=0.8, grace_s=0.7)
             save_unfinished(tmp_path / "good.jsonl", running.unfinished)
@@ -245,15 +235,13 @@ class TestFile:
             ('"version": 1', '"version": 2', "has version 2"),
             ('"turnwise unfinished', '"some other', "not a file of unfinished"),
             ('"num_prompt_tokens": 5', '"num_prompt_tokens": 4', "line 2"),
-            ('"began": true', '"began": true, "surprise": 1', "line 2.*surprise"),
+            ('"started": true', '"started": true, "surprise": 1', "line 2.*surprise"),
             ('"logprobs": [-', '"logprobs": [0, -', "line 2"),
             ('"state": "generating"', '"nostate": 1', "line 2.*state"),
         ],
     )
-    def test_are_refused_by_line(self, lines, tmp_path, old, new, complaint):
-        """
-        One line says which line is wrong and how.
-        """
+    def test_a_damaged_line_is_named(self, lines, tmp_path, old, new, complaint):
+        """The error has one line with the line number and the problem."""
         text = "\n".join(lines)
         assert old in text
         bad = tmp_path / "bad.jsonl"
@@ -262,9 +250,7 @@ class TestFile:
         with pytest.raises(DataError, match=complaint):
             load_unfinished(bad)
 
-    def test_a_missing_file_is_told(self, tmp_path):
-        """
-        The path is named.
-        """
+    def test_a_missing_file_is_named(self, tmp_path):
+        """The error names the path."""
         with pytest.raises(DataError, match=r"nowhere\.jsonl"):
             load_unfinished(tmp_path / "nowhere.jsonl")

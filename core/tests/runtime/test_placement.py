@@ -1,4 +1,4 @@
-"""Where replicas go: the arithmetic of devices, what is refused, and what a cluster must have."""
+"""Placement of replicas: the arithmetic of devices, its errors, and the needs of a cluster."""
 
 import json
 import os
@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.cli import main
-from turnwise.config import Choice, DataConfig, JudgeConfig, RunConfig
-from turnwise.config_runtime import PoolConfig, RayConfig, RuntimeConfig
+from turnwise.config.run import Choice, DataConfig, JudgeConfig, RunConfig
+from turnwise.config.runtime import PoolConfig, RayConfig, RuntimeConfig
 from turnwise.errors import ConfigError
-from turnwise.runtime.placement import check_interpreters, host_and_port, placement_of
-from turnwise.runtime.ray_placement import check_room
+from turnwise.runtime.placement import check_interpreters, parse_address, plan_placement
+from turnwise.runtime.ray.placement_groups import check_capacity
 
 SMALL = st.integers(min_value=1, max_value=8)
 
 
 def run_config(options=None, *, judge=None, ray=None, reward=None, **runtime):
-    """A run whose engine has these options, as if they were resolved."""
+    """Return a resolved config whose engine has these options."""
     return RunConfig(
         data=DataConfig(path="tasks.jsonl"),
         agent=Choice("single_turn"),
@@ -34,11 +34,11 @@ def run_config(options=None, *, judge=None, ray=None, reward=None, **runtime):
 
 
 def policy(*arguments, **named):
-    return placement_of(run_config(*arguments, **named)).pools[0]
+    return plan_placement(run_config(*arguments, **named)).pools[0]
 
 
 @given(tensor=SMALL, data=SMALL, pipeline=SMALL, replicas=SMALL)
-def test_the_number_of_replicas_is_that_of_devices_over_those_of_one(tensor, data, pipeline, replicas):
+def test_devices_determine_the_number_of_replicas(tensor, data, pipeline, replicas):
     """
     num_replicas = total_devices // (TP * DP * PP), and the bundles of all replicas hold exactly these devices.
     """
@@ -53,10 +53,8 @@ def test_the_number_of_replicas_is_that_of_devices_over_those_of_one(tensor, dat
 
 
 @given(tensor=st.integers(min_value=2, max_value=8), replicas=SMALL, rest=st.integers(min_value=1, max_value=7))
-def test_devices_that_do_not_divide_are_refused_with_what_would_fit(tensor, replicas, rest):
-    """
-    The error names the numbers below and above that would do.
-    """
+def test_a_number_of_devices_that_does_not_divide_is_rejected(tensor, replicas, rest):
+    """The error names the nearest numbers that divide."""
     total = replicas * tensor + rest % tensor
     if total % tensor == 0:
         return
@@ -103,22 +101,18 @@ def test_devices_that_do_not_divide_are_refused_with_what_would_fit(tensor, repl
         ),
     ],
 )
-def test_contradictions_are_told_in_one_line(options, runtime, text):
-    """
-    What cannot be says which keys, with the arithmetic.
-    """
+def test_contradictions_have_one_line(options, runtime, text):
+    """The error names the keys and shows the arithmetic."""
     with pytest.raises(ConfigError) as raised:
-        placement_of(run_config(options, **runtime))
+        plan_placement(run_config(options, **runtime))
 
     assert text == str(raised.value)
 
 
 def test_the_judge_has_its_own_arithmetic():
-    """
-    Its devices count apart, and its errors name its own keys.
-    """
+    """The judge has its own devices, and its errors name its own keys."""
     judge = JudgeConfig(engine=Choice("vllm", {"tensor_parallel_size": 4}), pool=PoolConfig(total_devices=8))
-    placement = placement_of(run_config({"tensor_parallel_size": 1}, judge=judge, total_devices=2))
+    placement = plan_placement(run_config({"tensor_parallel_size": 1}, judge=judge, total_devices=2))
 
     assert [("policy", 2, 1.0), ("judge", 2, 4.0)] == [(p.name, p.num_replicas, p.num_devices) for p in placement.pools]
     assert placement.needs == {"GPU": 10.0}
@@ -126,13 +120,11 @@ def test_the_judge_has_its_own_arithmetic():
     assert {"GPU": 4.0} == placement.largest_bundle
 
     with pytest.raises(ConfigError, match=r"judge.pool.total_devices: 6 does not divide"):
-        placement_of(run_config(judge=JudgeConfig(engine=judge.engine, pool=PoolConfig(total_devices=6))))
+        plan_placement(run_config(judge=JudgeConfig(engine=judge.engine, pool=PoolConfig(total_devices=6))))
 
 
-def test_a_replica_that_fits_a_node_has_one_bundle_and_a_larger_one_a_bundle_for_each_device():
-    """
-    One bundle cannot be split over nodes, and so its process sees all of its devices.
-    """
+def test_a_replica_larger_than_a_node_has_a_bundle_for_each_device():
+    """A replica that fits one node has one bundle, which Ray never splits over nodes."""
     small = policy({"tensor_parallel_size": 8})
     large = policy({"tensor_parallel_size": 8, "pipeline_parallel_size": 2}, ray={"replica_resources": {"num_cpus": 4}})
     half = policy({"tensor_parallel_size": 8}, ray={"devices_per_node": 4})
@@ -142,10 +134,8 @@ def test_a_replica_that_fits_a_node_has_one_bundle_and_a_larger_one_a_bundle_for
     assert ("PACK", 8) == (half.strategy, len(half.bundles))
 
 
-def test_engines_without_parallel_sizes_run_on_cpus_unless_told_otherwise():
-    """
-    By default nothing is reserved; `total_devices` counts CPUs then, and GPUs where some are asked for.
-    """
+def test_engines_without_parallel_sizes_run_on_cpus_by_default():
+    """They reserve nothing; `total_devices` counts CPUs, or GPUs if the config asks for GPUs."""
     assert () == policy().bundles
     assert (3, ({"CPU": 1.0},)) == (policy(total_devices=3).num_replicas, policy(total_devices=3).bundles)
     assert ({"CPU": 2.0},) == policy(ray={"replica_resources": {"num_cpus": 2}}).bundles
@@ -158,25 +148,23 @@ def nodes(*resources):
     return [{"Alive": True, "Resources": each} for each in resources]
 
 
-def test_a_cluster_that_is_too_small_is_refused_before_anything_starts():
-    """
-    All nodes together, the largest one, and dead ones are told apart.
-    """
-    asked = placement_of(run_config({"tensor_parallel_size": 4}, total_devices=8))
+def test_a_small_cluster_is_rejected_before_anything_starts():
+    """The check counts all nodes, the largest node, and no dead node."""
+    asked = plan_placement(run_config({"tensor_parallel_size": 4}, total_devices=8))
 
-    check_room(asked, nodes({"GPU": 4.0, "CPU": 8.0}, {"GPU": 4.0}))
+    check_capacity(asked, nodes({"GPU": 4.0, "CPU": 8.0}, {"GPU": 4.0}))
     with pytest.raises(ConfigError, match=r"^2 x 4 GPU for the replicas of the policy make 8, .* has 4: 1 of them"):
-        check_room(asked, [*nodes({"GPU": 4.0}), {"Alive": False, "Resources": {"GPU": 8.0}}])
+        check_capacity(asked, [*nodes({"GPU": 4.0}), {"Alive": False, "Resources": {"GPU": 8.0}}])
     with pytest.raises(ConfigError, match=r"^a replica of the policy needs 4 GPU on one node, and no node"):
-        check_room(asked, nodes({"GPU": 3.0}, {"GPU": 3.0}, {"GPU": 3.0}))
-    many = placement_of(run_config(num_workers=6, ray={"worker_cpus": 1.0}))
+        check_capacity(asked, nodes({"GPU": 3.0}, {"GPU": 3.0}, {"GPU": 3.0}))
+    many = plan_placement(run_config(num_workers=6, ray={"worker_cpus": 1.0}))
     with pytest.raises(ConfigError, match=r"^the run needs 6 CPU in all, and the cluster has 4"):
-        check_room(many, nodes({"CPU": 4.0}))
+        check_capacity(many, nodes({"CPU": 4.0}))
 
 
 @pytest.fixture
 def config_file(tmp_path):
-    """A config that names parts of the core's plugin kit only, so that it resolves anywhere."""
+    """A config and a plugin of its own, so that it resolves in any environment."""
     site = tmp_path / "site"
     info = site / "acme_plan-1.0.dist-info"
     info.mkdir(parents=True)
@@ -232,9 +220,7 @@ def plan(config_file, *arguments):
 
 
 def test_plan_prints_a_table_without_ray(config_file):
-    """
-    `turnwise plan` needs no Ray and starts nothing.
-    """
+    """`turnwise plan` needs no Ray and starts nothing."""
     done = plan(
         config_file, "runtime.num_workers=3", "runtime.ray.replica_python=/opt/engine/bin/python", "memory.mode=hybrid"
     )
@@ -247,9 +233,7 @@ def test_plan_prints_a_table_without_ray(config_file):
 
 
 def test_plan_prints_json(config_file):
-    """
-    The same as one object.
-    """
+    """With --json the plan is one object."""
     done = plan(config_file, "judge.engine=acme", "--json")
 
     assert "" == done.stderr
@@ -260,10 +244,8 @@ def test_plan_prints_json(config_file):
     assert {"mode": "standalone", "level": None} == shown["memory"]
 
 
-def test_plan_refuses_in_one_line(config_file):
-    """
-    A config that cannot be placed exits with 2, and says why on one line.
-    """
+def test_plan_reports_an_error_in_one_line(config_file):
+    """A config that cannot be placed exits with 2 and one line."""
     done = plan(config_file, "runtime.total_devices=5")
 
     assert (2, "") == (done.returncode, done.stdout)
@@ -272,41 +254,37 @@ def test_plan_refuses_in_one_line(config_file):
 
 
 def test_plan_help_has_examples(capsys):
-    """
-    `--help` shows what to type.
-    """
+    """`--help` shows an example."""
     with pytest.raises(SystemExit):
         main(["plan", "--help"])
-    assert "turnwise plan examples/calculator.yaml" in capsys.readouterr().out
+    assert "turnwise plan run.yaml" in capsys.readouterr().out
 
 
 def test_an_interpreter_with_a_slash_is_a_path_beside_the_config(tmp_path):
-    """
-    Its links are not followed: that of a virtual environment points to one without its packages.
-    """
+    """Its links are kept: the interpreter of a virtual environment links to one without its packages."""
     (tmp_path / "python").symlink_to(sys.executable)
     config = evolve(run_config(ray={"replica_python": "./python"}), base_dir=tmp_path)
 
-    assert str(tmp_path / "python") == placement_of(config).pools[0].python
+    assert str(tmp_path / "python") == plan_placement(config).pools[0].python
     assert "python3" == policy(ray={"replica_python": "python3"}).python
 
 
-def test_an_interpreter_that_is_not_there_is_refused_where_the_run_starts_its_own_ray(tmp_path):
+def test_a_missing_interpreter_is_rejected_if_the_run_starts_ray(tmp_path):
     """
-    A path must be an executable file and a bare name on the PATH; a plan may be made for a machine that has it, and
-    what the nodes of a running cluster have is not known here.
+    A path must be an executable file, and a bare name must be on the PATH. The check applies neither to a running
+    cluster, whose nodes may differ, nor to the local runtime.
     """
 
     def check(**options):
-        check_interpreters(placement_of(run_config(**options)))
+        check_interpreters(plan_placement(run_config(**options)))
 
     (tmp_path / "notes").write_text("no program")
     for missing in (tmp_path / "python", tmp_path, tmp_path / "notes"):
-        with pytest.raises(ConfigError, match=r"runtime\.ray\.replica_python: '.*' is no executable file; make the"):
+        with pytest.raises(ConfigError, match=r"runtime\.ray\.replica_python: '.*' is not an executable file; create"):
             check(ray={"replica_python": str(missing)})
-    with pytest.raises(ConfigError, match=r"runtime\.ray\.replica_python: there is no 'python-of-nobody' on the PATH"):
-        check(ray={"replica_python": "python-of-nobody", "address": "local"})
-    with pytest.raises(ConfigError, match=r"judge\.pool\.replica_python: '/nope' is no executable file"):
+    with pytest.raises(ConfigError, match=r"runtime\.ray\.replica_python: 'no-such-python' is not on the PATH"):
+        check(ray={"replica_python": "no-such-python", "address": "local"})
+    with pytest.raises(ConfigError, match=r"judge\.pool\.replica_python: '/nope' is not an executable file"):
         check(judge=JudgeConfig(engine=Choice("vllm"), pool=PoolConfig(replica_python="/nope")))
 
     check(ray={"replica_python": sys.executable})
@@ -325,34 +303,28 @@ def test_an_interpreter_that_is_not_there_is_refused_where_the_run_starts_its_ow
         ("ray://head.example.org:10001", ("head.example.org", 10001)),
     ],
 )
-def test_an_address_says_where_the_cluster_is(address, place):
-    """
-    All forms that Ray takes; `auto` and `local` name no place.
-    """
-    assert place == host_and_port(address)
-    assert address == placement_of(run_config(ray={"address": address})).address
+def test_every_form_of_an_address_is_parsed(address, place):
+    """`auto` and `local` have no host and no port."""
+    assert place == parse_address(address)
+    assert address == plan_placement(run_config(ray={"address": address})).address
 
 
 @pytest.mark.parametrize(
     "address", ["", "nonsense", "host:port", "head:0", "head:65536", "head:", ":6379", "::1:6379", "http://head:8265"]
 )
-def test_an_address_without_host_and_port_is_refused(address):
-    """
-    The one line names the forms that there are; the runtime `local` does not look at it.
-    """
+def test_an_invalid_address_is_rejected(address):
+    """The error names the valid forms; the local runtime ignores the address."""
     with pytest.raises(ConfigError) as raised:
-        placement_of(run_config(ray={"address": address}))
+        plan_placement(run_config(ray={"address": address}))
 
     assert f"runtime.ray.address: expected host:port, ray://host:port, auto or local, got {address!r}" == str(
         raised.value
     )
-    assert placement_of(run_config(ray={"address": address}, name="local")).address is None
+    assert plan_placement(run_config(ray={"address": address}, name="local")).address is None
 
 
-def test_plan_refuses_an_address_that_is_none(config_file):
-    """
-    `turnwise plan` exits with 2 after one line.
-    """
+def test_plan_rejects_an_invalid_address(config_file):
+    """`turnwise plan` exits with 2 after one line."""
     done = plan(config_file, "runtime.ray.address=nonsense")
 
     assert (2, "") == (done.returncode, done.stdout)

@@ -1,10 +1,7 @@
-"""The memory switch follows its tables: order, peak, illegal calls, failures, several callers, one engine."""
+"""The memory switch executes its tables: order of stages, peak memory, illegal calls, failures, several callers."""
 
-import asyncio
-import re
 import threading
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 from attrs import define, field
@@ -12,14 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-import turnwise
-from turnwise.errors import EngineError
-from turnwise.memory import EngineMemory, MemorySwitch, SwitchError
-from turnwise.memory_states import HOLDS, STANDALONE, TRANSITIONS, Part, Stage, SwitchState, peak_bytes
-from turnwise.observer import Observer
-from turnwise.telemetry import Observers
-from turnwise.testing.scripted import ScriptedEngine
-from turnwise.weights import UpdateReport
+from turnwise.events.dispatch import Observers
+from turnwise.events.observer import Observer
+from turnwise.protocols.weights import UpdateReport
+from turnwise.weights.memory import MemorySwitch, SwitchError
+from turnwise.weights.memory_states import HOLDS, STANDALONE, TRANSITIONS, Part, Stage, SwitchState, peak_bytes
 
 SIZES = {
     Part.ENGINE_WEIGHTS: 16,
@@ -36,7 +30,7 @@ class OutOfMemoryError(Exception):
 
 @define(eq=False)
 class Device:
-    """A fake allocator: it counts what is held, refuses what does not fit, and fails where it is told to."""
+    """A fake allocator: it counts bytes, refuses parts that do not fit, and fails on request."""
 
     capacity: int = 10**9
     held: set = field(factory=lambda: {Part.ENGINE_WEIGHTS, Part.ENGINE_KV_CACHE})
@@ -47,7 +41,7 @@ class Device:
     def used(self, parts):
         return sum(SIZES[part] for part in self.held.intersection(parts))
 
-    def take(self, *parts):
+    def allocate(self, *parts):
         self.held.update(parts)
         self.peak = max(self.peak, self.used(Part))
         if self.used(Part) > self.capacity:
@@ -78,7 +72,7 @@ class Engines:
     def wake_up(self, tags=("weights", "kv_cache")):
         for tag in tags:
             self.device.note(f"wake_up_{tag}")
-            self.device.take(Part.ENGINE_WEIGHTS if tag == "weights" else Part.ENGINE_KV_CACHE)
+            self.device.allocate(Part.ENGINE_WEIGHTS if tag == "weights" else Part.ENGINE_KV_CACHE)
 
     def update_weights(self, weights, *, version=None):
         assert Part.ENGINE_WEIGHTS in self.device.held
@@ -106,8 +100,8 @@ class Trainer:
 
     def onload(self):
         self.device.note("onload")
-        self.device.take(Part.TRAINER_PARAMETERS)
-        self.device.take(Part.TRAINER_OPTIMIZER)
+        self.device.allocate(Part.TRAINER_PARAMETERS)
+        self.device.allocate(Part.TRAINER_OPTIMIZER)
 
     def memory_bytes(self):
         return self.device.used((Part.TRAINER_PARAMETERS, Part.TRAINER_OPTIMIZER))
@@ -129,16 +123,15 @@ CYCLE = [
 ]
 
 
-def test_a_cycle_has_the_declared_order_and_says_what_it_freed():
-    """Engines sleep, the trainer trains, and the device is handed back in two stages; the version rises at the end."""
+def test_a_cycle_has_the_declared_order_and_reports_freed_memory():
+    """Reports and events have the bytes of every stage, and the version rises at the end."""
+    events = []
 
-    heard = []
-
-    class Ear(Observer):
+    class Recorder(Observer):
         def on_memory_switched(self, event):
-            heard.append((event.stage, event.replica, event.bytes_before, event.bytes_after))
+            events.append((event.stage, event.replica, event.bytes_before, event.bytes_after))
 
-    switch, device = make(observers=Observers.of([Ear()]))
+    switch, device = make(observers=Observers.of([Recorder()]))
     there = switch.to_training()
     back = switch.to_rollout(WEIGHTS)
 
@@ -149,12 +142,12 @@ def test_a_cycle_has_the_declared_order_and_says_what_it_freed():
     assert [(0, 0), (0, 16), (16, 16), (16, 16), (16, 46)] == [stage.engine_bytes for stage in back.stages]
     assert (SwitchState.ROLLOUT, 1, 1) == (back.state, back.version, switch.version)
     assert back.update is not None
-    assert [("sleep", 0, 46, 0), ("onload", -1, 0, 60), ("offload_optimizer", -1, 60, 20)] == heard[:3]
-    assert len(CYCLE) == len(heard)
+    assert [("sleep", 0, 46, 0), ("onload", -1, 0, 60), ("offload_optimizer", -1, 60, 20)] == events[:3]
+    assert len(CYCLE) == len(events)
 
 
-def test_the_peak_is_that_of_one_side_and_the_handed_over_weights():
-    """Never both sides whole: the declared budget is the larger phase, or parameters beside the engines' weights."""
+def test_peak_bytes():
+    """The peak is the larger side, or the trainer's parameters with the engines' weights; never both sides together."""
     assert max(16 + 30, 20 + 40, 20 + 16) == peak_bytes(SIZES)
     assert 70 == peak_bytes({**SIZES, Part.ENGINE_WEIGHTS: 50, Part.ENGINE_KV_CACHE: 0})
 
@@ -166,7 +159,7 @@ def stages_of(key):
 @pytest.mark.parametrize("failing", [None, *CYCLE])
 @pytest.mark.parametrize("key", [key for key in TRANSITIONS if key[0] is not SwitchState.BROKEN])
 def test_every_legal_path_fits_the_declared_peak(key, failing):
-    """A device of exactly `peak_bytes` is enough for every call in every state, also when any stage fails."""
+    """A device of exactly `peak_bytes` suffices for every call in every state, also if any stage fails."""
     state, call = key
     switch, device = make()
     switch.state, device.held = state, set(HOLDS[state])
@@ -181,8 +174,8 @@ def test_every_legal_path_fits_the_declared_peak(key, failing):
     assert HOLDS[switch.state] == device.held
 
 
-def test_an_illegal_call_names_the_state_and_what_is_legal():
-    """And changes nothing."""
+def test_an_illegal_call_changes_nothing():
+    """The error of an illegal call names the state and the legal calls."""
     switch, device = make()
 
     with pytest.raises(SwitchError, match="cannot call recover in state rollout; legal: to_training, to_sleep"):
@@ -203,7 +196,7 @@ def test_an_illegal_call_names_the_state_and_what_is_legal():
     ],
 )
 def test_a_failing_stage_ends_in_a_safe_state(failing, expected):
-    """The error names the stage, its cause and the state; another try goes through."""
+    """The error names the stage, its cause and the state, and the call can be repeated."""
     switch, device = make()
     device.failing = [failing]
     if failing not in ("sleep", "onload"):
@@ -218,12 +211,12 @@ def test_a_failing_stage_ends_in_a_safe_state(failing, expected):
     assert SwitchState.ROLLOUT == switch.to_rollout(WEIGHTS).state
 
 
-def test_what_cannot_be_undone_is_broken_until_it_recovers():
-    """A second failure while undoing leaves no known state; `recover` takes everything off the device."""
+def test_a_failed_undo_is_broken_until_it_recovers():
+    """A second failure while undoing leaves an unknown state; `recover` frees the device completely."""
     switch, device = make()
     switch.to_training()
     device.failing = ["sync_weights", "sleep"]
-    with pytest.raises(SwitchError, match="no known state: call recover"):
+    with pytest.raises(SwitchError, match="unknown state: call recover"):
         switch.to_rollout(WEIGHTS)
 
     assert (SwitchState.BROKEN, ("recover",)) == (switch.state, switch.legal_calls)
@@ -231,8 +224,8 @@ def test_what_cannot_be_undone_is_broken_until_it_recovers():
     assert set() == device.held
 
 
-def test_level_2_needs_weights_and_does_not_pretend_to_undo_a_sleep():
-    """What level 2 dropped cannot be brought back by waking up."""
+def test_level_2_needs_weights_and_cannot_be_undone():
+    """After level 2 the engines need new weights, and a sleep that failed cannot be undone by waking up."""
     switch, device = make(level=2)
     switch.to_sleep()
     with pytest.raises(SwitchError, match=r"to_rollout in state asleep \(sleep level 2\) needs weights"):
@@ -244,8 +237,8 @@ def test_level_2_needs_weights_and_does_not_pretend_to_undo_a_sleep():
     assert SwitchState.BROKEN == switch.state
 
 
-def test_level_1_wakes_up_with_what_it_had():
-    """Out of `asleep` no weights need be given; out of `training` they must."""
+def test_level_1_keeps_its_weights():
+    """Weights may be omitted in state `asleep`, and not in state `training`."""
     switch, device = make()
     switch.to_sleep()
     assert 0 == switch.to_rollout().version
@@ -256,8 +249,8 @@ def test_level_1_wakes_up_with_what_it_had():
     assert SwitchState.TRAINING == switch.state
 
 
-def test_standalone_hands_over_weights_and_nothing_else():
-    """Nothing sleeps and nothing is offloaded; a failed hand-over leaves the trainer training."""
+def test_standalone_only_updates_weights():
+    """In mode `standalone` no memory moves; after a failed update the state is still `training`."""
     switch, device = make(mode="standalone")
     switch.to_training()
     device.failing = ["sync_weights"]
@@ -270,18 +263,18 @@ def test_standalone_hands_over_weights_and_nothing_else():
     assert {state for state, _call in STANDALONE} == {SwitchState.ROLLOUT, SwitchState.TRAINING}
 
 
-def test_callers_take_turns():
-    """Of many threads that ask for the same at once, one is served and the others are told the new state."""
+def test_concurrent_calls_are_serialized():
+    """Of several threads with the same call, one succeeds and the others get an error with the new state."""
     switch, device = make()
     outcomes = []
 
-    def ask():
+    def switch_once():
         try:
             outcomes.append(str(switch.to_training().state))
         except SwitchError as error:
             outcomes.append(str(error))
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
+    threads = [threading.Thread(target=switch_once) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -294,7 +287,7 @@ def test_callers_take_turns():
 
 @settings(max_examples=60, stateful_step_count=25, deadline=None)
 class SwitchMachine(RuleBasedStateMachine):
-    """Any calls in any order, with any stages failing: the device always holds what the state says, within the peak."""
+    """Calls in any order, with any failing stages: the device holds the memory of the state, within the peak."""
 
     def __init__(self):
         super().__init__()
@@ -304,7 +297,7 @@ class SwitchMachine(RuleBasedStateMachine):
     @rule(
         call=st.sampled_from(["to_training", "to_rollout", "to_sleep", "recover"]), fail=st.sets(st.sampled_from(CYCLE))
     )
-    def ask(self, call, fail):
+    def call(self, call, fail):
         before, self.device.failing = self.switch.state, sorted(fail)
         legal = call in self.switch.legal_calls
         num_calls, version = len(self.device.calls), self.switch.version
@@ -322,12 +315,12 @@ class SwitchMachine(RuleBasedStateMachine):
         self.device.failing = []
 
     @invariant()
-    def device_holds_what_the_state_says(self):
+    def device_matches_the_state(self):
         if self.switch.state is not SwitchState.BROKEN:
             assert HOLDS[self.switch.state] == self.device.held
 
     @invariant()
-    def peak_is_kept(self):
+    def peak_is_not_exceeded(self):
         assert self.device.peak <= self.device.capacity
 
 
@@ -335,68 +328,7 @@ TestSwitchMachine = SwitchMachine.TestCase
 
 
 def test_every_stage_is_used():
-    """The tables speak of every stage that there is."""
+    """The tables contain every stage."""
     used = {step.stage for transition in TRANSITIONS.values() for step in transition.steps}
 
     assert set(Stage) == used
-
-
-def with_engine(scenario):
-    async def main():
-        engine = ScriptedEngine()
-        await engine.start()
-        return engine, await scenario(EngineMemory(engine))
-
-    return asyncio.run(main())
-
-
-def test_one_engine_is_asked_only_for_what_changes():
-    """Sleeping and waking twice reach the engine once, deeper sleep goes through, and stages keep their order."""
-
-    async def scenario(memory):
-        for level in (1, 1, 2, 1):
-            await memory.sleep(level)
-        with pytest.raises(
-            EngineError, match=r"cannot wake up kv_cache: the engine is asleep \(level 2\); first: weights"
-        ):
-            await memory.wake_up(["kv_cache"])
-        with pytest.raises(EngineError, match="cannot update the weights: the engine is asleep"):
-            await memory.update_weights([], 1)
-        await memory.wake_up(["weights"])
-        await memory.update_weights([], 1)
-        for _ in range(2):
-            await memory.wake_up(["weights", "kv_cache"])
-        return memory.level
-
-    engine, level = with_engine(scenario)
-
-    assert 0 == level
-    assert [
-        ("start",),
-        ("sleep", 1),
-        ("sleep", 2),
-        ("wake_up", "weights"),
-        ("update_weights", 1),
-        ("wake_up", "kv_cache"),
-    ] == engine.calls
-
-
-def test_an_unknown_level_or_tag_is_named():
-    """With what there is."""
-
-    async def scenario(memory):
-        with pytest.raises(EngineError, match=r"no sleep level 3; it has \[1, 2\]"):
-            await memory.sleep(3)
-        with pytest.raises(EngineError, match=r"unknown memory tags \['graphs'\]; known: weights, kv_cache"):
-            await memory.wake_up(["graphs"])
-
-    with_engine(scenario)
-
-
-def test_nobody_else_puts_engines_to_sleep():
-    """In the core, `sleep` and `wake_up` of an engine are called in `turnwise.memory` alone; the test kit may too."""
-    source = Path(turnwise.__file__).parent
-    calling = re.compile(r"\bengine\.(sleep|wake_up)\(")
-    callers = {str(path.relative_to(source)) for path in source.rglob("*.py") if calling.search(path.read_text())}
-
-    assert {"memory.py"} == {name for name in callers if not name.startswith("testing")}

@@ -1,4 +1,4 @@
-"""Weights from modules, mappings and files say beforehand what they are, and come out as they were put in."""
+"""Sources of modules, mappings and files know names, shapes and dtypes in advance, and yield the same weights."""
 
 import ml_dtypes
 import numpy as np
@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from turnwise.errors import EngineError
-from turnwise.weight_sources import PreparedSource, as_numpy, as_tensor, source_of
-from turnwise.weights import TensorSpec, WeightSource, dtype_of
+from turnwise.protocols.weights import TensorSpec, WeightSource, dtype_of
+from turnwise.weights.sources import ConvertedSource, as_numpy, as_tensor, host_copy, source_of
 
 
 class Tied(torch.nn.Module):
@@ -21,8 +21,8 @@ class Tied(torch.nn.Module):
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
 
-def test_a_module_gives_its_floating_weights_once():
-    """Tied weights come under their first name, and counters do not come; bfloat16 keeps its bits."""
+def test_a_module_yields_its_floating_weights_once():
+    """Tied weights appear under their first name, integer buffers are left out, and bfloat16 keeps its bits."""
     module = Tied()
     source = source_of(module)
 
@@ -39,7 +39,7 @@ def test_a_module_gives_its_floating_weights_once():
 
 
 def test_files_are_read_with_and_without_an_index(tmp_path):
-    """A folder's files, the files that an index names, or one file: the same weights with their dtypes."""
+    """All files of a folder, the files that an index names, or one file: names, shapes, dtypes and values are kept."""
     weights = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2).bfloat16()}
     save_file({"a": weights["a"]}, tmp_path / "model-1.safetensors")
     save_file({"b": weights["b"]}, tmp_path / "model-2.safetensors")
@@ -53,15 +53,15 @@ def test_files_are_read_with_and_without_an_index(tmp_path):
 
 
 def test_a_folder_without_weights_is_refused(tmp_path):
-    """One line says which folder."""
-    with pytest.raises(EngineError, match="holds no safetensors file"):
+    """The error names the folder."""
+    with pytest.raises(EngineError, match=f"'{tmp_path}' contains no safetensors file"):
         source_of(tmp_path)
 
 
-def test_weights_are_cast_renamed_and_joined():
-    """Specs and arrays agree after all three."""
+def test_weights_are_cast_renamed_and_fused():
+    """The specs describe the converted arrays."""
     source = source_of({"m.q": np.ones((2, 3), np.float32), "m.k": np.zeros((1, 3), np.float32), "m.o": np.ones(2)})
-    prepared = PreparedSource(source=source, dtype="bfloat16", rename={r"^m\.": "x."}, fuse={"x.qk": ["x.q", "x.k"]})
+    prepared = ConvertedSource(source=source, dtype="bfloat16", rename={r"^m\.": "x."}, fuse={"x.qk": ["x.q", "x.k"]})
 
     assert prepared.specs == (TensorSpec("x.qk", (3, 3), "bfloat16"), TensorSpec("x.o", (2,), "bfloat16"))
     assert [(n, a.dtype.name, a.shape) for n, a in prepared] == [
@@ -70,17 +70,17 @@ def test_weights_are_cast_renamed_and_joined():
     ]
 
 
-def test_a_part_of_a_joined_weight_that_is_missing_is_named():
-    """Before anything is sent."""
-    prepared = PreparedSource(source=source_of({"q": np.ones((2, 3))}), fuse={"qk": ["q", "k"]})
+def test_a_missing_part_of_a_fused_weight_is_named():
+    """The specs already raise the error, before any weight is sent."""
+    prepared = ConvertedSource(source=source_of({"q": np.ones((2, 3))}), fuse={"qk": ["q", "k"]})
 
-    with pytest.raises(EngineError, match="cannot join 'qk': there is no weight 'k'"):
+    with pytest.raises(EngineError, match=r"weights\.fuse: cannot build 'qk': there is no weight 'k'"):
         _ = prepared.specs
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2"])
 def test_numpy_and_torch_agree(dtype):
-    """There and back, every floating dtype keeps its numbers."""
+    """Every floating dtype keeps its values from numpy to torch and back."""
     array = np.array([1.5, -2.0, 0.25]).astype(dtype_of(dtype))
     tensor = as_tensor(array, torch)
 
@@ -89,7 +89,16 @@ def test_numpy_and_torch_agree(dtype):
     assert as_tensor(tensor, torch) is tensor
 
 
+@pytest.mark.parametrize("weight", [np.ones(3), torch.ones(3), torch.ones(3).bfloat16()])
+def test_a_host_copy_shares_no_memory(weight):
+    """A later change of the original does not reach the copy."""
+    copy = host_copy(weight)
+    weight += 1
+
+    assert [1.0] * 3 == copy.tolist()
+
+
 def test_an_unknown_dtype_is_named():
-    """By its name."""
+    """The error contains the name of the dtype."""
     with pytest.raises(ValueError, match="unknown dtype 'int3' of a weight"):
         dtype_of("int3")

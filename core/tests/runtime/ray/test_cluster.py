@@ -1,4 +1,4 @@
-"""How a run reaches its Ray cluster, and the one line that says why it could not; no Ray is started."""
+"""Connection of a run to a Ray cluster, and the one-line errors of a failure; no Ray is started."""
 
 import asyncio
 import socket
@@ -6,15 +6,15 @@ import socket
 import pytest
 
 from turnwise.errors import ConfigError, EngineError
-from turnwise.runtime import cluster
-from turnwise.runtime.cluster import Cluster
+from turnwise.runtime.ray import cluster
+from turnwise.runtime.ray.cluster import Cluster
 
 ray = pytest.importorskip("ray")
 
 
 @pytest.fixture
 def started(monkeypatch):
-    """What `ray.init` was called with; nothing is started."""
+    """Record the arguments of `ray.init`; nothing is started."""
     calls = []
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **options: calls.append(options["address"]))
@@ -24,7 +24,7 @@ def started(monkeypatch):
 
 @pytest.fixture
 def port():
-    """A port of this machine that takes connections."""
+    """A port of this machine that accepts connections."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -36,34 +36,34 @@ def refusal(address, kind=ConfigError):
 
 
 @pytest.mark.parametrize("prefix", ["", "ray://"])
-def test_an_address_where_nothing_answers_is_refused_before_ray_tries(started, port, prefix):
-    """Ray would try for more than ten minutes."""
+def test_an_unreachable_address_is_an_error_before_ray_tries(started, port, prefix):
+    """The error comes at once; Ray would retry for more than ten minutes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = server.getsockname()[1]
 
-    line = f"runtime.ray.address: nothing answers at 127.0.0.1:{closed}: Connection refused"
+    line = f"runtime.ray.address: cannot connect to 127.0.0.1:{closed}: Connection refused"
     assert line == refusal(f"{prefix}127.0.0.1:{closed}")
     assert refusal(f"{prefix}no-such-host.invalid:6379").startswith(
-        "runtime.ray.address: nothing answers at no-such-host.invalid:6379: "
+        "runtime.ray.address: cannot connect to no-such-host.invalid:6379: "
     )
     assert [] == started
 
 
 def test_a_silent_host_is_waited_for_a_short_time(started, monkeypatch):
-    """The error says for how long."""
+    """The error names the time."""
 
     def silent(place, timeout):
         assert (("10.0.0.1", 6379), cluster.PROBE_TIMEOUT_S) == (place, timeout)
         raise TimeoutError("timed out")
 
     monkeypatch.setattr(socket, "create_connection", silent)
-    assert "runtime.ray.address: nothing answers at 10.0.0.1:6379: no connection within 5 s" == refusal("10.0.0.1:6379")
+    assert "runtime.ray.address: cannot connect to 10.0.0.1:6379: no connection within 5 s" == refusal("10.0.0.1:6379")
     assert [] == started
 
 
 @pytest.mark.parametrize("prefix", ["", "ray://"])
-def test_an_address_that_answers_is_left_to_ray(started, port, prefix):
-    """The whole run goes there, and ends without the cluster."""
+def test_a_reachable_address_is_passed_to_ray(started, port, prefix):
+    """The run connects to the cluster at that address, and disconnects at its end."""
 
     async def visit(address):
         ours = Cluster(address)
@@ -75,8 +75,8 @@ def test_an_address_that_answers_is_left_to_ray(started, port, prefix):
 
 
 @pytest.mark.parametrize("address", ["auto", "local", None])
-def test_what_names_no_host_is_left_to_ray(started, address):
-    """Without an address Ray starts a cluster."""
+def test_an_address_without_a_host_is_passed_to_ray(started, address):
+    """Without any address, Ray starts a cluster."""
 
     async def visit():
         ours = Cluster(address)
@@ -87,14 +87,14 @@ def test_what_names_no_host_is_left_to_ray(started, address):
     assert [address or "local", "shutdown"] == started
 
 
-def test_a_text_that_is_no_address_is_refused(started):
-    """Also where no config was checked before."""
+def test_a_malformed_address_is_an_error(started):
+    """The error shows the expected form, also if no config was checked before."""
     assert "expected host:port" in refusal("nonsense")
     assert [] == started
 
 
 def test_an_error_of_ray_is_one_line_with_its_cause(started, port, monkeypatch):
-    """As a cluster that wants a token has it: the cause is the last line of a traceback within a text."""
+    """A cluster that requires a token puts the cause into the last line of a traceback inside its text."""
 
     def fail(**_options):
         cause = RuntimeError("Failed. Last error: Traceback (most recent call last):\n  File\nAuth: token is missing\n")
@@ -110,7 +110,7 @@ def test_an_error_of_ray_is_one_line_with_its_cause(started, port, monkeypatch):
 
 
 def test_an_error_of_ray_without_text_is_named_by_its_class(started, monkeypatch):
-    """A line never ends with nothing."""
+    """The line ends with the name of the class."""
 
     def fail(**_options):
         raise OSError

@@ -1,4 +1,4 @@
-"""The worker's actor in one process, without Ray."""
+"""The actor of a worker in one process, without Ray."""
 
 import asyncio
 from functools import partial
@@ -6,17 +6,17 @@ from functools import partial
 from attrs import define, field, frozen
 
 from turnwise import State
-from turnwise.driver import Recipe
-from turnwise.episode_setup import Limits
-from turnwise.episode_spec import EpisodeSpec
-from turnwise.observer import Observer
-from turnwise.routing import RoundRobin
-from turnwise.runtime.pool_client import Peer
-from turnwise.runtime.ray_actors import WorkerActor
-from turnwise.runtime.replica_server import ReplicaServer
-from turnwise.runtime.result_wire import unpack_episodes
-from turnwise.runtime.worker import WorkerParts
-from turnwise.telemetry import Observers
+from turnwise.episode.driver import EpisodeProgram
+from turnwise.episode.setup import Limits
+from turnwise.events.dispatch import Observers
+from turnwise.events.observer import Observer
+from turnwise.record.spec import EpisodeSpec
+from turnwise.routing import LeastTokens
+from turnwise.runtime.ray.pool_client import PoolSpec
+from turnwise.runtime.ray.worker_actor import WorkerActor
+from turnwise.runtime.remote.replica_server import ReplicaServer
+from turnwise.runtime.remote.result_wire import unpack_episodes
+from turnwise.runtime.worker import WorkerComponents
 from turnwise.types import Capabilities, FinishReason, GenerateResult, Status, Task
 
 TURNS = 4
@@ -38,8 +38,8 @@ class FourTurns:
 
 
 @define
-class Ends(Observer):
-    """Counts episodes that have ended."""
+class EndCounter(Observer):
+    """Counts finished episodes."""
 
     count: int = 0
 
@@ -50,10 +50,10 @@ class Ends(Observer):
 
 @define
 class CountingEngine:
-    """Answers at once, and notes how many episodes had ended when it did."""
+    """Returns results at once, and records how many episodes had finished at each of them."""
 
-    ends: Ends
-    noted: list[int] = field(factory=list)
+    ends: EndCounter
+    num_ended: list[int] = field(factory=list)
     capabilities = Capabilities()
 
     async def start(self):
@@ -61,7 +61,7 @@ class CountingEngine:
 
     async def generate(self, request):
         """Answer two tokens."""
-        self.noted.append(self.ends.count)
+        self.num_ended.append(self.ends.count)
         return GenerateResult(token_ids=[7, 8], logprobs=[-0.5, -0.5], finish_reason=FinishReason.STOP)
 
     async def abort(self, request_id):
@@ -73,40 +73,41 @@ class CountingEngine:
 
 @frozen
 class Blueprint:
-    """The parts of a worker that one observer listens to."""
+    """The parts of a worker with one observer."""
 
-    ends: Ends
+    ends: EndCounter
 
-    def make_parts(self, engine):
+    def make_components(self, engine, judge=None):
         """Build them."""
-        recipe = Recipe(agent=FourTurns())
+        program = EpisodeProgram(agent=FourTurns())
         observers = Observers.of([self.ends])
-        return WorkerParts(engine=engine, recipes={"four": recipe}, limits=Limits(), observers=observers)
+        return WorkerComponents(engine=engine, programs={"four": program}, limits=Limits(), observers=observers)
 
     def make_router(self):
         """Build a router."""
-        return RoundRobin()
+        return LeastTokens()
 
 
 async def run(num_episodes):
-    """Run episodes in an actor with one replica beside it, and return the engine and the results by number."""
-    ends = Ends()
+    """Run episodes in an actor with one replica, and return the engine and the results by number."""
+    ends = EndCounter()
     engine = CountingEngine(ends)
-    actor, server = WorkerActor("w", Blueprint(ends), {"policy": Peer(engine.capabilities, 1)}), ReplicaServer(engine)
+    actor = WorkerActor("w", Blueprint(ends), {"policy": PoolSpec(engine.capabilities, 1)})
+    server = ReplicaServer(engine)
     results = {}
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(actor.watch())
         await asyncio.sleep(0)
 
-        async def carry(take, message):
-            for _ in range(3):  # as long as messages between processes take in passes of a busy loop
+        async def deliver(receive, message):
+            for _ in range(3):  # a message between processes takes about as many passes of a busy loop
                 await asyncio.sleep(0)
-            take(message)
+            receive(message)
 
         pool = actor._pools["policy"]
-        server.connect("w", lambda message: group.create_task(carry(partial(pool.receive, 0), message)))
+        server.connect("w", lambda message: group.create_task(deliver(partial(pool.receive, 0), message)))
         receive = partial(server.receive, "w", group=group)
-        pool.replica_up(0, lambda message: group.create_task(carry(receive, message)))
+        pool.replica_up(0, lambda message: group.create_task(deliver(receive, message)))
         specs = [EpisodeSpec(task=Task(messages=(), uid=str(n)), agent_name="four") for n in range(num_episodes)]
         submitting = group.create_task(actor.submit(list(enumerate(specs))))
         while len(results) < num_episodes:
@@ -119,7 +120,7 @@ async def run(num_episodes):
 
 
 def test_every_episode_is_collected_once():
-    """The actor hands over what it was given, under the numbers it was given."""
+    """The actor returns every submitted episode under its number."""
     _engine, results = asyncio.run(run(40))
     assert list(range(40)) == sorted(results)
     assert {Status.COMPLETED} == {result.status for result in results.values()}
@@ -127,7 +128,7 @@ def test_every_episode_is_collected_once():
 
 
 def test_episodes_do_not_end_all_at_once():
-    """With an engine that answers at once, most episodes have ended before the last answer of the run."""
+    """With an engine without latency, most episodes have finished before the last result of the engine."""
     engine, _results = asyncio.run(run(256))
-    assert TURNS * 256 == len(engine.noted)
-    assert engine.noted[-1] >= 256 * 7 // 8
+    assert TURNS * 256 == len(engine.num_ended)
+    assert engine.num_ended[-1] >= 256 * 7 // 8

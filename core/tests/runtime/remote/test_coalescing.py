@@ -1,4 +1,4 @@
-"""What comes up close together leaves as one message, and nothing waits longer than it must."""
+"""Coalescing: messages that are due close together become one, and none waits for long."""
 
 import asyncio
 import itertools
@@ -7,49 +7,49 @@ import selectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.runtime.coalescing import Coalescer
+from turnwise.runtime.remote.coalescing import Coalescer
 
 
 class SkippingSelector(selectors.DefaultSelector):
-    """Does not wait: the clock moves by what it was asked to wait."""
+    """Advances its clock by each timeout, without waiting."""
 
     now_s = 0.0
 
     def select(self, timeout=None):
-        """Return what is ready."""
+        """Return the ready events."""
         self.now_s += timeout or 0.0
         return super().select(0)
 
 
 class SkippingLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock shows only what was waited for."""
+    """An event loop whose clock is the sum of all timeouts."""
 
     def __init__(self):
         self._clock = SkippingSelector()
         super().__init__(self._clock)
 
     def time(self):
-        """Return seconds waited so far."""
+        """Return the sum of the timeouts in seconds."""
         return self._clock.now_s
 
 
 def run(body):
-    """Run a coroutine in no time."""
+    """Run a coroutine without waiting."""
     with asyncio.Runner(loop_factory=SkippingLoop) as runner:
         return runner.run(body())
 
 
 @settings(max_examples=60)
 @given(st.lists(st.floats(0, 0.05), max_size=30), st.floats(0, 0.04))
-def test_messages_keep_their_distance_and_nothing_waits_longer_than_it(pauses, gap_s):
-    """Everything leaves once, in order, after at most `gap_s`, in messages at least `gap_s` apart."""
+def test_messages_are_at_least_a_gap_apart_and_nothing_waits_longer(pauses, gap_s):
+    """Everything is sent once, in order, after at most `gap_s`, in messages at least `gap_s` apart."""
 
     async def body():
         loop = asyncio.get_running_loop()
-        box, left = [], []
+        box, sent = [], []
 
         def send():
-            left.append((loop.time(), box.copy()))
+            sent.append((loop.time(), box.copy()))
             box.clear()
 
         coalescer = Coalescer(send, gap_s)
@@ -58,26 +58,26 @@ def test_messages_keep_their_distance_and_nothing_waits_longer_than_it(pauses, g
             box.append(loop.time())
             coalescer.schedule()
         await asyncio.sleep(1)
-        return box, left
+        return box, sent
 
-    box, left = run(body)
-    came = [at for _when, held in left for at in held]
+    box, sent = run(body)
+    ready = [at for _when, items in sent for at in items]
     assert not box
-    assert len(came) == len(pauses)
-    assert came == sorted(came)
-    assert all(0 <= when - at <= gap_s + 1e-9 for when, held in left for at in held)
-    assert all(held for _when, held in left)
-    assert all(b - a >= gap_s - 1e-9 for (a, _), (b, _) in itertools.pairwise(left))
+    assert len(ready) == len(pauses)
+    assert ready == sorted(ready)
+    assert all(0 <= when - at <= gap_s + 1e-9 for when, items in sent for at in items)
+    assert all(items for _when, items in sent)
+    assert all(b - a >= gap_s - 1e-9 for (a, _), (b, _) in itertools.pairwise(sent))
 
 
-def test_what_is_sent_now_does_not_leave_again():
-    """Sending at once takes the place of what was scheduled, and the gap begins with it."""
+def test_a_flush_replaces_a_scheduled_message():
+    """Flushing sends at once, cancels the scheduled call and starts a new gap."""
 
     async def body():
         sent = []
         coalescer = Coalescer(lambda: sent.append(asyncio.get_running_loop().time()), 0.5)
         coalescer.schedule()
-        coalescer.now()
+        coalescer.flush()
         coalescer.schedule()
         await asyncio.sleep(2)
         return [at - sent[0] for at in sent]

@@ -1,4 +1,4 @@
-"""Tests of `turnwise.runtime.result_wire`."""
+"""Wire format of finished episodes: exact values, few arrays, and no shared memory."""
 
 import pickle
 
@@ -7,19 +7,19 @@ from attrs import asdict, evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.episode_spec import EpisodeSpec, UnfinishedEpisode
-from turnwise.record import DTYPES
-from turnwise.result import EpisodeResult
-from turnwise.runtime.result_wire import pack_episodes, unpack_episodes
-from turnwise.testing.strategies import trajectories
-from turnwise.trajectory import Trajectory
+from turnwise.record.columns import DTYPES
+from turnwise.record.result import EpisodeResult
+from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
+from turnwise.record.trajectory import Trajectory
+from turnwise.runtime.remote.result_wire import pack_episodes, unpack_episodes
 from turnwise.types import EpisodeMetrics, Fault, Status, Task, TokenScore, TrajectoryScore, TurnScore
+from turnwise_testing.strategies import trajectories
 
 few = settings(max_examples=25, deadline=None)
 
 
 def score_of(record, number):
-    """A score of each kind, by turns."""
+    """Return a score; its kind depends on the number."""
     kinds = (
         TrajectoryScore(value=number / 2, extra={"a": 1.0}),
         TurnScore(values=tuple(float(i) for i in range(len(record.turns())))),
@@ -30,7 +30,7 @@ def score_of(record, number):
 
 @st.composite
 def results(draw):
-    """Episodes of every status, with none or several records, some with a block open in what they go on from."""
+    """Episodes of every status, with none or several records, some unfinished within a block."""
     task = Task(messages=({"role": "user", "content": "a"},), uid=f"t{draw(st.integers(0, 3))}", extra={"level": 2})
     records = draw(st.lists(trajectories(), max_size=3))
     unfinished = None
@@ -54,22 +54,22 @@ def results(draw):
 
 
 def plain(value):
-    """A result as nested plain values that compare, records as all that is saved of them."""
+    """Return a result as nested plain values, with all saved columns of its records, so that results compare."""
     if isinstance(value, Trajectory):
         saved = value.to_dict()
         arrays = {name: (saved[name].dtype.str, saved[name].tolist()) for name in DTYPES}
         rest = {name: repr(saved[name]) for name in saved.keys() - arrays.keys()}
         return {**arrays, **rest, "next": value.next_position, "segments": value.segments}
-    return asdict(value, value_serializer=lambda _owner, _field, each: serialized(each))
+    return asdict(value, value_serializer=lambda _owner, _field, each: to_plain(each))
 
 
 def laid_out(record):
-    """A record without the numbers of its blocks: one of empty paths alone is counted only where it was made."""
+    """Return a record without block numbers: only the original process numbers a block of empty paths."""
     segments = [(s.origin, s.start, s.stop, s.path) for s in record.segments]
     return {name: value for name, value in plain(record).items() if name != "segments"} | {"places": segments}
 
 
-def serialized(value):
+def to_plain(value):
     if isinstance(value, Trajectory):
         return plain(value)
     if isinstance(value, tuple) and value and isinstance(value[0], Trajectory):
@@ -77,8 +77,8 @@ def serialized(value):
     return value
 
 
-def carried(finished):
-    """What comes out at the other end; the arrays are read-only there, as Ray hands them out."""
+def send_and_receive(finished):
+    """Return unpacked episodes after pickling, with read-only arrays as Ray provides them."""
     buffers = []
     data = pickle.dumps(pack_episodes(finished), protocol=5, buffer_callback=buffers.append)
     return list(unpack_episodes(pickle.loads(data, buffers=[bytes(each.raw()) for each in buffers])))
@@ -97,23 +97,23 @@ def episode(*records, **columns):
 
 
 class TestResultWire:
-    """Episodes on their way from a worker to the driver."""
+    """Episodes that travel from a worker to the driver."""
 
     @few
     @given(st.lists(results(), max_size=5))
-    def test_what_arrives_is_what_was_sent(self, episodes):
-        """Every value, every array and its type, whatever the records hold, in the same order."""
+    def test_results_are_unchanged(self, episodes):
+        """Every value, and every array with its dtype, is equal after the journey, in the same order."""
         finished = list(zip(range(7, 7 + len(episodes)), episodes, strict=True))
-        arrived = carried(finished)
+        arrived = send_and_receive(finished)
         assert [(number, plain(result)) for number, result in finished] == [
             (number, plain(result)) for number, result in arrived
         ]
 
     @few
     @given(st.lists(trajectories(), min_size=1, max_size=4))
-    def test_records_that_arrived_go_on(self, records):
-        """What is appended, truncated or forked afterwards is as if the record had never travelled."""
-        ((_number, arrived),) = carried([(0, episode(*records))])
+    def test_received_records_can_be_extended(self, records):
+        """Appending, truncating and forking have the same effect as on the original record."""
+        ((_number, arrived),) = send_and_receive([(0, episode(*records))])
         for ours, theirs in zip(records, arrived.trajectories, strict=True):
             for record in (ours, theirs):
                 record.add_action([5, 6], [-0.25, -0.5], 8)
@@ -125,14 +125,14 @@ class TestResultWire:
             assert laid_out(ours.truncated(2)) == laid_out(theirs.truncated(2))
 
     def test_appending_to_one_record_leaves_the_others(self):
-        """Records that arrived together share no memory that anybody writes to."""
-        arrived = [result for _number, result in carried([(i, episode(linear(3 + i))) for i in range(3)])]
+        """Records of one message share no memory that is ever written."""
+        arrived = [result for _number, result in send_and_receive([(i, episode(linear(3 + i))) for i in range(3)])]
         before = [plain(result) for result in arrived[1:]]
         arrived[0].trajectories[0].add_action([50] * 2000, [-1.0] * 2000, 1)
         assert before == [plain(result) for result in arrived[1:]]
 
-    def test_what_arrived_does_not_hold_the_message(self):
-        """An episode that is kept keeps no token of the others, nor the store that the message came through."""
+    def test_received_records_do_not_keep_the_message(self):
+        """A kept episode keeps alive neither the tokens of others nor the memory of the message."""
         message = pack_episodes([(i, episode(linear(50))) for i in range(4)])
         sent = (message.token_ids, message.logprobs, message.weight_versions)
         for _number, result in unpack_episodes(message):
@@ -141,7 +141,7 @@ class TestResultWire:
             assert not any(np.shares_memory(a, b) for a in held for b in sent)
 
     def test_the_number_of_arrays_does_not_grow(self):
-        """Many episodes are as many arrays as one is, and the bytes are those of ids and log-probabilities."""
+        """Many episodes need as many arrays as one, and only bytes for ids, versions and log-probabilities."""
         counts = []
         for count in (1, 40):
             buffers = []
@@ -153,19 +153,19 @@ class TestResultWire:
         assert counts[0] == counts[1]
 
     def test_a_broken_record_arrives_broken(self):
-        """What failed its check is not mended on the way: who looks for the fault must see it."""
+        """A record that failed its check is not repaired, so that its fault can be found."""
         record = linear()
         record._columns._arrays["position_ids"][3] = 77
-        ((_number, arrived),) = carried([(0, episode(record, status=Status.FAILED))])
+        ((_number, arrived),) = send_and_receive([(0, episode(record, status=Status.FAILED))])
         assert arrived.trajectories[0].position_ids[3] == 77
 
-    def test_results_are_not_changed(self):
-        """Packing leaves what it packs as it is: who is told of the episode in the worker goes on reading it."""
+    def test_packing_does_not_change_results(self):
+        """Observers in the worker may still read an episode that was packed."""
         result = episode(linear(), scores=(TrajectoryScore(value=1.0),))
         before = plain(result)
-        carried([(0, result), (1, evolve(result, rollout_n=1))])
+        send_and_receive([(0, result), (1, evolve(result, rollout_n=1))])
         assert before == plain(result)
 
-    def test_nothing(self):
-        """A message without episodes: the events of those that run travel alone."""
-        assert carried([]) == []
+    def test_an_empty_message(self):
+        """A message may have no episodes: then only events travel."""
+        assert send_and_receive([]) == []

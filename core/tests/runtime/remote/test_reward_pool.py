@@ -1,4 +1,4 @@
-"""A worker's side of reward workers, with fake ones: who is asked, what is tried again, and what comes back."""
+"""The reward client of a worker, with fake reward workers: choice of a worker, retries, and results."""
 
 import asyncio
 
@@ -7,14 +7,15 @@ import pytest
 from attrs import define, field
 
 from turnwise import Task, TrajectoryScore
-from turnwise.driver import Recipe, run_episode
-from turnwise.episode import LiveEpisode
-from turnwise.episode_setup import EpisodeSpec, Limits, Services
+from turnwise.episode.driver import EpisodeProgram, run_episode
+from turnwise.episode.live import LiveEpisode
+from turnwise.episode.setup import EpisodeContext, Limits
 from turnwise.errors import InfrastructureError, TrajectoryError
-from turnwise.runtime.ended_episode import EndedEpisode
-from turnwise.runtime.reward_pool import RewardAnswer, RewardFailure, RewardPool
-from turnwise.runtime.worker import WorkerParts
-from turnwise.testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise.record.spec import EpisodeSpec
+from turnwise.runtime.remote.episode_snapshot import EpisodeSnapshot
+from turnwise.runtime.remote.reward_pool import RewardFailure, RewardPool, RewardReply
+from turnwise.runtime.worker import WorkerComponents
+from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
 
 
 class OneTurn:
@@ -30,7 +31,7 @@ class OneTurn:
 
 
 class Mean:
-    """Scores and measures what can be read of an episode."""
+    """Reads every attribute of an episode that a reward may read."""
 
     def score(self, episode):
         value = float(episode.trajectory.response_ids.mean())
@@ -42,144 +43,130 @@ class Mean:
 
 @define
 class FakeWorker:
-    """Scores as told: with its reward, or by dying, or as a service that fails."""
+    """A reward worker that raises the next of `faults`, or replies with it as an error of a service."""
 
     reward: object = field(factory=Mean)
     faults: list = field(factory=list)
-    asked: int = 0
+    num_scores: int = 0
 
-    async def ask(self, ended, reward_s):
-        self.asked += 1
+    async def score(self, snapshot, reward_s):
+        self.num_scores += 1
         await asyncio.sleep(0)
         if self.faults:
             fault = self.faults.pop(0)
             if isinstance(fault, InfrastructureError):
-                return RewardAnswer(failure=RewardFailure.of(fault))
+                return RewardReply(failure=RewardFailure.of(fault))
             raise fault
-        return RewardAnswer(scores=self.reward.score(ended), recorded=tuple(ended.recorded))
+        return RewardReply(scores=self.reward.score(snapshot), recorded=tuple(snapshot.recorded))
 
 
-def run(pool, recipe, engine=None):
-    """Run one episode with the rewards of a pool, or without a pool."""
+def run(pool, program, engine=None):
+    """Run one episode whose reward is in a pool, or in the worker itself."""
 
     async def go():
         made = engine or ScriptedEngine(policy=RandomPolicy(seed=1, end_token_id=255, mean_tokens=9))
         await made.start()
-        parts = WorkerParts(engine=made, recipes={"one": recipe}, limits=Limits(reward_s=5.0))
+        parts = WorkerComponents(engine=made, programs={"one": program}, limits=Limits(reward_s=5.0))
         if pool is not None:
-            parts = pool.serve(parts)
+            parts = pool.attach(parts)
         async with asyncio.TaskGroup() as group:
-            services = Services(engine=made, spawn=group.create_task)
+            services = EpisodeContext(engine=made, spawn=group.create_task)
             spec = EpisodeSpec(task=Task(messages=(), uid="t"), agent_name="one", global_step=4)
-            return await run_episode(LiveEpisode(spec, parts.limits, services), parts.recipes["one"])
+            return await run_episode(LiveEpisode(spec, parts.limits, services), parts.programs["one"])
 
     return asyncio.run(go())
 
 
-RECIPE = Recipe(agent=OneTurn(), reward=Mean())
+PROGRAM = EpisodeProgram(agent=OneTurn(), reward=Mean())
 
 
-def pool_of(*workers, **options):
+def make_pool(*workers, **options):
     pool = RewardPool(backoff_s=0.001, **options)
     for index, worker in enumerate(workers):
-        pool.up(index, worker.ask)
+        pool.worker_up(index, worker.score)
     return pool
 
 
-def test_scores_and_metrics_are_as_in_the_workers_own_loop():
-    """
-    Elsewhere or here, a reward reads the same, and the result is the same.
-    """
-    here, elsewhere = run(None, RECIPE), run(pool_of(FakeWorker()), RECIPE)
+def test_scores_and_metrics_do_not_depend_on_the_process():
+    """A reward reads the same episode and gives the same result in a reward worker and in the worker."""
+    here, elsewhere = run(None, PROGRAM), run(make_pool(FakeWorker()), PROGRAM)
 
     assert here.scores == elsewhere.scores
     assert here.metrics.extra == elsewhere.metrics.extra == {"seen": 1.0}
 
 
-def test_a_reward_worker_that_dies_is_replaced_by_another():
-    """
-    The episode is scored by the next one, and the dead one is not asked again.
-    """
+def test_another_reward_worker_replaces_a_dead_one():
+    """The next one scores the episode, and the dead one gets no request."""
     dying, living = FakeWorker(faults=[ConnectionError("gone")]), FakeWorker()
-    pool = pool_of(dying, living)
+    pool = make_pool(dying, living)
 
-    result = run(pool, RECIPE)
+    result = run(pool, PROGRAM)
 
-    assert result.reward == run(None, RECIPE).reward
-    assert (1, 1, 1) == (dying.asked, living.asked, pool.num_retried)
+    assert result.reward == run(None, PROGRAM).reward
+    assert (1, 1, 1) == (dying.num_scores, living.num_scores, pool.num_retried)
 
 
-def test_a_service_that_fails_is_tried_again():
-    """
-    `InfrastructureError` says nothing about the episode, and passes.
-    """
+def test_a_failed_service_is_retried():
+    """`InfrastructureError` of a reward is temporary."""
     worker = FakeWorker(faults=[InfrastructureError("503"), InfrastructureError("503")])
 
-    assert run(pool_of(worker), RECIPE).reward == run(None, RECIPE).reward
-    assert 3 == worker.asked
+    assert run(make_pool(worker), PROGRAM).reward == run(None, PROGRAM).reward
+    assert 3 == worker.num_scores
 
 
 @pytest.mark.parametrize("fault", [InfrastructureError("503"), ConnectionError("gone")])
-def test_tries_are_bounded(fault):
-    """
-    After the last one the episode has failed, through no fault of the model.
-    """
+def test_attempts_are_limited(fault):
+    """After the last attempt the episode has failed, owned by the infrastructure."""
     workers = [FakeWorker(faults=[fault] * 5) for _ in range(4)]
 
-    result = run(pool_of(*workers, max_tries=3), RECIPE)
+    result = run(make_pool(*workers, max_tries=3), PROGRAM)
 
     assert ("failed", "infra") == (result.status, result.fault.owner)
-    assert 3 == sum(worker.asked for worker in workers)
+    assert 3 == sum(worker.num_scores for worker in workers)
 
 
-def test_what_a_reward_raises_is_the_rewards_own():
-    """
-    Any other error is not tried again, and keeps its class and text.
-    """
+def test_an_error_of_a_reward_is_not_retried():
+    """It is owned by the reward, and keeps its class and text."""
 
     class Broken:
-        async def ask(self, ended, reward_s):
-            return RewardAnswer(failure=RewardFailure.of(KeyError("ground_truth")))
+        async def score(self, snapshot, reward_s):
+            return RewardReply(failure=RewardFailure.of(KeyError("ground_truth")))
 
-    result = run(pool_of(Broken()), RECIPE)
+    result = run(make_pool(Broken()), PROGRAM)
 
     assert ("reward", "KeyError", "'ground_truth'") == (result.fault.owner, result.fault.kind, result.fault.message)
 
 
-def test_the_one_with_the_least_to_do_is_asked():
-    """
-    Episodes spread over the reward workers.
-    """
+def test_the_least_loaded_reward_worker_is_chosen():
+    """Episodes spread evenly over the reward workers."""
 
     async def go():
         pool = RewardPool()
         workers = [FakeWorker(), FakeWorker(), FakeWorker()]
         for index, worker in enumerate(workers):
-            pool.up(index, worker.ask)
+            pool.worker_up(index, worker.score)
         episode = await _episode()
         async with asyncio.TaskGroup() as group:
             for _ in range(9):
                 group.create_task(pool.score(episode))
-        return [worker.asked for worker in workers]
+        return [worker.num_scores for worker in workers]
 
     assert [3, 3, 3] == asyncio.run(go())
 
 
-def test_an_episode_that_kills_takes_others_with_it_only_once():
-    """
-    After a death each of those that were there is tried without the others, so only the one at fault is given up.
-    """
+def test_an_episode_that_kills_fails_no_other_episode():
+    """After a death, each episode that was there is retried without the others, so only the harmful one fails."""
 
     @define
     class Mortal:
-        """Dies with all that it scores when one of them kills."""
+        """Fails all its scores if one episode is harmful."""
 
         running: set = field(factory=set)
 
-        async def ask(self, ended, reward_s):
+        async def score(self, snapshot, reward_s):
             died = asyncio.get_running_loop().create_future()
             self.running.add(died)
-            if ended.uid == "killer/0":
+            if snapshot.uid == "killer/0":
                 for each in self.running:
                     if not each.done():
                         each.set_exception(ConnectionError("gone"))
@@ -187,7 +174,7 @@ def test_an_episode_that_kills_takes_others_with_it_only_once():
             self.running.discard(died)
             if done:
                 died.result()
-            return RewardAnswer(scores=1.0)
+            return RewardReply(scores=1.0)
 
     async def go():
         pool, mortal = RewardPool(backoff_s=0.001, max_tries=3), Mortal()
@@ -195,7 +182,7 @@ def test_an_episode_that_kills_takes_others_with_it_only_once():
         async def restart():
             while True:
                 if not pool._links:
-                    pool.up(0, mortal.ask)
+                    pool.worker_up(0, mortal.score)
                 await asyncio.sleep(0.001)
 
         restarting = asyncio.ensure_future(restart())
@@ -215,10 +202,8 @@ async def _outcome(pool, episode):
         return "InfrastructureError"
 
 
-def test_it_waits_for_a_reward_worker_and_fails_when_none_will_come():
-    """
-    Between two lives it waits; given up it fails at once.
-    """
+def test_a_score_waits_for_a_restart_and_fails_when_none_follows():
+    """While reward workers restart, scores wait; after they are given up, scores fail at once."""
 
     async def go():
         pool = RewardPool()
@@ -227,8 +212,8 @@ def test_it_waits_for_a_reward_worker_and_fails_when_none_will_come():
             waiting = group.create_task(pool.score(episode))
             await asyncio.sleep(0.01)
             assert not waiting.done()
-            pool.up(0, FakeWorker().ask)
-        pool.down(0)
+            pool.worker_up(0, FakeWorker().score)
+        pool.worker_down(0)
         pool.give_up("out of memory")
         with pytest.raises(InfrastructureError, match="every reward worker is dead, the last: out of memory"):
             await pool.score(episode)
@@ -237,27 +222,25 @@ def test_it_waits_for_a_reward_worker_and_fails_when_none_will_come():
 
 
 async def _episode(uid="t"):
-    """An episode that has ended."""
+    """Return a finished episode."""
     engine = ScriptedEngine(policy=RandomPolicy(seed=1, end_token_id=255, mean_tokens=9))
     await engine.start()
-    services = Services(engine=engine, spawn=asyncio.ensure_future)
+    services = EpisodeContext(engine=engine, spawn=asyncio.ensure_future)
     spec = EpisodeSpec(task=Task(messages=(), uid=uid), agent_name="one")
     episode = LiveEpisode(spec, Limits(), services)
-    await run_episode(episode, Recipe(agent=OneTurn()))
+    await run_episode(episode, EpisodeProgram(agent=OneTurn()))
     return episode
 
 
-def test_an_episode_that_has_ended_cannot_go_on():
-    """
-    A reward that tries to continue an episode is told that it cannot.
-    """
-    ended = asyncio.run(_ended())
+def test_a_reward_cannot_continue_an_episode():
+    """Every method of a snapshot that would continue the episode raises an error."""
+    snapshot = asyncio.run(_snapshot())
 
-    assert ("t/0", False, 3) == (ended.uid, ended.validation, ended.trajectory.num_prompt_tokens)
-    for action in (ended.begin, ended.generate, ended.observe, ended.force, ended.call_tool, ended.interact):
-        with pytest.raises(TrajectoryError, match="episode t/0 has ended"):
-            action(np.array([1]))
+    assert ("t/0", False, 3) == (snapshot.uid, snapshot.validation, snapshot.trajectory.num_prompt_tokens)
+    for name in ("begin", "generate", "observe", "force", "call_tool", "interact"):
+        with pytest.raises(TrajectoryError, match="episode t/0 is finished"):
+            getattr(snapshot, name)(np.array([1]))
 
 
-async def _ended():
-    return EndedEpisode.of(await _episode())
+async def _snapshot():
+    return EpisodeSnapshot.of(await _episode())

@@ -1,4 +1,4 @@
-"""The wire between workers and replicas, in one process: deltas, coalescing, failover."""
+"""Requests between workers and replicas, in one process: new tokens only, coalescing, and failures."""
 
 import asyncio
 
@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from turnwise.errors import AsleepError, EngineError
 from turnwise.protocols import ReplicaLoad
-from turnwise.routing import RoundRobin
-from turnwise.runtime.replica_pool import ReplicaPool
-from turnwise.runtime.replica_server import ReplicaServer
-from turnwise.runtime.wire import pack_requests, pack_results, unpack_requests, unpack_results
-from turnwise.testing.scripted import Failure, RandomPolicy, ScriptedEngine
+from turnwise.routing import LeastTokens
+from turnwise.runtime.remote.replica_pool import ReplicaPool
+from turnwise.runtime.remote.replica_server import ReplicaServer
+from turnwise.runtime.remote.wire import pack_requests, pack_results, unpack_requests, unpack_results
 from turnwise.types import FinishReason, GenerateRequest, GenerateResult, SamplingParams
+from turnwise_testing.scripted import Failure, RandomPolicy, ScriptedEngine
 
 POLICY = RandomPolicy(seed=1, vocab_size=200, end_token_id=5, mean_tokens=6)
 SAMPLING = SamplingParams(max_tokens=20, stop_token_ids=(5,))
@@ -27,12 +27,12 @@ def request(number, ids, trajectory="t", **sampling):
 
 
 class Cluster:
-    """Replicas and one worker's pool, joined without Ray; messages pass through the event loop."""
+    """Replicas and the pool of one worker, connected without Ray; messages pass through the event loop."""
 
     def __init__(self, group, num_replicas=2, coalesce_s=0.0, **engine):
         self.group = group
         self.coalesce_s = coalesce_s
-        self.pool = ReplicaPool(RoundRobin(), ScriptedEngine().capabilities, num_replicas, revive_s=0.2)
+        self.pool = ReplicaPool(LeastTokens(), ScriptedEngine().capabilities, num_replicas, restart_timeout_s=0.2)
         self.engines = [ScriptedEngine(policy=POLICY, **engine) for _ in range(num_replicas)]
         self.messages = []
         self.servers = []
@@ -56,7 +56,7 @@ class Cluster:
 
 
 def run(body, **options):
-    """Run a test's body with a started cluster."""
+    """Run the body of a test with a started cluster."""
 
     async def main():
         async with asyncio.TaskGroup() as group:
@@ -72,10 +72,8 @@ def run(body, **options):
         max_size=5,
     )
 )
-def test_requests_survive_the_wire(items):
-    """
-    What is unpacked is what was packed: new tokens, seeds and limits of each request.
-    """
+def test_requests_are_unchanged_by_the_wire_format(items):
+    """New tokens, seeds and limits of every request are equal after packing and unpacking."""
     sent = [
         (request(i, ids, f"t{i}", seed=seed, max_tokens=seed + 1), min(known, len(ids)))
         for i, (ids, known, seed) in enumerate(items)
@@ -89,10 +87,8 @@ def test_requests_survive_the_wire(items):
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.lists(st.integers(0, 99), max_size=9), st.sampled_from(FinishReason)), max_size=5))
-def test_results_survive_the_wire(items):
-    """
-    Ids, log-probabilities, reasons and versions come back as they were.
-    """
+def test_results_are_unchanged_by_the_wire_format(items):
+    """Ids, log-probabilities, reasons and versions are equal after packing and unpacking."""
     sent = [
         (
             f"r{i}",
@@ -110,9 +106,7 @@ def test_results_survive_the_wire(items):
 
 
 def test_only_new_tokens_travel():
-    """
-    After the first turn a request carries what was appended since, and the engine sees the whole context.
-    """
+    """After the first turn a request contains only the appended tokens, and the engine gets the whole context."""
 
     async def body(cluster):
         ids = np.arange(50, dtype=np.int32)
@@ -130,10 +124,8 @@ def test_only_new_tokens_travel():
     assert seen[-1].token_ids[:50].tolist() == list(range(50))
 
 
-def test_an_answer_does_not_wait_when_no_other_can_come():
-    """
-    A replica with nothing else to do sends at once, however long its messages may wait for each other.
-    """
+def test_an_idle_replica_sends_at_once():
+    """A result does not wait for others if no other request runs."""
 
     async def body(cluster):
         async with asyncio.timeout(30):
@@ -142,10 +134,8 @@ def test_an_answer_does_not_wait_when_no_other_can_come():
     assert len(run(body, coalesce_s=3600.0)) == 5
 
 
-def test_what_an_episode_left_is_forgotten_with_it():
-    """
-    The trajectories of one episode are forgotten by the worker and the replica, those of others are not.
-    """
+def test_the_contexts_of_an_episode_are_released_with_it():
+    """Worker and replicas forget all trajectories of one episode, and none of the others."""
 
     async def body(cluster):
         for turn, name in enumerate(("e", "e/1", "e/2", "e2", "f/1")):
@@ -160,9 +150,7 @@ def test_what_an_episode_left_is_forgotten_with_it():
 
 
 def test_requests_of_one_tick_are_one_message():
-    """
-    Many episodes that ask at once cost a message per replica.
-    """
+    """Simultaneous requests of many episodes cost one message per replica."""
 
     async def body(cluster):
         async with asyncio.TaskGroup() as group:
@@ -173,10 +161,8 @@ def test_requests_of_one_tick_are_one_message():
     assert run(body) == [20, 20]
 
 
-def test_answers_equal_those_of_a_direct_call():
-    """
-    The wire changes nothing in what an engine says.
-    """
+def test_results_equal_those_of_a_direct_call():
+    """A replica returns the same ids and log-probabilities as its engine."""
 
     async def body(cluster):
         direct = ScriptedEngine(policy=POLICY)
@@ -190,10 +176,8 @@ def test_answers_equal_those_of_a_direct_call():
     run(body)
 
 
-def test_a_replica_that_forgot_gets_the_whole_context():
-    """
-    A server that does not hold a context says so, and the request is sent again whole.
-    """
+def test_a_replica_without_the_context_gets_all_of_it():
+    """If the server does not hold a context, the request is sent again with all tokens."""
 
     async def body(cluster):
         first = await cluster.pool.generate(request(0, [1, 2, 3]))
@@ -208,21 +192,19 @@ def test_a_replica_that_forgot_gets_the_whole_context():
     assert [len(m.token_ids) for m in cluster.messages] == [3, 1, len(ids)]
 
 
-def test_requests_go_on_when_their_replica_dies():
-    """
-    What was in flight is asked elsewhere, with the whole context, and the answer is the same.
-    """
+def test_requests_of_a_dead_replica_migrate():
+    """Requests in flight are repeated on another replica with the whole context, and the results are the same."""
 
     async def body(cluster):
         pending = [asyncio.ensure_future(cluster.pool.generate(request(i, [1, i], f"t{i}", seed=i))) for i in range(8)]
         await asyncio.sleep(0.01)
         cluster.pool.replica_down(0, "killed")
         results = [await p for p in pending]
-        return cluster.pool.num_moves, [r.token_ids.tolist() for r in results]
+        return cluster.pool.num_migrations, [r.token_ids.tolist() for r in results]
 
-    moves, answers = run(body, latency_s=0.05)
-    assert moves == 4
-    assert answers == [a for _, a in [(0, x) for x in run(lambda c: _direct(c), num_replicas=1)]]
+    num_migrations, results = run(body, latency_s=0.05)
+    assert num_migrations == 4
+    assert results == [a for _, a in [(0, x) for x in run(lambda c: _direct(c), num_replicas=1)]]
 
 
 async def _direct(cluster):
@@ -231,9 +213,7 @@ async def _direct(cluster):
 
 
 def test_all_replicas_dead_is_a_clear_error():
-    """
-    After waiting for one to come back, requests fail with the last reason; at once when none will.
-    """
+    """Requests fail with the last reason after a wait for a restart, or at once if none will follow."""
 
     async def body(cluster):
         for index in (0, 1):
@@ -248,9 +228,7 @@ def test_all_replicas_dead_is_a_clear_error():
 
 
 def test_a_restarted_replica_is_used_again():
-    """
-    A request waits for a replica that comes back in time.
-    """
+    """A request waits while the only replica restarts."""
 
     async def body(cluster):
         cluster.pool.replica_down(0, "restarting")
@@ -261,9 +239,7 @@ def test_a_restarted_replica_is_used_again():
 
 
 def test_an_engine_error_reaches_its_request_alone():
-    """
-    One refused request does not disturb its neighbours.
-    """
+    """One refused request does not affect the others of its message."""
 
     async def body(cluster):
         answers = await asyncio.gather(  # noqa: TID251 - the failures are the point
@@ -275,9 +251,7 @@ def test_an_engine_error_reaches_its_request_alone():
 
 
 def test_abort_and_cancel_reach_the_engine():
-    """
-    An aborted request returns what it had; a cancelled one frees its slot.
-    """
+    """An aborted request returns its tokens so far; a cancelled one frees its slot."""
 
     async def body(cluster):
         slow = asyncio.ensure_future(cluster.pool.generate(request(0, [1], "a", max_tokens=20)))
@@ -293,9 +267,7 @@ def test_abort_and_cancel_reach_the_engine():
 
 
 def test_released_contexts_are_forgotten():
-    """
-    What an episode leaves behind at its replica goes with its end, paths included.
-    """
+    """The replica forgets an episode and its paths at the end."""
 
     async def body(cluster):
         await cluster.pool.generate(request(0, [1], "a"))
@@ -308,10 +280,8 @@ def test_released_contexts_are_forgotten():
     assert run(body, num_replicas=1) == {"b"}
 
 
-def test_nothing_is_kept_of_requests_that_were_cancelled_or_refused():
-    """
-    An episode that ends while its request is cancelled, or refused, leaves no context at the replica.
-    """
+def test_cancelled_and_refused_requests_leave_no_context():
+    """The replica holds nothing of an episode that ended with a cancelled or refused request."""
 
     async def body(cluster):
         async with asyncio.TaskGroup() as group:
@@ -328,10 +298,8 @@ def test_nothing_is_kept_of_requests_that_were_cancelled_or_refused():
     assert run(body, num_replicas=1, latency_s=30.0) == [{}]
 
 
-def test_a_worker_that_has_gone_leaves_no_contexts():
-    """
-    What a dead worker had at a replica is forgotten with it, and what others have is not.
-    """
+def test_a_dead_worker_leaves_no_contexts():
+    """A replica forgets the contexts of a dead worker, and no others."""
 
     async def body(cluster):
         server = cluster.servers[0]
@@ -344,18 +312,18 @@ def test_a_worker_that_has_gone_leaves_no_contexts():
     assert ["mine"] == run(body, num_replicas=1)
 
 
-def test_sleep_is_heard_before_anything_else():
-    """
-    A request that follows the announcement meets what was announced: no turn of the event loop lies between.
-    """
+def test_an_announcement_precedes_the_next_request():
+    """A request after the announcement sees the new state, without a pass of the event loop in between."""
 
     async def body(cluster):
         for server in cluster.servers:
-            server.announce(available=False)
+            server.sleep_state.mark_asleep(1)
+            server.announce()
         with pytest.raises(AsleepError):
             await cluster.pool.generate(request(0, np.arange(3, dtype=np.int32)))
         for server in cluster.servers:
-            server.announce(available=True)
+            server.sleep_state.mark_awake("weights", "kv_cache")
+            server.announce()
         return await cluster.pool.generate(request(1, np.arange(3, dtype=np.int32)))
 
     assert len(run(body).token_ids)

@@ -1,0 +1,77 @@
+"""Parts of a run: shared parts are built once, and an agent when a task needs it."""
+
+from pathlib import Path
+
+import pytest
+
+from turnwise.config.file import structure_config
+from turnwise.errors import DataError, PluginError
+from turnwise.plugin.host import Host
+from turnwise.runtime.build import RunBuilder
+from turnwise.types import Task
+
+
+def config_with(**changes):
+    sections = {"data": {"path": "tasks.jsonl"}, "engine": "e", "agent": "good", **changes}
+    return structure_config(sections, Path())
+
+
+def host_with(built: list[str]) -> Host:
+    host = Host()
+
+    def good(_config, _resources):
+        built.append("good")
+        return object()
+
+    def broken(_config, _resources):
+        built.append("broken")
+        raise RuntimeError("no GPU")
+
+    host.agents.add("good", good)
+    host.agents.add("broken", broken)
+    return host
+
+
+def task(agent: str = "") -> Task:
+    return Task(messages=({"role": "user", "content": "hi"},), uid="t", agent_name=agent)
+
+
+def test_an_agent_that_no_task_names_is_never_built():
+    """A broken or slow agent of another plugin does not affect the run."""
+    built: list[str] = []
+    plan = RunBuilder(config_with(), host_with(built)).plan()
+
+    specs = plan.specs([task(), task("good")], global_step=0, validation=False)
+
+    assert ["good", "good"] == [spec.agent_name for spec in specs]
+    assert ["good"] == built
+
+
+def test_a_broken_agent_stops_the_call_whose_task_names_it():
+    """The error names the agent and the reason, before any episode starts."""
+    plan = RunBuilder(config_with(), host_with([])).plan()
+
+    with pytest.raises(PluginError, match=r"agents\.broken: agent 'broken' .* cannot be built: RuntimeError: no GPU"):
+        plan.specs([task("broken")], global_step=0, validation=False)
+    with pytest.raises(DataError, match="unknown agent 'goood'; did you mean 'good'"):
+        plan.specs([task("goood")], global_step=0, validation=False)
+
+
+def test_an_agent_that_the_config_names_is_built_at_once():
+    """A broken one stops the run before engines start."""
+    with pytest.raises(PluginError, match=r"agent: agent 'broken' .* no GPU"):
+        RunBuilder(config_with(agent="broken"), host_with([])).plan()
+    with pytest.raises(PluginError, match=r"agents\.other: unknown agent 'missing'"):
+        RunBuilder(config_with(agents={"other": "missing"}), host_with([])).plan()
+
+
+def test_shared_parts_are_built_once():
+    """Every access returns the same resources and the same programs."""
+    builder = RunBuilder(config_with(), host_with([]))
+
+    assert builder.resources is builder.resources
+    assert builder.programs["good"] is builder.programs["good"]
+    assert {"good", "broken"} == set(builder.programs)
+    assert 2 == len(builder.programs)
+    with pytest.raises(KeyError):
+        builder.programs["unknown"]

@@ -1,0 +1,101 @@
+"""A worker: one result for each spec, also for those that it cannot run."""
+
+import asyncio
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from attrs import define, field
+
+from turnwise import EpisodeResult, Observer, State, Status, Task
+from turnwise.episode.driver import EpisodeProgram
+from turnwise.episode.setup import Limits
+from turnwise.errors import InfrastructureError, PluginError
+from turnwise.events.dispatch import Observers
+from turnwise.record.spec import EpisodeSpec
+from turnwise.runtime.worker import Worker, WorkerComponents
+from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+
+
+class OneTurn:
+    """Samples one turn."""
+
+    async def step(self, episode):
+        episode.begin(np.array([1, 2, 3]))
+        await episode.generate()
+        return State.TERMINATED
+
+
+@define
+class LazyPrograms(Mapping):
+    """Builds an agent when its program is looked up, as a run does; `broken` raises `error`."""
+
+    error: BaseException
+    lookups: int = 0
+
+    def __getitem__(self, name):
+        self.lookups += 1
+        if name == "broken":
+            raise self.error
+        return EpisodeProgram(agent=OneTurn())
+
+    def __iter__(self):
+        return iter(("works", "broken"))
+
+    def __len__(self):
+        return 2
+
+
+@define
+class Statuses(Observer):
+    """Keeps the status of every finished episode."""
+
+    found: list[Status] = field(factory=list)
+
+    def on_episode_finished(self, event):
+        self.found.append(event.status)
+
+
+def run_all(agents, programs, observer) -> dict[int, EpisodeResult]:
+    """Run an episode of each agent in one worker, one after the other, and return the results by number."""
+    engine = ScriptedEngine(policy=RandomPolicy(seed=1, mean_tokens=2, end_token_id=255))
+    parts = WorkerComponents(
+        engine=engine,
+        programs=programs,
+        limits=Limits(),
+        stop_token_ids=(255,),
+        observers=Observers.of([observer]),
+        max_in_flight=1,
+    )
+    results: dict[int, EpisodeResult] = {}
+    specs = [
+        EpisodeSpec(task=Task(messages=({"role": "user", "content": "hi"},), uid=f"t{number}"), agent_name=agent)
+        for number, agent in enumerate(agents)
+    ]
+
+    async def run() -> None:
+        await engine.start()
+        await Worker(parts, "worker 3").run(iter(enumerate(specs)), results.__setitem__)
+
+    asyncio.run(run())
+    return results
+
+
+@pytest.mark.parametrize(
+    ("error", "owner", "message"),
+    [
+        (PluginError("agents.broken: no licence"), "agent", "worker 3: PluginError: agents.broken: no licence"),
+        (InfrastructureError("disk\nis gone"), "infra", "worker 3: InfrastructureError: disk is gone"),
+        (SystemExit("bye"), "agent", "worker 3: SystemExit: bye"),
+    ],
+)
+def test_an_agent_that_cannot_be_built_fails_its_own_episodes(error, owner, message):
+    """Its episodes fail with the worker's name and the reason, and the worker runs the others."""
+    observer = Statuses()
+    results = run_all(["works", "broken", "works", "broken"], LazyPrograms(error), observer)
+
+    expected = [Status.COMPLETED, Status.FAILED, Status.COMPLETED, Status.FAILED]
+    assert [results[number].status for number in range(4)] == expected == observer.found
+    fault = results[1].fault
+    assert (fault.owner, fault.kind, fault.message) == (owner, type(error).__name__, message)
+    assert (results[1].trajectories, results[1].unfinished) == ((), None)

@@ -8,15 +8,15 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.invariants import check_trajectory, expected_layout
 from turnwise.layout import Layout, visible_keys
-from turnwise.runtime.replica_server import ReplicaServer
-from turnwise.runtime.wire import pack_requests, unpack_requests
-from turnwise.testing.dense import predecessors, visibility
-from turnwise.testing.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
-from turnwise.testing.strategies import scripts, trajectories
-from turnwise.trajectory import Trajectory
+from turnwise.record.invariants import check_trajectory, expected_layout
+from turnwise.record.trajectory import Trajectory
+from turnwise.runtime.remote.replica_server import ReplicaServer
+from turnwise.runtime.remote.wire import pack_requests, unpack_requests
 from turnwise.types import GenerateRequest, SamplingParams
+from turnwise_testing.dense import predecessors, visibility
+from turnwise_testing.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
+from turnwise_testing.strategies import scripts, trajectories
 
 
 def forked(*lengths, prompt=2, after=2):
@@ -36,7 +36,7 @@ def add_block(trajectory, *lengths):
 
 
 def columns_of(trajectory):
-    """Return what the record says of its layout, as lists."""
+    """Return the layout of a record as lists."""
     names = ("position_ids", "block_start", "path_start")
     return [getattr(trajectory, name).tolist() for name in names]
 
@@ -64,7 +64,7 @@ def test_worked_cases(trajectory, positions, block_start, path_start):
 
 
 def test_two_blocks_in_a_row():
-    """The second block begins behind the longest path of the first, and its paths see all of that."""
+    """The second block starts after the longest path of the first, and its paths see all of that."""
     trajectory = Trajectory([1])
     add_block(trajectory, 1, 3)
     add_block(trajectory, 2, 1)
@@ -122,7 +122,7 @@ def test_visibility_is_what_the_record_says(trajectory):
 @settings(deadline=None, max_examples=40)
 @given(scripts(), st.data())
 def test_cutting_and_computing_commute(script, data):
-    """At every budget the cut record is sound, and says of what is left what the whole record said."""
+    """At every budget the truncated record is sound and equals the whole record on its tokens."""
     trajectory = script.build()
     budget = data.draw(st.integers(0, trajectory.num_response_tokens))
     cut = trajectory.truncated(budget)
@@ -146,7 +146,7 @@ def test_a_cut_at_every_budget_keeps_paths_apart():
 
 
 def test_a_path_is_asked_for_as_if_the_trajectory_went_on():
-    """The layout of an open path is that of the blocks before it."""
+    """The layout of an open path is the layout of the blocks before it."""
     trajectory = forked(2, 1)
     (first, _second) = trajectory.fork(2)
     first.add_forced([5])
@@ -173,14 +173,14 @@ def test_first_tokens_of_paths_follow_the_fork():
     ],
 )
 def test_impossible_layouts_are_refused(paths):
-    """A first path that does not begin its block, an empty one, a gap, an overlap, a negative index, a reversed one."""
+    """A first path that does not start its block, an empty one, a gap, an overlap, a negative index, a reversed one."""
     with pytest.raises(ValueError, match="does not follow"):
         Layout(paths)
 
 
 def test_a_layout_longer_than_its_context_is_refused():
     """A path that ends behind the last token."""
-    with pytest.raises(ValueError, match="ends at 4, behind 3 tokens"):
+    with pytest.raises(ValueError, match="ends at 4, after 3 tokens"):
         Layout(((2, 2, 4),)).columns(3)
 
 
@@ -193,7 +193,7 @@ def test_visible_keys_of_some_queries():
 
 
 def test_a_replica_hands_the_layout_on():
-    """What a worker packs is what the engine behind the wire is asked."""
+    """A packed request unpacks to the same request."""
     layout = Layout(((1, 1, 2), (1, 2, 4)))
     engine = ScriptedEngine(capabilities=evolve(SCRIPTED_CAPABILITIES, layouts=True))
     request = GenerateRequest(

@@ -1,19 +1,19 @@
-"""Rows for engines that see plain text: what is trained, in which context, once; and that modes are not mixed."""
+"""Rows for engines that see plain text: trained tokens, their contexts, and no mixed modes."""
 
 import numpy as np
 import pytest
 from attrs import evolve
 from hypothesis import given, settings
 
-from turnwise.batch import collate, concat
-from turnwise.episode_setup import refuse_objective
+from turnwise.batch.expansion import expand
+from turnwise.batch.rollout_batch import collate, concat
+from turnwise.episode.setup import check_objective
 from turnwise.errors import ConfigError, TrajectoryError
-from turnwise.expansion import expanded
 from turnwise.layout import Objective
-from turnwise.result import EpisodeResult
-from turnwise.testing.strategies import trajectories
-from turnwise.trajectory import Trajectory
+from turnwise.record.result import EpisodeResult
+from turnwise.record.trajectory import Trajectory
 from turnwise.types import Capabilities, Status, Task, TokenScore, TrajectoryScore
+from turnwise_testing.strategies import trajectories
 
 
 def record(*paths, tail=(8,)):
@@ -45,8 +45,8 @@ def shown(row):
 
 
 def test_three_paths_make_three_rows():
-    """The first path stays in the plain row, where the others are context; each other one has a row of its own."""
-    rows = [row for row, _ in expanded(record([5], [6, 6], [7]), None)]
+    """The first path stays in the plain row, where the others are context; each other path has a separate row."""
+    rows = [row for row, _ in expand(record([5], [6, 6], [7]), None)]
 
     assert [
         ([1, 2, 3, 5, 3, 6, 6, 3, 7, 4, 8], [1, 0, 1, 0, 0, 0, 0, 0, 0, 1]),
@@ -59,14 +59,14 @@ def test_three_paths_make_three_rows():
 
 
 def test_a_path_of_the_second_block_sees_the_first_in_a_line():
-    """What an engine of plain text was given for it."""
+    """The context that a plain-text engine got for it."""
     trajectory = record([5], [6])
     paths = trajectory.fork(2)
     for path, ids in zip(paths, ([9], [10]), strict=True):
         path.add_action(ids, [-0.5])
     trajectory.join(paths)
 
-    rows = [shown(row) for row, _ in expanded(trajectory, None)]
+    rows = [shown(row) for row, _ in expand(trajectory, None)]
     assert ([1, 2, 3, 5, 3, 6, 4, 8, 10], [0, 0, 0, 0, 0, 0, 0, 1]) == rows[-1]
 
 
@@ -74,7 +74,7 @@ def test_a_path_of_the_second_block_sees_the_first_in_a_line():
 @given(trajectories())
 def test_every_action_is_trained_once(trajectory):
     """Over all rows each sampled token is an action exactly once, with its log-probability, and positions are plain."""
-    rows = [row for row, _ in expanded(trajectory, None)]
+    rows = [row for row, _ in expand(trajectory, None)]
 
     trained = [
         pair
@@ -91,11 +91,11 @@ def test_a_record_without_blocks_is_its_own_row():
     """Nothing is copied."""
     trajectory = Trajectory([1])
 
-    assert [(trajectory, None)] == list(expanded(trajectory, None))
+    assert [(trajectory, None)] == list(expand(trajectory, None))
 
 
 def test_the_episodes_score_stands_in_every_row():
-    """Each row is trained by what the episode earned; the episode itself earned it once."""
+    """Each row is trained by the episode's score; the episode itself earned it once."""
     episode = result(record([5], [6]), Objective.EXPANDED, TrajectoryScore(value=0.5))
     batch = collate([episode], pad_token_id=0)
 
@@ -124,12 +124,12 @@ def test_exact_records_stay_one_row():
 
 
 def test_an_episode_keeps_the_objective_that_it_forked_under():
-    """Switching behind a fork would mix both in one record; before it, what the engine can do counts."""
-    with pytest.raises(TrajectoryError, match="keeps it"):
-        refuse_objective(Objective.EXPANDED, Capabilities(layouts=True), [record([5], [6])])
+    """Switching after a fork would mix both in one record; before it, the engine's capabilities decide."""
+    with pytest.raises(TrajectoryError, match="has already forked"):
+        check_objective(Objective.EXPANDED, Capabilities(layouts=True), [record([5], [6])])
     with pytest.raises(ConfigError, match="needs an engine that takes layouts"):
-        refuse_objective(Objective.EXACT, Capabilities(), [])
-    refuse_objective(Objective.EXPANDED, Capabilities(layouts=True), [Trajectory([1])])
+        check_objective(Objective.EXACT, Capabilities(), [])
+    check_objective(Objective.EXPANDED, Capabilities(layouts=True), [Trajectory([1])])
 
 
 def test_modes_are_not_mixed():

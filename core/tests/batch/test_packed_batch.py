@@ -1,4 +1,4 @@
-"""Tests of `turnwise.packing`."""
+"""Packed batches, and the rows that they are made of."""
 
 from itertools import pairwise
 
@@ -8,19 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turnwise.batch.columns import NO_TRAJECTORY, make_rows, number_groups
+from turnwise.batch.packed_batch import PackedBatch, concat_packed, pack
 from turnwise.errors import TrajectoryError
-from turnwise.packing import (
-    NO_TRAJECTORY,
-    PackedBatch,
-    concat_packed,
-    group_index,
-    pack,
-    rows_of,
-)
-from turnwise.result import EpisodeResult, token_scores
-from turnwise.testing.strategies import trajectories
-from turnwise.trajectory import Trajectory
+from turnwise.record.result import EpisodeResult, token_scores
+from turnwise.record.trajectory import Trajectory
 from turnwise.types import Placement, Status, Task, TokenScore, TrajectoryScore, TurnScore
+from turnwise_testing.strategies import trajectories
 
 PAD = 9
 few = settings(max_examples=30, deadline=None)
@@ -96,12 +90,12 @@ class TestPack:
         assert [len(record.turns()) for record in records] == packed.num_turns.tolist()
         assert [record.num_prompt_tokens for record in records] == packed.prompt_lens.tolist()
         assert [record.num_response_tokens for record in records] == packed.response_lens.tolist()
-        assert max(map(len, records), default=0) == packed.max_seqlen
+        assert max(map(len, records), default=0) == max(packed.cu_seqlens.diff().tolist(), default=0)
 
     @few
     @given(st.lists(episode_results(), max_size=4))
     def test_scores_lie_where_token_scores_says(self, results):
-        """The scores are those of `token_scores`, and rows without one are marked and hold 0."""
+        """Scores equal `token_scores`; rows without a score are marked and hold 0."""
         packed = pack(results, pad_token_id=PAD)
         expected, scored = [], []
         for result in results:
@@ -163,12 +157,17 @@ class TestPack:
             rows[1].data_source,
         ) == ("u", 4, 2, 7, True, Status.TRUNCATED, "tool_agent", "sums")
         names = [attribute.name for attribute in rows[0].__attrs_attrs__]
-        assert rows == rows_of({name: [getattr(row, name) for row in rows] for name in names}, 3)
+        assert rows == make_rows({name: [getattr(row, name) for row in rows] for name in names}, 3)
 
     def test_no_results(self):
         """A batch of no rows has all its columns."""
         packed = pack([], pad_token_id=0)
-        assert (len(packed), packed.cu_seqlens.tolist(), len(packed.input_ids), packed.max_seqlen) == (0, [0], 0, 0)
+        assert (
+            len(packed),
+            packed.cu_seqlens.tolist(),
+            len(packed.input_ids),
+            max(packed.cu_seqlens.diff().tolist(), default=0),
+        ) == (0, [0], 0, 0)
 
     def test_scores_that_do_not_fit(self):
         """The episode is named, whether the number of scores is wrong or one of them."""
@@ -206,4 +205,4 @@ class TestGroups:
             EpisodeResult(task=task(uid), global_step=step, validation=validation, status=Status.COMPLETED)
             for uid, step, validation in episodes
         ]
-        assert group_index(pack(results, pad_token_id=0).rows) == [0, 1, 0, 2, 3]
+        assert number_groups(pack(results, pad_token_id=0).rows) == [0, 1, 0, 2, 3]

@@ -1,12 +1,12 @@
-"""Tests of `turnwise.padding`."""
+"""Tests of `turnwise.batch.padding`."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turnwise.batch.padding import Padding, find_alignment, padded_length
 from turnwise.errors import PluginError, TrajectoryError
-from turnwise.padding import Padding, alignment_of, padded_length
 
 few = settings(max_examples=30, deadline=None)
 
@@ -22,7 +22,7 @@ class TestPadding:
         st.sampled_from([(), (2,)]),
     )
     def test_unpad_undoes_pad(self, lengths, more_prompt, more_response, trailing):
-        """Whatever the lengths, and whatever stands in a value."""
+        """For all lengths and values."""
         prompts, responses = [p for p, _ in lengths], [r for _, r in lengths]
         padding = Padding(
             prompt_lens=prompts,
@@ -60,7 +60,7 @@ class TestPadding:
         assert torch.equal(expected, padded)
 
     def test_mask(self):
-        """Prompts end, and responses begin, at column P."""
+        """Prompts end, and responses start, at column P."""
         padding = Padding.fitting([2, 0], [1, 3], prompt_length=3)
         assert [[0, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 1]] == padding.mask().tolist()
 
@@ -76,7 +76,7 @@ class TestPadding:
         ],
     )
     def test_length(self, lengths, fixed, multiple_of, expected):
-        """The longest, rounded up, or what was asked for."""
+        """The longest, rounded up, or the given length."""
         assert expected == padded_length(lengths, fixed, multiple_of, "prompt")
 
     def test_length_errors(self):
@@ -90,11 +90,11 @@ class TestPadding:
         ("shape", "expected"), [((2,), "row"), ((2, 3), "response"), ((2, 3, 1), "response"), ((2, 7), "token")]
     )
     def test_alignment(self, shape, expected):
-        """The shape of a field says what its values belong to."""
-        assert expected == alignment_of("f", shape, 2, 3, 7)
+        """The shape of a field determines its alignment."""
+        assert expected == find_alignment("f", shape, 2, 3, 7)
 
     @pytest.mark.parametrize("shape", [(), (3,), (2, 4), (3, 3)])
-    def test_alignment_of_other_shapes(self, shape):
+    def test_find_alignment_other_shapes(self, shape):
         """Any other shape is refused."""
         with pytest.raises(PluginError, match=r"^field 'f' has shape .*, expected \(2,\), \(2, 3, ...\) or \(2, 7"):
-            alignment_of("f", shape, 2, 3, 7)
+            find_alignment("f", shape, 2, 3, 7)

@@ -1,4 +1,4 @@
-"""Tests of `turnwise.batch`."""
+"""Tests of `turnwise.batch.rollout_batch`."""
 
 import json
 import time
@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from turnwise.batch import RolloutBatch, collate, concat
+from turnwise.batch.packed_batch import pack
+from turnwise.batch.rollout_batch import RolloutBatch, collate, concat
 from turnwise.errors import DataError, DuplicateNameError, PluginError, TrajectoryError
-from turnwise.packing import pack
-from turnwise.result import EpisodeResult
-from turnwise.testing.strategies import trajectories
-from turnwise.trajectory import Trajectory
+from turnwise.record.result import EpisodeResult
+from turnwise.record.trajectory import Trajectory
 from turnwise.types import Status, Task, TrajectoryScore
+from turnwise_testing.strategies import trajectories
 
 PAD = 9
 few = settings(max_examples=30, deadline=None)
@@ -107,7 +107,7 @@ class TestCollate:
     """Episodes to padded tensors."""
 
     def test_example(self):
-        """Two rows by hand: prompts end and responses begin at column P."""
+        """Two rows by hand: prompts end and responses start at column P."""
         short = Trajectory([7])
         short.add_action([8], [-2.0], 5)
         scores = (TrajectoryScore(value=1.0),)
@@ -140,7 +140,7 @@ class TestCollate:
     @few
     @given(results(), st.integers(0, 2), st.integers(0, 2))
     def test_padding_changes_no_real_token(self, episodes, more_prompt, more_response):
-        """Under any padding, the real tokens of a row are its record, and the pads hold what they should."""
+        """Under any padding, the real tokens of a row are its record, and pads hold their pad values."""
         tight = collate(episodes, pad_token_id=PAD)
         batch = collate(
             episodes,
@@ -185,7 +185,7 @@ class TestCollate:
             assert not seen[row][:, ~real].any()
 
     def test_visibility_of_a_block_at_the_beginning(self):
-        """Without a prompt a block starts at index 0, which is also what stands outside blocks."""
+        """Without a prompt a block starts at index 0, which is also the value outside blocks."""
         record = Trajectory([])
         paths = record.fork(3)
         for token_id, path in enumerate(paths):
@@ -307,13 +307,14 @@ class TestParts:
 
 
 class TestFields:
-    """What postprocessors add."""
+    """Fields of postprocessors."""
 
     @pytest.mark.parametrize("name", ["rm_scores", "prompts", "uid", "pad_token_id", "select", "mine"])
     def test_taken_names(self, name):
         """A tensor, a view, a row's attribute, a method and another field have their names already."""
         batch = collate([episode(trajectory())], pad_token_id=PAD).with_fields({"mine": torch.zeros(1)})
-        with pytest.raises(DuplicateNameError, match=f"^field '{name}': the batch has something of that name already$"):
+        text = f"field '{name}': the batch already has an attribute or a field of that name"
+        with pytest.raises(DuplicateNameError, match=f"^{text}$"):
             batch.with_fields({name: torch.zeros(1)})
 
     def test_shape_is_checked(self):
@@ -342,7 +343,7 @@ class TestTensorDict:
         assert RolloutBatch.from_tensordict(joined).column("uid") == ["c", "a"]
 
     def test_missing_entries(self):
-        """What is missing is named."""
+        """The error names the missing entry."""
         tensordict = collate([episode(trajectory())], pad_token_id=PAD).to_tensordict()
         with pytest.raises(PluginError, match=r"^a TensorDict of a batch lacks rm_scores, uid$"):
             RolloutBatch.from_tensordict(tensordict.exclude("rm_scores", "uid"))

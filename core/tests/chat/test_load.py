@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.chat import ChatTemplate, load_chat
+from turnwise.chat.template import ChatTemplate, load_chat
 from turnwise.errors import ConfigError, TemplateError
 from turnwise.protocols import ModelSpec
-from turnwise.testing.tokenizers import CHATML, byte_tokenizer
+from turnwise_testing.tokenizers import CHATML, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 IM_END = 258

@@ -13,9 +13,9 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from turnwise.chat import ChatTemplate
+from turnwise.chat.template import ChatTemplate
 from turnwise.errors import TemplateError
-from turnwise.testing.tokenizers import CHATML, byte_tokenizer
+from turnwise_testing.tokenizers import CHATML, byte_tokenizer
 
 
 def package_folder(package: str, folder: str) -> Path:
@@ -182,7 +182,7 @@ def check_cut(chat: ChatTemplate, new: list[dict], stop: int, delta: list[int]):
 
 @pytest.mark.skipif(not TEMPLATES.is_dir(), reason="trl is not installed")
 class TestShippedTemplates:
-    """What trl keeps of the templates of the models that people train."""
+    """Templates that trl ships for widely trained models."""
 
     def test_every_template_has_a_verdict(self):
         """A template that trl adds, or drops, changes the table."""
@@ -190,7 +190,7 @@ class TestShippedTemplates:
 
     @pytest.mark.parametrize("name", EXPECTED)
     def test_verdict(self, name):
-        """The proof finds what the table says, and the reason of a refusal is the table's."""
+        """The proof agrees with the table, also on the reason of a refusal."""
         codes, reason = EXPECTED[name]
         if codes == "x x x x":
             with pytest.raises(TemplateError, match=re.escape(reason)):
@@ -202,7 +202,7 @@ class TestShippedTemplates:
 
     @pytest.mark.parametrize("name", [name for name, (codes, _reason) in EXPECTED.items() if codes != "x x x x"])
     def test_token_level(self, name):
-        """Prompt, sampled turn and delta are the ids of the whole conversation; what is refused raises."""
+        """Prompt, sampled turn and delta are the ids of the whole conversation; refused messages raise."""
         chat = chat_of(name)
         tokenizer = tokenizer_of((TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8"))
         for code, new in zip(EXPECTED[name][0].split(), KINDS.values(), strict=True):
@@ -246,7 +246,7 @@ class TestShippedTemplates:
 
     @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "glm4moe"])
     def test_generation_prompt_without_thinking(self, name):
-        """What an option adds to the generation prompt is part of the prompt and of every delta."""
+        """Text that an option adds to the generation prompt is part of the prompt and of every delta."""
         tokenizer = tokenizer_of((TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8"))
         chat = ChatTemplate(tokenizer, {"enable_thinking": False})
         for ids in (chat.prompt([USER]), chat.delta([NEXT], chat.stop_token_ids[0])):
@@ -323,7 +323,7 @@ CONTENTS = ["42", " 42 \n", '\n\n{\n  "a": [1]\n}', "é → 世界 🙂", "", "<
 
 @pytest.mark.skipif(not VOCABULARIES.is_dir(), reason="mistral_common is not installed")
 class TestRealVocabularies:
-    """Tokenizers with merges, where the ids of a text depend on what stands before it."""
+    """Tokenizers with merges, where the ids of a text depend on the text before it."""
 
     @pytest.mark.parametrize("name", [V1, V3, TEKKEN])
     @pytest.mark.parametrize("content", CONTENTS)

@@ -1,12 +1,12 @@
-"""What chat templates stand on: the tokenizer of the test kit, the ids of long prompts, and error texts."""
+"""The base of chat templates: the test kit's tokenizer, ids of long prompts, and error texts."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from turnwise.chat_probe import common_start, excerpt
-from turnwise.chat_render import HeadCache, HuggingFaceTokenizer
-from turnwise.testing.tokenizers import SPECIAL_TOKENS, TAGS, byte_tokenizer
+from turnwise.chat.probe import common_start, excerpt
+from turnwise.chat.render import HeadCache, HuggingFaceTokenizer
+from turnwise_testing.tokenizers import SPECIAL_TOKENS, TAGS, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 CONTENTS = st.lists(st.sampled_from(["x", "\n", "é", *SPECIAL_TOKENS, *TAGS])).map("".join)
@@ -42,7 +42,7 @@ class TestHeadCache:
 
     @given(st.lists(st.tuples(st.sampled_from([0, 1, 2]), CONTENTS), max_size=6))
     def test_ids_are_those_of_the_whole(self, prompts):
-        """Whatever the order, the ids are those of an encoding without memory."""
+        """In any order, the ids equal an encoding without memory."""
         cache = HeadCache(HuggingFaceTokenizer(TOKENIZER))
         systems = ["<|im_start|>" + str(index) * 600 + "<|im_end|>\n" for index in range(3)]
         for index, content in prompts:
@@ -59,7 +59,7 @@ class TestHeadCache:
         assert [f"{index:600d}<|im_end|>" for index in range(4, 12)] == list(cache._heads)
 
     def test_heads_that_do_not_stand_alone(self):
-        """A special token that changes what stands before it makes no head."""
+        """A special token that changes the text before it makes no head."""
         tokenizer = byte_tokenizer()
         tokenizer.add_tokens([AddedToken("<|left|>", lstrip=True, special=True)], special_tokens=True)
         cache = HeadCache(HuggingFaceTokenizer(tokenizer))

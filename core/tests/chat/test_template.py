@@ -1,4 +1,4 @@
-"""Chat templates that only append: prompts, deltas, what is refused, and loading from a directory."""
+"""Chat templates that only append: prompts, deltas, refusals, and loading from a directory."""
 
 import json
 
@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.chat import ChatTemplate
-from turnwise.chat_probe import TURN_MARK
+from turnwise.chat.probe import TURN_MARK
+from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ConfigError, TemplateError
-from turnwise.testing.tokenizers import CHATML, SPECIAL_TOKENS, TAGS, byte_tokenizer
+from turnwise_testing.tokenizers import CHATML, SPECIAL_TOKENS, TAGS, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 CHAT = ChatTemplate(TOKENIZER)
@@ -55,11 +55,11 @@ NEW_MESSAGES = st.lists(CONTENTS.map(lambda text: {"role": "tool", "content": te
 
 
 class TestPrompt:
-    """From messages to where the model's turn begins."""
+    """Prompts up to the start of the model's turn."""
 
     @pytest.mark.parametrize("tools", [[], [TOOL]])
     def test_is_the_template_of_transformers(self, tools):
-        """The ids are those of `apply_chat_template`."""
+        """The ids equal the result of `apply_chat_template`."""
         messages = [{"role": "system", "content": "Be brief."}, USER]
         ids = CHAT.prompt(messages, tools)
         assert whole_ids(messages, tools) == ids.tolist()
@@ -79,7 +79,7 @@ class TestPrompt:
 
     @pytest.mark.parametrize("arguments", ["not json", "[1]", {"a": 6}])
     def test_arguments_of_any_form(self, arguments):
-        """What is no JSON object stays as it is."""
+        """Arguments that are no JSON object stay unchanged."""
         call = {**CALL, "function": {"name": "f", "arguments": arguments}}
         text = CHAT.tokenizer.decode(CHAT.prompt([USER, {"role": "assistant", "tool_calls": [call]}]))
         assert f'"arguments": {json.dumps(arguments)}}}' in text
@@ -106,13 +106,13 @@ class TestPrompt:
         ],
     )
     def test_refuses(self, messages, text):
-        """What is no text is refused by name."""
+        """The error names a content that is no text."""
         with pytest.raises(TemplateError, match=text):
             CHAT.prompt(messages)
 
 
 class TestDelta:
-    """What new messages append."""
+    """Deltas of new messages."""
 
     def test_worked_example(self):
         """The separator behind the end-of-turn token, the messages, and the next generation prompt."""
@@ -148,7 +148,7 @@ class TestDelta:
 
     @given(st.lists(st.tuples(st.lists(st.integers(0, 255)), st.booleans(), NEW_MESSAGES), max_size=4))
     def test_record_only_grows(self, rounds):
-        """Sampled ids of any kind stand unchanged, and every delta ends where the model goes on."""
+        """Sampled ids stay unchanged, and every delta ends where the model continues."""
         record = CHAT.prompt([USER], [TOOL]).tolist()
         for sampled, cut, new in rounds:
             longer = [*record, *sampled, *([] if cut else [IM_END])]
@@ -187,7 +187,7 @@ class TestDelta:
             assert whole.split("assistant:42<|im_end|>")[1] == delta_text(chat, new)
 
     def test_special_treatment_of_a_content(self):
-        """A template that looks for a text of its own in the content is rendered for each delta."""
+        """A template that searches the content for its own text is rendered for each delta."""
         chat = chat_of(plain_with(content="message.content + ('' if message.content.endswith('/no') else '/no')"))
         assert not any(verdict.concatenated for verdict in chat.verify())
         assert "user:x/no<|im_end|>" in delta_text(chat, [{"role": "user", "content": "x"}])
@@ -227,7 +227,7 @@ class TestDelta:
         ],
     )
     def test_refuses(self, messages, text):
-        """What cannot be appended is refused."""
+        """Messages that cannot be appended."""
         with pytest.raises(TemplateError, match=text):
             CHAT.delta(messages, IM_END)
 
@@ -264,13 +264,13 @@ class TestProof:
                 plain_with(content="message.content + (tools | tojson if tools else '')"),
                 "differently when tools are given",
             ),
-            (plain_with(content="loop.index | string + message.content"), "differently behind a system message"),
+            (plain_with(content="loop.index | string + message.content"), "differently after a system message"),
             (plain_with(content="message.content | upper"), "leaves out"),
             (plain_with(content="(message.content if message.role != 'assistant' else '')"), "leaves out the turn"),
         ],
     )
     def test_unusable(self, template, text):
-        """What disagrees is said in the words of the template's text."""
+        """The error quotes the template's text at the difference."""
         with pytest.raises(TemplateError, match=f"cannot append a user message: .*{text}"):
             chat_of(template)
 
@@ -288,9 +288,7 @@ class TestProof:
         tokenizer = byte_tokenizer(PLAIN, ["<|im_start|>"], eos_token=None)
         tokenizer.backend_tokenizer.normalizer = normalizers.Replace(Regex(r"^<\|im_end\|>"), "")
         tokenizer.add_special_tokens({"eos_token": AddedToken("<|im_end|>", special=True, normalized=True)})
-        with pytest.raises(
-            TemplateError, match=r"their ids depend on what stands before them: '<\|im_start\|>user:plain"
-        ):
+        with pytest.raises(TemplateError, match=r"their ids depend on the text before them: '<\|im_start\|>user:plain"):
             ChatTemplate(tokenizer)
 
     @pytest.mark.parametrize(
@@ -306,7 +304,7 @@ class TestProof:
         ],
     )
     def test_rewritten_history_is_told(self, template, rewrites):
-        """A template that rewrites earlier turns can be appended to, and what it does is told."""
+        """Appending works with a template that rewrites earlier turns, and the report names the change."""
         verdict = chat_of(template).verify()[0]
         assert verdict.problem == ""
         assert verdict.rewrites.startswith(rewrites)
@@ -343,7 +341,7 @@ class TestProof:
 
 
 class TestTemplate:
-    """What is asked of a template before any proof."""
+    """Checks of a template before any proof."""
 
     def test_options(self):
         """Options reach the template; arguments of the rendering are none."""
@@ -353,7 +351,7 @@ class TestTemplate:
             ChatTemplate(TOKENIZER, {"tokenize": True})
 
     def test_named_templates(self):
-        """A model may have a template of its own for tools."""
+        """A model may have a separate template for tools."""
         tokenizer = byte_tokenizer()
         tokenizer.chat_template = {"default": CHATML.replace("if tools", "if false"), "tool_use": CHATML}
         assert CHAT.prompt([USER], [TOOL]).tolist() == ChatTemplate(tokenizer).prompt([USER], [TOOL]).tolist()
@@ -369,7 +367,7 @@ class TestTemplate:
         ],
     )
     def test_broken(self, template, text):
-        """Each names the template and what is wrong with it, in one line."""
+        """Each error names the template and its fault, in one line."""
         with pytest.raises(TemplateError, match=text) as caught:
             chat_of(template)
         assert "\n" not in str(caught.value)
@@ -388,7 +386,7 @@ class TestTemplate:
         assert ChatTemplate(byte_tokenizer(PLAIN, eos_token=None)).stop_token_ids == (IM_END,)
 
     def test_truncation_left_by_others(self):
-        """What another caller asked of the same tokenizer changes nothing here."""
+        """Calls of others on the same tokenizer change nothing here."""
         tokenizer = byte_tokenizer()
         chat = ChatTemplate(tokenizer)
         tokenizer("a long text", truncation=True, max_length=2, padding="max_length")

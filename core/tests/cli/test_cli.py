@@ -1,4 +1,4 @@
-"""The command line on a scripted engine: what it writes, what it prints, and its exit codes."""
+"""The command line on a scripted engine: files, output, and exit codes."""
 
 import json
 import os
@@ -13,14 +13,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from turnwise.batch import RolloutBatch
+from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise.cli import main
-from turnwise.cli.rollout_command import names_of_files
-from turnwise.storage import read_results
-from turnwise.testing.tokenizers import byte_tokenizer
-from turnwise.types import Status
-from turnwise.unfinished_file import load_unfinished
+from turnwise.data.trajectories import TrajectoryWriter, read_results
+from turnwise.data.unfinished import load_unfinished
+from turnwise.record.result import EpisodeResult
+from turnwise.record.trajectory import Trajectory
+from turnwise.types import Status, Task
+from turnwise_testing.tokenizers import byte_tokenizer
 
+FILES = ("trajectories.parquet", "batch.safetensors", "metrics.json", "config.resolved.yaml")
 PLUGIN = """
 import turnwise
 from attrs import frozen
@@ -33,7 +35,7 @@ class Config:
 
 
 def make(config, resources):
-    from turnwise.testing.scripted import Failure, RandomPolicy, ScriptedEngine
+    from turnwise_testing.scripted import Failure, RandomPolicy, ScriptedEngine
 
     policy = RandomPolicy(seed=3, vocab_size=120, end_token_id=258, mean_tokens=9)
     failures = (lambda request: Failure.ERROR) if config.fails else None
@@ -120,7 +122,7 @@ class TestRollout:
         assert rollout(run_dir) == 0
 
         out = run_dir / "out"
-        assert sorted(path.name for path in out.iterdir()) == sorted(names_of_files())
+        assert sorted(path.name for path in out.iterdir()) == sorted(FILES)
         batch = RolloutBatch.load(out / "batch.safetensors")
         assert [(row.sample_index, row.rollout_n) for row in batch.rows] == [(i, n) for i in range(5) for n in (0, 1)]
         results = read_results(out / "trajectories.parquet")
@@ -134,7 +136,7 @@ class TestRollout:
 
     def test_the_resolved_config_runs_again(self, run_dir):
         """
-        What was written as config gives the same rollout.
+        The written config gives the same rollout.
         """
         rollout(run_dir, "rollout.seed=5")
         resolved = run_dir / "out" / "config.resolved.yaml"
@@ -168,29 +170,17 @@ class TestRollout:
         assert all(line["tokens"]["action"] > 0 for line in episodes)
         assert {"llm_s", "tool_s", "turns", "mask_ratio", "reward"} <= episodes[0].keys()
 
-    def test_trace(self, run_dir):
+    def test_trace_needs_a_plugin(self, run_dir, monkeypatch, capsys):
         """
-        `--trace` draws every episode of the run.
+        Without the plugin the error names the package to install, before anything is written.
         """
-        path = run_dir / "traces" / "run.json"
-        assert rollout(run_dir, "--trace", str(path)) == 0
-        events = json.loads(path.read_text())["traceEvents"]
-        drawn = {event["args"]["uid"] for event in events if event.get("cat") == "episode"}
+        monkeypatch.setenv("TURNWISE_PLUGINS", "acme_kit")
+        assert rollout(run_dir, "--trace", str(run_dir / "run.json")) == 2
 
-        assert drawn == {result.uid for result in read_results(run_dir / "out" / "trajectories.parquet")}
-
-    @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-    def test_trace_of_a_run_that_was_stopped(self, run_dir, site, stop):
-        """
-        However the run ends, its trace can be read; after an interrupt it shows how far the episodes had come.
-        """
-        with started(run_dir, site) as process:
-            process.send_signal(stop)
-            process.wait(timeout=60)
-        events = json.loads((run_dir / "run.json").read_text())["traceEvents"]
-
-        statuses = [event["args"]["status"] for event in events if event.get("cat") == "episode"]
-        assert statuses.count("aborted") > 0 or stop is signal.SIGKILL
+        error = capsys.readouterr().err
+        assert "unknown observer 'trace_file'" in error
+        assert "pip install turnwise-observability" in error
+        assert not (run_dir / "out").exists()
 
     def test_all_episodes_failed(self, run_dir, capsys):
         """
@@ -203,7 +193,7 @@ class TestRollout:
     @pytest.mark.parametrize("interrupts", [1, 2])
     def test_an_interrupt_keeps_what_there_is(self, run_dir, site, interrupts):
         """
-        Ctrl-C in a real process: the episodes that ran are written, with what they had, and the exit code is 130.
+        Ctrl-C in a real process: running episodes are written with their tokens, and the exit code is 130.
         """
         with started(run_dir, site) as process:
             time.sleep(0.3)
@@ -237,10 +227,10 @@ class TestRollout:
         before = [r for r in read_results(run_dir / "cut") if r.status is not Status.ABORTED]
         assert (run_dir / "cut" / "unfinished.jsonl").exists() == (how is signal.SIGINT)
         kept = load_unfinished(run_dir / "cut" / "unfinished.jsonl") if how is signal.SIGINT else []
-        assert any(each.num_kept_tokens for each in kept) == (how is signal.SIGINT)
+        assert any(each.trajectories or each.turns for each in kept) == (how is signal.SIGINT)
         metrics = run_dir / "cut" / "metrics.json"
         earlier = json.loads(metrics.read_text()) if how is signal.SIGINT else None
-        assert earlier is None or earlier["episodes"] + earlier["not_begun"] == 10
+        assert earlier is None or earlier["episodes"] + earlier["not_started"] == 10
 
         assert main(["rollout", "--resume", str(run_dir / "cut")]) == 0
         results = read_results(run_dir / "cut")
@@ -275,11 +265,11 @@ class TestRollout:
 
 @contextmanager
 def started(run_dir, site, out="out"):
-    """A slow rollout in a process of its own, under way."""
+    """A slow rollout that runs in a separate process."""
     command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", "engine.token_latency_s=0.05"]
     environment = os.environ | {"PYTHONPATH": str(site)}
     with (run_dir / "log").open("w") as log:
-        command += ["--out", out, "--trace", "run.json"]
+        command += ["--out", out]
         process = subprocess.Popen(command, cwd=run_dir, env=environment, stdout=log, stderr=log)
         try:
             wait_for(lambda: "rollout started" in (run_dir / "log").read_text(), process)
@@ -298,7 +288,7 @@ def wait_for(condition, process, timeout_s=60):
 
 
 class TestBadInput:
-    """Each ends with exit code 2 and one line that says what to do."""
+    """Each ends with exit code 2 and one line with the remedy."""
 
     @pytest.mark.parametrize(
         ("override", "text"),
@@ -410,9 +400,30 @@ class TestShow:
         assert main(["show", str(run_dir / "out"), *arguments]) == 2
         assert text in capsys.readouterr().err
 
+    def test_paths_are_wrapped_on_a_narrow_terminal(self, tmp_path, capsys, monkeypatch):
+        """
+        Parallel paths are columns, whose long lines are wrapped and not cut.
+        """
+        trajectory = Trajectory([1, 2])
+        paths = trajectory.fork(2)
+        for path in paths:
+            path.add_forced([3])
+            path.add_action([4, 5], [-1, -1])
+        trajectory.join(paths)
+        task = Task(messages=({"role": "user", "content": "?"},), uid="a")
+        with TrajectoryWriter(tmp_path / "trajectories.parquet") as writer:
+            writer.write(EpisodeResult(task=task, status=Status.COMPLETED, trajectories=(trajectory,)))
+        monkeypatch.setenv("COLUMNS", "40")
+        assert main(["show", str(tmp_path), "0", "--no-color"]) == 0
+
+        shown = capsys.readouterr().out
+        assert "path 0" in shown
+        assert "path 1" in shown
+        assert "…" not in shown.partition("forced\n")[2]
+
     def test_no_results_there(self, tmp_path, capsys):
         """
-        A folder without results says what was looked for.
+        The error for a folder without results names the expected file.
         """
         assert main(["show", str(tmp_path)]) == 2
         assert "trajectories.parquet" in capsys.readouterr().err
@@ -423,7 +434,7 @@ class TestOthers:
 
     def test_plugins_json(self, site, capsys):
         """
-        A plugin that pip installed appears with what it registers.
+        A plugin that pip installed appears with its registrations.
         """
         assert main(["plugins", "--json"]) == 0
         plugins = {p["name"]: p for p in json.loads(capsys.readouterr().out)["plugins"]}
@@ -441,7 +452,7 @@ class TestOthers:
         assert "no_such_module_anywhere" in capsys.readouterr().out
 
     def test_values_behind_options(self, run_dir, capsys):
-        """They are set like those before; what is no value is refused."""
+        """They are set like those before options; text that is no value is refused."""
         config, out = str(run_dir / "run.yaml"), str(run_dir / "out")
         assert 0 == main(["rollout", config, "rollout.n=1", "--out", out, "rollout.seed=7"])
         resolved = yaml.safe_load((run_dir / "out" / "config.resolved.yaml").read_text())
@@ -483,7 +494,7 @@ class TestOthers:
         assert main(["check", "scripted"]) == 2
         assert "add --config" in capsys.readouterr().err
 
-    @pytest.mark.parametrize("command", [[], ["rollout"], ["show"], ["plugins"], ["config"], ["check"], ["bench"]])
+    @pytest.mark.parametrize("command", [[], ["rollout"], ["show"], ["plugins"], ["config"], ["plan"]])
     def test_help_has_examples(self, command, capsys):
         """
         Every help text ends with commands that can be copied.

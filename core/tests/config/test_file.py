@@ -1,23 +1,23 @@
-"""Config files: YAML 1.2 and TOML, what is refused, overrides, and the way back to YAML."""
+"""Config files: YAML 1.2 and TOML, refusals, overrides, and writing YAML."""
 
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from turnwise.config import (
-    Choice,
-    DataConfig,
-    RunConfig,
-)
-from turnwise.config_file import (
+from turnwise.config.file import (
     MAX_BYTES,
     MAX_DEPTH,
-    anchored,
     apply_overrides,
     dump_yaml,
     load_config,
     read_mapping,
+    with_absolute_paths,
+)
+from turnwise.config.run import (
+    Choice,
+    DataConfig,
+    RunConfig,
 )
 from turnwise.errors import ConfigError
 
@@ -52,9 +52,9 @@ def test_the_folder_does_not_depend_on_how_the_file_was_named(tmp_path, monkeypa
 
 
 def test_an_anchored_config_means_the_same_in_any_folder(tmp_path):
-    """Relative paths become absolute; those of packages, and those that are not set, stay."""
+    """Relative paths become absolute; package paths and unset paths stay."""
     path = written(tmp_path, MINIMAL + "model: {path: 'package:p', chat_template: c}\ntools_file: /abs/t\n")
-    config = anchored(load_config(path))
+    config = with_absolute_paths(load_config(path))
     assert (config.data.path, config.data.validation_path) == (str(tmp_path / "t.jsonl"), None)
     assert (config.model.path, config.model.chat_template) == ("package:p", str(tmp_path / "c"))
     assert config.tools_file == "/abs/t"
@@ -239,7 +239,7 @@ def test_every_misfit_is_a_line_with_the_file(tmp_path):
 
 
 def test_overrides_change_what_the_file_says(tmp_path):
-    """They are applied in order, to values that are there and to those that are not."""
+    """They are applied in order, to present and to missing values."""
     path = written(tmp_path, MINIMAL + "tools: [x]\n")
     overrides = ["rollout.n=8", "rollout.n=2", "agent.max_turns=3", "tools.1=y", "tools.0.k=[1, 1e3]", "reward=r"]
     config = load_config(path, [*overrides, "rollout.sampling.stop=['3', x]", "observers.0=o"])
@@ -286,7 +286,7 @@ def test_overrides_leave_what_they_were_given_alone():
 
 
 def test_a_bare_name_keeps_the_options_of_a_section_that_has_it():
-    """The override as the help shows it does not take away what the file says."""
+    """The override in the help's example keeps the file's other values."""
     base = {"engine": {"name": "vllm", "max_context": 9}, "tools": [{"name": "x", "k": 1}], "agent": "a"}
     assert base == apply_overrides(base, ["engine=vllm", "tools.0=x", "agent=a"])
     assert apply_overrides(base, ["engine=verl", "tools.0=y"]) == {"engine": "verl", "tools": ["y"], "agent": "a"}

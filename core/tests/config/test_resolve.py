@@ -1,15 +1,17 @@
-"""Building registered parts, and resolving a config against what plugins registered."""
+"""Building registered parts, and resolving a config against the plugins' registrations."""
 
 from pathlib import Path
 
 import pytest
-from attrs import frozen
+from attrs import field, frozen
 
-from turnwise.config import Choice, DataConfig, RunConfig, ToolFunction
+from turnwise.config.resolve import build_part, load_resolved, resolve
+from turnwise.config.run import Choice, DataConfig, RunConfig, ToolFunction
+from turnwise.config.structuring import structure
 from turnwise.errors import ConfigError, EngineError, PluginError
-from turnwise.host import Host, resolve
+from turnwise.plugin.host import Host
+from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Resources
-from turnwise.registry import NoConfig
 
 
 @frozen
@@ -49,7 +51,7 @@ def test_what_a_factory_raises_on_purpose_passes_unchanged():
         raise error
 
     with pytest.raises(EngineError) as caught:
-        host_with(factory, engines="e").build("engines", "e", {}, Resources())
+        build_part(host_with(factory, engines="e"), "engines", "e", Resources())
     assert error is caught.value
 
 
@@ -61,12 +63,12 @@ def test_what_a_factory_raises_by_mistake_names_the_plugin():
 
     host = host_with(factory, engines="e")
     text = "engine 'e' of plugin 'fake' cannot be built: KeyError: 'x'"
-    assert f"engine: {text}" == complaint(PluginError, host.build, "engines", "e", {}, Resources(), path="engine")
-    assert f"engines: {text}" == complaint(PluginError, host.build, "engines", "e", {}, Resources())
+    assert f"engine: {text}" == complaint(PluginError, build_part, host, "engines", "e", Resources(), path="engine")
+    assert f"engines: {text}" == complaint(PluginError, build_part, host, "engines", "e", Resources())
 
 
 def test_resolving_fills_in_the_defaults_of_plugins():
-    """Every choice of a config is resolved, wherever it stands; paths start from the config's folder."""
+    """Every choice of a config is resolved, in every section; paths start from the config's folder."""
     host = host_with(agents="a", engines="e", tools="t", observers="o", rewards="r")
     config = config_of(
         agent=Choice("a", {"size": 2}),
@@ -117,3 +119,35 @@ def test_a_part_without_options_takes_none():
     host.engines.add("e", print)
     config = config_of(agent=Choice("a", {"x": 1}))
     assert complaint(ConfigError, resolve, config, host) == "agent.x: unknown key; there are no options"
+
+
+def test_misfits_of_the_core_and_of_plugins_come_together(tmp_path, monkeypatch):
+    """A wrong key, a wrong plugin option and an unknown name are three lines of one error."""
+    file = tmp_path / "run.yaml"
+    file.write_text("data: {path: t}\nagent: {name: a, siz: 1}\nengine: ee\nrollout: {seeed: 3}\n")
+    host = host_with(agents="a", engines="e")
+    monkeypatch.setattr("turnwise.config.resolve.load", lambda _recipe: host)
+    lines = complaint(ConfigError, load_resolved, file).splitlines()
+    assert lines == [
+        f"{file}: rollout.seeed: unknown key; did you mean 'seed'?",
+        f"{file}: agent.siz: unknown key; did you mean 'size'?",
+        f"{file}: engine: unknown engine 'ee'; did you mean 'e'?",
+    ]
+
+
+def test_paths_in_nested_defaults_start_from_the_folder_of_the_config():
+    """A default that holds a path means the same as the path written in the file."""
+
+    @frozen
+    class Inner:
+        file: Path = Path("inner")
+
+    @frozen
+    class Outer:
+        inner: Inner = field(factory=Inner)
+        files: tuple[Path, ...] = (Path("a"), Path("/b"))
+        none: Path | None = None
+
+    found = structure({}, Outer, base_dir=Path("/base"))
+    assert Outer(Inner(Path("/base/inner")), (Path("/base/a"), Path("/b"))) == found
+    assert Outer() == structure({}, Outer)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from attrs.exceptions import FrozenInstanceError
 
-from turnwise.config import (
+from turnwise.config.run import (
     Choice,
     DataConfig,
-    DeadlinesConfig,
+    Deadlines,
     ModelConfig,
     RolloutConfig,
     RunConfig,
@@ -42,12 +42,12 @@ def package(tmp_path, monkeypatch):
 
 
 def test_defaults_are_those_that_the_documentation_promises():
-    """What a config leaves out is one episode a task, greedy validation, and deadlines in seconds."""
+    """Defaults: one episode a task, greedy validation, and deadlines in seconds."""
     rollout = run_config().rollout
     assert (rollout.n, rollout.validation_n, rollout.seed, rollout.validation) == (1, 1, 0, False)
     assert SamplingParams() == rollout.sampling
     assert SamplingParams(temperature=0.0) == rollout.validation_sampling
-    assert DeadlinesConfig(tool_call_s=60, turn_s=600, episode_s=3600, abort_grace_s=5) == rollout.deadlines
+    assert Deadlines(tool_call_s=60, turn_s=600, episode_s=3600, abort_grace_s=5) == rollout.deadlines
     assert (rollout.max_steps, rollout.max_in_flight, rollout.check_invariants) == (1000, 256, True)
 
 
@@ -65,7 +65,7 @@ def test_config_is_frozen_and_crosses_processes():
         (lambda: RolloutConfig(n=0), "'n' must be >= 1: 0"),
         (lambda: RolloutConfig(seed=-1), "'seed' must be >= 0: -1"),
         (lambda: RolloutConfig(max_in_flight=0), "'max_in_flight' must be >= 1"),
-        (lambda: DeadlinesConfig(turn_s=0), "'turn_s' must be > 0"),
+        (lambda: Deadlines(turn_s=0), "'turn_s' must be > 0"),
         (lambda: DataConfig(path=""), "'path' must not be empty"),
         (lambda: DataConfig(path="x", limit=0), "'limit' must be >= 1"),
         (lambda: ModelConfig(path=""), "'path' must not be empty"),
@@ -77,7 +77,7 @@ def test_config_is_frozen_and_crosses_processes():
     ],
 )
 def test_values_out_of_bounds_are_refused(make, text):
-    """A validator's text begins with the field that it is about."""
+    """A validator's text starts with its field."""
     with pytest.raises(ValueError, match=text):
         make()
 
@@ -90,18 +90,18 @@ def test_remote_code_needs_a_whole_commit(revision):
 
 
 def test_remote_code_of_a_pinned_commit_reaches_the_model():
-    """What was pinned is what factories are told."""
+    """Factories get the pinned commit."""
     spec = run_config(model=ModelConfig(path="m", trust_remote_code=True, revision=COMMIT)).model_spec()
     assert (spec.trust_remote_code, spec.revision) == (True, COMMIT)
 
 
 def test_tools_come_from_allowed_modules_only():
-    """A module allows what is in it, and not what merely begins like it."""
+    """A listed module allows its submodules, and no module whose name merely starts alike."""
     tools = (ToolFunction("mine.tools:f"), ToolClass("other:C"), Choice("registered"))
     assert tools == run_config(tools=tools, tool_modules=("mine", "other")).tools
-    with pytest.raises(ValueError, match=r"^'tools\.1' names the module 'other'; list it in tool_modules"):
+    with pytest.raises(ValueError, match=r"^'tools\.1' module 'other' is not allowed; list it in tool_modules"):
         run_config(tools=tools, tool_modules=("mine", "others"))
-    with pytest.raises(ValueError, match=r"'tools\.0' names the module 'mine.tools'"):
+    with pytest.raises(ValueError, match=r"'tools\.0' module 'mine.tools' is not allowed"):
         run_config(tools=tools, tool_modules=("min", "mine.tool"))
 
 
@@ -119,7 +119,7 @@ def test_plain_copies_what_a_file_can_hold():
 
 @pytest.mark.parametrize("value", [object(), date(2026, 1, 1), float("nan"), float("inf"), {1: 2}, {"a": [b"x"]}, {1}])
 def test_options_hold_nothing_that_a_file_cannot(value):
-    """What could not be written down would be missing from the record of a run."""
+    """Values that no file can hold would be missing from the record of a run."""
     with pytest.raises(ValueError, match="expected text, a number"):
         Choice("a", {"key": value})
 
@@ -171,7 +171,7 @@ def test_a_config_without_a_model_has_no_model_path():
     ],
 )
 def test_package_paths_that_lead_nowhere_say_why(package, path, text):
-    """The text begins with the path as the user wrote it."""
+    """The text starts with the path as the user wrote it."""
     with pytest.raises(ConfigError, match=text) as caught:
         run_config().locate(path)
     assert str(caught.value).startswith(f"{path}: ")

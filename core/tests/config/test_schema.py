@@ -1,4 +1,4 @@
-"""The JSON Schema of configs: it accepts what the reader accepts, and refuses what the reader refuses."""
+"""The JSON Schema of configs: it accepts and refuses the same files as the reader."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -13,15 +13,15 @@ from attrs import Factory, field, fields, frozen, make_class, validators
 from hypothesis import given
 from hypothesis import strategies as st
 
-import turnwise.config
-import turnwise.config_parts
-import turnwise.config_runtime
-from turnwise.config import RunConfig
-from turnwise.config_file import read_mapping, structure_config, to_dict
-from turnwise.config_parts import file_fields
-from turnwise.config_schema import attribute_docs, json_schema
+import turnwise.config.parts
+import turnwise.config.run
+import turnwise.config.runtime
+from turnwise.config.file import read_mapping, structure_config, to_dict
+from turnwise.config.parts import file_fields
+from turnwise.config.run import RunConfig
+from turnwise.config.schema import attribute_docs, json_schema
 from turnwise.errors import ConfigError
-from turnwise.registry import NoConfig, Registry
+from turnwise.plugin.registry import NoConfig, Registry
 
 MINIMAL = {"data": {"path": "t"}, "agent": "a", "engine": {"name": "e", "dtype": "float32"}}
 PLAIN = jsonschema_rs.validator_for(json_schema())
@@ -141,7 +141,7 @@ def test_schema_and_reader_agree(document):
 
 
 def test_the_written_out_defaults_are_valid():
-    """A config that was read and written in full stands up to its own schema."""
+    """A config that was read and written in full fits its schema."""
     assert PLAIN.is_valid(to_dict(structure_config(MINIMAL, Path("/"))))
 
 
@@ -154,14 +154,14 @@ def test_it_is_a_schema_of_the_dialect_that_it_names(host):
 
 
 def test_every_key_has_its_type_default_and_description():
-    """What an editor shows comes from the classes and their docstrings."""
+    """Editors show the types, defaults and docstrings of the classes."""
     schema = json_schema()
     rollout = schema["$defs"]["RolloutConfig"]
     assert rollout["properties"]["n"] == {
         "type": "integer",
         "minimum": 1,
         "default": 1,
-        "description": "episodes per task: the size of a GRPO group.",
+        "description": "episodes per task: the size of a group.",
     }
     assert schema["required"] == ["data", "agent", "engine"]
     assert "base_dir" not in schema["properties"]
@@ -172,9 +172,9 @@ def test_every_key_has_its_type_default_and_description():
 
 def test_the_docstring_of_every_config_class_names_exactly_its_fields():
     """A field without documentation, or documentation without a field, is a mistake of ours."""
-    modules = (turnwise.config, turnwise.config_parts, turnwise.config_runtime)
+    modules = (turnwise.config.run, turnwise.config.parts, turnwise.config.runtime)
     for name, kind in ((name, kind) for module in modules for name, kind in vars(module).items()):
-        if isinstance(kind, type) and "turnwise.config" in kind.__module__ and hasattr(kind, "__attrs_attrs__"):
+        if isinstance(kind, type) and "turnwise.config.run" in kind.__module__ and hasattr(kind, "__attrs_attrs__"):
             documented = set(attribute_docs(kind)) - {"base_dir"}
             assert {item.name for item in file_fields(kind)} == documented, name
 
@@ -249,7 +249,7 @@ def test_options_of_plugins_have_the_schema_of_their_class(option, right, wrong)
 
 
 def test_two_classes_of_one_name_keep_their_own_definitions():
-    """Plugins do not know what others, or turnwise, call their classes."""
+    """Classes of different plugins may have the same name."""
     inner = [
         make_class(name, {key: field(default=0, type=int)}) for name, key in (("I", "x"), ("I", "y"), ("Choice", "z"))
     ]

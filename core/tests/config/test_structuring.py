@@ -1,4 +1,4 @@
-"""Plain values to config classes: what is taken, what is refused, and what the errors say."""
+"""Plain values to config classes: accepted values, refusals, and error texts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, StrEnum
@@ -8,9 +8,9 @@ from typing import Any, Literal
 import pytest
 from attrs import field, frozen, validators
 
-from turnwise.config import Choice, DataConfig, RunConfig, ToolClass, ToolFunction
-from turnwise.config_file import structure_config, to_dict
-from turnwise.config_structure import _converter, structure, unstructure
+from turnwise.config.file import structure_config, to_dict
+from turnwise.config.run import Choice, DataConfig, RunConfig, ToolClass, ToolFunction
+from turnwise.config.structuring import _converter, structure, unstructure
 from turnwise.errors import ConfigError, PluginError
 
 MINIMAL = {"data": {"path": "t"}, "agent": "a", "engine": "e"}
@@ -168,7 +168,7 @@ def test_the_exact_type_of_a_union_wins():
 
 
 def test_long_values_are_cut():
-    """An error stays readable when somebody passes a book."""
+    """An error stays readable when the value is huge."""
     [line] = misfits("x" * 1000, int, "key")
     assert len(line) < 120
 
@@ -182,10 +182,10 @@ def test_all_misfits_are_reported_at_once():
     )
     assert lines == [
         "rollout.n: must be >= 1: 0",
-        "rollout.prompt_length: expected an integer, got '3'",
         "rollout.seed: must be >= 0: -1",
         "rollout.sampling.top_k: must be -1 (all) or at least 1: 0",
         "rollout.sampling.temperture: unknown key; did you mean 'temperature'?",
+        "rollout.prompt_length: expected an integer, got '3'",
         "telemetry.log_level: expected one of debug, info, warning, error, got 'warn'; did you mean 'warning'?",
         "agnt: unknown key; did you mean 'agent'?",
     ]
@@ -215,7 +215,7 @@ def test_all_misfits_are_reported_at_once():
         ({"tools": [3]}, ["tools.0: expected a name, or a section with 'name' and options, got 3"]),
         (
             {"tools": [{"class": "a.b:C"}]},
-            ["tools.0: names the module 'a.b'; list it in tool_modules to allow it"],
+            ["tools.0: module 'a.b' is not allowed; list it in tool_modules"],
         ),
         (
             {"model": {"trust_remote_code": True}},
@@ -228,7 +228,7 @@ def test_all_misfits_are_reported_at_once():
     ],
 )
 def test_sections_of_a_config_say_what_they_take(changes, lines):
-    """Plugin choices, tools and rules between fields have paths of their own."""
+    """Errors of plugin choices, tools and rules between fields name their paths."""
     found = config_misfits(**changes)
     assert lines == [actual[: len(line)] for line, actual in zip(lines, found, strict=True)]
 
@@ -253,7 +253,7 @@ def test_tools_are_told_apart_by_their_key():
 
 
 def test_writing_needs_no_reading_first():
-    """What a file does not hold stays out of it, also in a process that has read none."""
+    """Fields outside files are not written, also in a process that has read no file."""
     _converter.cache_clear()
     config = RunConfig(data=DataConfig(path="t"), agent=Choice("a"), engine=Choice("e"))
     assert "base_dir" not in to_dict(config)
@@ -339,7 +339,7 @@ def test_an_annotation_for_type_checkers_only_is_the_plugins_fault():
 
 
 def test_a_converter_of_the_class_runs_before_its_validator():
-    """The annotation says what a file holds, the converter what the object does."""
+    """The annotation gives the type in files, the converter the type in the object."""
 
     @frozen
     class Sizes:
@@ -367,7 +367,7 @@ def test_values_without_a_path_have_errors_without_one():
 
 @frozen
 class Outer:
-    """Sections whose defaults are not those of their classes."""
+    """Sections whose defaults differ from the defaults of their classes."""
 
     inner: Options = Options(level=Level.HIGH, bits=Bits.AUTO)
     maybe: Options | None = field(factory=lambda: Options(names=frozenset({"x"})))
@@ -389,7 +389,7 @@ class Outer:
     ],
 )
 def test_one_key_of_a_section_leaves_what_the_others_are_here(data, expected):
-    """A section's other keys keep the defaults that they have at this place, not those of the class."""
+    """A section's other keys keep the defaults of this place, which differ from the class."""
     assert structure(data, Outer) == expected
 
 

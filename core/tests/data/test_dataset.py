@@ -1,4 +1,4 @@
-"""Tests of `turnwise.dataset`."""
+"""Tests of `turnwise.data.dataset`."""
 
 import json
 import tempfile
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.dataset import load_tasks, task_from_row
+from turnwise.data.dataset import read_tasks, task_from_row
 from turnwise.errors import DataError
 from turnwise.types import Task
 
@@ -49,9 +49,9 @@ def write_parquet(path: Path, rows: list[dict]) -> Path:
 
 
 def error_of(path: Path, **options: object) -> str:
-    """Load and return the one line that says what is wrong."""
+    """Load and return the one-line error."""
     with pytest.raises(DataError) as caught:
-        load_tasks(path, **options)
+        read_tasks(path, **options)
     text = str(caught.value)
     assert text.startswith(str(path))
     assert "\n" not in text
@@ -59,7 +59,7 @@ def error_of(path: Path, **options: object) -> str:
 
 
 class TestRows:
-    """What a row becomes."""
+    """Conversion of rows."""
 
     def test_own_form(self, tmp_path):
         """Every field of our own form is taken, and other columns are kept."""
@@ -81,11 +81,11 @@ class TestRows:
             data_source="sums",
             extra={"level": 2},
         )
-        assert [expected] == load_tasks(write_jsonl(tmp_path / "t.jsonl", row))
+        assert [expected] == read_tasks(write_jsonl(tmp_path / "t.jsonl", row))
 
     def test_verl_form(self, tmp_path):
-        """A row of verl is read as it is; what it has besides stays in `extra`."""
-        (task,) = load_tasks(write_jsonl(tmp_path / "t.jsonl", VERL_ROW))
+        """A row of verl is read unchanged; its other columns stay in `extra`."""
+        (task,) = read_tasks(write_jsonl(tmp_path / "t.jsonl", VERL_ROW))
         assert tuple(VERL_ROW["prompt"]) == task.messages
         assert (
             task.agent_name,
@@ -98,27 +98,27 @@ class TestRows:
     def test_reward_model_may_be_json_text(self, tmp_path):
         """`reward_model` and `extra_info` may be structs written as text."""
         row = VERL_ROW | {name: json.dumps(VERL_ROW[name]) for name in ("reward_model", "extra_info")}
-        assert load_tasks(write_jsonl(tmp_path / "a.jsonl", VERL_ROW)) == load_tasks(
+        assert read_tasks(write_jsonl(tmp_path / "a.jsonl", VERL_ROW)) == read_tasks(
             write_jsonl(tmp_path / "b.jsonl", row)
         )
 
     def test_text_prompt_is_one_user_message(self, tmp_path):
-        """A plain prompt is what the user says."""
-        (task,) = load_tasks(write_jsonl(tmp_path / "t.jsonl", {"prompt": "2+2?"}))
+        """A plain prompt becomes a user message."""
+        (task,) = read_tasks(write_jsonl(tmp_path / "t.jsonl", {"prompt": "2+2?"}))
         assert task.messages == (USER,)
 
     def test_messages_win_over_prompt(self, tmp_path):
         """Where both are given, `prompt` is an ordinary column."""
-        (task,) = load_tasks(write_jsonl(tmp_path / "t.jsonl", {"prompt": "raw", "messages": [USER]}))
+        (task,) = read_tasks(write_jsonl(tmp_path / "t.jsonl", {"prompt": "raw", "messages": [USER]}))
         assert (task.messages, task.extra) == ((USER,), {"prompt": "raw"})
 
     def test_own_ground_truth_wins(self, tmp_path):
-        """`ground_truth` goes before that of `reward_model`, and may be false."""
-        (task,) = load_tasks(write_jsonl(tmp_path / "t.jsonl", VERL_ROW | {"ground_truth": 0}))
+        """`ground_truth` wins over the one in `reward_model`, and may be false."""
+        (task,) = read_tasks(write_jsonl(tmp_path / "t.jsonl", VERL_ROW | {"ground_truth": 0}))
         assert task.ground_truth == 0
 
     def test_null_columns_are_as_absent(self, tmp_path):
-        """A null is what Parquet gives for a column that a row has not."""
+        """Parquet gives null for a column that a row lacks."""
         row = {
             "prompt": "2+2?",
             "messages": None,
@@ -127,7 +127,7 @@ class TestRows:
             "extra_info": None,
             "uid": None,
         }
-        (task,) = load_tasks(write_jsonl(tmp_path / "t.jsonl", row))
+        (task,) = read_tasks(write_jsonl(tmp_path / "t.jsonl", row))
         assert (task.agent_name, task.ground_truth, task.sample_index) == ("", None, 0)
 
     def test_tool_calls_and_parts(self, tmp_path):
@@ -137,7 +137,7 @@ class TestRows:
             {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]},
             {"role": "tool", "content": "", "tool_call_id": None},
         ]
-        (task,) = load_tasks(write_jsonl(tmp_path / "t.jsonl", {"messages": messages}))
+        (task,) = read_tasks(write_jsonl(tmp_path / "t.jsonl", {"messages": messages}))
         expected = (
             {"role": "developer", "content": [{"type": "text", "text": "hi"}]},
             messages[1],
@@ -208,20 +208,20 @@ class TestUid:
     def test_given_uid_is_kept(self, tmp_path):
         """A text stays, an integer becomes one."""
         rows = [{"prompt": "a", "uid": "x_1"}, {"prompt": "a", "uid": 12}]
-        assert [t.uid for t in load_tasks(write_jsonl(tmp_path / "t.jsonl", *rows))] == ["x_1", "12"]
+        assert [t.uid for t in read_tasks(write_jsonl(tmp_path / "t.jsonl", *rows))] == ["x_1", "12"]
 
     def test_repeated_rows_are_tasks_of_their_own(self, tmp_path):
         """A data set that repeats rows, index and all, can be read, and its uids do not depend on the slice."""
         path = write_jsonl(tmp_path / "t.jsonl", VERL_ROW, VERL_ROW, VERL_ROW)
         uid = task_from_row(VERL_ROW).uid
-        assert [uid, f"{uid}-2", f"{uid}-3"] == [t.uid for t in load_tasks(path)]
-        assert [f"{uid}-2"] == [t.uid for t in load_tasks(path, offset=1, limit=1)]
+        assert [uid, f"{uid}-2", f"{uid}-3"] == [t.uid for t in read_tasks(path)]
+        assert [f"{uid}-2"] == [t.uid for t in read_tasks(path, offset=1, limit=1)]
 
     def test_duplicates_name_both_rows(self, tmp_path):
-        """A given uid stands once."""
+        """A given uid is unique."""
         row = {"prompt": "a", "uid": "x"}
         path = write_jsonl(tmp_path / "t.jsonl", row, {"prompt": "b"}, row)
-        assert f", line 3: uid 'x' is also that of {path}, line 1" == error_of(path)
+        assert f", line 3: uid 'x' is also the uid of {path}, line 1" == error_of(path)
 
     @pytest.mark.parametrize("uid", ["", True, 1.5, ["a"]])
     def test_uid_of_another_kind(self, tmp_path, uid):
@@ -238,18 +238,18 @@ class TestFiles:
         rows = [VERL_ROW, VERL_ROW | {"extra_info": VERL_ROW["extra_info"] | {"index": 8}}]
         (tmp_path / "t.json").write_text(json.dumps(rows, indent=1))
         jsonl, parquet = write_jsonl(tmp_path / "t.jsonl", *rows), write_parquet(tmp_path / "t.parquet", rows)
-        expected = load_tasks(jsonl)
-        assert expected == load_tasks(parquet)
-        assert expected == load_tasks(tmp_path / "t.json")
+        expected = read_tasks(jsonl)
+        assert expected == read_tasks(parquet)
+        assert expected == read_tasks(tmp_path / "t.json")
 
     def test_parquet_nulls_in_messages_are_dropped(self, tmp_path):
         """The keys that Parquet adds to every message do not reach the chat template."""
         messages = [USER, {"role": "tool", "content": "4", "tool_call_id": "c1"}]
-        (task,) = load_tasks(write_parquet(tmp_path / "t.parquet", [{"messages": messages}]))
+        (task,) = read_tasks(write_parquet(tmp_path / "t.parquet", [{"messages": messages}]))
         assert tuple(messages) == task.messages
 
     def test_parquet_of_pandas(self, tmp_path):
-        """Categories, and integers with gaps, are read as what they stand for."""
+        """Categories, and integers with gaps, are read as their values."""
         table = pa.table(
             {
                 "prompt": ["a", "b"],
@@ -259,49 +259,49 @@ class TestFiles:
             }
         )
         pq.write_table(table, tmp_path / "t.parquet")
-        tasks = load_tasks(tmp_path / "t.parquet")
+        tasks = read_tasks(tmp_path / "t.parquet")
         assert [t.data_source for t in tasks] == ["x", "x"]
         assert [t.extra for t in tasks] == [{"vector": [1.0, 2.0], "names": ["u"]}, {"vector": [3.0, 4.0], "names": []}]
 
     def test_bom_and_blank_lines(self, tmp_path):
-        """What editors leave does no harm, and blank lines are no rows."""
+        """Byte-order marks do no harm, and blank lines are no rows."""
         path = tmp_path / "t.jsonl"
         path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\n  \n{"prompt": "\xc3\xa9"}')
-        tasks = load_tasks(path)
+        tasks = read_tasks(path)
         assert [(t.messages[0]["content"], t.sample_index) for t in tasks] == [("a", 0), ("é", 1)]
         (tmp_path / "t.json").write_bytes(b'\xef\xbb\xbf[{"prompt": "a"}]')
-        assert tasks[:1] == load_tasks(tmp_path / "t.json")
+        assert tasks[:1] == read_tasks(tmp_path / "t.json")
 
     def test_format_overrides_suffix(self, tmp_path):
         """A file may be named as it likes."""
         path = write_jsonl(tmp_path / "t.json", {"prompt": "a"})
-        assert len(load_tasks(path, format="jsonl")) == 1
+        assert len(read_tasks(path, format="jsonl")) == 1
 
     @few
     @given(st.integers(1, 12), st.integers(0, 14), st.none() | st.integers(1, 14), st.none() | st.integers(0, 3))
     def test_slices_and_shuffles(self, num_rows, offset, limit, shuffle_seed):
-        """`offset` and `limit` cut what a seed shuffled, the same at every call."""
+        """`offset` and `limit` cut the shuffled rows, the same at every call."""
         with tempfile.TemporaryDirectory() as folder:
             path = write_jsonl(Path(folder) / "t.jsonl", *({"prompt": str(i)} for i in range(num_rows)))
-            whole = load_tasks(path, shuffle_seed=shuffle_seed)
+            whole = read_tasks(path, shuffle_seed=shuffle_seed)
             assert list(range(num_rows)) == sorted(t.sample_index for t in whole)
             if offset >= num_rows:
                 assert "is past its" in error_of(path, offset=offset, limit=limit, shuffle_seed=shuffle_seed)
                 return
             expected = whole[offset:] if limit is None else whole[offset : offset + limit]
-            assert expected == load_tasks(path, offset=offset, limit=limit, shuffle_seed=shuffle_seed)
+            assert expected == read_tasks(path, offset=offset, limit=limit, shuffle_seed=shuffle_seed)
 
     def test_shuffling_shuffles(self, tmp_path):
         """The order depends on the seed and on nothing else."""
         path = write_jsonl(tmp_path / "t.jsonl", *({"prompt": str(i)} for i in range(20)))
-        orders = [[t.sample_index for t in load_tasks(path, shuffle_seed=seed)] for seed in (1, 1, 2)]
+        orders = [[t.sample_index for t in read_tasks(path, shuffle_seed=seed)] for seed in (1, 1, 2)]
         assert orders[0] == orders[1] != orders[2]
 
     def test_limit_stops_reading(self, tmp_path):
         """Rows behind the last one are not looked at."""
         path = tmp_path / "t.jsonl"
         path.write_text('{"prompt": "a"}\nbroken')
-        assert len(load_tasks(path, limit=1)) == 1
+        assert len(read_tasks(path, limit=1)) == 1
 
 
 class TestFileErrors:
@@ -464,7 +464,7 @@ class TestRowErrors:
         ],
     )
     def test_text(self, tmp_path, row, expected):
-        """The error names the line, the place in the row and what was expected."""
+        """The error names the line, the place in the row and the expected value."""
         path = write_jsonl(tmp_path / "t.jsonl", {"prompt": "fine"}, row)
         assert f", line 2: {expected}" == error_of(path)
 
@@ -477,6 +477,6 @@ class TestRowErrors:
 
     @pytest.mark.parametrize(("value", "named"), [(float("nan"), "nan"), ({1, 2}, "set"), (np.float64("inf"), "inf")])
     def test_values_that_json_has_not(self, value, named):
-        """A row from memory may hold what no file can."""
+        """A row from memory may hold values that no file can."""
         with pytest.raises(DataError, match=rf"^row 3: x\[0\]: {named} is no JSON value$"):
             task_from_row({"prompt": "a", "x": [value]}, where="row 3")

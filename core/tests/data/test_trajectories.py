@@ -1,4 +1,4 @@
-"""Tests of `turnwise.storage`."""
+"""Tests of `turnwise.data.trajectories`."""
 
 import json
 import math
@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turnwise.data.row_file import SCHEMA
+from turnwise.data.trajectories import TrajectoryWriter, read_results
 from turnwise.errors import DataError
-from turnwise.result import EpisodeResult
-from turnwise.row_file import SCHEMA
-from turnwise.storage import TrajectoryWriter, read_results
-from turnwise.testing.strategies import trajectories
-from turnwise.trajectory import Trajectory
+from turnwise.record.result import EpisodeResult
+from turnwise.record.trajectory import Trajectory
 from turnwise.types import (
     EpisodeMetrics,
     Fault,
@@ -30,6 +29,7 @@ from turnwise.types import (
     TrajectoryScore,
     TurnScore,
 )
+from turnwise_testing.strategies import trajectories
 
 few = settings(max_examples=25, deadline=None)
 texts = st.text(max_size=8)
@@ -129,7 +129,7 @@ FORMATS = pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
 
 
 class TestRoundTrip:
-    """What is read is what was written."""
+    """Reading restores the written episodes."""
 
     @FORMATS
     @few
@@ -175,10 +175,10 @@ class TestRoundTrip:
 
 
 class TestFile:
-    """What stands in the file."""
+    """Columns of the file."""
 
     def test_columns(self):
-        """Every attribute of what is written has its column, so that nothing new is forgotten."""
+        """Every attribute of a result has its column, so that no new one is forgotten."""
         metrics = {a.name for a in attrs.fields(EpisodeMetrics)} - {"extra"} | {"metrics_extra"}
         fault = {f"fault_{a.name}" for a in attrs.fields(Fault)}
         elsewhere = {"task", "fault", "trajectories", "scores", "metrics", "unfinished"}  # the last in its own file
@@ -295,7 +295,7 @@ class TestReadErrors:
     def test_other_columns(self, tmp_path):
         """A Parquet file of something else."""
         pq.write_table(pa.table({"a": [1]}), tmp_path / "t.parquet")
-        expected = ", row 0: cannot be read as a trajectory: ValueError: the columns are not those of this version"
+        expected = ", row 0: cannot be read as a trajectory: ValueError: another version of turnwise wrote the file"
         assert self.error_of(tmp_path / "t.parquet").startswith(expected)
 
     @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ class TestReadErrors:
         ],
     )
     def test_tampered_rows(self, tmp_path, change, named):
-        """The row and what is wrong with it are named; rows are counted from 0."""
+        """The error names the row, counted from 0, and its fault."""
         path = write(tmp_path / "t.jsonl", episode(), episode(trajectory()))
         first, second = path.read_text().splitlines()
         path.write_text(f"{first}\n{json.dumps(json.loads(second) | change)}\n")
@@ -323,7 +323,7 @@ class TestReadErrors:
 
 
 class TestKilled:
-    """What a writer leaves that was killed."""
+    """Files of a killed writer."""
 
     @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
     def test_every_whole_piece_can_be_read(self, tmp_path, suffix):

@@ -7,8 +7,9 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from turnwise.observer import EpisodeStarted, Observer, RequestRouted
-from turnwise.telemetry import EVENTS, Observers, RoutingLog, RoutingLogConfig, configure_logging
+from turnwise.events.dispatch import EVENTS, Observers
+from turnwise.events.logging import RoutingLog, RoutingLogConfig, configure_logging
+from turnwise.events.observer import EpisodeStarted, Observer, RequestRouted
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +91,7 @@ class Ear(Observer):
 
 def test_only_overridden_events_are_heard():
     """
-    An event that nobody overrides has no listener; one that somebody does has exactly that.
+    An event without an override has no listener; an overridden one has exactly one.
     """
     observers = Observers.of([Observer(), Ear()])
 
@@ -99,7 +100,7 @@ def test_only_overridden_events_are_heard():
 
 def test_an_observer_that_raises_is_switched_off_and_logged_once():
     """
-    The others still hear, and the run is not disturbed.
+    The other observers still receive events, and the run continues.
     """
     broken, good = Ear(fails=True), Ear()
     observers = Observers.of([broken, good])
@@ -146,7 +147,7 @@ def test_the_routing_log_has_a_line_per_decision():
     """
     Trajectory, replica and reason; requests that stay where they are can be left out.
     """
-    kinds = [("first", "prefix"), ("sticky", "sticky"), ("moved", "overloaded")]
+    kinds = [("first", "prefix"), ("sticky", "sticky"), ("migrated", "overloaded")]
     events = [RequestRouted(trajectory_id="t1", replica=2, kind=k, reason=r, worker="worker 0") for k, r in kinds]
     lines = []
     for sticky in (True, False):

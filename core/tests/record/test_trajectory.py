@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.errors import InvariantError, TrajectoryError
-from turnwise.invariants import check_sampled, check_trajectory
-from turnwise.record import Origin
-from turnwise.testing.strategies import Script, scripts, trajectories
-from turnwise.trajectory import Trajectory
+from turnwise.record.columns import Origin
+from turnwise.record.invariants import check_sampled, check_trajectory
+from turnwise.record.trajectory import Trajectory
 from turnwise.types import FinishReason, GenerateResult
+from turnwise_testing.strategies import Script, scripts, trajectories
 
 COLUMNS = (
     "response_ids",
@@ -35,7 +35,7 @@ def visible_set(trajectory: Trajectory, query: int) -> set[int]:
 
 
 def replayed_visibility(script: Script) -> list[set[int]]:
-    """Derive what every token sees by replaying the script, without the two ints of the layout."""
+    """Derive the visibility of every token by replaying the script, without the two ints of the layout."""
     seen: list[set[int]] = []
 
     def take(tokens: int, context: set[int]) -> set[int]:
@@ -124,7 +124,7 @@ class TestLinear:
     )
     def test_bad_actions_are_refused(self, ids, logprobs, version, text):
         """
-        What cannot be trained on is refused where it would enter, and changes nothing.
+        Values that cannot be trained on are refused at the append, which changes nothing.
         """
         t = Trajectory([1])
         with pytest.raises(TrajectoryError, match=text):
@@ -134,7 +134,7 @@ class TestLinear:
 
     def test_views_are_read_only_and_stay(self):
         """
-        Nobody can write into a record, and a view taken early is not changed by later appends.
+        Views of a record are read-only, and later appends do not change them.
         """
         t = Trajectory([1])
         t.add_action([2], [-1.0])
@@ -206,7 +206,7 @@ class TestBlocks:
 
     def test_path_sees_the_trunk_and_itself(self):
         """
-        A path's context is what an engine must be given to sample its next token.
+        A path's context is the context for sampling its next token.
         """
         t = Trajectory([1, 2])
         a, b = t.fork(2)
@@ -300,7 +300,7 @@ class TestProperties:
     @given(trajectories())
     def test_visibility_is_transitive(self, t):
         """
-        What a visible token sees is visible.
+        Visibility is transitive.
         """
         sets = [visible_set(t, q) for q in range(len(t))]
 
@@ -325,7 +325,7 @@ class TestProperties:
     @given(scripts(), st.integers(0, 8))
     def test_a_longer_record_extends_a_shorter_one(self, script, num_steps):
         """
-        Appending never changes what was recorded.
+        Appending never changes recorded tokens.
         """
         short, long = script.build(num_steps), script.build()
 
@@ -363,7 +363,7 @@ class TestProperties:
 
 
 class TestChecks:
-    """The run-time check finds what it promises to find."""
+    """The run-time check finds every broken promise."""
 
     @pytest.mark.parametrize(
         ("column", "value", "text"),
@@ -417,7 +417,7 @@ class TestChecks:
         check_sampled(t.truncated(1), [answer])
         other = Trajectory([1])
         other.add_action([2, 4], [-1.0, -2.0])
-        with pytest.raises(InvariantError, match="token ids are not those"):
+        with pytest.raises(InvariantError, match="token ids differ from the engine"):
             check_sampled(other, [answer])
 
     def test_sampled_paths_are_compared_as_a_collection(self):
@@ -431,7 +431,7 @@ class TestChecks:
         b.add_action([5], [-5.0])
         t.join([a, b])
         check_sampled(t, answers)
-        with pytest.raises(InvariantError, match="not those"):
+        with pytest.raises(InvariantError, match="differ from the engine"):
             check_sampled(t, [answers[0], answers[0]])
 
 

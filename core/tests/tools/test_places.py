@@ -9,12 +9,14 @@ import time
 import pytest
 import structlog
 
+from turnwise.config.parts import ToolFunction
 from turnwise.errors import ConfigError, InfrastructureError, ToolError
-from turnwise.function_tool import function_tool
-from turnwise.loop_watch import LoopWatch
+from turnwise.plugin.host import Host
 from turnwise.protocols import Resources
-from turnwise.registry import Registry
-from turnwise.tools import ToolBox, load_tools, tool_specs
+from turnwise.runtime.loop_watchdog import EventLoopWatchdog
+from turnwise.runtime.tools import build_tools
+from turnwise.tools.function import function_tool
+from turnwise.tools.toolbox import ToolBox
 from turnwise.types import Task, ToolCall
 
 TASK = Task(messages=({"role": "user", "content": "x"},), uid="t")
@@ -27,7 +29,7 @@ class Colour(enum.Enum):
 
 
 def paint(colour: Colour, times: int = 1) -> str:
-    """Say what would be painted, and where."""
+    """Return a text about the arguments and the process."""
     return f"{colour.name} {times} {os.getpid()}"
 
 
@@ -92,7 +94,7 @@ class TestProcess:
 
     def test_arguments_and_results_travel(self):
         """
-        Annotations hold, it is another process, and the same one serves the next call.
+        Annotations hold; the call runs in another process, which also serves the next call.
         """
         tool = function_tool(paint, run_in="process")
         texts = [call(tool, "paint", colour="red", times=n).text for n in (1, 2)]
@@ -186,17 +188,11 @@ class TestConfig:
     """The key `run_in` of a tool's entry."""
 
     def test_is_read(self):
-        """
-        With a function, and with nothing else.
-        """
-        specs = tool_specs([{"function": f"{__name__}:paint", "run_in": "process"}])
-        tools = load_tools(specs, Registry("tools"), Resources(), [__name__])
+        """`run_in` is an option of functions."""
+        entry = ToolFunction(f"{__name__}:paint", "process")
+        tools = build_tools([entry], Host(), Resources(), [__name__])
 
         assert tools["paint"].run_in == "process"
-        with pytest.raises(ConfigError, match="no option but run_in, got color"):
-            load_tools(
-                tool_specs([{"function": f"{__name__}:paint", "color": 1}]), Registry("tools"), Resources(), [__name__]
-            )
 
 
 class TestWatch:
@@ -208,7 +204,7 @@ class TestWatch:
         """
 
         async def run():
-            with LoopWatch(0.1) as watch:
+            with EventLoopWatchdog(0.1) as watch:
                 async with ToolBox([function_tool(block)]).session(TASK) as session:
                     await session.call(ToolCall(name="block", arguments={"seconds": 0.6}))
                 await asyncio.sleep(0)
@@ -222,11 +218,11 @@ class TestWatch:
 
     def test_it_says_nothing_of_a_thread(self):
         """
-        What blocks in a thread holds up nobody.
+        A blocking function in a thread delays no other episode.
         """
 
         async def run():
-            with LoopWatch(0.5) as watch:
+            with EventLoopWatchdog(0.5) as watch:
                 async with ToolBox([function_tool(sleep)]).session(TASK) as session:
                     await session.call(ToolCall(name="sleep", arguments={"seconds": 1.2}))
             return watch.num_blocks

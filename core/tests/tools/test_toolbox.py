@@ -1,11 +1,10 @@
-"""Tests of `turnwise.tools`, `turnwise.function_tool` and `turnwise.tool_schema`."""
+"""Tests of `turnwise.tools.toolbox`, `turnwise.tools.function` and `turnwise.tools.schema`."""
 
 import asyncio
 import contextvars
 import functools
 import json
 import sys
-import textwrap
 import threading
 import time
 import timeit
@@ -14,16 +13,15 @@ from enum import Enum
 from typing import Annotated, Any, Literal, Optional, Union
 
 import pytest
-from attrs import define, field, frozen
+from attrs import define, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.errors import ConfigError, EngineError, InfrastructureError, ToolError
-from turnwise.function_tool import as_result, function_schema, function_tool, parse_docstring
-from turnwise.protocols import Resources, Tool
-from turnwise.registry import Registry
-from turnwise.tool_schema import compile_schema
-from turnwise.tools import DescribedTool, ToolBox, ToolSpec, load_tools, tool_specs
+from turnwise.protocols import Tool
+from turnwise.tools.function import as_result, function_schema, function_tool, parse_docstring
+from turnwise.tools.schema import compile_schema
+from turnwise.tools.toolbox import DescribedTool, ToolBox
 from turnwise.types import Task, ToolCall, ToolResult
 
 TASK = Task(messages=({"role": "user", "content": "hi"},), uid="t")
@@ -67,7 +65,7 @@ def run_calls(tool: Tool, *calls: ToolCall) -> list[ToolResult]:
 
 @define(eq=False)
 class Probe:
-    """A tool that notes what is done with it, and may fail anywhere."""
+    """A tool that logs its calls, and may fail anywhere."""
 
     name: str = "probe"
     parameters: Mapping[str, Any] = field(factory=lambda: {"type": "object", "properties": {"x": {"type": "integer"}}})
@@ -110,7 +108,7 @@ class Probe:
 
 
 class TestFunctionSchemas:
-    """What annotations and docstrings become."""
+    """Schemas from annotations and docstrings."""
 
     def test_a_typed_function_becomes_an_openai_schema(self):
         """Name, description, parameters, defaults and docs are all there."""
@@ -201,7 +199,7 @@ class TestFunctionSchemas:
         assert text in str(caught.value)
 
     def test_every_parameter_needs_an_annotation_and_a_keyword(self):
-        """What a model cannot fill in is refused when the tool is made."""
+        """Parameters that a model cannot fill in are refused when the tool is made."""
 
         def bare(x): ...
         def starred(*x: int): ...
@@ -258,7 +256,7 @@ class TestFunctionSchemas:
         assert result.text == repr((3, Color.RED, [], {}, Color.BLUE, None))
 
     def test_an_enum_default_shows_its_value(self):
-        """Schemas hold JSON, so a default member stands as its value."""
+        """Schemas hold JSON, so a default member appears as its value."""
 
         def probe(c: Color = Color.BLUE, items: list[int] = []): ...  # noqa: B006 - an unusual default on purpose
 
@@ -268,7 +266,7 @@ class TestFunctionSchemas:
 
 
 class TestFunctionTools:
-    """How functions run and what they may return."""
+    """Execution and return values of functions."""
 
     @pytest.mark.parametrize(
         ("value", "text"),
@@ -321,7 +319,7 @@ class TestFunctionTools:
 
     @pytest.mark.parametrize("error", [GeneratorExit(), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr)
     def test_what_would_end_the_loop_is_an_answer(self, error):
-        """A thread's interrupt or exit is its own: the loop, and the task that waits, go on."""
+        """An interrupt or exit in a thread does not stop the loop or the waiting task."""
 
         def leave() -> str:
             raise error
@@ -385,7 +383,7 @@ class TestFunctionTools:
         assert asyncio.run(run()) == "late"
 
     def test_threads_see_the_context_of_their_task(self):
-        """Log lines of a tool carry what was bound for its episode."""
+        """Log lines of a tool carry the values bound for its episode."""
         name: contextvars.ContextVar[str] = contextvars.ContextVar("name", default="none")
 
         def probe() -> str:
@@ -457,7 +455,7 @@ class TestSchemas:
         ],
     )
     def test_a_schema_that_is_not_valid_is_refused_in_one_line(self, schema: object, text: str):
-        """The line names the tool and what is wrong with it."""
+        """The line names the tool and its fault."""
         with pytest.raises(ConfigError) as caught:
             compile_schema(schema, "t.py")
         assert text in str(caught.value)
@@ -477,7 +475,7 @@ class TestSchemas:
         ],
     )
     def test_a_wrong_argument_is_named_with_what_was_expected(self, arguments: dict[str, Any], text: str):
-        """The model reads which field, and what belongs there."""
+        """The model reads the field and the expected value."""
         properties = {
             "n": {"type": "integer"},
             "color": {"enum": ["blue", "green"]},
@@ -592,19 +590,19 @@ class TestSessions:
         ],
     )
     def test_what_a_tool_raises_is_read_by_the_model(self, error: BaseException, text: str):
-        """Also what is not an `Exception`, and a cancellation that nobody asked for."""
+        """Also exceptions that are no `Exception`, and a cancellation from inside the tool."""
         assert run_calls(Probe(answer=error), ToolCall(name="probe")) == [ToolResult(text=text, error=True)]
         assert run_calls(Probe(create_error=error), ToolCall(name="probe")) == [ToolResult(text=text, error=True)]
 
     def test_a_failed_create_is_tried_again(self):
-        """The next call begins a session anew, and nothing is released that was not created."""
+        """The next call opens a new session, and nothing is released that was not created."""
         probe = Probe(create_error=ToolError("not yet"))
         assert [r.text for r in run_calls(probe, ToolCall(name="probe"), ToolCall(name="probe"))] == ["not yet"] * 2
         assert probe.log == []
 
     @pytest.mark.parametrize("error", [InfrastructureError("disk"), EngineError("judge"), KeyboardInterrupt()])
     def test_what_says_nothing_about_the_model_is_raised(self, error: BaseException):
-        """The episode fails, and what was created is released."""
+        """The episode fails, and open sessions are released."""
         probe = Probe(answer=error)
         with pytest.raises(type(error)):
             run_calls(probe, ToolCall(name="probe"))
@@ -619,7 +617,7 @@ class TestSessions:
         ],
     )
     def test_an_answer_that_breaks_the_contract_is_an_error(self, answer: object, text: str):
-        """It says what the tool did."""
+        """The error names the tool's fault."""
         (result,) = run_calls(Probe(answer=answer), ToolCall(name="probe"))
         assert result.error
         assert result.text.startswith(text)
@@ -718,195 +716,14 @@ class TestSessions:
         assert ToolBox([]).schemas == ()
 
 
-@frozen
-class ProbeOptions:
-    """Options of the registered tool of these tests."""
-
-    name: str = "registered"
-    size: int = 1
-
-
-@pytest.fixture
-def registry() -> Registry[Tool]:
-    registry: Registry[Tool] = Registry("tool")
-    registry.add("probe", lambda config, _resources: Probe(config.name), config=ProbeOptions)
-    registry.add("broken", lambda _config, _resources: 1 / 0)
-    return registry
-
-
-@pytest.fixture
-def own_tools(tmp_path, monkeypatch) -> None:
-    """A package of the user's own, importable as `own_tools`."""
-    package = tmp_path / "own_tools"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "maths.py").write_text(
-        textwrap.dedent('''
-        from os import getenv
-        from turnwise.function_tool import function_tool
-
-        def add(a: int, b: int) -> int:
-            """Add up."""
-            return a + b
-
-        @function_tool
-        def double(a: int) -> int:
-            """Double it."""
-            return 2 * a
-
-        def untyped(a):
-            return a
-
-        class Counter:
-            def __init__(self, start: int = 0):
-                self.start = start
-            @property
-            def schema(self):
-                return {"type": "function", "function": {"name": "counter", "parameters": {"type": "object"}}}
-            async def create(self, task): return None
-            async def execute(self, session, arguments): ...
-            async def release(self, session): return None
-
-        class NoTool:
-            schema = {}
-        ''')
-    )
-    (package / "failing.py").write_text("raise OSError('no licence')")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    for name in [name for name in sys.modules if name.startswith("own_tools")]:
-        del sys.modules[name]
-
-
-@pytest.mark.usefixtures("own_tools")
-class TestLoading:
-    """Tools from a config."""
-
-    def load(self, registry: Registry[Tool], *entries: object, allowed: Sequence[str] = ("own_tools",)) -> Any:
-        return load_tools(tool_specs(list(entries)), registry, Resources(), allowed)
-
-    def test_every_kind_of_entry(self, registry):
-        """Registered names, functions, decorated functions and classes, in order."""
-        tools = self.load(
-            registry,
-            "probe",
-            {"name": "probe"} | {"schema": schema_of({"type": "object"}, "renamed")},
-            {"function": "own_tools.maths:add"},
-            {"function": "own_tools.maths:double"},
-            {"class": "own_tools.maths:Counter", "start": 4},
-        )
-        assert list(tools) == ["registered", "renamed", "add", "double", "counter"]
-        assert call_once(tools["add"], a=1, b=2).text == "3"
-        assert call_once(tools["double"], a=2).text == "4"
-        assert tools["counter"].start == 4
-
-    def test_options_reach_a_registered_tool(self, registry):
-        """As its config class, by the caller's own way of structuring when one is given."""
-        assert list(load_tools(tool_specs([{"name": "probe", "size": 2}]), registry, Resources())) == ["registered"]
-        ready = ToolSpec(name="probe", options=ProbeOptions(name="ready"))
-        assert list(load_tools([ready], registry, Resources())) == ["ready"]
-        own = load_tools(
-            [ToolSpec(name="probe", options={"a": 1})],
-            registry,
-            Resources(),
-            structure=lambda options, _kind: ProbeOptions(name=f"own{options['a']}"),
-        )
-        assert list(own) == ["own1"]
-
-    def test_a_schema_of_ones_own_describes_any_kind_of_tool(self, registry):
-        """It is what the model sees and what arguments are checked against."""
-        one = schema_of({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}, "one")
-        for entry in (
-            {"name": "probe"},
-            {"function": "own_tools.maths:untyped"},
-            {"function": "own_tools.maths:double"},
-            {"class": "own_tools.maths:Counter"},
-        ):
-            tools = self.load(registry, {**entry, "schema": one})
-            assert tools["one"].schema == one
-            assert call_once(tools["one"], a=2).error
-        assert (
-            call_once(self.load(registry, {"function": "own_tools.maths:double", "schema": one})["one"], a=1).text
-            == "2"
-        )
-
-    def test_a_described_tool_is_the_tool(self):
-        """Sessions and rewards are the tool's own."""
-        probe = Probe(release_reward=2.0)
-        described = DescribedTool(probe, schema_of({"type": "object"}, "other"))
-        assert call_once(described).text == "ok"
-        assert probe.log == ["create", ("execute", "session 1", {}), "release"]
-
-    @pytest.mark.parametrize(
-        ("entry", "text"),
-        [
-            ("prob", "tool 'prob': unknown tool 'prob'; did you mean 'probe'?"),
-            ("broken", "tool 'broken' cannot be made: ZeroDivisionError: division by zero"),
-            ({"name": "probe", "sizes": 1}, "tool 'probe': extra fields found (sizes) @ options"),
-            ({"function": "os:getenv"}, "module 'os' is not allowed; list it in tool_modules, which holds own_tools"),
-            ({"class": "own_toolsy.a:B"}, "module 'own_toolsy.a' is not allowed"),
-            ({"function": "own_tools.maths:getenv"}, "module 'os' is not allowed"),
-            ({"function": "own_tools.maths:os.system"}, "expected the form package.module:name"),
-            ({"function": "own_tools.maths"}, "tool 'own_tools.maths': expected the form package.module:name"),
-            ({"function": "own_tools.maths:ad"}, "module own_tools.maths has no 'ad'; did you mean 'add'?"),
-            ({"function": "own_tools.none:f"}, "cannot be made: ModuleNotFoundError: No module named 'own_tools.none'"),
-            ({"function": "own_tools.failing:f"}, "cannot be made: OSError: no licence"),
-            ({"function": "own_tools.maths:untyped"}, "tool 'untyped': parameter 'a' has no type annotation"),
-            ({"function": "own_tools.maths:add", "start": 1}, "a function takes no option but run_in, got start"),
-            ({"class": "own_tools.maths:Counter", "stop": 1}, "unexpected keyword argument 'stop'"),
-            ({"class": "own_tools.maths:NoTool"}, "is not a Tool: NoTool has no create, execute, release"),
-            ({"name": "probe", "schema": {"type": "function"}}, "tool 'probe': its schema must have the form"),
-        ],
-    )
-    def test_what_cannot_be_built_is_one_clear_line(self, registry, entry: object, text: str):
-        """The line names the tool and what to do."""
-        with pytest.raises(ConfigError) as caught:
-            self.load(registry, entry)
-        assert text in str(caught.value)
-        assert "\n" not in str(caught.value)
-
-    def test_two_tools_of_one_name_are_refused(self, registry):
-        """Names come from schemas, so two entries may collide."""
-        with pytest.raises(ConfigError, match="two tools are named 'registered'"):
-            self.load(registry, "probe", "probe")
-
-    def test_nothing_is_allowed_unless_listed(self, registry):
-        """The error says how to allow it, and the module is not imported."""
-        with pytest.raises(ConfigError, match="list it in tool_modules, which holds nothing"):
-            self.load(registry, {"function": "own_tools.maths:add"}, allowed=())
-        assert "own_tools.maths" not in sys.modules
-
-    @pytest.mark.parametrize(
-        ("entries", "text"),
-        [
-            (3, "tools.yaml: expected a list of tools, got int"),
-            ("probe", "tools.yaml: expected a list of tools, got str"),
-            ({"tool": []}, "tools.yaml: expected a list of tools, got dict"),
-            ([3], "tools.yaml[0]: expected a name, or a section with one of name, function, class, got 3"),
-            ([{1: 2}], "tools.yaml[0]: expected a name, or a section"),
-            (["a", {}], "tools.yaml[1]: expected exactly one of the keys name, function, class, got "),
-            (
-                [{"class_name": "x"}],
-                "tools.yaml[0]: expected exactly one of the keys name, function, class, got class_name",
-            ),
-            ([{"name": "a", "class": "b:c"}], "tools.yaml[0]: expected exactly one of the keys"),
-            ([{"name": 3}], "tools.yaml[0].name: expected text, got 3"),
-            ([{"function": ""}], "tools.yaml[0].function: expected text, got ''"),
-            ([{"name": "a", "schema": 3}], "tools.yaml[0].schema: expected a section, got 3"),
-        ],
-    )
-    def test_a_list_that_cannot_be_read_is_one_clear_line(self, entries: object, text: str):
-        """The line names the file and the entry."""
-        with pytest.raises(ConfigError) as caught:
-            tool_specs(entries, "tools.yaml")
-        assert str(caught.value).startswith(text)
-
-    def test_a_file_may_hold_the_list_under_one_key(self):
-        """As verl's tool files do."""
-        (spec,) = tool_specs({"tools": [{"class": "a.b:C", "x": 1, "schema": {"type": "function"}}]})
-        assert spec == ToolSpec(class_path="a.b:C", options={"x": 1}, schema={"type": "function"})
+def test_a_described_tool_is_the_tool():
+    """Sessions and rewards are the tool's own."""
+    probe = Probe(release_reward=2.0)
+    described = DescribedTool(probe, schema_of({"type": "object"}, "other"))
+    assert call_once(described).text == "ok"
+    assert probe.log == ["create", ("execute", "session 1", {}), "release"]
 
 
 def test_json_of_results_is_json():
-    """What a function returns as data, the model reads as JSON."""
+    """The model reads returned data as JSON."""
     assert json.loads(as_result({"a": [1, None, "ä"]}).text) == {"a": [1, None, "ä"]}

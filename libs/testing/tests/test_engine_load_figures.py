@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 
-from turnwise.testing.engine_load_checks import LoadFigures
+from turnwise_testing.engine_load_checks import LoadFigures
 
 FIGURES = LoadFigures(
     num_updates=9,

@@ -8,12 +8,12 @@ from attrs import evolve
 
 from turnwise.errors import EngineError, TornWeightsError
 from turnwise.protocols import Engine
-from turnwise.testing.bigram import BigramEngine, BigramReference
-from turnwise.testing.engine_checks import ENGINE_CHECKS, EngineChecker
-from turnwise.testing.engine_probe import EngineProbe, make_request
-from turnwise.testing.engine_suite import EngineSuite
-from turnwise.testing.scripted import SCRIPTED_CAPABILITIES, RandomPolicy, ScriptedEngine
 from turnwise.types import Capabilities, FinishReason
+from turnwise_testing.bigram import BigramEngine, BigramReference
+from turnwise_testing.engine_checks import ENGINE_CHECKS, EngineChecker
+from turnwise_testing.engine_probe import EngineProbe, make_request
+from turnwise_testing.engine_suite import EngineSuite
+from turnwise_testing.scripted import SCRIPTED_CAPABILITIES, RandomPolicy, ScriptedEngine
 
 VOCAB_SIZE = 64
 CAPABILITIES = evolve(SCRIPTED_CAPABILITIES, max_context=256, layouts=True)
@@ -180,7 +180,7 @@ class NeverSleeps(ScriptedEngine):
 
 class SleepsOnce(ScriptedEngine):
     async def sleep(self, level):
-        if not self._awake:
+        if not self.sleep_state.awake:
             raise EngineError("asleep already")
         await super().sleep(level)
 
@@ -244,7 +244,7 @@ BROKEN = [
     (NeverTwiceTheSame, "greedy_is_repeatable", "the same greedy request again"),
     (NeverTwiceTheSame, "seed_is_repeatable", "ids of one seed"),
     (OneSeedForAll, "seed_is_repeatable", "all seeds gave the same ids"),
-    (edited(lose_aborted_tokens), "abort_returns_what_was_sampled", "what was sampled before the abort is lost"),
+    (edited(lose_aborted_tokens), "abort_returns_what_was_sampled", "the tokens sampled before the abort are lost"),
     (DeafToAbort, "abort_returns_what_was_sampled", "no request of four was aborted"),
     (StrictAbort, "abort_of_unknown_is_ignored", "unknown request"),
     (LeaksCancelled, "cancelling_frees_the_slot", "num_running to become 0 took more than"),
@@ -264,7 +264,7 @@ BROKEN = [
     (NeedsNoStart, "generate_before_start_is_refused", "a request before start"),
     (LearnsWhatItCan, "start_keeps_the_capabilities", "capabilities after start"),
     (NeverStops, "stop_twice_is_harmless", "a request after stop"),
-    (NeverStops, "stop_ends_what_is_in_flight", "finish reasons of what was in flight"),
+    (NeverStops, "stop_ends_what_is_in_flight", "finish reasons of requests in flight"),
 ]
 
 REFERENCE = BigramReference(VOCAB_SIZE)
@@ -356,23 +356,24 @@ class FallsAsleepAlone(BigramEngine):
 
 class ReadsItsFilesAgain(BigramEngine):
     async def wake_up(self, tags=("weights", "kv_cache")):
+        dropped = self.sleep_state.level == 2
         await super().wake_up(tags)
-        if "kv_cache" in tags and self._level == 2:
+        if "kv_cache" in tags and dropped:
             await super().update_weights(REFERENCE.weights(variant=0), self._version)
 
 
 BIGRAM_BROKEN = [
     (OffByATenth, "logprobs_are_those_of_the_model", "log-probabilities are off by 0.1 nats"),
-    (KeepsItsWeights, "weight_update_changes_the_output", "tokens of weight version 1 are not what its weights give"),
-    (StalePrefixes, "no_stale_prefix_after_an_update", "tokens of weight version 1 are not what its weights give"),
-    (ClaimsTheLastVersion, "update_in_flight_marks_each_token", "are not what its weights give|none has tokens of two"),
+    (KeepsItsWeights, "weight_update_changes_the_output", "tokens of weight version 1 do not come from its weights"),
+    (StalePrefixes, "no_stale_prefix_after_an_update", "tokens of weight version 1 do not come from its weights"),
+    (ClaimsTheLastVersion, "update_in_flight_marks_each_token", "do not come from its weights|none has tokens of two"),
     (ClaimsTheLastVersion, "updates_under_load", "tokens that the weights of the version they claim give: expected"),
     (TakesTheFirstHalf, "failed_update_changes_nothing", "after an unknown name: expected"),
     (TearsAndServes, "failed_update_changes_nothing", "a request after an unknown name tore the weights"),
     (SaysNoMore, "generate_while_asleep_says_so", "expected an EngineError that says 'asleep', got no"),
     (KnowsEveryTag, "wrong_sleep_calls_are_refused", "an unknown tag: expected an EngineError"),
-    (FallsAsleepAlone, "sleep_ends_what_is_in_flight", "finish reason of what was in flight at sleep"),
-    (ReadsItsFilesAgain, "level_2_serves_what_it_is_given", "tokens of weight version 1 are not what its weights give"),
+    (FallsAsleepAlone, "sleep_ends_what_is_in_flight", "finish reason of requests in flight at sleep"),
+    (ReadsItsFilesAgain, "level_2_serves_what_it_is_given", "tokens of weight version 1 do not come from its weights"),
 ]
 
 

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from turnwise.testing.engine_checks import ENGINE_CHECKS
-from turnwise.testing.engine_suite import EngineSuite
-from turnwise.testing.suite import PluginSuite, overridden_tests
+from turnwise_testing.engine_checks import ENGINE_CHECKS
+from turnwise_testing.engine_suite import EngineSuite
+from turnwise_testing.suite import PluginSuite, overridden_tests
 
 
 class Overriding(EngineSuite):
@@ -57,7 +57,7 @@ class FakeConfig:
     vocab_size: int = 64
 
 def make_fake(config, resources):
-    from turnwise.testing.scripted import RandomPolicy, ScriptedEngine
+    from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
     return ScriptedEngine(policy=RandomPolicy(vocab_size=config.vocab_size), token_latency_s=0.001)
 
 @turnwise.hookimpl
@@ -67,8 +67,8 @@ def register_engines(registry):
 
 CONFORMANCE = """
 import pytest
-from turnwise.testing.engine_probe import EngineProbe
-from turnwise.testing.engine_suite import EngineSuite
+from turnwise_testing.engine_probe import EngineProbe
+from turnwise_testing.engine_suite import EngineSuite
 
 class TestFake(EngineSuite):
     entry_point = "fake_engine"

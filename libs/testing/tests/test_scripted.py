@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.errors import EngineError, ReplicaDiedError
-from turnwise.testing.scripted import Failure, RandomPolicy, ScriptedEngine
 from turnwise.types import Capabilities, FinishReason, GenerateRequest, SamplingParams
+from turnwise_testing.scripted import Failure, RandomPolicy, ScriptedEngine
 
 TURN = [5, 6, 7, 8, 9]
 
@@ -299,15 +299,16 @@ def test_memory_is_taken_tag_by_tag():
             seen.append(await served(engine))
         return seen
 
-    dropped, asleep = "the weights were dropped", "the scripted engine is asleep"
-    assert serve(ScriptedEngine(), scenario) == [dropped, dropped, "served", asleep, "served"]
+    half, dropped = "the scripted engine is asleep (level 2): wake up kv_cache", "the weights were dropped"
+    asleep = "the scripted engine is asleep (level 1): wake up weights and kv_cache"
+    assert serve(ScriptedEngine(), scenario) == [half, dropped, "served", asleep, "served"]
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda engine: engine.sleep(3), "no sleep level 3"),
-        (lambda engine: engine.wake_up(["disk"]), r"unknown memory tags \['disk'\]"),
+        (lambda engine: engine.wake_up(["disk"]), "cannot wake up 'disk', only weights and kv_cache"),
         (lambda engine: engine.start(), "it is running"),
         (lambda engine: engine.generate(ask([])), "the context is empty"),
         (lambda engine: engine.generate(ask(range(30))), "the context has 30 tokens, but max_context is 16"),
@@ -338,7 +339,7 @@ def test_sleeping_ends_what_is_in_flight():
                 await engine.generate(ask())
             await engine.sleep(1)
         assert FinishReason.ABORT == task.result().finish_reason
-        with pytest.raises(EngineError, match="their memory is asleep"):
+        with pytest.raises(EngineError, match="the weights of the scripted engine are asleep"):
             await engine.update_weights([], 1)
 
     serve(ScriptedEngine(latency_s=5), scenario)

@@ -11,13 +11,13 @@ from attrs import define, evolve, field
 
 from turnwise import Reply, Resources, State, ToolCall, TrajectoryScore, TurnScore
 from turnwise.errors import EngineError, EpisodeEnd
-from turnwise.testing.agent_checks import AGENT_CHECKS, run_agent_checks
-from turnwise.testing.agent_probe import AgentProbe, ProbeParser, ReplayAgent, make_task, probe_chat, probe_resources
-from turnwise.testing.agent_suite import AgentSuite
-from turnwise.testing.parser_checks import PARSER_CHECKS, ParserProbe, run_parser_checks
-from turnwise.testing.parser_suite import ToolParserSuite
-from turnwise.testing.reward_checks import REWARD_CHECKS, RewardExample, RewardProbe, run_reward_checks
-from turnwise.testing.reward_suite import RewardSuite
+from turnwise_testing.agent_checks import AGENT_CHECKS, run_agent_checks
+from turnwise_testing.agent_probe import AgentProbe, ProbeParser, ReplayAgent, make_task, probe_chat, probe_resources
+from turnwise_testing.agent_suite import AgentSuite
+from turnwise_testing.parser_checks import PARSER_CHECKS, ParserProbe, run_parser_checks
+from turnwise_testing.parser_suite import ToolParserSuite
+from turnwise_testing.reward_checks import REWARD_CHECKS, RewardExample, RewardProbe, run_reward_checks
+from turnwise_testing.reward_suite import RewardSuite
 
 CHAT = probe_chat()
 
@@ -151,7 +151,7 @@ class TestAgentChecks:
         ("make_agent", "check", "text"),
         [
             (Raises, "finishes", "the episode ended as failed: agent KeyError: 'mine'"),
-            (Invents, "records_hold", "not those that the engine returned"),
+            (Invents, "records_hold", "differ from the engine's"),
             (ObservesLast, "last_turn_is_the_models", "the record ends with an observation"),
             (Overruns, "budget_is_kept", "response tokens with a budget of"),
             (KeepsSets, "memory_is_json", "memory is not JSON after state 'generating'"),

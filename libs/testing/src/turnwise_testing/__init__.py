@@ -1,8 +1,8 @@
 """
-The public test kit: what a stranger's plugin is tested with.
+The public test kit for plugins.
 
 - `EngineSuite`, `ToolParserSuite`, `AgentSuite`, `RewardSuite`, `WeightTransportSuite`: conformance suites for pytest;
-  a plugin's file has some ten lines. The same checks without pytest stand in `turnwise.testing.engine_checks` and its
+  a plugin's file has some ten lines. The same checks without pytest are in `turnwise_testing.engine_checks` and its
   neighbours, and ``turnwise check NAME`` runs them.
 - `ScriptedEngine`, `RandomPolicy`, `Failure`: a fake engine with given outputs, latencies and failures.
 - `BigramEngine`: a fake engine with weights that can be updated, dropped and compared with.
@@ -18,20 +18,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from turnwise.testing.agent_probe import AgentProbe
-    from turnwise.testing.agent_suite import AgentSuite
-    from turnwise.testing.bigram import BigramEngine
-    from turnwise.testing.engine_probe import EngineProbe
-    from turnwise.testing.engine_suite import EngineSuite
-    from turnwise.testing.parser_suite import ToolParserSuite
-    from turnwise.testing.reference_model import TransformersReference
-    from turnwise.testing.reward_checks import RewardExample
-    from turnwise.testing.reward_suite import RewardSuite
-    from turnwise.testing.scripted import Failure, RandomPolicy, ScriptedEngine
-    from turnwise.testing.strategies import scripts, trajectories
-    from turnwise.testing.suite import PluginSuite
-    from turnwise.testing.tokenizers import byte_tokenizer
-    from turnwise.testing.transport_suite import WeightTransportSuite
+    from turnwise_testing.agent_probe import AgentProbe
+    from turnwise_testing.agent_suite import AgentSuite
+    from turnwise_testing.bigram import BigramEngine
+    from turnwise_testing.engine_probe import EngineProbe
+    from turnwise_testing.engine_suite import EngineSuite
+    from turnwise_testing.parser_suite import ToolParserSuite
+    from turnwise_testing.reference_model import TransformersReference
+    from turnwise_testing.reward_checks import RewardExample
+    from turnwise_testing.reward_suite import RewardSuite
+    from turnwise_testing.scripted import Failure, RandomPolicy, ScriptedEngine
+    from turnwise_testing.strategies import scripts, trajectories
+    from turnwise_testing.suite import PluginSuite
+    from turnwise_testing.tokenizers import byte_tokenizer
+    from turnwise_testing.transport_suite import WeightTransportSuite
 
 __all__ = [
     "AgentProbe",

@@ -1,7 +1,7 @@
 """
-Asks an engine that an actor of Ray has built, in an interpreter of its own, so that Ray leaves nothing in the tests'.
+Runs an engine in a Ray actor from a separate interpreter, so that the tests' own process never starts Ray.
 
-    python -m turnwise.testing.actor_run < PICKLE > JSON
+    python -m turnwise_testing.actor_run < PICKLE > JSON
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 from attrs import frozen
 
+from turnwise.plugin.registry import Registry
 from turnwise.protocols import Resources
-from turnwise.registry import Registry
 from turnwise.types import GenerateRequest
 
 
 @frozen(kw_only=True)
 class ActorJob:
-    """What crosses the border: where a factory is registered, what it is given, and what the engine is asked."""
+    """A job for the actor: the place of a factory, its arguments, and the request."""
 
     entry_point: str
     module: str
@@ -33,7 +33,7 @@ class ActorJob:
 
 
 class EngineActor:
-    """Builds an engine from what crossed the border."""
+    """Builds an engine from a job."""
 
     async def ask(self, job: ActorJob) -> tuple[int, int]:
         """Return how many tokens the engine was given, and how many it sampled."""
@@ -50,10 +50,10 @@ class EngineActor:
 
 
 def main() -> None:
-    """Read a job from standard input and write what the actor answered."""
+    """Read a job from standard input and write the actor's result."""
     import ray
 
-    from turnwise.testing.actor_run import EngineActor as Importable
+    from turnwise_testing.actor_run import EngineActor as Importable
 
     job = pickle.loads(sys.stdin.buffer.read())
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)

@@ -1,8 +1,8 @@
 """
-What every agent must do, as plain functions without pytest.
+Requirements of every agent, as plain functions without pytest.
 
-A check takes an `AgentProbe` and raises `AssertionError` with a text that says what the agent did. Not covered: what
-an agent is for; its own tests say that.
+A check takes an `AgentProbe` and raises `AssertionError` with a text that describes the failure. Not covered: the
+purpose of an agent, which its own tests check.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 from attrs import field, frozen
 
 from turnwise.errors import InvariantError
-from turnwise.invariants import check_sampled, check_trajectory
 from turnwise.protocols import Agent, Episode
-from turnwise.record import Origin
-from turnwise.testing.agent_probe import AgentProbe, Run
-from turnwise.testing.engine_probe import expect, expect_equal
-from turnwise.testing.scripted import Failure
+from turnwise.record.columns import Origin
+from turnwise.record.invariants import check_sampled, check_trajectory
 from turnwise.types import GenerateRequest, State, Status
+from turnwise_testing.agent_probe import AgentProbe, Run
+from turnwise_testing.engine_probe import expect, expect_equal
+from turnwise_testing.scripted import Failure
 
 AgentCheck = Callable[[AgentProbe], Coroutine[Any, Any, None]]
 
@@ -47,7 +47,7 @@ async def check_finishes(probe: AgentProbe) -> None:
 
 @_check
 async def check_records_hold(probe: AgentProbe) -> None:
-    """The record keeps every invariant, and its mask is 1 exactly on what the engine returned."""
+    """The record keeps every invariant, and its mask is 1 exactly on the engine's tokens."""
     for run in await probe.run_all():
         _expect_sound(run)
 
@@ -77,7 +77,7 @@ async def check_budget_is_kept(probe: AgentProbe) -> None:
 
 @_check
 async def check_memory_is_json(probe: AgentProbe) -> None:
-    """After every step, `Episode.memory` holds what JSON gives back unchanged."""
+    """After every step, `Episode.memory` survives a round trip through JSON."""
     agent = _Watching(probe.make_agent())
     await probe.run_all(agent=agent)
     expect(not agent.problems, "; ".join(agent.problems[:3]))
@@ -115,7 +115,7 @@ async def check_many_at_once_do_not_mix(probe: AgentProbe) -> None:
 
 @_check
 async def check_engine_failure_is_the_engines(probe: AgentProbe) -> None:
-    """When a generate call fails, the episode fails, owned by the engine, and what was sampled before is kept."""
+    """When a generate call fails, the engine owns the episode's failure, and earlier tokens are kept."""
     for number in range(3):
         for task in probe.tasks[:4]:
             engine = probe.engine(failures={number: Failure.ERROR})
@@ -183,7 +183,7 @@ def _expect_ended(run: Run) -> None:
 
 
 def _expect_sound(run: Run) -> None:
-    """Check the record against the invariants and against what the engine returned."""
+    """Check the record against the invariants and against the engine's results."""
     trajectories, answers = run.result.trajectories, list(run.answers)
     try:
         for trajectory in trajectories:
@@ -196,14 +196,14 @@ def _expect_sound(run: Run) -> None:
     for trajectory in trajectories:
         recorded.update(trajectory.response_ids[trajectory.response_mask == 1].tolist())
     returned = Counter(np.concatenate([answer.token_ids for answer in answers]).tolist()) if answers else Counter()
-    expect_equal(recorded, returned, "tokens with mask 1, against those that the engine returned")
+    expect_equal(recorded, returned, "tokens with mask 1, against the engine's tokens")
 
 
-def _expect_same(run: Run, expected: Run, what: str) -> None:
-    expect_equal(run.records, expected.records, f"records of {what}")
-    expect_equal(run.result.status, expected.result.status, f"status of {what}")
-    expect_equal(run.result.messages, expected.result.messages, f"messages of {what}")
-    expect_equal(run.episode.memory, expected.episode.memory, f"memory of {what}")
+def _expect_same(run: Run, expected: Run, subject: str) -> None:
+    expect_equal(run.records, expected.records, f"records of {subject}")
+    expect_equal(run.result.status, expected.result.status, f"status of {subject}")
+    expect_equal(run.result.messages, expected.result.messages, f"messages of {subject}")
+    expect_equal(run.episode.memory, expected.episode.memory, f"memory of {subject}")
 
 
 @frozen

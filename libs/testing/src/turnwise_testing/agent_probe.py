@@ -1,5 +1,5 @@
 """
-What agent and reward checks run: tasks, a scripted model that calls tools, and the real driver around them.
+Probes of agents and rewards: tasks, a scripted model that calls tools, and the real driver around them.
 
 The model's turns are texts chosen by a hash of the context and the request's seed, so episodes differ, and repeat. The
 default turns call tools between ``<tool_call>`` tags, which `ProbeParser` reads; give others for an agent with tags of
@@ -18,16 +18,15 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from turnwise.chat import ChatTemplate
-from turnwise.driver import Recipe, run_episode
-from turnwise.episode import LiveEpisode
-from turnwise.episode_setup import EpisodeSpec, Limits, Services
-from turnwise.function_tool import function_tool
+from turnwise.chat.template import ChatTemplate
+from turnwise.episode.driver import EpisodeProgram, run_episode
+from turnwise.episode.live import LiveEpisode
+from turnwise.episode.setup import EpisodeContext, Limits
 from turnwise.protocols import Agent, Chat, Episode, Resources, Reward, Tool
-from turnwise.result import EpisodeResult
-from turnwise.testing.scripted import ScriptedEngine
-from turnwise.testing.tokenizers import byte_tokenizer
-from turnwise.tools import ToolBox
+from turnwise.record.result import EpisodeResult
+from turnwise.record.spec import EpisodeSpec
+from turnwise.tools.function import function_tool
+from turnwise.tools.toolbox import ToolBox
 from turnwise.types import (
     Capabilities,
     GenerateRequest,
@@ -38,6 +37,8 @@ from turnwise.types import (
     TokenArray,
     ToolCall,
 )
+from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.tokenizers import byte_tokenizer
 
 TURNS = (
     "The answer is 42.",
@@ -55,7 +56,7 @@ TURNS = (
 
 @lru_cache(maxsize=1)
 def probe_chat() -> ChatTemplate:
-    """Return a chat template over `turnwise.testing.tokenizers.byte_tokenizer`; made once, for it proves itself."""
+    """Return a chat template over `turnwise_testing.tokenizers.byte_tokenizer`; made once, for it proves itself."""
     return ChatTemplate(byte_tokenizer())
 
 
@@ -92,7 +93,7 @@ def add(a: int, b: int) -> int:
 
 
 def probe_resources() -> Resources:
-    """Return a chat template, a parser and the tool `add`: what agents are usually built from."""
+    """Return the resources of a typical agent: a chat template, a parser and the tool `add`."""
     tools: dict[str, Tool] = {"add": function_tool(add)}
     return Resources(chat=probe_chat(), parser=ProbeParser(probe_chat()), tools=tools)
 
@@ -112,7 +113,7 @@ class RecordingEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the engine."""
+        """The engine's capabilities."""
         return self.engine.capabilities
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
@@ -132,8 +133,8 @@ class Run:
     One episode that a probe ran.
 
     Attributes:
-        result: what the driver returned.
-        answers: what the engine returned for it, in order.
+        result: of the driver.
+        answers: results of the engine for it, in order.
         episode: as the driver left it.
     """
 
@@ -154,16 +155,16 @@ def _plain(saved: dict[str, Any]) -> dict[str, Any]:
 @frozen(kw_only=True)
 class AgentProbe:
     """
-    What the checks do with an agent.
+    The probe of an agent.
 
     Attributes:
         make_agent: builds it, as the registered factory does.
-        resources: what it was built from; its tools are those that can be called.
+        resources: of the agent; the model can call its tools.
         turns: texts of the model; see the module.
         num_tasks: how many tasks the checks run.
         response_length: a budget in which most episodes end by themselves.
         timeout_s: longest wait for one episode.
-        tasks: what to run; questions without answers, unless given.
+        tasks: to run; questions without answers, unless given.
     """
 
     make_agent: Callable[[], Agent]
@@ -196,7 +197,7 @@ class AgentProbe:
         return self.turn_ids[int.from_bytes(blake2b(key, digest_size=4).digest(), "little") % len(self.turn_ids)]
 
     def engine(self, **options: Any) -> ScriptedEngine:
-        """Return the scripted model; `options` are those of `ScriptedEngine`."""
+        """Return the scripted model; `ScriptedEngine` takes the `options`."""
         return ScriptedEngine(self.choose, **options)
 
     def slow_engine(self, turn_s: float) -> ScriptedEngine:
@@ -221,7 +222,7 @@ class AgentProbe:
         Run one episode through the real driver, with invariants checked.
 
         Args:
-            task: what to run.
+            task: to run.
             agent: in place of a new one.
             engine: in place of a new one; it must have been started.
             limits: in place of the probe's.
@@ -229,13 +230,15 @@ class AgentProbe:
             abort_after_s: seconds after which the episode is told to stop.
         """
         client = RecordingEngine(engine or await self._started())
-        recipe = Recipe(agent=agent or self.make_agent(), reward=reward, tools=ToolBox(self.resources.tools))
+        recipe = EpisodeProgram(agent=agent or self.make_agent(), reward=reward, tools=ToolBox(self.resources.tools))
         sampling = SamplingParams(stop_token_ids=self.chat.stop_token_ids)
         spec = EpisodeSpec(task=task, agent_name="probe", sampling=sampling)
         try:
             async with asyncio.timeout(self.timeout_s), asyncio.TaskGroup() as group:
-                services = Services(engine=client, spawn=group.create_task, interaction=self.resources.interaction)
-                episode = LiveEpisode(spec=spec, limits=limits or self.limits(), services=services)
+                services = EpisodeContext(
+                    engine=client, spawn=group.create_task, interaction=self.resources.interaction
+                )
+                episode = LiveEpisode(spec=spec, limits=limits or self.limits(), context=services)
                 if abort_after_s is not None:
                     asyncio.get_running_loop().call_later(abort_after_s, episode.abort)
                 result = await run_episode(episode, recipe)
@@ -255,7 +258,7 @@ class AgentProbe:
 
 @frozen
 class ReplayAgent:
-    """Begins with a prompt, lets the model answer once, and ends: for rewards."""
+    """Runs a prompt and one turn of the model, for rewards."""
 
     chat: Chat
 

@@ -1,4 +1,4 @@
-"""The conformance suite of agents: `turnwise.testing.agent_checks`, one test each."""
+"""The conformance suite of agents: `turnwise_testing.agent_checks`, one test each."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import asyncio
 import pytest
 
 from turnwise.protocols import Agent, Resources
-from turnwise.testing.agent_checks import AGENT_CHECKS
-from turnwise.testing.agent_probe import AgentProbe, probe_resources
-from turnwise.testing.suite import PluginSuite
+from turnwise_testing.agent_checks import AGENT_CHECKS
+from turnwise_testing.agent_probe import AgentProbe, probe_resources
+from turnwise_testing.suite import PluginSuite
 
 
 class AgentSuite(PluginSuite):
     """
-    What every agent must pass. A plugin's whole file::
+    The conformance suite of agents. A plugin's whole file::
 
         class TestDebate(AgentSuite):
             entry_point = "debate_agent"
             module = "turnwise_debate_agent"
             registered = "debate"
 
-    May be overridden: the fixtures `config`, `resources`, and `probe`, which says what the scripted model writes; an
-    agent with tags of its own overrides it with turns that use them.
+    May be overridden: the fixtures `config`, `resources`, and `probe`, which has the turns of the scripted model;
+    an agent with special tags overrides it with turns that use them.
     """
 
     hook = "register_agents"
@@ -34,7 +34,7 @@ class AgentSuite(PluginSuite):
 
     @pytest.fixture
     def probe(self, config: object, resources: Resources) -> AgentProbe:
-        """What to run the agent on; may be overridden."""
+        """The probe of the agent; may be overridden."""
         factory = self.entry().factory
         return AgentProbe(make_agent=lambda: factory(config, resources), resources=resources)
 
@@ -47,7 +47,7 @@ class AgentSuite(PluginSuite):
         run(probe, "finishes")
 
     def test_records_hold(self, probe: AgentProbe) -> None:
-        """The record keeps every invariant, and its mask is 1 exactly on what the engine returned."""
+        """The record keeps every invariant, and its mask is 1 exactly on the engine's tokens."""
         run(probe, "records_hold")
 
     def test_last_turn_is_the_models(self, probe: AgentProbe) -> None:
@@ -59,7 +59,7 @@ class AgentSuite(PluginSuite):
         run(probe, "budget_is_kept")
 
     def test_memory_is_json(self, probe: AgentProbe) -> None:
-        """After every step, `Episode.memory` holds what JSON gives back unchanged."""
+        """After every step, `Episode.memory` survives a round trip through JSON."""
         run(probe, "memory_is_json")
 
     def test_steps_need_only_the_record_and_memory(self, probe: AgentProbe) -> None:
@@ -75,7 +75,7 @@ class AgentSuite(PluginSuite):
         run(probe, "many_at_once_do_not_mix")
 
     def test_engine_failure_is_the_engines(self, probe: AgentProbe) -> None:
-        """When a generate call fails, the episode fails, owned by the engine, with what was sampled before."""
+        """When a generate call fails, the engine owns the episode's failure, and earlier tokens are kept."""
         run(probe, "engine_failure_is_the_engines")
 
     def test_abort_keeps_what_was_sampled(self, probe: AgentProbe) -> None:
@@ -92,5 +92,5 @@ class AgentSuite(PluginSuite):
 
 
 def run(probe: AgentProbe, name: str) -> None:
-    """Run one check in an event loop of its own."""
+    """Run one check in a new event loop."""
     asyncio.run(AGENT_CHECKS[name](probe))

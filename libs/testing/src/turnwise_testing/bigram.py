@@ -1,5 +1,5 @@
 """
-A fake engine with real weights: one matrix of numpy, row i holding the logits of what follows id i.
+A fake engine with real weights: one numpy matrix, whose row i has the logits after id i.
 
 Everything that engines do with weights can be watched on it in microseconds: updates in mid-flight, sleep, a second
 model to compare with. It needs no tensor library.
@@ -16,11 +16,12 @@ from attrs import define, field
 from numpy.typing import NDArray
 
 from turnwise.errors import EngineError
+from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, FinishReason, FloatArray, GenerateRequest, GenerateResult
-from turnwise.weight_sources import as_numpy
+from turnwise.weights.sleep import SleepState, drops_weights
+from turnwise.weights.sources import as_numpy
 
 NAME = "bigram.weight"
-_TAGS = frozenset(("weights", "kv_cache"))
 
 
 def bigram_weights(vocab_size: int, seed: int = 0) -> NDArray[np.float32]:
@@ -29,7 +30,7 @@ def bigram_weights(vocab_size: int, seed: int = 0) -> NDArray[np.float32]:
 
 
 def log_softmax(logits: NDArray[np.float32], temperature: float) -> FloatArray:
-    """Return log-probabilities along the last axis; at temperature 0 those of temperature 1."""
+    """Return log-probabilities along the last axis; temperature 0 gives the values of temperature 1."""
     scaled = logits.astype(np.float64) / (temperature or 1.0)
     scaled -= scaled.max(axis=-1, keepdims=True)
     logprobs: FloatArray = (scaled - np.log(np.exp(scaled).sum(axis=-1, keepdims=True))).astype(np.float32)
@@ -38,7 +39,7 @@ def log_softmax(logits: NDArray[np.float32], temperature: float) -> FloatArray:
 
 @define(eq=False)
 class BigramReference:
-    """The truth of a `BigramEngine`: a `turnwise.testing.engine_probe.Reference`."""
+    """The truth of a `BigramEngine`: a `turnwise_testing.engine_probe.Reference`."""
 
     vocab_size: int = 64
 
@@ -72,8 +73,7 @@ class BigramEngine:
     _weights: Any = field(default=None, init=False)
     _version: int = field(default=0, init=False)
     _state: str = field(default="not started", init=False)
-    _awake: set[str] = field(factory=lambda: set(_TAGS), init=False)
-    _level: int = field(default=0, init=False)
+    sleep_state: SleepState = field(factory=lambda: SleepState("the bigram engine"), init=False)
     _running: dict[str, bool] = field(factory=dict, init=False)
 
     @property
@@ -113,28 +113,23 @@ class BigramEngine:
             self._running[request_id] = True
 
     async def sleep(self, level: int) -> None:
-        """End what is in flight, and at level 2 drop the weights."""
+        """End requests in flight; level 2 also frees the weights."""
         self._require_running()
-        if level not in self.capabilities.sleep_levels:
-            raise EngineError(f"the bigram engine has no sleep level {level}")
-        self._awake.clear()
-        self._level = max(level, self._level)
+        self.sleep_state.check_level(level, self.capabilities.sleep_levels)
+        self.sleep_state.mark_asleep(level)
         await self._end_all()
-        if level == 2:
+        if drops_weights(level):
             self._weights = None
 
-    async def wake_up(self, tags: Iterable[str] = ("weights", "kv_cache")) -> None:
+    async def wake_up(self, tags: Iterable[str] = TAGS) -> None:
         """Take memory again."""
         self._require_running()
-        if unknown := set(tags) - _TAGS:
-            raise EngineError(f"unknown memory tags {sorted(unknown)}")
-        self._awake.update(tags)
+        self.sleep_state.mark_awake(*self.sleep_state.tags_to_wake(tags))
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Replace the matrix when what comes fits it, and nothing else comes."""
+        """Replace the matrix if the update has exactly one matrix of its shape."""
         self._require_running()
-        if "weights" not in self._awake:
-            raise EngineError("cannot update the weights: the bigram engine is asleep")
+        self.sleep_state.check_update()
         try:
             staged = await asyncio.to_thread(lambda: [(name, np.array(as_numpy(array))) for name, array in weights])
         except Exception as error:
@@ -148,11 +143,11 @@ class BigramEngine:
 
     def stats(self) -> Mapping[str, float]:
         """Return `num_running` and `memory_bytes`."""
-        there = self._weights is not None and "weights" in self._awake
+        there = self._weights is not None and "weights" in self.sleep_state.awake
         return {"num_running": len(self._running), "memory_bytes": self._weights.nbytes if there else 0}
 
     async def stop(self) -> None:
-        """End what is in flight; harmless at any time."""
+        """End requests in flight; harmless at any time."""
         self._state = "stopped"
         await self._end_all()
 
@@ -168,8 +163,7 @@ class BigramEngine:
 
     def _room(self, request: GenerateRequest) -> int:
         self._require_running()
-        if self._awake < _TAGS:
-            raise EngineError(f"the bigram engine is asleep (level {self._level})")
+        self.sleep_state.check_serving()
         if self._weights is None:
             raise EngineError("the bigram engine has no weights: sleep level 2 dropped them")
         num_context = len(request.token_ids)

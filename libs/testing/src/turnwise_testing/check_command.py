@@ -7,10 +7,9 @@ import argparse
 from rich.console import Console
 
 from turnwise.cli.exit_codes import FAILED, OK
-from turnwise.cli.resolved_config import load_resolved
-from turnwise.errors import PluginError
-from turnwise.host import load
-from turnwise.runtime.assembly import resources_of
+from turnwise.config.resolve import load_resolved
+from turnwise.plugin.host import load
+from turnwise.runtime.build import RunBuilder
 
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
@@ -32,12 +31,10 @@ class CheckCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print a line per check; 1 when one failed."""
-        try:
-            from turnwise.testing.check_run import run_checks
-        except ModuleNotFoundError as error:
-            raise PluginError(f"the checks need {error.name}: pip install 'turnwise[testing]'") from error
+        from turnwise_testing.check_run import run_checks
+
         config, host = load_resolved(arguments.config, arguments.overrides) if arguments.config else (None, load())
-        resources = resources_of(config, host) if config else None
+        resources = RunBuilder(config, host).resources if config else None
         console = Console()
         failed = 0
         for outcome in run_checks(host, arguments.name, config, resources):

@@ -1,7 +1,7 @@
 """
-Runs the conformance checks of whatever a plugin registers, without pytest: what ``turnwise check NAME`` does.
+Runs the conformance checks of a plugin without pytest, for ``turnwise check NAME``.
 
-What a check needs to know of a plugin comes from a run's config when one is given, and is assumed otherwise: engines
+Options and resources of a check come from a run's config; without one the checks use defaults: engines
 need a config with a model; parsers are taken to read Hermes' calls, and when they do not, the checks that write calls
 are skipped and say so; rewards are asked about a few common answers.
 """
@@ -16,18 +16,19 @@ from typing import Any, Literal
 
 from attrs import evolve, frozen
 
-from turnwise.config import RunConfig
-from turnwise.config_parts import Choice
+from turnwise.config.parts import Choice
+from turnwise.config.resolve import build_part
+from turnwise.config.run import RunConfig
 from turnwise.errors import ConfigError, PluginError
-from turnwise.host import Host, Kind
+from turnwise.plugin.host import Host, Kind
+from turnwise.plugin.registry import did_you_mean
 from turnwise.protocols import Resources
-from turnwise.registry import did_you_mean
-from turnwise.testing.agent_checks import AGENT_CHECKS
-from turnwise.testing.agent_probe import AgentProbe, probe_chat, probe_resources
-from turnwise.testing.engine_checks import ENGINE_CHECKS, EngineChecker
-from turnwise.testing.engine_probe import EngineProbe
-from turnwise.testing.parser_checks import PARSER_CHECKS, ParserProbe
-from turnwise.testing.reward_checks import REWARD_CHECKS, RewardExample, RewardProbe
+from turnwise_testing.agent_checks import AGENT_CHECKS
+from turnwise_testing.agent_probe import AgentProbe, probe_chat, probe_resources
+from turnwise_testing.engine_checks import ENGINE_CHECKS, EngineChecker
+from turnwise_testing.engine_probe import EngineProbe
+from turnwise_testing.parser_checks import PARSER_CHECKS, ParserProbe
+from turnwise_testing.reward_checks import REWARD_CHECKS, RewardExample, RewardProbe
 
 Verdict = Literal["passed", "failed", "skipped"]
 _CHECKED: tuple[Kind, ...] = ("engines", "tool_parsers", "agents", "rewards")
@@ -43,14 +44,14 @@ _EXAMPLES = (
 @frozen(kw_only=True)
 class Outcome:
     """
-    How one check went.
+    The outcome of one check.
 
     Attributes:
         kind: registry that the checked name is in.
-        name: what was checked.
-        check: which check.
+        name: of the checked part.
+        check: name of the check.
         verdict: passed, failed or skipped.
-        reason: what went wrong, or why it was skipped; one line.
+        reason: of a failure or a skip; one line.
     """
 
     kind: Kind
@@ -68,7 +69,7 @@ def run_checks(host: Host, name: str, config: RunConfig | None, resources: Resou
         host: with the plugin loaded.
         name: a registered name, such as `hermes`, or a plugin's, such as `hermes_parser`.
         config: whose sections give the options; defaults when None.
-        resources: what the parts are built from; the test kit's own when None.
+        resources: for the factories of the parts; the test kit's own when None.
 
     Raises:
         PluginError: nothing of that name can be checked.
@@ -79,7 +80,7 @@ def run_checks(host: Host, name: str, config: RunConfig | None, resources: Resou
 
 
 def targets(host: Host, name: str) -> list[tuple[Kind, str]]:
-    """Return what a name means: (kind, registered name) pairs that have checks."""
+    """Return the (kind, registered name) pairs of a name that have checks."""
     found = [(kind, name) for kind in _CHECKED if name in host.registry(kind)]
     for plugin in host.plugins:
         if plugin.name == name and plugin.state != "ok":
@@ -114,10 +115,11 @@ class _Target:
 
     def build(self, default: Resources) -> Any:
         """Build it."""
-        return self.host.build(self.kind, self.name, self.options(), self.resources or default, path=self.name)
+        choice = Choice(self.name, self.options())
+        return build_part(self.host, self.kind, choice, self.resources or default, path=self.name)
 
     def outcome(self, check: str, run: Callable[[], str | None]) -> Outcome:
-        """Run one check; what it returns is why it was skipped."""
+        """Run one check; it returns the reason of a skip."""
         try:
             reason = run()
         except Exception as error:  # noqa: BLE001 - a check fails by whatever the plugin raises

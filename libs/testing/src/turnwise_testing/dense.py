@@ -1,7 +1,7 @@
 """
 The slow truth about layouts: whole matrices of visibility, and a forward pass under one.
 
-What an engine samples, and what a fast attention computes, is compared with this. It takes L x L memory for L tokens.
+The reference for engines and for fast attention. It takes L x L memory for L tokens.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.layout import visible_keys
-from turnwise.trajectory import Trajectory
+from turnwise.record.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def visibility(trajectory: Trajectory) -> NDArray[np.bool_]:
-    """Return (T, T) bool: whether the token of a row sees that of a column."""
+    """Return (T, T) bool: whether the token of a row sees the token of a column."""
     return visible_keys(trajectory.block_start, trajectory.path_start, np.arange(len(trajectory)))
 
 
@@ -43,7 +43,7 @@ def dense_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, 
         query: (B, H, L, D).
         key: (B, G, L, D), where G divides H.
         value: (B, G, L, D).
-        visible: (B, L, L) bool, or what broadcasts to it; every row has a True.
+        visible: (B, L, L) bool, or broadcastable to it; every row has a True.
         scaling: of the products.
 
     Returns:

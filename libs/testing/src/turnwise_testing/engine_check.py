@@ -1,4 +1,4 @@
-"""The register of engine checks: what a check is, and which engines and probes it applies to."""
+"""The register of engine checks, with the engines and probes that each applies to."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from attrs import frozen
 
 from turnwise.protocols import Engine
-from turnwise.testing.engine_probe import EngineProbe
 from turnwise.types import Capabilities
+from turnwise_testing.engine_probe import EngineProbe
 
 MakeEngine = Callable[[], Engine]
 CheckFunction = Callable[[Engine, EngineProbe], Coroutine[Any, Any, None]]
@@ -21,7 +21,7 @@ class EngineCheck:
     One check.
 
     Attributes:
-        function: what to await with the engine and the probe.
+        function: awaited with the engine and the probe.
         needs: the field of `Capabilities` without which it makes no sense; empty for none.
         fresh: it wants an engine that was not started, and leaves it stopped.
         reference: it compares with `EngineProbe.reference`.

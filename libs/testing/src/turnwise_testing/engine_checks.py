@@ -1,8 +1,7 @@
 """
-What every engine must do, as plain functions: no pytest, so that the command line can run them on a real engine.
+Runs the engine checks without pytest, so that the command line can run them on a real engine.
 
-The checks stand in `engine_serving_checks`, `engine_layout_checks`, `engine_weight_checks` and `engine_load_checks`;
-here is what runs them.
+The checks are in `engine_serving_checks`, `engine_layout_checks`, `engine_weight_checks` and `engine_load_checks`.
 Not covered: throughput and device memory.
 """
 
@@ -15,14 +14,14 @@ from attrs import define, field
 
 from turnwise.errors import EngineError
 from turnwise.protocols import Engine
-from turnwise.testing import engine_layout_checks, engine_load_checks, engine_serving_checks, engine_weight_checks
-from turnwise.testing.engine_check import ENGINE_CHECKS, EngineCheck, MakeEngine
-from turnwise.testing.engine_probe import EngineProbe
+from turnwise_testing import engine_layout_checks, engine_load_checks, engine_serving_checks, engine_weight_checks
+from turnwise_testing.engine_check import ENGINE_CHECKS, EngineCheck, MakeEngine
+from turnwise_testing.engine_probe import EngineProbe
 
 __all__ = ["CHECK_MODULES", "ENGINE_CHECKS", "EngineCheck", "EngineChecker", "MakeEngine"]
 
 CHECK_MODULES = (engine_serving_checks, engine_layout_checks, engine_weight_checks, engine_load_checks)
-"""Where the checks stand; importing them fills `ENGINE_CHECKS`."""
+"""Modules with checks; importing them fills `ENGINE_CHECKS`."""
 
 
 @define(eq=False)
@@ -32,7 +31,7 @@ class EngineChecker:
 
     Attributes:
         make_engine: returns an engine that was not started.
-        probe: what to ask.
+        probe: of the engine.
         shared: let the checks that want a running engine share one, in one event loop, until one of them fails:
             for engines that start slowly.
     """
@@ -57,7 +56,7 @@ class EngineChecker:
             Empty when it passed, or why it does not apply to this engine.
 
         Raises:
-            AssertionError: what the engine did wrong; any other exception is the engine's own.
+            AssertionError: the engine fails the check; any other exception is the engine's own.
         """
         check = ENGINE_CHECKS[name]
         engine = self._engine if self._engine is not None and not check.fresh else self.make_engine()
@@ -89,7 +88,7 @@ class EngineChecker:
                 self._runner.run(engine.start())
             self._runner.run(check.function(engine, self.probe))
         except BaseException:
-            # What a failed check left behind is no fault of the next one.
+            # A failed check must not affect the next one.
             with suppress(EngineError):
                 self.close()
             raise
@@ -104,7 +103,7 @@ class EngineChecker:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return what went wrong first in a task group, out of its wrapping."""
+    """Return the first exception of a task group."""
     first: BaseException = group
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]

@@ -1,4 +1,4 @@
-"""Checks of engines that take layouts: what must hold whatever the model, and without looking into it."""
+"""Checks of engines that accept layouts: properties of every model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from attrs import evolve
 
 from turnwise.layout import Layout
 from turnwise.protocols import Engine
-from turnwise.testing.engine_check import engine_check
-from turnwise.testing.engine_probe import GREEDY, EngineProbe, expect_equal, expect_refusal
 from turnwise.types import GenerateRequest
+from turnwise_testing.engine_check import engine_check
+from turnwise_testing.engine_probe import GREEDY, EngineProbe, expect_equal, expect_refusal
 
 
 @engine_check(needs="layouts")
@@ -22,7 +22,7 @@ async def check_layout_without_paths_is_plain_text(engine: Engine, probe: Engine
 
 @engine_check(needs="layouts")
 async def check_order_of_paths_does_not_matter(engine: Engine, probe: EngineProbe) -> None:
-    """Paths stand at the same positions and do not see each other, so what follows them knows no order of them."""
+    """Paths share positions and do not see each other, so text after them does not depend on their order."""
     before, first, second, after = probe.prompts[2], probe.prompts[1][1:], probe.prompts[3], probe.prompts[0]
     answers = []
     for one, other in ((first, second), (second, first)):

@@ -14,9 +14,9 @@ import numpy as np
 from attrs import frozen
 
 from turnwise.protocols import Engine
-from turnwise.testing.engine_check import engine_check
-from turnwise.testing.engine_probe import GREEDY, EngineProbe, Reference, expect, expect_equal
 from turnwise.types import GenerateRequest, GenerateResult, TokenArray
+from turnwise_testing.engine_check import engine_check
+from turnwise_testing.engine_probe import GREEDY, EngineProbe, Reference, expect, expect_equal
 
 Answer = tuple[GenerateRequest, GenerateResult]
 
@@ -30,11 +30,11 @@ _NUM_TELLING = 20
 @frozen(kw_only=True)
 class LoadFigures:
     """
-    What came of updates under load.
+    Result of updates under load.
 
     Attributes:
         num_updates: versions that were brought.
-        num_answers: that came meanwhile, those of aborted requests among them.
+        num_answers: results in the meantime, aborted requests included.
         num_mixed: answers with tokens of several versions.
         num_versions: versions that sampled a token.
         num_tokens: in all answers; every one of them is checked.
@@ -76,10 +76,10 @@ class LoadFigures:
 
 async def updates_under_load(engine: Engine, probe: EngineProbe, *, num_updates: int) -> LoadFigures:
     """
-    Update the weights again and again while eight clients ask; then replay every answer on the probe's reference.
+    Update the weights repeatedly while eight clients send requests; then replay all results on the reference.
 
-    Each version has weights of its own. Some requests are aborted and some cancelled. In the end the engine has the
-    reference's first weights again, as it must have in the beginning.
+    Each version has different weights. Some requests are aborted and some cancelled. In the end the engine has the
+    reference's first weights again, as it must have at the start.
 
     Args:
         engine: started.
@@ -92,9 +92,9 @@ async def updates_under_load(engine: Engine, probe: EngineProbe, *, num_updates:
     """
     reference = _reference_of(probe)
     clock = asyncio.get_running_loop().time
-    began = clock()
+    started = clock()
     first = int(np.atleast_1d((await probe.ask(engine, _request(probe, 1))).weight_version)[-1])
-    pause_s = float(np.clip((clock() - began) / 4, *_PAUSE_S))
+    pause_s = float(np.clip((clock() - started) / 4, *_PAUSE_S))
     answers: list[Answer] = []
     seconds: list[float] = []
     stop = asyncio.Event()
@@ -104,9 +104,9 @@ async def updates_under_load(engine: Engine, probe: EngineProbe, *, num_updates:
         for variant in range(1, num_updates + 1):
             await asyncio.sleep(pause_s)
             weights = reference.weights(variant=variant)
-            began = clock()
+            started = clock()
             await probe.within(engine.update_weights(weights, first + variant), "a weight update")
-            seconds.append(clock() - began)
+            seconds.append(clock() - started)
         await asyncio.sleep(pause_s)
         stop.set()
     restored = engine.update_weights(reference.weights(variant=0), first + num_updates + 1)

@@ -1,8 +1,4 @@
-"""
-What engine checks ask and expect: the probe, and assertions that hold under `python -O` too.
-
-Nothing here knows pytest, or what a check is about.
-"""
+"""The probe of engine checks, and assertions that also work under `python -O`. Nothing here knows pytest."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from turnwise.types import FloatArray, GenerateRequest, GenerateResult, Sampling
 T = TypeVar("T")
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
-"""What most checks ask for: eight tokens that any engine samples the same way each time."""
+"""The request of most checks: eight tokens that every engine samples the same way each time."""
 _numbers = count()
 
 
@@ -29,7 +25,7 @@ class Reference(Protocol):
     """
     The model that an engine holds, as a plain forward pass in float32, and the same with other weights.
 
-    `variant` says which: 0 is the weights that the engine starts with, and every other number has weights of its own.
+    `variant` 0 has the weights that the engine starts with; every other number has different weights.
     `TransformersReference` is one.
     """
 
@@ -40,7 +36,7 @@ class Reference(Protocol):
         self, token_ids: Sequence[int], num_context: int, *, temperature: float, variant: int
     ) -> tuple[FloatArray, FloatArray]:
         """
-        Score what follows the first `num_context` ids.
+        Score the ids after the first `num_context`.
 
         Returns:
             (n,) log-probability of each id, and (n,) of the most likely one in its place, both after temperature.
@@ -50,19 +46,19 @@ class Reference(Protocol):
 @frozen(kw_only=True)
 class EngineProbe:
     """
-    What the checks ask an engine.
+    The probe of an engine.
 
     Attributes:
-        vocab_size: ids of the prompts, and of what is sampled, are below it.
+        vocab_size: bound of all ids.
         prompts: contexts; eight short ones, of different lengths, unless given.
         num_long_tokens: output of a request that can still be caught in flight.
         num_concurrent: how many requests are sent at once.
         num_updates: how many weight updates come while requests run.
         weights: makes a valid argument of `update_weights`; none changes nothing.
         timeout_s: longest wait for one request.
-        reference: what the model says; without it checks that compare with it are skipped.
+        reference: the model's own scores; without it checks that compare with it are skipped.
         logprob_bound: largest difference to the reference, in nats; a suite's own `logprob_bound` goes first.
-        measured: what checks found out, by name, such as `logprob_error`.
+        measured: measurements of checks by name, such as `logprob_error`.
     """
 
     vocab_size: int = field(validator=validators.ge(1))
@@ -104,13 +100,13 @@ class EngineProbe:
             tasks = [group.create_task(self.ask(engine, request)) for request in requests]
         return [task.result() for task in tasks]
 
-    async def within(self, awaitable: Awaitable[T], what: str) -> T:
+    async def within(self, awaitable: Awaitable[T], subject: str) -> T:
         """Wait for something, but not forever."""
         try:
             async with asyncio.timeout(self.timeout_s):
                 return await awaitable
         except TimeoutError:
-            raise AssertionError(f"{what} took more than {self.timeout_s} s") from None
+            raise AssertionError(f"{subject} took more than {self.timeout_s} s") from None
 
     async def settles(self, engine: Engine, num_running: int) -> None:
         """Wait until this many requests run; an `AssertionError` when it does not come to that."""
@@ -134,16 +130,16 @@ def expect(condition: bool | np.bool_, text: str) -> None:
         raise AssertionError(text)
 
 
-def expect_equal(actual: object, expected: object, what: str) -> None:
+def expect_equal(actual: object, expected: object, subject: str) -> None:
     """Raise `AssertionError` that shows both values unless they are equal."""
-    expect(actual == expected, f"{what}: expected {expected!r}, got {actual!r}")
+    expect(actual == expected, f"{subject}: expected {expected!r}, got {actual!r}")
 
 
-async def expect_refusal(awaitable: Awaitable[object], what: str, says: str = "") -> None:
+async def expect_refusal(awaitable: Awaitable[object], subject: str, says: str = "") -> None:
     """Raise `AssertionError` unless awaiting raises `EngineError` with a text that holds `says`."""
     try:
         result = await awaitable
     except EngineError as error:
-        expect(says in str(error), f"{what}: expected an EngineError that says {says!r}, got {error}")
+        expect(says in str(error), f"{subject}: expected an EngineError that says {says!r}, got {error}")
         return
-    raise AssertionError(f"{what}: expected an EngineError, got {result!r}")
+    raise AssertionError(f"{subject}: expected an EngineError, got {result!r}")

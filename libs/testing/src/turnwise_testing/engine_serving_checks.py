@@ -1,7 +1,7 @@
 """
-What every engine must do with requests, as plain functions: sampling, stops, aborts, limits, start and stop.
+Checks of requests, as plain functions: sampling, stops, aborts, limits, start and stop.
 
-A check takes an engine and a probe, and raises `AssertionError` with a text that says what the engine did. Most get an
+A check takes an engine and a probe, and raises `AssertionError` with a text that describes the failure. Most get an
 engine that runs; those marked `fresh` get one that was not started.
 """
 
@@ -12,9 +12,9 @@ import asyncio
 import numpy as np
 
 from turnwise.protocols import Engine
-from turnwise.testing.engine_check import engine_check
-from turnwise.testing.engine_probe import GREEDY, EngineProbe, expect, expect_equal, expect_refusal, make_request
 from turnwise.types import FinishReason, GenerateResult, SamplingParams
+from turnwise_testing.engine_check import engine_check
+from turnwise_testing.engine_probe import GREEDY, EngineProbe, expect, expect_equal, expect_refusal, make_request
 
 
 @engine_check()
@@ -66,7 +66,7 @@ async def check_logprobs(engine: Engine, probe: EngineProbe) -> None:
 
 @engine_check()
 async def check_concurrent_requests_keep_identity(engine: Engine, probe: EngineProbe) -> None:
-    """Of many requests at once each gets its own answer: its own length, and as a rule what it gets alone."""
+    """Of many requests at once each gets its own result: its own length, and as a rule the same tokens as alone."""
     lengths = [1 + i for i in range(probe.num_concurrent)]
     requests = [probe.request(i, GREEDY.with_(max_tokens=length)) for i, length in enumerate(lengths)]
     results = await probe.ask_together(engine, requests)
@@ -98,11 +98,11 @@ async def check_seed_is_repeatable(engine: Engine, probe: EngineProbe) -> None:
 
 @engine_check(needs="abort")
 async def check_abort_returns_what_was_sampled(engine: Engine, probe: EngineProbe) -> None:
-    """An aborted request ends at once with a beginning of what it would have sampled, and frees its slot."""
+    """An aborted request ends at once with a prefix of its tokens, and frees its slot."""
     await probe.ask(engine, probe.long_request())
-    began = asyncio.get_running_loop().time()
+    started = asyncio.get_running_loop().time()
     whole = (await probe.ask(engine, probe.long_request())).token_ids.tolist()
-    duration = asyncio.get_running_loop().time() - began
+    duration = asyncio.get_running_loop().time() - started
     results = [await _abort_after(engine, probe, duration * part) for part in (0.5, 0.6, 0.4, 0.7)]
     aborted = [each for each in results if each.finish_reason == FinishReason.ABORT]
     expect(bool(aborted), "no request of four was aborted in flight")
@@ -110,7 +110,7 @@ async def check_abort_returns_what_was_sampled(engine: Engine, probe: EngineProb
         ids = result.token_ids.tolist()
         expect_equal(ids, whole[: len(ids)], "ids of an aborted request")
         expect_equal(len(result.logprobs), len(ids), "number of log-probabilities of an aborted request")
-    expect(any(len(result.token_ids) for result in aborted), "what was sampled before the abort is lost")
+    expect(any(len(result.token_ids) for result in aborted), "the tokens sampled before the abort are lost")
     await check_serves_when_idle(engine, probe)
 
 
@@ -228,4 +228,4 @@ async def check_stop_ends_what_is_in_flight(engine: Engine, probe: EngineProbe) 
         await probe.settles(engine, 3)
         await probe.within(engine.stop(), "stop")
     reasons = [task.result().finish_reason for task in tasks]
-    expect_equal(reasons, [FinishReason.ABORT] * 3, "finish reasons of what was in flight at stop")
+    expect_equal(reasons, [FinishReason.ABORT] * 3, "finish reasons of requests in flight at stop")

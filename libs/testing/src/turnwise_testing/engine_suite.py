@@ -1,4 +1,4 @@
-"""The conformance suite of engines: `turnwise.testing.engine_checks`, one test each."""
+"""The conformance suite of engines: `turnwise_testing.engine_checks`, one test each."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 from attrs import evolve
 
 from turnwise.protocols import Engine, Resources
-from turnwise.testing.actor_run import ActorJob
-from turnwise.testing.engine_checks import EngineChecker, MakeEngine
-from turnwise.testing.engine_probe import EngineProbe
-from turnwise.testing.suite import PluginSuite
+from turnwise_testing.actor_run import ActorJob
+from turnwise_testing.engine_checks import EngineChecker, MakeEngine
+from turnwise_testing.engine_probe import EngineProbe
+from turnwise_testing.suite import PluginSuite
 
 
 class EngineSuite(PluginSuite):
     """
-    What every engine must pass. A plugin's whole file::
+    The conformance suite of engines. A plugin's whole file::
 
         class TestAcme(EngineSuite):
             entry_point = "acme_engine"
@@ -52,7 +52,7 @@ class EngineSuite(PluginSuite):
 
     @pytest.fixture
     def probe(self) -> EngineProbe:
-        """What to ask; must be overridden."""
+        """The probe of the engine; must be overridden."""
         raise NotImplementedError("override the fixture 'probe' with an EngineProbe of the model's vocabulary")
 
     @pytest.fixture
@@ -123,7 +123,7 @@ class EngineSuite(PluginSuite):
         run(checker, "logprobs")
 
     def test_concurrent_requests_keep_identity(self, checker: EngineChecker) -> None:
-        """Of many requests at once each gets its own answer: its own length, and as a rule what it gets alone."""
+        """Of many requests at once each gets its own result: its own length, and as a rule the same tokens as alone."""
         run(checker, "concurrent_requests_keep_identity")
 
     def test_greedy_is_repeatable(self, checker: EngineChecker) -> None:
@@ -135,7 +135,7 @@ class EngineSuite(PluginSuite):
         run(checker, "seed_is_repeatable")
 
     def test_abort_returns_what_was_sampled(self, checker: EngineChecker) -> None:
-        """An aborted request ends at once with a beginning of what it would have sampled, and frees its slot."""
+        """An aborted request ends at once with a prefix of its tokens, and frees its slot."""
         run(checker, "abort_returns_what_was_sampled")
 
     def test_abort_of_unknown_is_ignored(self, checker: EngineChecker) -> None:
@@ -175,11 +175,11 @@ class EngineSuite(PluginSuite):
         run(checker, "weight_update_changes_the_version")
 
     def test_logprobs_are_those_of_the_model(self, checker: EngineChecker) -> None:
-        """Log-probabilities are those of the distribution drawn from, as a float32 forward pass computes them."""
+        """Log-probabilities belong to the sampled distribution, as a float32 forward pass computes it."""
         run(checker, "logprobs_are_those_of_the_model")
 
     def test_weight_update_changes_the_output(self, checker: EngineChecker) -> None:
-        """After an update greedy output is exactly what the new weights give, and then what the old ones gave again."""
+        """After an update greedy output is exactly the new weights' output; a second update restores the old one."""
         run(checker, "weight_update_changes_the_output")
 
     def test_no_stale_prefix_after_an_update(self, checker: EngineChecker) -> None:
@@ -207,11 +207,11 @@ class EngineSuite(PluginSuite):
         run(checker, "wrong_sleep_calls_are_refused")
 
     def test_sleep_ends_what_is_in_flight(self, checker: EngineChecker) -> None:
-        """Requests in flight end with `abort` when the engine goes to sleep, and return what they had; none hangs."""
+        """Requests in flight end with `abort` and their tokens when the engine goes to sleep; none hangs."""
         run(checker, "sleep_ends_what_is_in_flight")
 
     def test_level_2_serves_what_it_is_given(self, checker: EngineChecker) -> None:
-        """After level 2 the weights that were brought between the two stages of waking up are those that serve."""
+        """After level 2 the engine serves the weights of an update between the two stages of waking up."""
         run(checker, "level_2_serves_what_it_is_given")
 
     def test_sleep_and_wake_up(self, checker: EngineChecker) -> None:
@@ -223,7 +223,7 @@ class EngineSuite(PluginSuite):
         run(checker, "layout_without_paths_is_plain_text")
 
     def test_order_of_paths_does_not_matter(self, checker: EngineChecker) -> None:
-        """Paths stand at the same positions and do not see each other, so what follows them knows no order of them."""
+        """Paths share positions and do not see each other, so text after them does not depend on their order."""
         run(checker, "order_of_paths_does_not_matter")
 
     def test_layout_beyond_the_context_is_refused(self, checker: EngineChecker) -> None:
@@ -250,7 +250,7 @@ class EngineSuite(PluginSuite):
 def in_an_actor(job: ActorJob) -> tuple[int, ...]:
     """Let an actor of Ray build an engine and ask it; skip the test where Ray is not installed."""
     pytest.importorskip("ray", reason="Ray is not installed in this engine's environment")
-    command = [sys.executable, "-m", "turnwise.testing.actor_run"]
+    command = [sys.executable, "-m", "turnwise_testing.actor_run"]
     done = subprocess.run(command, input=pickle.dumps(job), capture_output=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-4000:]
     return tuple(json.loads(done.stdout.splitlines()[-1]))

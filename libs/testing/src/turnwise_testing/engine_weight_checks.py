@@ -1,7 +1,7 @@
 """
-What every engine must do with weights and memory: updates, versions, failures, sleep and wake.
+Checks of weights and memory: updates, versions, failures, sleep and wake.
 
-Checks with a reference replay what was sampled on the model of the version that the engine claims.
+Checks with a reference replay sampled tokens on the model of the version that the engine reports.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 
 from turnwise.errors import EngineError, TornWeightsError
 from turnwise.protocols import Engine
-from turnwise.testing.engine_check import engine_check
-from turnwise.testing.engine_probe import GREEDY, EngineProbe, expect, expect_equal, expect_refusal
 from turnwise.types import FinishReason, FloatArray, GenerateRequest, GenerateResult
+from turnwise_testing.engine_check import engine_check
+from turnwise_testing.engine_probe import GREEDY, EngineProbe, expect, expect_equal, expect_refusal
 
 
 @engine_check()
@@ -43,7 +43,7 @@ async def check_weight_update_changes_the_version(engine: Engine, probe: EngineP
 
 @engine_check(needs="logprobs", reference=True)
 async def check_logprobs_are_those_of_the_model(engine: Engine, probe: EngineProbe) -> None:
-    """Log-probabilities are those of the distribution drawn from, as a float32 forward pass computes them."""
+    """Log-probabilities belong to the sampled distribution, as a float32 forward pass computes it."""
     errors = []
     for temperature in (1.0, 0.7):
         sampling = GREEDY.with_(temperature=temperature, max_tokens=16)
@@ -57,7 +57,7 @@ async def check_logprobs_are_those_of_the_model(engine: Engine, probe: EnginePro
 
 @engine_check(needs="weight_updates", reference=True)
 async def check_weight_update_changes_the_output(engine: Engine, probe: EngineProbe) -> None:
-    """After an update greedy output is exactly what the new weights give, and then what the old ones gave again."""
+    """After an update greedy output is exactly the new weights' output; a second update restores the old one."""
     before = await probe.ask(engine, probe.request())
     async with _changed(engine, probe) as version:
         results = await probe.ask_together(engine, [probe.request(i) for i in range(len(probe.prompts))])
@@ -85,9 +85,9 @@ async def check_no_stale_prefix_after_an_update(engine: Engine, probe: EnginePro
 @engine_check(needs="weight_updates", reference=True)
 async def check_update_in_flight_marks_each_token(engine: Engine, probe: EngineProbe) -> None:
     """An update in mid-flight: each token is greedy under the weights of the version that it claims."""
-    began = asyncio.get_running_loop().time()
+    started = asyncio.get_running_loop().time()
     old = _version_of(await probe.ask(engine, probe.long_request()))
-    duration, kinds = asyncio.get_running_loop().time() - began, {old: False}
+    duration, kinds = asyncio.get_running_loop().time() - started, {old: False}
     num_mixed = 0
     for attempt in range(1, 7):
         request, changed = probe.long_request(), attempt % 2 == 1
@@ -114,19 +114,19 @@ async def check_failed_update_changes_nothing(engine: Engine, probe: EngineProbe
         "another shape": [*weights[:-1], (name, np.concatenate([np.asarray(array)] * 2))],
         "a source that breaks off": _broken_off(weights[:-1]),
     }
-    for what, broken in bad.items():
+    for fault, broken in bad.items():
         try:
             await engine.update_weights(broken, version + 1)
         except TornWeightsError:
-            await expect_refusal(engine.generate(probe.request()), f"a request after {what} tore the weights")
+            await expect_refusal(engine.generate(probe.request()), f"a request after {fault} tore the weights")
             await _update(engine, probe, version, changed=False)
         except EngineError:
             pass
         else:
-            raise AssertionError(f"an update with {what} raised no EngineError")
+            raise AssertionError(f"an update with {fault} raised no EngineError")
         after = await probe.ask(engine, probe.request())
-        expect_equal(after.token_ids.tolist(), before.token_ids.tolist(), f"greedy ids after {what}")
-        expect_equal(_version_of(after), version, f"weight version after {what}")
+        expect_equal(after.token_ids.tolist(), before.token_ids.tolist(), f"greedy ids after {fault}")
+        expect_equal(_version_of(after), version, f"weight version after {fault}")
 
 
 @engine_check(sleep_level=1)
@@ -169,7 +169,7 @@ async def check_wrong_sleep_calls_are_refused(engine: Engine, probe: EngineProbe
 
 @engine_check(sleep_level=1, needs="abort")
 async def check_sleep_ends_what_is_in_flight(engine: Engine, probe: EngineProbe) -> None:
-    """Requests in flight end with `abort` when the engine goes to sleep, and return what they had; none hangs."""
+    """Requests in flight end with `abort` and their tokens when the engine goes to sleep; none hangs."""
     whole = (await probe.ask(engine, probe.long_request())).token_ids.tolist()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(probe.ask(engine, probe.long_request())) for _ in range(3)]
@@ -177,15 +177,15 @@ async def check_sleep_ends_what_is_in_flight(engine: Engine, probe: EngineProbe)
         await probe.within(engine.sleep(1), "sleep")
     for result in (task.result() for task in tasks):
         ids = result.token_ids.tolist()
-        expect_equal(result.finish_reason, FinishReason.ABORT, "finish reason of what was in flight at sleep")
-        expect_equal(ids, whole[: len(ids)], "ids of what was in flight at sleep")
+        expect_equal(result.finish_reason, FinishReason.ABORT, "finish reason of requests in flight at sleep")
+        expect_equal(ids, whole[: len(ids)], "ids of requests in flight at sleep")
     await engine.wake_up()
     await probe.ask(engine, probe.request())
 
 
 @engine_check(sleep_level=2, needs="weight_updates", reference=True)
 async def check_level_2_serves_what_it_is_given(engine: Engine, probe: EngineProbe) -> None:
-    """After level 2 the weights that were brought between the two stages of waking up are those that serve."""
+    """After level 2 the engine serves the weights of an update between the two stages of waking up."""
     before = await probe.ask(engine, probe.request())
     version = _version_of(before)
     for step, changed in enumerate((True, False), start=1):
@@ -245,7 +245,7 @@ def _expect_greedy(
         gap = (best - chosen)[claimed == version]
         expect(
             bool((gap <= 2 * probe.logprob_bound).all()),
-            f"tokens of weight version {version} are not what its weights give: {gap.max():.3g} nats below the best",
+            f"tokens of weight version {version} do not come from its weights: {gap.max():.3g} nats below the best",
         )
 
 

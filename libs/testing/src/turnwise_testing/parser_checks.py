@@ -1,7 +1,7 @@
 """
-What every tool parser must do, as plain functions without pytest.
+Requirements of every tool parser, as plain functions without pytest.
 
-A check takes a `ParserProbe` and raises `AssertionError` with a text that says what the parser did. Not covered: the
+A check takes a `ParserProbe` and raises `AssertionError` with a text that describes the failure. Not covered: the
 fine points of a format, such as tags inside arguments or reasoning; a parser's own tests say those.
 """
 
@@ -15,8 +15,8 @@ import numpy as np
 from attrs import frozen
 
 from turnwise.protocols import Chat, ToolParser
-from turnwise.testing.engine_probe import expect, expect_equal
 from turnwise.types import ToolCall, as_token_array
+from turnwise_testing.engine_probe import expect, expect_equal
 
 Parsed = tuple[str, tuple[ToolCall, ...]]
 
@@ -40,7 +40,7 @@ ARGUMENTS: tuple[Mapping[str, Any], ...] = (
 @frozen(kw_only=True)
 class ParserProbe:
     """
-    What the checks ask a parser.
+    The probe of a parser.
 
     Attributes:
         parser: under test.
@@ -61,7 +61,7 @@ class ParserProbe:
         return self.parse_ids(self.chat.tokenizer.encode(text))
 
     def parse_ids(self, token_ids: Sequence[int]) -> Parsed:
-        """Parse ids, and check what holds of every answer."""
+        """Parse ids, and check the properties of every result."""
         ids = as_token_array(token_ids)
         before = ids.copy()
         content, calls = self.parser.parse(ids)
@@ -98,7 +98,7 @@ def check_plain_text_has_no_calls(probe: ParserProbe) -> None:
 
 @_check
 def check_a_good_call_is_found(probe: ParserProbe) -> None:
-    """Name and arguments are those that were written, whatever JSON they hold."""
+    """Name and arguments equal the written ones, for any JSON value."""
     for arguments in ARGUMENTS:
         _content, calls = probe.parse(probe.write_call("some_tool", arguments))
         _expect_calls(calls, [("some_tool", arguments)])
@@ -134,7 +134,7 @@ def check_malformed_is_a_value(probe: ParserProbe) -> None:
 
 @_check
 def check_a_turn_may_be_cut_anywhere(probe: ParserProbe) -> None:
-    """Every beginning of a turn has an answer, and calls that ended before the cut are found."""
+    """Every prefix of a turn parses, and calls that ended before the cut are found."""
     ids = probe.chat.tokenizer.encode(probe.good_turn())
     whole = probe.parse_ids(ids)[1]
     for stop in range(len(ids)):

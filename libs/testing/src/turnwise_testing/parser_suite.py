@@ -1,4 +1,4 @@
-"""The conformance suite of tool parsers: `turnwise.testing.parser_checks`, one test each."""
+"""The conformance suite of tool parsers: `turnwise_testing.parser_checks`, one test each."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from turnwise.protocols import Resources, ToolParser
-from turnwise.testing.agent_probe import probe_chat
-from turnwise.testing.parser_checks import PARSER_CHECKS, ParserProbe
-from turnwise.testing.suite import PluginSuite
+from turnwise_testing.agent_probe import probe_chat
+from turnwise_testing.parser_checks import PARSER_CHECKS, ParserProbe
+from turnwise_testing.suite import PluginSuite
 
 WriteCall = Callable[[str, Mapping[str, Any]], str]
 
 
 class ToolParserSuite(PluginSuite):
     """
-    What every tool parser must pass. A plugin's whole file::
+    The conformance suite of tool parsers. A plugin's whole file::
 
         class TestAcme(ToolParserSuite):
             entry_point = "acme_parser"
@@ -56,7 +56,7 @@ class ToolParserSuite(PluginSuite):
     def probe(
         self, config: object, resources: Resources, write_call: WriteCall, malformed: tuple[str, ...]
     ) -> ParserProbe:
-        """What to ask the parser; may be overridden."""
+        """The probe of the parser; may be overridden."""
         assert resources.chat is not None, "parsers read with resources.chat"
         parser = self.entry().factory(config, resources)
         return ParserProbe(parser=parser, chat=resources.chat, write_call=write_call, malformed=tuple(malformed))
@@ -70,7 +70,7 @@ class ToolParserSuite(PluginSuite):
         PARSER_CHECKS["plain_text_has_no_calls"](probe)
 
     def test_a_good_call_is_found(self, probe: ParserProbe) -> None:
-        """Name and arguments are those that were written, whatever JSON they hold."""
+        """Name and arguments equal the written ones, for any JSON value."""
         PARSER_CHECKS["a_good_call_is_found"](probe)
 
     def test_calls_keep_their_order(self, probe: ParserProbe) -> None:
@@ -86,7 +86,7 @@ class ToolParserSuite(PluginSuite):
         PARSER_CHECKS["malformed_is_a_value"](probe)
 
     def test_a_turn_may_be_cut_anywhere(self, probe: ParserProbe) -> None:
-        """Every beginning of a turn has an answer, and calls that ended before the cut are found."""
+        """Every prefix of a turn parses, and calls that ended before the cut are found."""
         PARSER_CHECKS["a_turn_may_be_cut_anywhere"](probe)
 
     def test_splitting_changes_nothing(self, probe: ParserProbe) -> None:

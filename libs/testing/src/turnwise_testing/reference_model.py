@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 from attrs import define, field
 
+from turnwise.protocols.weights import dtype_of
 from turnwise.types import FloatArray
-from turnwise.weights import dtype_of
 
 _KEPT_VARIANTS: Final = 2
 """Models besides the first: a version and the one before it are asked for in turns."""
@@ -46,14 +46,14 @@ def save_random_model(config: Any, directory: Path) -> Path:
 @define(eq=False)
 class TransformersReference:
     """
-    A `turnwise.testing.engine_probe.Reference` of a model directory.
+    A `turnwise_testing.engine_probe.Reference` of a model directory.
 
-    Every other variant is the same weights with noise on every matrix, from a seed of its own.
+    Every other variant has the same weights with noise on every matrix, from a different seed.
 
     Attributes:
         path: of the model.
         noise: standard deviation of the noise, in standard deviations of each matrix.
-        dtype: of the weights that are handed out; scores are always those of float32.
+        dtype: of the weights that it returns; scores are always computed in float32.
     """
 
     path: Path

@@ -1,7 +1,7 @@
 """
-What every reward must do, as plain functions without pytest.
+Requirements of every reward, as plain functions without pytest.
 
-A check takes a `RewardProbe` and raises `AssertionError` with a text that says what the reward did. The episodes are
+A check takes a `RewardProbe` and raises `AssertionError` with a text that describes the failure. The episodes are
 run by the real driver, whose scripted model writes the answers of the examples; the driver also checks the shape of
 scores. Not covered: whether a reward is right, beyond the values that examples give.
 """
@@ -15,10 +15,10 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from turnwise.protocols import Chat, Reward
-from turnwise.result import EpisodeResult
-from turnwise.testing.agent_probe import AgentProbe, ReplayAgent, make_task, probe_chat
-from turnwise.testing.engine_probe import expect, expect_equal
+from turnwise.record.result import EpisodeResult
 from turnwise.types import Status, Task
+from turnwise_testing.agent_probe import AgentProbe, ReplayAgent, make_task, probe_chat
+from turnwise_testing.engine_probe import expect, expect_equal
 
 
 @frozen(kw_only=True)
@@ -29,7 +29,7 @@ class RewardExample:
     Attributes:
         answer: text of the model's only turn.
         ground_truth: of the task.
-        task: what is asked; a task of the probe's own unless given.
+        task: of the episode; the probe's default unless given.
         expected: the score, in sum; None when the example does not say.
     """
 
@@ -42,7 +42,7 @@ class RewardExample:
 @frozen(kw_only=True)
 class RewardProbe:
     """
-    What the checks ask a reward.
+    The probe of a reward.
 
     Attributes:
         make_reward: builds it, as the registered factory does.
@@ -92,7 +92,7 @@ async def check_returns_a_score(probe: RewardProbe) -> None:
 
 @_check
 async def check_expected_values(probe: RewardProbe) -> None:
-    """Examples that say what they are worth get that."""
+    """Examples with an expected score get that score."""
     for example in probe.examples:
         result = await probe.score(example)
         if example.expected is not None:

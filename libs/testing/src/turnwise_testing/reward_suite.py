@@ -1,4 +1,4 @@
-"""The conformance suite of rewards: `turnwise.testing.reward_checks`, one test each."""
+"""The conformance suite of rewards: `turnwise_testing.reward_checks`, one test each."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import asyncio
 import pytest
 
 from turnwise.protocols import Resources, Reward
-from turnwise.testing.agent_probe import probe_chat
-from turnwise.testing.reward_checks import REWARD_CHECKS, RewardExample, RewardProbe
-from turnwise.testing.suite import PluginSuite
+from turnwise_testing.agent_probe import probe_chat
+from turnwise_testing.reward_checks import REWARD_CHECKS, RewardExample, RewardProbe
+from turnwise_testing.suite import PluginSuite
 
 
 class RewardSuite(PluginSuite):
     """
-    What every reward must pass. A plugin's whole file::
+    The conformance suite of rewards. A plugin's whole file::
 
         class TestExactMatch(RewardSuite):
             entry_point = "exact_match"
@@ -40,12 +40,12 @@ class RewardSuite(PluginSuite):
 
     @pytest.fixture
     def examples(self) -> tuple[RewardExample, ...]:
-        """Answers, with what they are worth; must be overridden."""
+        """Answers with their expected scores; must be overridden."""
         raise NotImplementedError("override the fixture 'examples' with RewardExamples")
 
     @pytest.fixture
     def probe(self, config: object, resources: Resources, examples: tuple[RewardExample, ...]) -> RewardProbe:
-        """What to ask the reward; may be overridden."""
+        """The probe of the reward; may be overridden."""
         factory = self.entry().factory
         return RewardProbe(
             make_reward=lambda: factory(config, resources),
@@ -62,7 +62,7 @@ class RewardSuite(PluginSuite):
         run(probe, "returns_a_score")
 
     def test_expected_values(self, probe: RewardProbe) -> None:
-        """Examples that say what they are worth get that."""
+        """Examples with an expected score get that score."""
         run(probe, "expected_values")
 
     def test_is_repeatable(self, probe: RewardProbe) -> None:
@@ -83,5 +83,5 @@ class RewardSuite(PluginSuite):
 
 
 def run(probe: RewardProbe, name: str) -> None:
-    """Run one check in an event loop of its own."""
+    """Run one check in a new event loop."""
     asyncio.run(REWARD_CHECKS[name](probe))

@@ -1,7 +1,7 @@
 """
 A fake engine: deterministic tokens, settable delays and failures, no model.
 
-What it samples depends on the script, or on the seed, the context and the request's seed: never on time, on the order
+Its samples depend on the script, or on the seed, the context and the request's seed: never on time, on the order
 in which requests arrive or on how many workers send them. Time decides only how far a request had come when it was
 aborted or when the weights changed. It imports no tensor library and costs microseconds a call.
 """
@@ -23,6 +23,7 @@ from attrs import define, field, frozen
 from numpy.typing import ArrayLike
 
 from turnwise.errors import EngineError, ReplicaDiedError
+from turnwise.protocols.weights import TAGS
 from turnwise.types import (
     Capabilities,
     FinishReason,
@@ -32,10 +33,11 @@ from turnwise.types import (
     TokenArray,
     as_token_array,
 )
+from turnwise.weights.sleep import SleepState, drops_weights
 
 Outputs = Mapping[tuple[int, ...], ArrayLike] | Callable[[GenerateRequest], ArrayLike]
 """
-What to sample: a function of the request, or ids by how the context ends (the longest ending that is there wins).
+Tokens to sample: a function of the request, or ids by the end of the context (the longest match wins).
 
 An output that ends before a stop id and before `max_tokens` ends the turn with `stop` and no stop reason.
 """
@@ -45,7 +47,7 @@ TokenLatency = float | Callable[[GenerateRequest, int], float]
 
 class Failure(StrEnum):
     """
-    What can go wrong with a call.
+    Failures of a call.
 
     `ERROR` raises `EngineError`; `HANG` waits until it is aborted, cancelled or stopped; the two about
     log-probabilities count them wrongly, which `GenerateResult` refuses with `ValueError`; `DIE` kills the engine: the
@@ -113,7 +115,7 @@ class RandomPolicy:
 
 @define(eq=False)
 class _Running:
-    """A request in flight: when it began, and which weights it met on the way."""
+    """A request in flight: its start, and the weight versions during it."""
 
     request: GenerateRequest
     started_s: float
@@ -127,17 +129,17 @@ class ScriptedEngine:
     An `Engine` whose answers are known in advance.
 
     Attributes:
-        outputs: what to sample; None leaves it to `policy`.
+        outputs: tokens to sample; None leaves it to `policy`.
         policy: the pseudo-random model.
         latency_s: seconds before the first token, or a function of the request.
         token_latency_s: seconds for each token, or a function of the request and the token's index.
-        failures: what goes wrong, and when.
+        failures: failures of calls.
         capabilities: all but stop strings and layouts, unless given.
-        record: keep what comes in, in `requests` and `calls`; off for long benchmarks.
+        record: keep all requests and calls in `requests` and `calls`; off for long benchmarks.
         requests: every request seen, in order of arrival.
         calls: every other call, such as ``("sleep", 1)`` or ``("update_weights", 3)``.
         num_calls: `generate` calls so far.
-        weight_version: what results carry.
+        weight_version: of results.
     """
 
     outputs: Outputs | None = None
@@ -153,7 +155,7 @@ class ScriptedEngine:
     weight_version: int = field(default=0, init=False)
     _running: dict[str, _Running] = field(factory=dict, init=False)
     _state: str = field(default="not started", init=False)
-    _awake: set[str] = field(factory=lambda: {"weights", "kv_cache"}, init=False)
+    sleep_state: SleepState = field(factory=lambda: SleepState("the scripted engine"), init=False)
     _has_weights: bool = field(default=True, init=False)
 
     async def start(self) -> None:
@@ -185,7 +187,7 @@ class ScriptedEngine:
         return self._result(request, ids, (reason, stop), versions, failure)
 
     async def abort(self, request_id: str) -> None:
-        """End a request early with what its schedule says it had sampled; unknown ids are ignored."""
+        """End a request early with the tokens that its schedule has sampled; unknown ids are ignored."""
         self._note("abort", request_id)
         if request_id in self._running:
             _end(self._running[request_id], FinishReason.ABORT)
@@ -194,27 +196,23 @@ class ScriptedEngine:
         """End requests in flight with `abort`, refuse others until `wake_up`; `EngineError` for an unknown level."""
         self._note("sleep", level)
         self._require_running()
-        if level not in self.capabilities.sleep_levels:
-            raise EngineError(f"the scripted engine has no sleep level {level}")
+        self.sleep_state.check_level(level, self.capabilities.sleep_levels)
         for running in self._running.values():
             _end(running, FinishReason.ABORT)
-        self._awake.clear()
-        self._has_weights &= level < 2
+        self.sleep_state.mark_asleep(level)
+        self._has_weights &= not drops_weights(level)
 
-    async def wake_up(self, tags: Iterable[str] = ("weights", "kv_cache")) -> None:
+    async def wake_up(self, tags: Iterable[str] = TAGS) -> None:
         """Take the memory of these tags again; after level 2 it serves once the weights have been updated."""
         tags = tuple(tags)
         self._note("wake_up", *tags)
         self._require_running()
-        if unknown := set(tags) - {"weights", "kv_cache"}:
-            raise EngineError(f"unknown memory tags {sorted(unknown)}; known: kv_cache, weights")
-        self._awake.update(tags)
+        self.sleep_state.mark_awake(*self.sleep_state.tags_to_wake(tags))
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Read the weights to their end and answer with `version` from then on, in flight too."""
         self._require_running()
-        if "weights" not in self._awake:
-            raise EngineError("cannot update the weights: their memory is asleep")
+        self.sleep_state.check_update()
         self._note("update_weights", version, *_names_of(weights))
         self._has_weights = True
         self.weight_version = version
@@ -231,7 +229,7 @@ class ScriptedEngine:
         }
 
     async def stop(self) -> None:
-        """End what is in flight with `abort`; harmless at any time."""
+        """End requests in flight with `abort`; harmless at any time."""
         self._note("stop")
         self._state = "stopped"
         for running in self._running.values():
@@ -253,10 +251,11 @@ class ScriptedEngine:
             raise _dead() if self._state == "dead" else EngineError(f"the scripted engine is {self._state}")
 
     def _admit(self, request: GenerateRequest) -> int:
-        """Return how many tokens may be sampled; `EngineError` for what no engine serves."""
+        """Return the bound on sampled tokens; `EngineError` for a request that no engine serves."""
         self._require_running()
-        if len(self._awake) < 2 or not self._has_weights:
-            raise EngineError("the scripted engine is asleep" if self._has_weights else "the weights were dropped")
+        self.sleep_state.check_serving()
+        if not self._has_weights:
+            raise EngineError("the weights were dropped")
         if self.record:
             self.requests.append(request)
         if request.sampling.stop and not self.capabilities.stop_strings:
@@ -359,7 +358,7 @@ def _room(num_context: int, max_tokens: int | None, max_context: int | None) -> 
 def _cut(
     ids: TokenArray, stop_token_ids: tuple[int, ...], max_tokens: int
 ) -> tuple[TokenArray, FinishReason, int | None]:
-    """Return what an engine would have sampled of these ids, why it stopped, and at which id."""
+    """Return the ids that an engine would sample of these, the finish reason and the stop id."""
     ended_itself = len(ids) < max_tokens
     ids = ids[:max_tokens]
     if stop_token_ids:

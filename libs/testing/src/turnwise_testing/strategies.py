@@ -1,4 +1,4 @@
-"""Hypothesis strategies for token records: what a stranger's properties, and ours, are tried on."""
+"""Hypothesis strategies for token records."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from attrs import field, frozen
 from hypothesis import strategies as st
 
-from turnwise.record import TokenRecord
-from turnwise.trajectory import Trajectory
+from turnwise.record.columns import TokenRecord
+from turnwise.record.trajectory import Trajectory
 
 TOKEN_IDS = st.integers(min_value=0, max_value=2**20)
 LOGPROBS = st.floats(min_value=-30, max_value=0, width=32)
@@ -50,7 +50,7 @@ class Block:
 
 @frozen
 class Script:
-    """How to build a record from nothing; building twice gives equal records."""
+    """Steps that build a record; building twice gives equal records."""
 
     prompt_ids: list[int]
     steps: list[Append | Block]

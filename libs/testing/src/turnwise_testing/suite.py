@@ -1,5 +1,5 @@
 """
-The part of a conformance suite that all plugins share: it is found, it is light, it registers what it says.
+The common part of all conformance suites: a plugin is found, imports lightly, and registers its parts.
 
 A plugin subclasses the suite of its kind, sets the names and overrides the fixtures; the standard tests come with it
 and may be neither removed nor replaced. A known failure is shown as such::
@@ -22,8 +22,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from turnwise.plugin.registry import Entry, Registry
 from turnwise.protocols import Resources
-from turnwise.registry import Entry, Registry
 
 HEAVY_MODULES = ("torch", "ray", "vllm", "sglang", "transformers")
 _META_TEST = "test_no_standard_test_is_overridden"
@@ -31,11 +31,11 @@ _META_TEST = "test_no_standard_test_is_overridden"
 
 class PluginSuite:
     """
-    What every plugin must pass.
+    The conformance suite of all plugins.
 
     Must be set by the plugin:
         entry_point: name in the entry-point group `turnwise`.
-        module: what it loads.
+        module: that the entry point loads.
         registered: the name that configs use.
 
     Set by the suite of each kind:
@@ -62,11 +62,11 @@ class PluginSuite:
 
     @pytest.fixture
     def resources(self) -> Resources:
-        """What the factory gets besides the config; may be overridden."""
+        """The resources of the factory; may be overridden."""
         return Resources()
 
     def entry(self) -> Entry[Any]:
-        """Return what the plugin's hook registers under its name, without any other plugin."""
+        """Return the entry that the plugin's hook registers, without any other plugin."""
         registry: Registry[Any] = Registry(self.hook.removeprefix("register_").removesuffix("s"))
         with registry.owned_by(self.entry_point):
             getattr(importlib.import_module(self.module), self.hook)(registry=registry)
@@ -94,7 +94,7 @@ class PluginSuite:
         assert (again.name, again.config) == (entry.name, entry.config)
 
     def test_config_survives_a_pickle(self, config: object) -> None:
-        """A config is what crosses a process border: it comes out of a pickle equal."""
+        """A config crosses process borders, so it survives pickling."""
         assert pickle.loads(pickle.dumps(config)) == config
 
     def test_no_standard_test_is_overridden(self) -> None:
@@ -107,7 +107,7 @@ def overridden_tests(suite: type) -> list[str]:
     standard = {
         name: function
         for base in reversed(suite.__mro__)
-        if base.__module__.startswith("turnwise.testing.")
+        if base.__module__.startswith("turnwise_testing.")
         for name, function in vars(base).items()
         if name.startswith("test_")
     }

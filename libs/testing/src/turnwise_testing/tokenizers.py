@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""What ChatML builds turns of; ids 256, 257 and 258."""
+"""The special tokens of ChatML: ids 256, 257 and 258."""
 
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 """One id each but not special, as in Qwen's tokenizers: decoding keeps them."""
@@ -87,8 +87,8 @@ def byte_tokenizer(
         chat_template: Jinja source; None leaves it unset.
         special_tokens: of the template, from id 256 in this order; decoding may skip them.
         tags: added after the special tokens, one id each, never skipped.
-        bos_token: what templates call `bos_token`; it is added to the special tokens if it is not among them.
-        eos_token: what templates call `eos_token`, the model's end-of-turn token; added like `bos_token`.
+        bos_token: value of `bos_token` in templates; it is added to the special tokens if it is not among them.
+        eos_token: value of `eos_token` in templates, the model's end-of-turn token; added like `bos_token`.
 
     Returns:
         The tokenizer; ids 0 to 255 are the bytes of UTF-8.
@@ -122,9 +122,9 @@ def _byte_backend() -> Any:
 
 def _byte_symbols() -> list[str]:
     """
-    Return the printable stand-in of each byte, as byte-level BPE writes it (Radford et al., 2019).
+    Return the printable character for each byte, as in byte-level BPE (Radford et al., 2019).
 
-    Printable Latin-1 stands for itself; every other byte, in order, for a character from U+0100 on.
+    Printable Latin-1 maps to itself; every other byte, in order, to a character from U+0100.
     """
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(256, 512))

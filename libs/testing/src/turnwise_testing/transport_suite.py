@@ -1,4 +1,4 @@
-"""The conformance suite of weight transports: what arrives is what was published, whole or not at all."""
+"""The conformance suite of weight transports: an update arrives unchanged, whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from attrs import define, field
 
 from turnwise.errors import EngineError
 from turnwise.protocols import Resources
-from turnwise.testing.scripted import ScriptedEngine
-from turnwise.testing.suite import PluginSuite
-from turnwise.weights import Offer, Weight, WeightTarget, WeightTransport
+from turnwise.protocols.weights import Weight, WeightManifest, WeightTarget, WeightTransport
+from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.suite import PluginSuite
 
 MakeTransport = Callable[[], WeightTransport]
 
@@ -34,7 +34,7 @@ def some_weights(seed: int = 0) -> dict[str, Any]:
 
 @define(eq=False)
 class ReceivingEngine(ScriptedEngine):
-    """An engine that keeps what it is given: all of an update, or nothing."""
+    """An engine that keeps all of an update, or nothing."""
 
     weights: dict[str, Any] = field(factory=dict, init=False)
     names: tuple[str, ...] = field(default=(), init=False)
@@ -57,9 +57,9 @@ class RefusingEngine(ReceivingEngine):
 
 class WeightTransportSuite(PluginSuite):
     """
-    What every weight transport must pass, both ends in one process.
+    The conformance suite of weight transports, both ends in one process.
 
-    May be overridden: `config`, `resources`, `make_transport`, and `weights`, which makes what is published.
+    May be overridden: `config`, `resources`, `make_transport`, and `weights`, which makes the published weights.
     """
 
     hook = "register_weight_transports"
@@ -90,7 +90,7 @@ class WeightTransportSuite(PluginSuite):
         within(scenario())
 
     def test_a_refusing_replica_harms_no_other(self, make_transport: MakeTransport, weights: Any) -> None:
-        """What the engine raises comes out of `apply`; the next version reaches everyone."""
+        """`apply` passes the engine's exception on; the next version reaches every reader."""
         engines = [ReceivingEngine(), RefusingEngine()]
 
         async def scenario() -> None:
@@ -102,15 +102,15 @@ class WeightTransportSuite(PluginSuite):
         within(scenario())
 
     def test_an_offer_that_has_ended_is_refused(self, make_transport: MakeTransport, weights: Any) -> None:
-        """Applying after the context was left raises, and the engine has what it had."""
+        """Applying after the context was left raises, and the engine keeps its weights."""
         engine = ReceivingEngine()
 
         async def scenario() -> None:
             transport = make_transport()
-            async with transport.publish(1, weights(1).items(), 1) as offer:
+            async with transport.publish(1, weights(1).items(), 1) as manifest:
                 pass
             with pytest.raises(EngineError):
-                await transport.apply(engine, offer)
+                await transport.apply(engine, manifest)
             await transport.close()
 
         within(scenario())
@@ -130,17 +130,20 @@ class WeightTransportSuite(PluginSuite):
 async def carry(
     transport: WeightTransport, engines: Iterable[WeightTarget], weights: dict[str, Any], version: int
 ) -> list[Exception | None]:
-    """Publish weights and apply them to every engine at once; return what each raised."""
+    """Publish weights and apply them to every engine at once; return the exception of each."""
     replicas = tuple(engines)
-    async with transport.publish(version, tuple(weights.items()), len(replicas)) as offer, asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_applied(transport, engine, offer)) for engine in replicas]
+    async with (
+        transport.publish(version, tuple(weights.items()), len(replicas)) as manifest,
+        asyncio.TaskGroup() as group,
+    ):
+        tasks = [group.create_task(_applied(transport, engine, manifest)) for engine in replicas]
     await transport.close()
     return [task.result() for task in tasks]
 
 
-async def _applied(transport: WeightTransport, engine: WeightTarget, offer: Offer) -> Exception | None:
+async def _applied(transport: WeightTransport, engine: WeightTarget, manifest: WeightManifest) -> Exception | None:
     try:
-        await transport.apply(engine, offer)
+        await transport.apply(engine, manifest)
     except Exception as error:  # noqa: BLE001 - the test looks at it
         return error
     return None
@@ -160,6 +163,6 @@ def assert_same(expected: dict[str, Any], actual: dict[str, Any]) -> None:
 
 
 def _copy(array: Any) -> Any:
-    from turnwise.weight_sources import as_numpy
+    from turnwise.weights.sources import as_numpy
 
     return np.array(as_numpy(array))

@@ -1,4 +1,4 @@
-"""Segment attention equals attention by the definition, forward and backward, for any layout, and in a whole model."""
+"""Segment attention equals dense attention with a mask, forward and backward, for any layout, and in a whole model."""
 
 import copy
 
@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import turnwise_segment_attention as segments
-from turnwise.testing.dense import dense_attention, predecessors, token_logprobs, visibility
-from turnwise.testing.strategies import trajectories
-from turnwise.trajectory import Trajectory
+from turnwise.record.trajectory import Trajectory
 from turnwise_segment_attention import kernels
+from turnwise_testing.dense import dense_attention, predecessors, token_logprobs, visibility
+from turnwise_testing.strategies import trajectories
 
 
 def columns(trajectory):
@@ -22,7 +22,7 @@ def columns(trajectory):
 
 
 def record(*blocks, prompt=3, tail=4):
-    """Return a record with blocks of paths of these lengths, two tokens behind each."""
+    """Return a record with blocks of paths of the given lengths, and two tokens after each block."""
     trajectory = Trajectory(np.arange(prompt))
     for lengths in blocks:
         paths = trajectory.fork(len(lengths))
@@ -62,13 +62,13 @@ def assert_same(trajectory, tolerance, dtype=torch.float64):
 @settings(deadline=None, max_examples=60)
 @given(trajectories().filter(len))
 def test_equals_dense_attention(trajectory):
-    """Any number of blocks and paths, blocks at the start, empty paths: to 1e-12 in float64."""
+    """Any number of blocks and paths, with blocks at the start and empty paths, agrees to 1e-12 in float64."""
     assert_same(trajectory, 1e-12)
 
 
 @pytest.mark.parametrize("num_paths", range(1, 9))
 def test_gradients_in_float32(num_paths):
-    """One to eight paths, two blocks: below 1e-5 for gradients of size 1, in float32."""
+    """Two blocks of one to eight paths agree to 1e-5 in float32, for gradients of size 1."""
     lengths = [5 * i % 17 + 1 for i in range(num_paths)]
     assert_same(record(lengths, lengths[::-1]), 1e-5, torch.float32)
 
@@ -76,16 +76,16 @@ def test_gradients_in_float32(num_paths):
 @settings(deadline=None, max_examples=25)
 @given(trajectories().filter(len))
 def test_plain_torch_equals_the_fused_kernels(trajectory):
-    """What runs on devices without fused kernels, in pieces smaller than the runs."""
+    """The kernels for devices without fused ones agree too, with chunks smaller than the runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_PIECE", 4)
+        patch.setattr(kernels, "_CHUNK", 4)
         patch.setattr(kernels, "forward", kernels.chunked_forward)
         patch.setattr(kernels, "backward", kernels.chunked_backward)
         assert_same(trajectory, 1e-12)
 
 
 def test_gradcheck():
-    """The backward pass against finite differences."""
+    """The backward pass agrees with finite differences."""
     trajectory = record((3, 2))
     plan = segments.plan(*columns(trajectory))
     inputs = heads(len(trajectory), query_heads=2, key_heads=1)
@@ -96,7 +96,7 @@ def test_gradcheck():
 @settings(deadline=None, max_examples=25)
 @given(st.lists(trajectories().filter(len), min_size=1, max_size=3), st.booleans())
 def test_padded_rows(rows, left):
-    """Each row of a batch, padded on either side, is as it is alone; pads give 0."""
+    """Each row of a batch, padded on either side, has the output of the row alone; padding has 0."""
     width = max(map(len, rows))
     blocks, paths, mask = (torch.zeros(len(rows), width, dtype=torch.int32) for _ in range(3))
     spans = [slice(width - len(row), width) if left else slice(0, len(row)) for row in rows]
@@ -118,7 +118,7 @@ def test_padded_rows(rows, left):
 @settings(deadline=None, max_examples=40)
 @given(trajectories().filter(len))
 def test_mask_mod_is_the_rule(trajectory):
-    """What FlexAttention is given says of every pair what the record says."""
+    """The rule for FlexAttention equals the visibility of the record for every pair of tokens."""
     size = len(trajectory)
     rule = segments.mask_mod(*columns(trajectory))
     query, key = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
@@ -128,7 +128,7 @@ def test_mask_mod_is_the_rule(trajectory):
 
 
 def test_flex_attention_forward():
-    """FlexAttention with the rule equals the dense reference, where it runs: forward, on a CPU too."""
+    """The forward pass of FlexAttention with the rule equals the dense reference, on a CPU too."""
     from torch.nn.attention.flex_attention import flex_attention
 
     trajectory = record((20, 30, 10), (40, 5))
@@ -161,7 +161,7 @@ def models(request):
 
 
 def test_a_whole_model(models):
-    """Log-probabilities and gradients of any causal model under a layout, and the columns that predict each token."""
+    """A model has the dense model's log-probabilities under a layout, and finite gradients."""
     dense, mine = models
     trajectory = record((5, 3, 8), (2, 6))
     blocks, paths = columns(trajectory)
@@ -182,8 +182,8 @@ def test_a_whole_model(models):
 
 
 def test_a_call_without_a_plan_is_refused(models):
-    """It would be attention to nobody knows what."""
-    with pytest.raises(ValueError, match="needs the keyword argument 'layout'"):
+    """Plain attention over a record with paths would be wrong, so the call raises."""
+    with pytest.raises(ValueError, match="needs a plan: call the model with the keyword argument 'layout'"):
         models[1](input_ids=torch.arange(4)[None], use_cache=False)
 
 
@@ -191,18 +191,18 @@ def test_a_call_without_a_plan_is_refused(models):
     ("arguments", "text"),
     [
         ((torch.zeros(1, 4), torch.zeros(1, 3)), "shapes differ"),
-        ((torch.zeros(1, 4), torch.zeros(1, 4), torch.tensor([[1, 0, 1, 1]])), "pads between"),
-        ((torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 1])), "path starts at 1"),
+        ((torch.zeros(1, 4), torch.zeros(1, 4), torch.tensor([[1, 0, 1, 1]])), "padding between"),
+        ((torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 1])), "columns 2:4 have path_start=1 and block_start=1"),
     ],
 )
 def test_bad_layouts_are_refused(arguments, text):
-    """Shapes that differ, pads in the middle, ints that are those of no layout."""
+    """Different shapes, padding between real tokens, and ints that are no layout are refused."""
     with pytest.raises(ValueError, match=text):
         segments.plan(*arguments)
 
 
 def test_a_plan_of_another_batch_is_refused():
-    """The plan knows how many columns there are."""
+    """The error names the rows and columns of the plan and of the tensors."""
     inputs = heads(5)
-    with pytest.raises(ValueError, match="the plan is of 1 rows and 4 columns, the queries of 1 and 5"):
+    with pytest.raises(ValueError, match="the plan has 1 rows and 4 columns, but the queries have 1 rows and 5"):
         segments.segment_attention(*inputs, segments.plan(torch.zeros(4), torch.zeros(4)))

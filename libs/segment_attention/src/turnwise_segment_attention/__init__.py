@@ -1,8 +1,8 @@
 """
 Attention over records with parallel paths, without an L x L mask.
 
-`plan` turns two ints per token into ranges, `segment_attention` attends by them, `register` makes it known to
-transformers, and `block_mask` is the same rule for FlexAttention on CUDA.
+`plan` turns two ints per token into ranges, `segment_attention` attends within them, `register` registers it with
+transformers, and `block_mask` returns the same visibility for FlexAttention on CUDA.
 """
 
 from __future__ import annotations

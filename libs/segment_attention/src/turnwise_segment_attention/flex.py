@@ -1,4 +1,4 @@
-"""The same rule for FlexAttention: fast on CUDA, forward and backward; on a CPU it has no backward pass."""
+"""The visibility of segment attention for FlexAttention, which is fast on CUDA and has no backward pass on a CPU."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def mask_mod(block_start: Tensor, path_start: Tensor, attention_mask: Tensor | N
 
     Args:
         block_start: (B, T), on the device of the attention.
-        path_start: (B, T), likewise.
-        attention_mask: (B, T), 1 on real tokens; None when all are real. A pad sees itself alone.
+        path_start: (B, T), on the same device.
+        attention_mask: (B, T), 1 on real tokens; None if all are real. Padding sees only itself.
     """
     if attention_mask is not None:
         real = attention_mask.bool()
@@ -34,12 +34,12 @@ def mask_mod(block_start: Tensor, path_start: Tensor, attention_mask: Tensor | N
 
 def block_mask(block_start: Tensor, path_start: Tensor, attention_mask: Tensor | None = None) -> Any:
     """
-    Return a `BlockMask` of a batch, of (T / 128)^2 entries a row: the `attention_mask` of `flex_attention`.
+    Return the `BlockMask` of a batch, the `attention_mask` of `flex_attention`. It has (T / 128)^2 entries per row.
 
     Args:
         block_start: (B, T).
         path_start: (B, T).
-        attention_mask: (B, T), 1 on real tokens; None when all are real.
+        attention_mask: (B, T), 1 on real tokens; None if all are real.
     """
     from torch.nn.attention.flex_attention import create_block_mask
 

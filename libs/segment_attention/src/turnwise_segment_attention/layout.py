@@ -1,8 +1,9 @@
 """
-From two ints per token to ranges of queries and keys.
+Turns two ints per token into ranges of queries and keys.
 
-``visible(q, k) = k <= q and (k < block_start[q] or k >= path_start[q])``, both 0 outside paths. So tokens come in runs:
-a path sees all before its block and itself causally, and a run outside blocks sees all before it and itself causally.
+``visible(q, k) = k <= q and (k < block_start[q] or k >= path_start[q])``, with both ints 0 outside paths. So a row
+consists of runs. A path sees all columns before its block, and itself causally. A run outside blocks sees all columns
+before it, and itself causally.
 
 Shapes: B rows, T columns.
 """
@@ -20,13 +21,13 @@ from torch import Tensor
 @frozen
 class Part:
     """
-    Queries that attend to a range of keys: to all of them, or to themselves causally.
+    A range of queries with the range of keys that they attend to.
 
     Attributes:
-        row: of the batch.
-        queries: columns, from and to.
-        keys: columns, from and to; those of the queries when causal.
-        causal: whether each query sees only the keys up to itself.
+        row: row of the batch.
+        queries: columns of the queries.
+        keys: columns of the keys; equal to `queries` if causal.
+        causal: whether each query sees only the keys up to its column.
     """
 
     row: int
@@ -38,10 +39,10 @@ class Part:
 @frozen
 class LayoutPlan:
     """
-    How the rows of a batch attend.
+    The parts of a batch's attention.
 
     Attributes:
-        runs: the causal parts; together they have every real token once.
+        runs: the causal parts; together they contain every real token once.
         prefixes: the full parts; the paths of a block share one.
         num_rows: B.
         num_columns: T.
@@ -58,22 +59,25 @@ def plan(block_start: Tensor, path_start: Tensor, attention_mask: Tensor | None 
     Plan the attention of a batch.
 
     Args:
-        block_start: (B, T) or (T,), column at which the token's block starts; 0 outside.
-        path_start: (B, T) or (T,), column at which the token's own path starts; 0 outside.
-        attention_mask: (B, T) or (T,), 1 on real tokens, which stand together; None when all are real.
+        block_start: (B, T) or (T,), column at which the token's block starts; 0 outside blocks.
+        path_start: (B, T) or (T,), column at which the token's path starts; 0 outside blocks.
+        attention_mask: (B, T) or (T,), 1 on real tokens, which are contiguous in a row; None if all are real.
 
     Raises:
-        ValueError: the shapes differ, pads stand between real tokens, or the ints are not those of a layout.
+        ValueError: the shapes differ, padding separates real tokens, or the ints are no valid layout.
     """
-    blocks, paths = _rows(block_start), _rows(path_start)
-    real = torch.ones_like(blocks) if attention_mask is None else _rows(attention_mask)
+    blocks, paths = _as_rows(block_start), _as_rows(path_start)
+    real = torch.ones_like(blocks) if attention_mask is None else _as_rows(attention_mask)
     if not blocks.shape == paths.shape == real.shape:
-        raise ValueError(f"shapes differ: {tuple(blocks.shape)}, {tuple(paths.shape)}, {tuple(real.shape)}")
+        raise ValueError(
+            f"shapes differ: block_start {tuple(blocks.shape)}, path_start {tuple(paths.shape)}, attention_mask"
+            f" {tuple(real.shape)}"
+        )
     runs: list[Part] = []
     prefixes: list[Part] = []
     rows = zip(blocks.tolist(), paths.tolist(), real.tolist(), strict=True)
     for row, (block_row, path_row, real_row) in enumerate(rows):
-        span = _span(real_row, row)
+        span = _find_real_span(real_row, row)
         found = list(_runs(block_row, path_row, span, row))
         runs += [Part(row, own, own, causal=True) for own, _ in found]
         prefixes += _prefixes(found, span.start, row)
@@ -82,44 +86,47 @@ def plan(block_start: Tensor, path_start: Tensor, attention_mask: Tensor | None 
 
 def predecessors(block_start: Tensor, path_start: Tensor) -> Tensor:
     """
-    Return the columns whose logits predict the tokens: (B, T) or (T,) int64, -1 for column 0.
+    Return for each token the column whose logits predict it: (B, T) or (T,) int64, -1 for column 0.
 
     Args:
         block_start: (B, T) or (T,).
         path_start: (B, T) or (T,).
     """
     columns = torch.arange(block_start.shape[-1], device=block_start.device)
-    begins = (path_start == columns) & (columns > 0)
-    return torch.where(begins, block_start.long() - 1, columns - 1)
+    starts_path = (path_start == columns) & (columns > 0)
+    return torch.where(starts_path, block_start.long() - 1, columns - 1)
 
 
-def _rows(columns: Tensor) -> Tensor:
-    return columns[None] if columns.ndim == 1 else columns
+def _as_rows(values: Tensor) -> Tensor:
+    return values[None] if values.ndim == 1 else values
 
 
-def _span(real: list[int], row: int) -> slice:
-    """Return where the real tokens of a row stand."""
+def _find_real_span(real: list[int], row: int) -> slice:
+    """Return the columns of a row's real tokens."""
     count = sum(map(bool, real))
     start = next((index for index, value in enumerate(real) if value), 0)
     if not all(real[start : start + count]):
-        raise ValueError(f"row {row} has pads between real tokens")
+        raise ValueError(f"row {row} has padding between real tokens")
     return slice(start, start + count)
 
 
 def _runs(blocks: list[int], paths: list[int], span: slice, row: int) -> Iterator[tuple[slice, int]]:
-    """Yield the columns of each run, and where its block starts; -1 outside blocks."""
+    """Yield the columns of each run, and the start of its block; -1 outside blocks."""
     start = span.start
     for (block, path), group in groupby(zip(blocks[span], paths[span], strict=True)):
         stop = start + sum(1 for _ in group)
         outside = block == path == 0
         if not outside and (path != start or block > path):
-            raise ValueError(f"row {row}: columns {start}:{stop} say that their path starts at {path}, block {block}")
+            raise ValueError(
+                f"row {row}: columns {start}:{stop} have path_start={path} and block_start={block}, but a path starts"
+                " at its first column and not before its block"
+            )
         yield slice(start, stop), -1 if outside else block
         start = stop
 
 
 def _prefixes(runs: list[tuple[slice, int]], first: int, row: int) -> Iterator[Part]:
-    """Yield what runs see before them; neighbours of one block see the same and go together."""
+    """Yield the prefix of each run. Paths of one block have the same prefix, so they share a part."""
     for block, group in groupby(runs, key=lambda run: run[1]):
         own = [columns for columns, _ in group]
         if block >= 0:

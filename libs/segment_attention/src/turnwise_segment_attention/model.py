@@ -1,4 +1,4 @@
-"""Segment attention as an attention function of transformers, for any causal model that hands keyword arguments on."""
+"""Segment attention as an attention function of transformers, for causal models that forward keyword arguments."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from turnwise_segment_attention.attention import segment_attention
 from turnwise_segment_attention.layout import LayoutPlan
 
 NAME = "turnwise_segments"
-"""What to give as `attn_implementation`."""
+"""The value for `attn_implementation`."""
 
 
 def register() -> None:
-    """Make `NAME` known to transformers. Harmless a second time."""
+    """Register `NAME` with transformers. Idempotent."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attention_function)
 
 
-def attention_function(  # noqa: PLR0913 - the signature is that of transformers
+def attention_function(  # noqa: PLR0913 - transformers defines the signature
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -33,26 +33,26 @@ def attention_function(  # noqa: PLR0913 - the signature is that of transformers
     **_: Any,
 ) -> tuple[Tensor, None]:
     """
-    Attend as transformers asks for it.
+    Attend with the signature of transformers.
 
     Args:
         module: the attention module.
         query: (B, H, T, D).
         key: (B, G, T, D).
         value: (B, G, T, D).
-        attention_mask: must be None: transformers makes no mask for an attention function that it does not know.
-        scaling: of the products.
+        attention_mask: must be None; transformers makes no mask for a registered attention function.
+        scaling: factor of the products.
         dropout: must be 0.
         layout: the plan, a keyword argument of the model's forward.
 
     Returns:
-        (B, T, H, D), and no weights.
+        (B, T, H, D), and None for the attention weights.
 
     Raises:
-        ValueError: there is no plan, or something that this attention does not do was asked for.
+        ValueError: `layout` is missing, or the model has a mask, dropout or a sliding window.
     """
     if layout is None:
-        raise ValueError(f"attention {NAME!r} needs the keyword argument 'layout', a plan, in the call of the model")
+        raise ValueError(f"attention {NAME!r} needs a plan: call the model with the keyword argument 'layout'")
     if attention_mask is not None or dropout or getattr(module, "sliding_window", None):
-        raise ValueError(f"attention {NAME!r} takes no mask, no dropout and no sliding window")
+        raise ValueError(f"attention {NAME!r} supports no mask, no dropout and no sliding window")
     return segment_attention(query, key, value, layout, scaling).transpose(1, 2), None

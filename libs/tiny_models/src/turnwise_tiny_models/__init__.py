@@ -1,7 +1,16 @@
-"""Tiny language models that learn from demonstrations on a CPU: tokenizer, model, training, folder, command."""
+"""Trains tiny language models on demonstrations, on a CPU: tokenizer, model, training loop, checkpoint and command."""
 
 from turnwise_tiny_models.command import train_command
-from turnwise_tiny_models.fitting import IGNORED, Batch, Demonstration, FitConfig, Recipe, batched, fit, padded
+from turnwise_tiny_models.fitting import (
+    IGNORE_INDEX,
+    Batch,
+    Demonstration,
+    FitConfig,
+    Training,
+    batched,
+    fit,
+    pad_demonstrations,
+)
 from turnwise_tiny_models.model import save, tiny_qwen3
 from turnwise_tiny_models.tokenizer import (
     CHATML,
@@ -16,17 +25,17 @@ __all__ = [
     "CHATML",
     "CONTEXT_LENGTH",
     "END_OF_TEXT",
-    "IGNORED",
+    "IGNORE_INDEX",
     "TURN_END",
     "TURN_START",
     "Batch",
     "Demonstration",
     "FitConfig",
-    "Recipe",
+    "Training",
     "batched",
     "byte_level_tokenizer",
     "fit",
-    "padded",
+    "pad_demonstrations",
     "save",
     "tiny_qwen3",
     "train_command",

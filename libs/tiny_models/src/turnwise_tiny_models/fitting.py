@@ -1,4 +1,4 @@
-"""Learning from demonstrations."""
+"""Trains a model on demonstrations with cross entropy."""
 
 # ruff: noqa: T201 - the progress of a command
 
@@ -15,29 +15,29 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, get_cosine_schedule_with_warmup
 
-IGNORED: Final = -100
-"""Stands among targets for what is not learned; torch's default."""
+IGNORE_INDEX: Final = -100
+"""Target of tokens outside the loss; the default of torch's `cross_entropy`."""
 
 T = TypeVar("T")
 
 Demonstration = tuple[Sequence[int], Sequence[bool]]
-"""Token ids and, of the same length, whether the model writes the token."""
+"""Token ids and, in a second sequence of the same length, whether the model writes each token."""
 
 Batch = tuple[Mapping[str, Tensor], Tensor]
-"""What the model is called with, and (B, T) targets: the ids themselves, or `IGNORED`."""
+"""The model's keyword arguments, and (B, T) targets: token ids or `IGNORE_INDEX`."""
 
 
 @frozen
 class FitConfig:
     """
-    How to train.
+    Hyperparameters of a training.
 
     Attributes:
         steps: optimizer steps.
-        batch_size: demonstrations a step.
-        learning_rate: the highest one, reached after the warm-up.
-        warmup_steps: steps over which it rises.
-        seed: of the weights and of the data.
+        batch_size: demonstrations per step.
+        learning_rate: peak learning rate, reached after the warm-up.
+        warmup_steps: steps of the linear warm-up.
+        seed: seed of weights and data.
     """
 
     steps: int = 1000
@@ -48,14 +48,14 @@ class FitConfig:
 
 
 @frozen(eq=False)
-class Recipe:
+class Training:
     """
-    What is trained, and on what.
+    A model with its tokenizer and its training data.
 
     Attributes:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         model: trained in place.
-        batches: at least as many as there are steps.
+        batches: at least one batch per step.
     """
 
     tokenizer: PreTrainedTokenizerFast
@@ -63,34 +63,39 @@ class Recipe:
     batches: Iterator[Batch]
 
 
-def padded(demonstrations: Sequence[Demonstration]) -> Batch:
-    """Pad demonstrations on the right, where no token of theirs sees it under the causal mask."""
+def pad_demonstrations(demonstrations: Sequence[Demonstration]) -> Batch:
+    """Collate demonstrations into a batch, padded on the right with id 0 and without an attention mask."""
+    # Under the causal mask no real token attends to padding on its right, so no attention mask is needed.
     length = max(len(ids) for ids, _mask in demonstrations)
     inputs = torch.zeros(len(demonstrations), length, dtype=torch.long)
-    targets = torch.full((len(demonstrations), length), IGNORED)
+    targets = torch.full((len(demonstrations), length), IGNORE_INDEX)
     for row, (ids, mask) in enumerate(demonstrations):
         inputs[row, : len(ids)] = torch.tensor(ids)
-        targets[row, : len(ids)] = torch.where(torch.tensor(mask), inputs[row, : len(ids)], IGNORED)
+        targets[row, : len(ids)] = torch.where(torch.tensor(mask), inputs[row, : len(ids)], IGNORE_INDEX)
     return {"input_ids": inputs}, targets
 
 
 def batched(demonstrations: Iterator[T], size: int, collate: Callable[[Sequence[T]], Batch]) -> Iterator[Batch]:
-    """Yield batches of a stream, made by `padded` or another function; a last one that is not full is left out."""
+    """Yield batches of `size` items, each built by `collate`; an incomplete last batch is dropped."""
     while len(some := list(islice(demonstrations, size))) == size:
         yield collate(some)
 
 
-def fit(recipe: Recipe, config: FitConfig) -> None:
-    """Train the model on the mean cross entropy of what it writes, and print the progress."""
-    model = recipe.model
+def fit(training: Training, config: FitConfig) -> None:
+    """
+    Train the model and print progress.
+
+    AdamW minimizes the mean cross entropy of the tokens that the model writes.
+    """
+    model = training.model
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = get_cosine_schedule_with_warmup(optimizer, config.warmup_steps, config.steps)
     started = time.perf_counter()
     model.train()
     for step in range(1, config.steps + 1):
-        inputs, targets = next(recipe.batches)
+        inputs, targets = next(training.batches)
         logits = model(**inputs, use_cache=False).logits
-        loss = cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)
+        loss = cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORE_INDEX)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,4 +1,4 @@
-"""The model, and the folder that it is kept in."""
+"""Builds the model and writes its checkpoint folder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def tiny_qwen3(
     head_dim: int = 64,
 ) -> Qwen3ForCausalLM:
     """
-    Return a randomly initialised Qwen3 in float32, with tied embeddings and 4 heads that share 2 heads of keys.
+    Return a randomly initialised float32 Qwen3 with tied embeddings, 4 attention heads and 2 key-value heads.
 
     Args:
-        tokenizer: whose vocabulary it reads and writes, and whose longest sequence it takes.
+        tokenizer: sets the vocabulary size and the context length.
         hidden_size: width of the residual stream.
-        intermediate_size: width inside a feed-forward layer.
-        num_layers: of attention and feed-forward each.
-        head_dim: width of a head.
+        intermediate_size: width of the feed-forward layers.
+        num_layers: transformer layers.
+        head_dim: width of an attention head.
     """
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -45,7 +45,7 @@ def tiny_qwen3(
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write weights, configs, tokenizer and chat template to a folder, which is made where there is none."""
+    """Write weights, configs, tokenizer and chat template to a folder; creates the folder if it is missing."""
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers leaves it unannotated
         do_sample=True,
         temperature=1.0,
@@ -56,9 +56,9 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # The tokenizer's class by the name that transformers 4 knows too.
+    # transformers 5 writes a class name that transformers 4 does not know.
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    # safetensors makes a file that its owner alone can read; an installed package is read by everybody.
+    # safetensors restricts the file to its owner, but every user must be able to read an installed package.
     (folder / "model.safetensors").chmod(0o644)

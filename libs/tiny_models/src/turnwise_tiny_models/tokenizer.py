@@ -1,4 +1,4 @@
-"""Byte-level BPE with digits of their own and ChatML marks."""
+"""A byte-level BPE tokenizer with single-digit tokens and ChatML markers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ END_OF_TEXT: Final = "<|endoftext|>"
 """The padding token."""
 
 TURN_START: Final = "<|im_start|>"
-"""Opens a message; its role follows."""
+"""Opens a message; the role follows it."""
 
 TURN_END: Final = "<|im_end|>"
 """Closes a message; the end-of-sequence token."""
 
 CONTEXT_LENGTH: Final = 2048
-"""Longest sequence in tokens, where nothing else is said."""
+"""Default context length in tokens."""
 
 CHATML: Final = (
     "{%- for message in messages %}"
@@ -26,7 +26,7 @@ CHATML: Final = (
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
-"""Chat template of roles and contents, without tools."""
+"""Chat template for roles and contents, without tools."""
 
 
 def byte_level_tokenizer(
@@ -38,15 +38,15 @@ def byte_level_tokenizer(
     context_length: int = CONTEXT_LENGTH,
 ) -> PreTrainedTokenizerFast:
     """
-    Learn merges from a corpus.
+    Train a tokenizer on a corpus.
 
-    All 256 bytes are in the vocabulary and nothing is normalised, so any text encodes and decodes without loss. A
-    digit never merges: the same number is the same tokens wherever it stands.
+    All 256 bytes are in the vocabulary and text is not normalised, so any text encodes and decodes without loss. Digits
+    never merge, so a number has the same tokens in every context.
 
     Args:
-        corpus: texts to learn merges from.
-        vocab_size: entries wanted, added tokens included; fewer where the corpus holds fewer merges.
-        tags: tokens that are not special, so that decoding without special tokens keeps them.
+        corpus: training texts.
+        vocab_size: upper limit, including special tokens and tags; a small corpus may yield fewer merges.
+        tags: added tokens that are not special, so `skip_special_tokens` keeps them.
         chat_template: Jinja source.
         context_length: longest sequence in tokens.
     """

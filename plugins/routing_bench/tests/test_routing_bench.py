@@ -1,4 +1,4 @@
-"""Tests of `turnwise.routing_simulator` and of `turnwise bench routing`, which replays traces in it."""
+"""The routing simulator, its traces, and the command `turnwise bench routing`."""
 
 import argparse
 import json
@@ -8,27 +8,29 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.cli import bench_command
-from turnwise.cli.bench_command import BenchCommand, compare, find_routers
-from turnwise.cli.recorded_traces import load_trace, save_trace
-from turnwise.cli.recorded_traces import trace_of as trace_of_results
-from turnwise.cli.synthetic_traces import SHAPES, synthetic_traces
+from turnwise.data.trajectories import TrajectoryWriter
 from turnwise.errors import ConfigError, DataError, EngineError
-from turnwise.host import Host
-from turnwise.protocols import Resources
-from turnwise.result import EpisodeResult
-from turnwise.routing import ROUTERS, LeastTokens, RoundRobin
-from turnwise.routing_simulator import ReplicaEvent, ReplicaModel, Trace, TraceTrajectory, TraceTurn, simulate
-from turnwise.storage import TrajectoryWriter
-from turnwise.trajectory import Trajectory
+from turnwise.plugin.host import Host
+from turnwise.record.result import EpisodeResult
+from turnwise.record.trajectory import Trajectory
+from turnwise.routing import LeastTokens
 from turnwise.types import EpisodeMetrics, Status, Task
+from turnwise_routing_bench import command as bench_command
+from turnwise_routing_bench.baseline_routers import RoundRobin
+from turnwise_routing_bench.command import BenchCommand, compare, load_routers
+from turnwise_routing_bench.recorded_traces import build_trace, load_trace, save_trace
+from turnwise_routing_bench.simulator import ReplicaModel, simulate
+from turnwise_routing_bench.synthetic_traces import SHAPES, synthetic_traces
+from turnwise_routing_bench.traces import ReplicaEvent, Trace, TraceTrajectory, TraceTurn
 
 PLAIN = ReplicaModel(step_s=1.0, request_s=0.0, token_s=0.0, prefill_token_s=0.1)
-"""A second a step, whatever is in it, and a tenth for each token of prefill."""
+"""Each decode step takes 1 s, and each token of prefill 0.1 s."""
+ROUTERS = load_routers("consistent_hash,least_requests,least_tokens,round_robin")
+"""Factories by name."""
 
 
 def trajectory(name, *turns, prompt=10, **more):
-    """A turn is (new tokens, tool seconds, observation tokens)."""
+    """Build a trajectory; a turn is (new tokens, tool seconds, observation tokens)."""
     made = tuple(TraceTurn(num_new_tokens=n, tool_s=s, num_observation_tokens=o) for n, s, o in turns)
     return TraceTrajectory(trajectory_id=name, num_prompt_tokens=prompt, turns=made, **more)
 
@@ -38,7 +40,7 @@ def trace_of(*trajectories, events=()):
 
 
 def routers():
-    return {name: factory(config(), Resources()) for name, (factory, config) in ROUTERS.items()}
+    return {name: make() for name, make in ROUTERS.items()}
 
 
 turns = st.lists(st.tuples(st.integers(1, 60), st.floats(0, 3), st.integers(0, 20)), min_size=1, max_size=4)
@@ -55,11 +57,11 @@ traces = st.lists(
 models = st.builds(ReplicaModel, max_in_flight=st.integers(1, 8), cache_tokens=st.sampled_from([0, 200, 400_000]))
 
 
-@given(trace=traces, model=models, num_replicas=st.integers(1, 4), dies_s=st.floats(0, 3))
+@given(trace=traces, model=models, num_replicas=st.integers(1, 4), fails_s=st.floats(0, 3))
 @settings(max_examples=50, deadline=None)
-def test_conserves_tokens(trace, model, num_replicas, dies_s):
-    """Every token is sampled and kept once, whatever the router and whoever dies, and numbers are in their range."""
-    events = (ReplicaEvent(at_s=dies_s, replica=1, available=False), ReplicaEvent(at_s=dies_s + 1, replica=1))
+def test_conserves_tokens(trace, model, num_replicas, fails_s):
+    """With any router and any failure, each token is kept exactly once and all numbers are in their range."""
+    events = (ReplicaEvent(at_s=fails_s, replica=1, available=False), ReplicaEvent(at_s=fails_s + 1, replica=1))
     for router in routers().values():
         result = simulate(evolve(trace, events=events), router, num_replicas, model)
         turns = [turn for each in trace.trajectories for turn in each.turns]
@@ -73,7 +75,7 @@ def test_conserves_tokens(trace, model, num_replicas, dies_s):
 @given(trace=traces, model=models)
 @settings(max_examples=50, deadline=None)
 def test_one_replica_is_the_same_for_all_routers(trace, model):
-    """With nothing to choose all routers give one result, and it is never sooner than the longest trajectory can be."""
+    """With one replica all routers give one result, which is never faster than the longest trajectory alone."""
     results = [simulate(trace, router, 1, model) for router in routers().values()]
     assert [results[0]] * len(results) == results
     for each in trace.trajectories:
@@ -83,7 +85,7 @@ def test_one_replica_is_the_same_for_all_routers(trace, model):
 
 @pytest.mark.parametrize("name", sorted(ROUTERS))
 def test_is_deterministic(name):
-    """One trace gives one result, and one seed one trace."""
+    """One trace gives one result, and one seed gives one trace."""
     first, second = synthetic_traces(3, 3, 8), synthetic_traces(3, 3, 8)
     assert first == second
     assert first != synthetic_traces(4, 3, 8)
@@ -91,45 +93,45 @@ def test_is_deterministic(name):
         assert simulate(a, routers()[name], 3) == simulate(b, routers()[name], 3)
 
 
-# What the model says, by hand
+# Results computed by hand
 
 
 def test_prefill_decode_tool():
-    """10 tokens of prefill, 5 steps, a tool of 2 s, prefill of the 3 tokens it answered, 4 steps."""
+    """The makespan is 10 tokens of prefill, 5 steps, 2 s of a tool, prefill of its 3 tokens, and 4 steps."""
     result = simulate(trace_of(trajectory("a", (5, 2.0, 3), (4, 0.0, 0))), RoundRobin(), 1, PLAIN)
     assert pytest.approx(1.0 + 5 + 2 + 0.3 + 4) == result.makespan_s
     assert pytest.approx(15 / (10 + 18)) == result.prefix_hit_rate
-    assert (9, 2, 0, 1.0) == (result.num_new_tokens, result.num_requests, result.num_moves, result.balance)
+    assert (9, 2, 0, 1.0) == (result.num_new_tokens, result.num_requests, result.num_migrations, result.balance)
 
 
 def test_a_step_reads_the_context():
-    """The context grows by a token a step: n steps cost the integral, and a request costs its share."""
+    """The context grows by one token per step, so n steps cost the integral; a request adds its own cost."""
     model = ReplicaModel(step_s=1.0, request_s=0.5, token_s=0.01, prefill_token_s=0.0)
     result = simulate(trace_of(trajectory("a", (20, 0.0, 0), prompt=100)), RoundRobin(), 1, model)
     assert pytest.approx(20 * (1.0 + 0.5 + 1.0) + 0.01 * 20 * 20 / 2) == result.makespan_s
 
 
 def test_requests_share_steps():
-    """Two requests of a batch cost the steps of the longer, and the prefill of the second holds up the first."""
+    """Two requests take the steps of the longer one, and the prefill of the second delays the first."""
     result = simulate(trace_of(trajectory("a", (5, 0, 0)), trajectory("b", (8, 0, 0))), RoundRobin(), 1, PLAIN)
     assert pytest.approx(2.0 + 8) == result.makespan_s
 
 
 def test_waits_when_the_replica_is_full():
-    """Beyond `max_in_flight` requests wait their turn."""
+    """Requests beyond `max_in_flight` wait."""
     model = evolve(PLAIN, max_in_flight=1)
     result = simulate(trace_of(trajectory("a", (5, 0, 0)), trajectory("b", (8, 0, 0))), RoundRobin(), 1, model)
     assert pytest.approx(1 + 5 + 1 + 8) == result.makespan_s
 
 
 def test_a_group_shares_its_prompt():
-    """The second of a group prefills nothing; one of another group does."""
+    """The second request of a group needs no prefill; a request of another group does."""
     rows = [trajectory(name, (1, 0, 0), group_id=group) for name, group in (("a", "g"), ("b", "g"), ("c", "h"))]
     assert pytest.approx(1 / 3) == simulate(trace_of(*rows), RoundRobin(), 1, PLAIN).prefix_hit_rate
 
 
 def test_the_cache_is_bounded():
-    """Two contexts of up to 16 tokens: with room for both both are found again, with room for one neither is."""
+    """Of two contexts of up to 16 tokens, both are found if the cache fits both, and none if it fits one."""
     rows = [trajectory("a", (5, 9.0, 0), (1, 0, 0)), trajectory("b", (5, 9.0, 0), (1, 0, 0), arrival_s=2.0)]
     for cache_tokens, hits in ((32, 30), (16, 0), (0, 0)):
         result = simulate(trace_of(*rows), RoundRobin(), 1, evolve(PLAIN, cache_tokens=cache_tokens))
@@ -137,22 +139,22 @@ def test_the_cache_is_bounded():
 
 
 def test_a_slow_replica():
-    """Half the speed takes twice the time, from the event on."""
+    """From the event on, half the speed takes twice the time."""
     events = [ReplicaEvent(at_s=3.0, replica=0, speed=0.5)]
     result = simulate(trace_of(trajectory("a", (5, 0, 0)), events=events), RoundRobin(), 1, PLAIN)
     assert pytest.approx(3.0 + 2 * 3.0) == result.makespan_s
 
 
-def test_a_replica_dies():
-    """Its request begins the turn again elsewhere, and what it had sampled is lost, not counted."""
+def test_a_replica_fails():
+    """Its request restarts the turn on another replica; the tokens sampled so far count as lost."""
     events = [ReplicaEvent(at_s=4.0, replica=0, available=False)]
     rows = [trajectory("a", (5, 0, 0)), trajectory("b", (1, 0, 0))]
     result = simulate(trace_of(*rows, events=events), RoundRobin(), 2, PLAIN)
     assert pytest.approx(4.0 + 1 + 5) == result.makespan_s
-    assert (6, 3, 3, 1) == (result.num_new_tokens, result.num_lost_tokens, result.num_requests, result.num_moves)
+    assert (6, 3, 3, 1) == (result.num_new_tokens, result.num_lost_tokens, result.num_requests, result.num_migrations)
 
 
-def test_events_of_other_replicas_are_left_out():
+def test_events_of_missing_replicas_are_ignored():
     """A trace recorded on more replicas can be replayed on fewer."""
     events = [ReplicaEvent(at_s=0.0, replica=7, available=False)]
     row = trajectory("a", (5, 0, 0))
@@ -160,36 +162,36 @@ def test_events_of_other_replicas_are_left_out():
 
 
 def test_balance():
-    """One busy replica of two is twice the mean."""
+    """One busy replica of two has twice the mean load."""
     assert pytest.approx(2.0) == simulate(trace_of(trajectory("a", (5, 0, 0))), RoundRobin(), 2, PLAIN).balance
 
 
 # Bad input
 
 
-def test_nobody_is_left():
-    """When the last replica dies, the router says so."""
+def test_no_replica_is_left():
+    """When the last replica fails, the router raises an error."""
     events = [ReplicaEvent(at_s=2.0, replica=0, available=False)]
     with pytest.raises(EngineError, match="no replica is available"):
         simulate(trace_of(trajectory("a", (5, 0, 0)), events=events), LeastTokens(), 1, PLAIN)
 
 
 @pytest.mark.parametrize("index", [-1, 1, 2])
-def test_a_router_that_errs(index):
-    """A choice that cannot be is an error, not a result."""
+def test_a_router_that_chooses_a_missing_replica(index):
+    """An index out of range or of an unavailable replica is an error."""
 
-    class Errant(RoundRobin):
+    class WrongRouter(RoundRobin):
         def choose(self, request, replicas):
             return index
 
     events = [ReplicaEvent(at_s=0.0, replica=1, available=False)]
     with pytest.raises(EngineError, match=f"chose replica {index}, which is not available"):
-        simulate(trace_of(trajectory("a", (5, 0, 0)), events=events), Errant(), 2)
+        simulate(trace_of(trajectory("a", (5, 0, 0)), events=events), WrongRouter(), 2)
 
 
 def test_no_replicas():
-    """A simulation needs a replica."""
-    with pytest.raises(ConfigError, match="0 is not at least 1"):
+    """A simulation needs at least one replica."""
+    with pytest.raises(ConfigError, match="expected at least 1, got 0"):
         simulate(trace_of(trajectory("a", (5, 0, 0))), RoundRobin(), 0)
 
 
@@ -211,7 +213,7 @@ def test_no_replicas():
     ],
 )
 def test_values_out_of_range(kind, values, text):
-    """What cannot be replayed cannot be made, and the text names the field."""
+    """A value that cannot be replayed is rejected, and the text names the field."""
     with pytest.raises(ValueError, match=text):
         kind(**values)
 
@@ -220,7 +222,7 @@ def test_values_out_of_range(kind, values, text):
 
 
 def test_a_trace_survives_a_file(tmp_path):
-    """What was saved is loaded, under the file's name; empty lines do not matter."""
+    """A saved trace is loaded unchanged, named after the file; empty lines are skipped."""
     for trace in synthetic_traces(0, 2, 4):
         path = tmp_path / f"{trace.name}.jsonl"
         save_trace(trace, path)
@@ -232,7 +234,7 @@ def test_a_trace_survives_a_file(tmp_path):
     ("line", "text"),
     [
         ("{", "line 2: invalid JSON"),
-        ('{"at_s": NaN, "replica": 0}', "line 2: invalid JSON: NaN is no JSON number"),
+        ('{"at_s": NaN, "replica": 0}', "line 2: invalid JSON: NaN is not a JSON number"),
         ('{"at_s": 1e999, "replica": 0}', "line 2: .*at_s"),
         ("[]", "line 2: "),
         ('{"trajectory_id": "b", "num_prompt_tokens": 3}', "line 2: .*turns"),
@@ -242,7 +244,7 @@ def test_a_trace_survives_a_file(tmp_path):
     ],
 )
 def test_bad_lines(tmp_path, line, text):
-    """A bad line is one line of error that names the file."""
+    """An invalid line gives a one-line error that starts with the file."""
     path = tmp_path / "bad.jsonl"
     path.write_text('{"trajectory_id": "a", "num_prompt_tokens": 3, "turns": [{"num_new_tokens": 1}]}\n' + line)
     with pytest.raises(DataError, match=text) as raised:
@@ -253,11 +255,11 @@ def test_bad_lines(tmp_path, line, text):
 
 @pytest.mark.parametrize("content", [b"", b"\n", b'{"at_s": 1.0, "replica": 0}', b"\xff\xfe\x00", None])
 def test_files_without_a_trace(tmp_path, content):
-    """Nothing to replay, bytes that are no text, and no file at all are errors that name the file."""
+    """An empty trace, bytes that are not text and a missing file are errors that name the file."""
     path = tmp_path / "bad.jsonl"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(DataError, match=r"bad\.jsonl: (holds no trajectory|cannot be read)"):
+    with pytest.raises(DataError, match=r"bad\.jsonl: (has no trajectory|cannot be read)"):
         load_trace(path)
 
 
@@ -271,7 +273,7 @@ def result(uid, *records, tool_s=0.0):
 
 
 def record(*turns):
-    """A turn is (sampled tokens, tokens of the answer, forced tokens behind it)."""
+    """Build a record; a turn is (sampled tokens, observed tokens, forced tokens)."""
     made = Trajectory([1, 2, 3])
     for sampled, observed, forced in turns:
         made.add_action([5] * sampled, [-1.0] * sampled, 1)
@@ -281,7 +283,7 @@ def record(*turns):
 
 
 def test_results_of_a_rollout_are_a_trace(tmp_path):
-    """Turns, what stands between them, groups and the seconds of tools come from the records of a run."""
+    """Turns, the tokens between them, groups and tool seconds come from the records of a run."""
     path = tmp_path / "trajectories.parquet"
     with TrajectoryWriter(path) as writer:
         writer.write(result("a", record((4, 2, 1), (3, 5, 0), (2, 0, 0)), tool_s=3.0))
@@ -299,16 +301,16 @@ def test_results_of_a_rollout_are_a_trace(tmp_path):
 
 
 def test_results_without_a_turn():
-    """Nothing to replay is an error that names the file."""
-    with pytest.raises(DataError, match="monday: holds no turn of a model"):
-        trace_of_results([result("a", Trajectory([1])), result("b")], "monday")
+    """Results without a turn of a model are an error that names them."""
+    with pytest.raises(DataError, match="monday: has no turn of a model"):
+        build_trace([result("a", Trajectory([1])), result("b")], "monday")
 
 
-# The bench
+# The command
 
 
-def test_skewed_lengths_are_27_times_apart():
-    """A tenth of the trajectories are about 8 x 400 tokens, the others about 2 x 60."""
+def test_skewed_lengths_differ_by_a_factor_of_27():
+    """A tenth of the trajectories have about 8 x 400 tokens, the others about 2 x 60."""
     trace = next(each for each in synthetic_traces(0, 4) if each.name == "skewed_lengths")
     totals = [sum(turn.num_new_tokens for turn in each.turns) for each in trace.trajectories]
     short, long = [n for n in totals if n < 1000], [n for n in totals if n > 1000]
@@ -316,14 +318,14 @@ def test_skewed_lengths_are_27_times_apart():
     assert 0.05 < len(long) / len(totals) < 0.15
 
 
-def test_ours_ranks_first():
+def test_the_default_router_is_best():
     """
-    Over two seeds, `least_tokens` is within 2 % of the best makespan on all traces but the one that tools decide.
+    Over two seeds, the makespan of `least_tokens` is within 2 % of the best on all traces except `slow_tools`.
 
-    There the makespan is that of the one trajectory with the slowest tools, and which replica begins it when is luck.
-    Its outstanding tokens are at most 10 % worse spread than the best, who pays for that with prompts prefilled twice.
+    In `slow_tools` the one trajectory with the slowest tools decides the makespan, and its start on a replica is luck.
+    The balance of `least_tokens` is within 10 % of the best; better balanced routers prefill more prompts twice.
     """
-    makers = find_routers("")
+    makers = load_routers("")
     rows = [row for seed in (0, 1) for row in compare(synthetic_traces(seed, 4, 48), makers, 4)]
 
     def summed(trace, field):
@@ -346,31 +348,33 @@ def run(*arguments):
 
 @pytest.fixture
 def small(tmp_path):
-    """Return the path of a small trace."""
+    """The path of a small trace."""
     save_trace(synthetic_traces(0, 1, 4)[0], tmp_path / "small.jsonl")
     return str(tmp_path / "small.jsonl")
 
 
 def test_table(small, capsys):
-    """A row per trace and router, wide enough to read."""
+    """The table has a row per trace and router."""
     assert run("--trace", small, small, "--routers", "least_tokens, consistent_hash") == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
-    assert ["trace", "router", "makespan", "to", "best", "hits", "balance", "moves"] == lines[0]
+    assert ["trace", "router", "makespan", "to", "best", "hits", "balance", "migrations"] == lines[0]
     assert [["small", "least_tokens"], ["small", "consistent_hash"]] * 2 == [line[:2] for line in lines[2:]]
 
 
 def test_json(small, capsys):
-    """JSON has the numbers whole; with one replica all routers are alike."""
+    """JSON has all numbers; with one replica all routers are equal."""
     assert run("--trace", small, "--replicas", "1", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert (1, None) == (report["replicas"], report["seed"])
     assert set(ROUTERS) <= {row["router"] for row in report["results"]}
     assert [1.0] * len(report["results"]) == [row["makespan_ratio"] for row in report["results"]]
-    assert {"trace", "router", "makespan_s", "prefix_hit_rate", "balance", "num_moves"} < report["results"][0].keys()
+    assert {"trace", "router", "makespan_s", "prefix_hit_rate", "balance", "num_migrations"} < report["results"][
+        0
+    ].keys()
 
 
 def test_synthetic_by_default(monkeypatch, capsys):
-    """Without a file the synthetic traces of the seed are replayed."""
+    """Without a file the command replays the synthetic traces of the seed."""
     monkeypatch.setattr(bench_command, "synthetic_traces", lambda seed, n: synthetic_traces(seed, n, 2))
     assert run("--seed", "5", "--replicas", "2", "--routers", "round_robin", "--json") == 0
     report = json.loads(capsys.readouterr().out)
@@ -383,25 +387,25 @@ def test_synthetic_by_default(monkeypatch, capsys):
         (["--routers", "least_token"], "unknown router 'least_token'; did you mean 'least_tokens'"),
         (["--routers", "round_robin,"], "unknown router ''"),
         (["--routers", "round_robin,round_robin"], "'round_robin' is named more than once"),
-        (["--replicas", "0"], "--replicas: 0 is not at least 1"),
+        (["--replicas", "0"], "--replicas: expected at least 1, got 0"),
     ],
 )
 def test_bad_arguments(arguments, text):
-    """A bad argument is one line that says what was expected."""
+    """A bad argument gives a one-line error with the expected value."""
     with pytest.raises(ConfigError, match=text):
         run(*arguments)
 
 
 def test_a_router_that_needs_options(monkeypatch):
-    """A router whose options have no defaults is refused by name."""
+    """A router whose options have no defaults is rejected by name."""
     host = Host()
     host.routers.add("needy", lambda config, resources: RoundRobin(), config=TraceTurn)
     monkeypatch.setattr(bench_command, "load", lambda recipe: host)
     with pytest.raises(ConfigError, match="'needy' has options without defaults"):
-        find_routers("needy")
+        load_routers("needy")
 
 
-def test_a_trace_that_is_not_there(tmp_path):
-    """A missing trace is named."""
+def test_a_missing_trace(tmp_path):
+    """The error names the missing file."""
     with pytest.raises(DataError, match=r"gone\.jsonl: cannot be read"):
         run("--trace", str(tmp_path / "gone.jsonl"))

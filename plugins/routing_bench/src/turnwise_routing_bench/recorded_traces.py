@@ -1,4 +1,4 @@
-"""Traces for the routing simulator that were recorded: files of traces, and results of rollouts."""
+"""Recorded traces for the routing simulator: trace files, and results of rollouts."""
 
 from __future__ import annotations
 
@@ -10,35 +10,34 @@ from typing import NoReturn
 
 from attrs import asdict, evolve
 
-from turnwise.config_structure import structure
+from turnwise import read_results, structure
 from turnwise.errors import ConfigError, DataError
-from turnwise.record import Origin
-from turnwise.result import EpisodeResult
-from turnwise.routing_simulator import ReplicaEvent, Trace, TraceTrajectory, TraceTurn
-from turnwise.storage import read_results
-from turnwise.trajectory import Trajectory
+from turnwise.record.columns import Origin
+from turnwise.record.result import EpisodeResult
+from turnwise.record.trajectory import Trajectory
+from turnwise_routing_bench.traces import ReplicaEvent, Trace, TraceTrajectory, TraceTurn
 
 
 def save_trace(trace: Trace, path: str | Path) -> None:
-    """Write JSONL: a line per trajectory, in the fields of `TraceTrajectory`, and one per `ReplicaEvent`."""
+    """Write JSONL with one line per `TraceTrajectory` and one per `ReplicaEvent`, with the fields of these classes."""
     rows = [*map(asdict, trace.trajectories), *map(asdict, trace.events)]
     Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def load_trace(path: str | Path) -> Trace:
     """
-    Read a trace, named after its file.
+    Read a trace; its name is the stem of the file name.
 
     Args:
-        path: what `save_trace` wrote, or a recording in that form, where a line with `replica` is an event; or the
-            results of a rollout, Parquet or the folder of a run, see `trace_of`.
+        path: JSONL in the format of `save_trace`, in which lines with the key `replica` are events; or the results of
+            a rollout, as Parquet or as the folder of a run (see `build_trace`).
 
     Raises:
-        DataError: the file cannot be read, or a line is not as it should be; the text names file and line.
+        DataError: the file cannot be read, or a line is invalid; the text names file and line.
     """
     file = Path(path)
     if file.suffix == ".parquet" or file.is_dir():
-        return trace_of(read_results(file), file.stem)
+        return build_trace(read_results(file), file.stem)
     try:
         lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, ValueError) as error:
@@ -46,7 +45,7 @@ def load_trace(path: str | Path) -> Trace:
     rows = [_trace_row(line, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     trajectories = tuple(row for row in rows if isinstance(row, TraceTrajectory))
     if not trajectories:
-        raise DataError(f"{file}: holds no trajectory")
+        raise DataError(f"{file}: has no trajectory; expected a line per trajectory")
     try:
         events = tuple(row for row in rows if isinstance(row, ReplicaEvent))
         return Trace(name=file.stem, trajectories=trajectories, events=events)
@@ -54,12 +53,12 @@ def load_trace(path: str | Path) -> Trace:
         raise DataError(f"{file}: {error}") from error
 
 
-def trace_of(results: Sequence[EpisodeResult], name: str) -> Trace:
+def build_trace(results: Sequence[EpisodeResult], name: str) -> Trace:
     """
-    Return what a rollout did, as a trace: all episodes begin at once, those of a task share their prompt.
+    Return the workload of a rollout as a trace: all episodes start at once, and episodes of a task share the prompt.
 
-    Results hold the seconds that an episode spent in tools, not those of each call: they are spread evenly over the
-    gaps between its turns. Records without a turn of the model are left out.
+    Results hold the tool seconds of an episode, not of each call, so they are spread evenly over the gaps between its
+    turns. Records without a turn of the model are left out.
 
     Raises:
         DataError: no record has a turn.
@@ -80,12 +79,12 @@ def trace_of(results: Sequence[EpisodeResult], name: str) -> Trace:
                 )
                 trajectories.append(each)
     if not trajectories:
-        raise DataError(f"{name}: holds no turn of a model")
+        raise DataError(f"{name}: has no turn of a model, so there is nothing to replay")
     return Trace(name=name, trajectories=tuple(trajectories))
 
 
 def _turns(record: Trajectory) -> tuple[TraceTurn, ...]:
-    """Return the unbroken runs of sampled tokens, each with how many others follow it."""
+    """Return the contiguous runs of sampled tokens, each with the number of other tokens after it."""
     runs = [
         (sampled, sum(segment.stop - segment.start for segment in segments))
         for sampled, segments in groupby(record.segments, key=lambda segment: segment.origin is Origin.ACTION)
@@ -101,7 +100,7 @@ def _turns(record: Trajectory) -> tuple[TraceTurn, ...]:
 
 def _trace_row(line: str, where: str) -> TraceTrajectory | ReplicaEvent:
     try:
-        row = json.loads(line, parse_constant=_refuse_constant)
+        row = json.loads(line, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: invalid JSON: {error}") from None
     try:
@@ -112,5 +111,5 @@ def _trace_row(line: str, where: str) -> TraceTrajectory | ReplicaEvent:
         raise DataError(f"{where}: {'; '.join(str(error).splitlines())}") from None
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")

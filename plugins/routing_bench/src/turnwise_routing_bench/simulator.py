@@ -1,11 +1,12 @@
 """
-A discrete-event simulator of replicas behind a router: what a routing rule does to a batch, in seconds of model time.
+A discrete-event simulator of replicas behind a router; it measures the effect of a router in seconds of model time.
 
-A replica is a fluid continuous-batching server. One decode step gives every running request a token and takes
-``step_s + request_s * running + token_s * context`` seconds, integrated exactly while nothing changes. Prefill goes
+A replica is a fluid continuous-batching server. One decode step gives each running request a token and takes
+``step_s + request_s * running + token_s * context`` seconds, integrated exactly while nothing changes. Prefill runs
 before decode, as in vLLM's default scheduler, and costs `prefill_token_s` for each context token that the prefix cache
-does not hold. The cache keeps one entry for the prompt of a group and one for what each trajectory added, and forgets
-the least recently used first. There is no wall clock and no randomness: a trace and a router give one result.
+does not hold. The cache has one entry for the prompt of each group and one for the tokens that each trajectory added;
+it evicts the least recently used entry first. There is no wall clock and no randomness: one trace and one router give
+one result.
 """
 
 from __future__ import annotations
@@ -14,124 +15,53 @@ import math
 from collections import Counter, OrderedDict, deque
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from attrs import Attribute, Factory, define, field, frozen, validators
+from attrs import Factory, define, field, frozen
 
 from turnwise.errors import ConfigError, EngineError
 from turnwise.protocols import ReplicaLoad, Router
 from turnwise.types import GenerateRequest, SamplingParams
+from turnwise_routing_bench.traces import (
+    ReplicaEvent,
+    Trace,
+    TraceTrajectory,
+    at_least_0,
+    at_least_1,
+    finite_seconds,
+    more_than_0,
+)
 
-_at_least_0: Final = validators.ge(0)
-_at_least_1: Final = validators.ge(1)
-_seconds: Final[Any] = [validators.ge(0), validators.lt(math.inf)]
-_more_than_0: Final[Any] = [validators.gt(0), validators.lt(math.inf)]
 _SAMPLING: Final = SamplingParams()
 _Key = tuple[str, str]
 
 
 @frozen(kw_only=True)
-class TraceTurn:
-    """
-    One turn: what the model samples, and the tool call behind it.
-
-    Attributes:
-        num_new_tokens: sampled.
-        tool_s: seconds until the next turn may begin, or until the trajectory has ended.
-        num_observation_tokens: what the tool's answer adds to the context.
-    """
-
-    num_new_tokens: int = field(validator=_at_least_1)
-    tool_s: float = field(default=0.0, validator=_seconds)
-    num_observation_tokens: int = field(default=0, validator=_at_least_0)
-
-
-@frozen(kw_only=True)
-class TraceTrajectory:
-    """
-    One trajectory.
-
-    Attributes:
-        trajectory_id: unique in the trace.
-        num_prompt_tokens: length of the prompt; all trajectories of a group share their prompt.
-        turns: at least one.
-        arrival_s: when it begins.
-        group_id: whose prompt it has; empty for one of its own.
-    """
-
-    trajectory_id: str = field(validator=validators.min_len(1))
-    num_prompt_tokens: int = field(validator=_at_least_1)
-    turns: tuple[TraceTurn, ...] = field(validator=validators.min_len(1))
-    arrival_s: float = field(default=0.0, validator=_seconds)
-    group_id: str = ""
-
-
-@frozen(kw_only=True)
-class ReplicaEvent:
-    """
-    A change of one replica.
-
-    Attributes:
-        at_s: when.
-        replica: index from 0; an event of a replica that a simulation does not have is left out.
-        speed: factor on all it does from then on; 0.5 takes twice the time.
-        available: false: it dies, with its cache, and what it ran begins the turn again elsewhere.
-    """
-
-    at_s: float = field(validator=_seconds)
-    replica: int = field(validator=_at_least_0)
-    speed: float = field(default=1.0, validator=_more_than_0)
-    available: bool = True
-
-
-@frozen(kw_only=True)
-class Trace:
-    """
-    What is replayed.
-
-    Attributes:
-        name: for tables.
-        trajectories: at least one, with different ids.
-        events: what happens to replicas, in any order.
-    """
-
-    name: str
-    trajectories: tuple[TraceTrajectory, ...] = field(validator=validators.min_len(1))
-    events: tuple[ReplicaEvent, ...] = ()
-
-    @trajectories.validator
-    def _check_ids(self, _attribute: Attribute[Any], value: tuple[TraceTrajectory, ...]) -> None:
-        name, times = Counter(each.trajectory_id for each in value).most_common(1)[0]
-        if times > 1:
-            raise ValueError(f"{times} trajectories have the id {name!r}")
-
-
-@frozen(kw_only=True)
 class ReplicaModel:
     """
-    What a replica's work costs; the defaults are of the order of a 7B model on one H100.
+    Costs of a replica's work; the defaults have the magnitude of a 7B model on one H100.
 
     Attributes:
-        step_s: of a decode step, whatever is in it.
-        request_s: added by each running request.
-        token_s: added by each context token of these.
-        prefill_token_s: per token that no cache holds.
+        step_s: seconds of an empty decode step.
+        request_s: seconds that each running request adds to a step.
+        token_s: seconds that each context token of the running requests adds to a step.
+        prefill_token_s: seconds per token that the prefix cache does not hold.
         max_in_flight: requests that run at once; others wait in order of arrival.
-        cache_tokens: size of the prefix cache.
+        cache_tokens: size of the prefix cache in tokens.
     """
 
-    step_s: float = field(default=0.008, validator=_more_than_0)
-    request_s: float = field(default=2e-5, validator=_seconds)
-    token_s: float = field(default=3e-8, validator=_seconds)
-    prefill_token_s: float = field(default=3e-5, validator=_seconds)
-    max_in_flight: int = field(default=64, validator=_at_least_1)
-    cache_tokens: int = field(default=400_000, validator=_at_least_0)
+    step_s: float = field(default=0.008, validator=more_than_0)
+    request_s: float = field(default=2e-5, validator=finite_seconds)
+    token_s: float = field(default=3e-8, validator=finite_seconds)
+    prefill_token_s: float = field(default=3e-5, validator=finite_seconds)
+    max_in_flight: int = field(default=64, validator=at_least_1)
+    cache_tokens: int = field(default=400_000, validator=at_least_0)
 
 
 @define(eq=False)
 class _Running:
-    """A trajectory under way; `context` is what the turn that runs or comes next begins with."""
+    """A trajectory in progress; `context` is the number of tokens at the start of the current or next turn."""
 
     plan: TraceTrajectory
     context: int
@@ -144,31 +74,36 @@ class _Running:
 
     @property
     def keys(self) -> tuple[_Key, _Key]:
-        """Name of what it added to the prompt, and of the prompt."""
+        """Cache keys of the tokens after the prompt, and of the prompt."""
         own, group = self.plan.trajectory_id, self.plan.group_id
         return ("own", own), ("group", group) if group else ("prompt", own)
 
 
 @define(eq=False)
 class _PrefixCache:
-    """Prompts by group and what trajectories added, the least recently used first."""
+    """Token counts of prompts and of the tokens after them, by key, the least recently used first."""
 
     capacity: int
     entries: OrderedDict[_Key, int] = field(factory=OrderedDict)
     size: int = 0
 
-    def held(self, who: _Running) -> int:
-        """Return how many tokens of a context are here."""
-        own, prompt = who.keys
-        held = min(self.entries.get(prompt, 0), who.plan.num_prompt_tokens)
-        if held == who.plan.num_prompt_tokens:
+    def count_hits(self, trajectory: _Running) -> int:
+        """Return the number of leading context tokens that the cache holds."""
+        own, prompt = trajectory.keys
+        held = min(self.entries.get(prompt, 0), trajectory.plan.num_prompt_tokens)
+        # A prefix cache matches from the first token: without the whole prompt, later tokens cannot match.
+        if held == trajectory.plan.num_prompt_tokens:
             held += self.entries.get(own, 0)
-        return min(held, who.context)
+        return min(held, trajectory.context)
 
-    def keep(self, who: _Running, context: int) -> None:
-        """Hold a context; the prompt goes last, so that it outlives what was built on it."""
-        own, prompt = who.keys
-        for key, num_tokens in (own, context - who.plan.num_prompt_tokens), (prompt, who.plan.num_prompt_tokens):
+    def store(self, trajectory: _Running, context: int) -> None:
+        """Add a context, and evict the oldest entries until the cache fits."""
+        own, prompt = trajectory.keys
+        # The prompt comes last, so that it is evicted after the tokens that build on it.
+        for key, num_tokens in (
+            (own, context - trajectory.plan.num_prompt_tokens),
+            (prompt, trajectory.plan.num_prompt_tokens),
+        ):
             before = self.entries.pop(key, 0)
             self.entries[key] = max(before, num_tokens)
             self.size += self.entries[key] - before
@@ -179,10 +114,11 @@ class _PrefixCache:
 @define(eq=False)
 class _Replica:
     """
-    A server. `steps` counts decode steps, so a request that is to sample n tokens ends at the step it began plus n.
+    One replica.
 
-    `prefill_s` is work that goes before decoding, `context` the tokens that a decode step reads, `num_tokens` what a
-    router sees: the contexts of all requests here, as they were sent.
+    `steps` counts decode steps, so a request for n tokens ends n steps after its start. `prefill_s` is the prefill work
+    that delays decoding. `context` is the number of tokens that a decode step reads. `num_tokens` is what the router
+    sees: the context tokens of all requests here at the time when they were sent.
     """
 
     model: ReplicaModel
@@ -203,13 +139,13 @@ class _Replica:
         num_requests = len(self.running) + len(self.queue)
         return ReplicaLoad(num_requests=num_requests, num_tokens=self.num_tokens, available=self.available)
 
-    def add(self, who: _Running) -> None:
-        self.num_tokens += who.context
-        self.queue.append(who)
+    def add(self, trajectory: _Running) -> None:
+        self.num_tokens += trajectory.context
+        self.queue.append(trajectory)
         self._admit()
 
     def next_finish(self) -> float:
-        """Return when the next request ends, if nothing else happens."""
+        """Return the time at which the next request ends if nothing else happens."""
         if not self.running:
             return math.inf
         steps = max(0.0, self.running[0][0] - self.steps)
@@ -217,72 +153,72 @@ class _Replica:
         return self.now + (self.prefill_s + steps * (first_s + growth_s * steps / 2)) / self.speed
 
     def advance(self, now: float) -> None:
-        """Work until `now`, which is not after the next finish."""
+        """Work until `now`, which must not be later than `next_finish`."""
         work_s, self.now = (now - self.now) * self.speed, now
         self.prefill_s, work_s = max(0.0, self.prefill_s - work_s), work_s - self.prefill_s
         if self.running and work_s > 0:
             first_s, growth_s = self._step_s()
-            # The root of first * n + growth * n^2 / 2 = work, in the form that stays exact for growth near 0.
+            # The root n of first * n + growth * n^2 / 2 = work, in the form that is exact for a growth near 0.
             steps = 2 * work_s / (first_s + math.sqrt(first_s**2 + 2 * growth_s * work_s))
             self.steps += steps
             self.context += steps * len(self.running)
 
     def finish(self) -> _Running:
-        """End the request that `next_finish` is about, once `now` is there."""
-        self.steps, _, who = heappop(self.running)
-        end = who.context + who.num_new_tokens
+        """End and return the next request; `now` must be the time of `next_finish`."""
+        # The exact step of the end replaces the sum of steps so far, so that rounding errors do not accumulate.
+        self.steps, _, trajectory = heappop(self.running)
+        end = trajectory.context + trajectory.num_new_tokens
         self.context = self.context - end if self.running else 0.0
-        self.num_tokens -= who.context
-        self.cache.keep(who, end)
+        self.num_tokens -= trajectory.context
+        self.cache.store(trajectory, end)
         self._admit()
-        return who
+        return trajectory
 
     def fail(self) -> tuple[list[_Running], int]:
-        """Lose everything; return the requests that were here, in order of arrival, and how much they had sampled."""
-        begun = sorted(self.running, key=lambda each: each[1])
-        lost = sum(int(who.num_new_tokens - (end - self.steps)) for end, _, who in begun)
-        orphans = [who for _, _, who in begun] + list(self.queue)
+        """Drop all state; return the requests in order of arrival, and the number of tokens that they had sampled."""
+        running = sorted(self.running, key=lambda each: each[1])
+        lost = sum(int(trajectory.num_new_tokens - (end - self.steps)) for end, _, trajectory in running)
+        orphans = [trajectory for _, _, trajectory in running] + list(self.queue)
         self.running, self.queue, self.cache = [], deque(), _PrefixCache(self.model.cache_tokens)
         self.prefill_s, self.context, self.num_tokens = 0.0, 0.0, 0
         return orphans, lost
 
     def _step_s(self) -> tuple[float, float]:
-        """Return what the next decode step takes, and by how much each one takes longer than the one before."""
+        """Return the seconds of the next decode step, and the seconds by which each step is longer than the last."""
         model, num_running = self.model, len(self.running)
         first_s = model.step_s + model.request_s * num_running + model.token_s * self.context
         return first_s, model.token_s * num_running
 
     def _admit(self) -> None:
         while self.queue and len(self.running) < self.model.max_in_flight:
-            who = self.queue.popleft()
-            held = self.cache.held(who)
+            trajectory = self.queue.popleft()
+            held = self.cache.count_hits(trajectory)
             self.num_cached_tokens += held
-            self.prefill_s += (who.context - held) * self.model.prefill_token_s
-            self.context += who.context
-            self.cache.keep(who, who.context)
-            heappush(self.running, (self.steps + who.num_new_tokens, next(self._order), who))
+            self.prefill_s += (trajectory.context - held) * self.model.prefill_token_s
+            self.context += trajectory.context
+            self.cache.store(trajectory, trajectory.context)
+            heappush(self.running, (self.steps + trajectory.num_new_tokens, next(self._order), trajectory))
 
 
 @frozen(kw_only=True)
 class RoutingResult:
     """
-    What a router made of a trace.
+    Measurements of one router on one trace.
 
     Attributes:
-        makespan_s: when the last trajectory ended.
-        prefix_hit_rate: context tokens that a cache held, of all that were sent.
-        balance: the largest over the mean outstanding tokens of the available replicas, each integrated over time; 1
-            is even.
-        num_moves: requests that went to another replica than the one before of their trajectory.
-        num_requests: sent, those that a dying replica lost included.
-        num_new_tokens: sampled and kept.
-        num_lost_tokens: sampled by replicas that died before the turn had ended.
+        makespan_s: time at which the last trajectory ended.
+        prefix_hit_rate: context tokens that a cache held, relative to all context tokens that were sent.
+        balance: largest over mean outstanding tokens of the available replicas, each integrated over time; 1 is even.
+        num_migrations: requests that went to another replica than the previous request of their trajectory.
+        num_requests: requests sent, including requests that a failing replica lost.
+        num_new_tokens: tokens sampled and kept.
+        num_lost_tokens: tokens sampled by replicas that failed before the turn ended.
     """
 
     makespan_s: float
     prefix_hit_rate: float
     balance: float
-    num_moves: int
+    num_migrations: int
     num_requests: int
     num_new_tokens: int
     num_lost_tokens: int
@@ -290,20 +226,20 @@ class RoutingResult:
 
 def simulate(trace: Trace, router: Router, num_replicas: int, model: ReplicaModel | None = None) -> RoutingResult:
     """
-    Replay a trace over a router.
+    Replay a trace through a router.
 
     Raises:
-        ConfigError: fewer than 1 replica.
-        EngineError: no replica was available, or the router chose one that was not.
+        ConfigError: `num_replicas` is less than 1.
+        EngineError: no replica was available, or the router chose an unavailable one.
     """
     if num_replicas < 1:
-        raise ConfigError(f"replicas: {num_replicas} is not at least 1")
+        raise ConfigError(f"replicas: expected at least 1, got {num_replicas}")
     return _Simulation(router, [_Replica(model or ReplicaModel()) for _ in range(num_replicas)]).run(trace)
 
 
 @define(eq=False)
 class _Simulation:
-    """Events in order of time; of one time, in the order in which they were made."""
+    """The event loop: events in order of time; events of the same time in the order in which they were scheduled."""
 
     router: Router
     replicas: list[_Replica]
@@ -327,35 +263,35 @@ class _Simulation:
             makespan_s=self.now,
             prefix_hit_rate=sum(replica.num_cached_tokens for replica in self.replicas) / self.totals["sent_tokens"],
             balance=self.largest / self.mean,
-            num_moves=self.totals["moves"],
+            num_migrations=self.totals["migrations"],
             num_requests=self.totals["requests"],
             num_new_tokens=self.totals["new_tokens"],
             num_lost_tokens=self.totals["lost_tokens"],
         )
 
-    def _schedule(self, at_s: float, what: _Running | ReplicaEvent) -> None:
-        heappush(self._events, (at_s, next(self._order), what))
+    def _schedule(self, at_s: float, event: _Running | ReplicaEvent) -> None:
+        heappush(self._events, (at_s, next(self._order), event))
 
     def _step(self) -> bool:
-        """Go to the next event, and return whether it ended a trajectory."""
+        """Advance to the next event, and return whether it ended a trajectory."""
         finishes = [replica.next_finish() for replica in self.replicas]
         soonest = min(finishes)
         if not self._events or soonest <= self._events[0][0]:
-            self._go_to(soonest)
+            self._advance(soonest)
             self._end_turn(self.replicas[finishes.index(soonest)].finish())
             return False
-        at_s, _, what = heappop(self._events)
-        self._go_to(at_s)
-        if isinstance(what, ReplicaEvent):
-            self._change(what)
-        elif what.turn < len(what.plan.turns):
-            self._send(what)
+        at_s, _, event = heappop(self._events)
+        self._advance(at_s)
+        if isinstance(event, ReplicaEvent):
+            self._change(event)
+        elif event.turn < len(event.plan.turns):
+            self._send(event)
         else:
-            self.router.release(what.plan.trajectory_id)
+            self.router.release(event.plan.trajectory_id)
             return True
         return False
 
-    def _go_to(self, now: float) -> None:
+    def _advance(self, now: float) -> None:
         tokens = [replica.num_tokens for replica in self.replicas if replica.available] or [0]
         self.largest += (now - self.now) * max(tokens)
         self.mean += (now - self.now) * sum(tokens) / len(tokens)
@@ -363,28 +299,28 @@ class _Simulation:
         for replica in self.replicas:
             replica.advance(now)
 
-    def _send(self, who: _Running) -> None:
+    def _send(self, trajectory: _Running) -> None:
         request = GenerateRequest(
-            request_id=f"{who.plan.trajectory_id}-{self.totals['requests']}",
-            trajectory_id=who.plan.trajectory_id,
-            token_ids=np.broadcast_to(np.int32(0), (who.context,)),
+            request_id=f"{trajectory.plan.trajectory_id}-{self.totals['requests']}",
+            trajectory_id=trajectory.plan.trajectory_id,
+            token_ids=np.broadcast_to(np.int32(0), (trajectory.context,)),
             sampling=_SAMPLING,
-            group_id=who.plan.group_id,
+            group_id=trajectory.plan.group_id,
         )
         index = self.router.choose(request, [replica.load() for replica in self.replicas])
         if not (0 <= index < len(self.replicas) and self.replicas[index].available):
             raise EngineError(f"the router chose replica {index}, which is not available")
-        moved = who.replica is not None and who.replica != index
-        self.totals.update(moves=int(moved), requests=1, sent_tokens=who.context)
-        who.replica = index
-        self.replicas[index].add(who)
+        migrated = trajectory.replica is not None and trajectory.replica != index
+        self.totals.update(migrations=int(migrated), requests=1, sent_tokens=trajectory.context)
+        trajectory.replica = index
+        self.replicas[index].add(trajectory)
 
-    def _end_turn(self, who: _Running) -> None:
-        turn = who.plan.turns[who.turn]
+    def _end_turn(self, trajectory: _Running) -> None:
+        turn = trajectory.plan.turns[trajectory.turn]
         self.totals["new_tokens"] += turn.num_new_tokens
-        who.context += turn.num_new_tokens + turn.num_observation_tokens
-        who.turn += 1
-        self._schedule(self.now + turn.tool_s, who)
+        trajectory.context += turn.num_new_tokens + turn.num_observation_tokens
+        trajectory.turn += 1
+        self._schedule(self.now + turn.tool_s, trajectory)
 
     def _change(self, event: ReplicaEvent) -> None:
         replica = self.replicas[event.replica]
@@ -392,5 +328,5 @@ class _Simulation:
         if not event.available:
             orphans, num_lost_tokens = replica.fail()
             self.totals["lost_tokens"] += num_lost_tokens
-            for who in orphans:
-                self._send(who)
+            for trajectory in orphans:
+                self._send(trajectory)

@@ -1,4 +1,4 @@
-"""Traces for the routing simulator that are drawn by rule: one hardship each, and one without any."""
+"""Synthetic traces for the routing simulator: each has one difficulty for a router, and one has none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from turnwise.routing_simulator import ReplicaEvent, Trace, TraceTrajectory, TraceTurn
+from turnwise_routing_bench.traces import ReplicaEvent, Trace, TraceTrajectory, TraceTurn
 
 _ARRIVALS_S: Final = 12.0
 
@@ -17,11 +17,11 @@ _ARRIVALS_S: Final = 12.0
 @frozen
 class Shape:
     """
-    How a synthetic trace is drawn.
+    Recipe of a synthetic trace.
 
     Attributes:
-        draw: makes trajectory `index` of `total`.
-        events: what happens to replicas meanwhile.
+        draw: returns trajectory `index` of `total`.
+        events: changes of replicas during the trace.
     """
 
     draw: Callable[[random.Random, int, int], TraceTrajectory]
@@ -30,12 +30,12 @@ class Shape:
 
 def synthetic_traces(seed: int, num_replicas: int, per_replica: int = 96) -> list[Trace]:
     """
-    Return a trace of each of `SHAPES`.
+    Return one trace per entry of `SHAPES`.
 
     Args:
-        seed: the same gives the same traces.
-        num_replicas: that they are meant for.
-        per_replica: trajectories for each of these; the default is half as many again as run at once.
+        seed: the same seed gives the same traces.
+        num_replicas: number of replicas that the traces are meant for.
+        per_replica: trajectories per replica; the default is 1.5 times the requests that a replica runs at once.
     """
     total = num_replicas * per_replica
     traces = []
@@ -47,7 +47,7 @@ def synthetic_traces(seed: int, num_replicas: int, per_replica: int = 96) -> lis
 
 
 def _turns(rng: random.Random, num_turns: int, mean_tokens: int, tool_s: float = 0.05) -> tuple[TraceTurn, ...]:
-    """Turns within 30 % of a length; behind the last one there is no tool."""
+    """Draw turns whose lengths are within 30 % of a mean; no tool call follows the last one."""
     lengths = [max(1, round(mean_tokens * rng.uniform(0.7, 1.3))) for _ in range(num_turns)]
     between = [TraceTurn(num_new_tokens=n, tool_s=tool_s, num_observation_tokens=50) for n in lengths[:-1]]
     return (*between, TraceTurn(num_new_tokens=lengths[-1]))
@@ -66,12 +66,12 @@ def _uniform(rng: random.Random, index: int, _total: int) -> TraceTrajectory:
 
 
 def _skewed_lengths(rng: random.Random, index: int, _total: int) -> TraceTrajectory:
-    """90 % are 2 turns of 60 tokens, 10 % are 8 turns of 400: 27 times apart."""
+    """90 % have 2 turns of 60 tokens, 10 % have 8 turns of 400 tokens: a factor of 27."""
     return _trajectory(index, 215, _turns(rng, 8, 400) if rng.random() < 0.1 else _turns(rng, 2, 60))
 
 
 def _slow_tools(rng: random.Random, index: int, _total: int) -> TraceTrajectory:
-    """Tool latency is log-normal with a median of 1 s, cut at 30 s."""
+    """Tool latency is log-normal with a median of 1 s, clipped at 30 s."""
     turns = [
         evolve(turn, tool_s=min(30.0, math.exp(rng.gauss(0, 1.2))) if turn.tool_s else 0.0)
         for turn in _turns(rng, 4, 200)
@@ -111,4 +111,4 @@ SHAPES: Final[Mapping[str, Shape]] = {
         (ReplicaEvent(at_s=8.0, replica=1, available=False), ReplicaEvent(at_s=20.0, replica=1)),
     ),
 }
-"""The synthetic traces: one hardship each, and one without any."""
+"""The synthetic traces by name."""

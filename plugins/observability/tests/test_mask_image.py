@@ -1,4 +1,4 @@
-"""The picture of which token sees which, and `turnwise show --mask`."""
+"""The picture of which token sees which, and the command `turnwise mask`."""
 
 import builtins
 
@@ -7,13 +7,13 @@ import pytest
 from PIL import Image
 
 from turnwise.cli import main
+from turnwise.data.trajectories import TrajectoryWriter
 from turnwise.errors import ConfigError
-from turnwise.mask_image import MAX_TOKENS, mask_pixels, save_mask
-from turnwise.result import EpisodeResult
-from turnwise.storage import TrajectoryWriter
-from turnwise.testing.dense import visibility
-from turnwise.trajectory import Trajectory
+from turnwise.record.result import EpisodeResult
+from turnwise.record.trajectory import Trajectory
 from turnwise.types import Status, Task
+from turnwise_observability.mask_image import MAX_TOKENS, mask_pixels, save_mask
+from turnwise_testing.dense import visibility
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def run(tmp_path, forked):
 
 
 def test_a_pixel_is_filled_where_a_token_sees_another(forked):
-    """Nothing but the pale colour where it does not, and one colour for each origin."""
+    """A pixel is pale where a token does not see another, and each origin has one colour."""
     pixels = mask_pixels(forked)
     pale = pixels[0, 1]
 
@@ -47,9 +47,9 @@ def test_a_pixel_is_filled_where_a_token_sees_another(forked):
     assert 4 == len(np.unique(pixels[np.arange(9), np.arange(9)], axis=0)), "prompt, forced, action, observation"
 
 
-def test_show_draws_every_record_of_an_episode(run, capsys):
+def test_every_record_of_an_episode_is_drawn(run, capsys):
     """The picture is enlarged, and a second record has a number in its name."""
-    assert 0 == main(["show", str(run), "0", "--no-color", "--mask", str(run / "mask.png")])
+    assert 0 == main(["mask", str(run), "0", "--out", str(run / "mask.png")])
 
     with Image.open(run / "mask.png") as image:
         assert (9 * (768 // 9), 9 * (768 // 9)) == image.size
@@ -57,38 +57,47 @@ def test_show_draws_every_record_of_an_episode(run, capsys):
     assert "mask-1.png" in capsys.readouterr().out
 
 
-def test_paths_keep_their_ends_on_a_narrow_terminal(run, capsys, monkeypatch):
-    """Side by side, and wrapped rather than cut."""
-    monkeypatch.setenv("COLUMNS", "40")
-    main(["show", str(run), "0", "--no-color"])
-
-    shown = capsys.readouterr().out
-    assert "path 0" in shown
-    assert "path 1" in shown
-    assert "…" not in shown.partition("forced\n")[2]
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [(["--mask", "mask.png"], "say which"), (["0", "--mask", "mask.nonsense"], "cannot write")],
+    [
+        (["1", "--out", "mask.png"], "has no episode 1; it has 1, counted from 0"),
+        (["-1", "--out", "mask.png"], "has no episode -1"),
+        (["0", "--out", "mask.nonsense"], "cannot write"),
+    ],
 )
-def test_bad_arguments_are_refused(run, arguments, text, capsys, tmp_path):
-    """One line says what to do instead."""
-    arguments = [str(tmp_path / each) if each.startswith("mask") else each for each in arguments]
+def test_bad_arguments_are_rejected(run, arguments, text, capsys, monkeypatch):
+    """The error names the argument that is wrong."""
+    monkeypatch.chdir(run)
 
-    assert 2 == main(["show", str(run), *arguments])
+    assert 2 == main(["mask", str(run), *arguments])
     assert text in capsys.readouterr().err
+
+
+def test_a_missing_run_is_named(tmp_path, capsys):
+    """The error names the folder."""
+    assert 2 == main(["mask", str(tmp_path / "gone"), "0", "--out", "mask.png"])
+    assert f"{tmp_path / 'gone'}: does not exist" in capsys.readouterr().err
+
+
+def test_an_episode_without_a_record_is_rejected(tmp_path, capsys):
+    """An episode that failed before its prompt has nothing to draw."""
+    task = Task(messages=({"role": "user", "content": "?"},), uid="a")
+    with TrajectoryWriter(tmp_path / "trajectories.parquet") as writer:
+        writer.write(EpisodeResult(task=task, status=Status.FAILED))
+
+    assert 2 == main(["mask", str(tmp_path), "0", "--out", str(tmp_path / "mask.png")])
+    assert "has no record to draw" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("size", [0, MAX_TOKENS + 1])
 def test_records_without_a_picture(size):
-    """No tokens, or too many."""
+    """A record without tokens, or with too many, is rejected."""
     with pytest.raises(ConfigError, match=f"1 to {MAX_TOKENS} tokens, this one has {size}"):
         mask_pixels(Trajectory(np.zeros(size, np.int32)))
 
 
-def test_pillow_is_asked_for_by_name(forked, tmp_path, monkeypatch):
-    """Without it the text says what to install."""
+def test_a_missing_pillow(forked, tmp_path, monkeypatch):
+    """The error has the pip command."""
     imported = builtins.__import__
 
     def without(name, *rest, **options):
@@ -97,5 +106,5 @@ def test_pillow_is_asked_for_by_name(forked, tmp_path, monkeypatch):
         return imported(name, *rest, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=r"turnwise\[images\]"):
+    with pytest.raises(ConfigError, match=r"turnwise-observability\[images\]"):
         save_mask(forked, tmp_path / "mask.png")

@@ -1,4 +1,4 @@
-"""Metrics: how each follows from events, and who may scrape them; whole runs are in `tests/test_observed_runs.py`."""
+"""Metrics from events, and access to the endpoint; `tests/test_observed_runs.py` tests whole runs."""
 
 import http.client
 import socket
@@ -9,9 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from turnwise.errors import ConfigError
-from turnwise.metrics import METRICS, Meters, TokenRate
-from turnwise.metrics_endpoint import PrometheusConfig, prometheus
-from turnwise.observer import (
+from turnwise.events.observer import (
     ActorRestarted,
     EpisodesRetried,
     EpisodeStarted,
@@ -25,8 +23,11 @@ from turnwise.observer import (
     TurnFinished,
     WeightsUpdated,
 )
-from turnwise.result import EpisodeResult
+from turnwise.protocols import Resources
+from turnwise.record.result import EpisodeResult
 from turnwise.types import EpisodeMetrics, Fault, FinishReason, Status, Task, TrajectoryScore
+from turnwise_observability.metrics import METRICS, MetricsObserver, TokenRate
+from turnwise_observability.metrics_endpoint import PrometheusConfig, make_prometheus
 
 TASK = Task(messages=({"role": "user", "content": "x"},), uid="t")
 TURN = TurnFinished(
@@ -46,8 +47,8 @@ def registry():
 
 
 @pytest.fixture
-def meters(registry):
-    return Meters(registry)
+def observer(registry):
+    return MetricsObserver(registry)
 
 
 def result(**fields):
@@ -64,23 +65,23 @@ def result(**fields):
     return EpisodeResult(task=TASK, metrics=metrics, **fields)
 
 
-def test_every_event_moves_its_metrics(registry, meters):
-    """
-    What each event says is in the metrics that it belongs to.
-    """
-    meters.on_run_started(RunStarted(num_episodes=5, global_step=0, validation=False))
-    meters.on_episode_started(EpisodeStarted(uid="t/0", task=TASK, agent_name="a"))
-    meters.on_turn_finished(TURN)
-    meters.on_reward_finished(RewardFinished(uid="t/0", reward=1.0, seconds=0.1))
-    meters.on_request_routed(RequestRouted(trajectory_id="k", replica=2, kind="moved", reason="overloaded"))
-    meters.on_limit_reached(LimitReached(limit="rollout.max_in_flight", count=3))
-    meters.on_actor_restarted(ActorRestarted(kind="worker", index=0, reason="r", restarts=1))
-    meters.on_episodes_retried(EpisodesRetried(count=4, worker="worker 0", reason="r"))
-    meters.on_weights_updated(WeightsUpdated(version=9, seconds=0.25, replica=1))
-    meters.on_memory_switched(MemorySwitched(stage="sleep", seconds=0.75, bytes_before=100, bytes_after=10, replica=1))
+def test_every_event_moves_its_metrics(registry, observer):
+    """Each event updates its metrics."""
+    observer.on_run_started(RunStarted(num_episodes=5, global_step=0, validation=False))
+    observer.on_episode_started(EpisodeStarted(uid="t/0", task=TASK, agent_name="a"))
+    observer.on_turn_finished(TURN)
+    observer.on_reward_finished(RewardFinished(uid="t/0", reward=1.0, seconds=0.1))
+    observer.on_request_routed(RequestRouted(trajectory_id="k", replica=2, kind="migrated", reason="overloaded"))
+    observer.on_limit_reached(LimitReached(limit="rollout.max_in_flight", count=3))
+    observer.on_actor_restarted(ActorRestarted(kind="worker", index=0, reason="r", restarts=1))
+    observer.on_episodes_retried(EpisodesRetried(count=4, worker="worker 0", reason="r"))
+    observer.on_weights_updated(WeightsUpdated(version=9, seconds=0.25, replica=1))
+    observer.on_memory_switched(
+        MemorySwitched(stage="sleep", seconds=0.75, bytes_before=100, bytes_after=10, replica=1)
+    )
 
     expected = {
-        ("episodes_asked_total",): 5,
+        ("episodes_requested_total",): 5,
         ("episodes_in_flight",): 1,
         ("turns_total", "replica", "2"): 1,
         ("sampled_tokens_total", "replica", "2"): 20,
@@ -88,7 +89,7 @@ def test_every_event_moves_its_metrics(registry, meters):
         ("cached_tokens_total", "replica", "2"): 30,
         ("generate_seconds_sum", "replica", "2"): 0.5,
         ("reward_seconds_sum",): 0.1,
-        ("routed_requests_total", "kind", "moved", "reason", "overloaded"): 1,
+        ("routed_requests_total", "kind", "migrated", "reason", "overloaded"): 1,
         ("limit_reached_total", "limit", "rollout.max_in_flight"): 3,
         ("restarts_total", "kind", "worker"): 1,
         ("episode_retries_total",): 4,
@@ -106,16 +107,14 @@ def test_every_event_moves_its_metrics(registry, meters):
     assert registry.get_sample_value("turnwise_sampled_tokens_per_second") > 0
 
 
-def test_an_episode_that_ended(registry, meters):
-    """
-    Its status, whose fault it was, its times, tokens, reward and refused calls are counted, and it is not in flight.
-    """
-    meters.on_episode_started(EpisodeStarted(uid="t/0", task=TASK, agent_name="a", key="1"))
-    meters.on_episode_started(EpisodeStarted(uid="t/0", task=TASK, agent_name="a", key="2"))
+def test_an_episode_that_ended(registry, observer):
+    """Status, owner of the fault, times, tokens, reward and rejected calls are counted; it is no longer in flight."""
+    observer.on_episode_started(EpisodeStarted(uid="t/0", task=TASK, agent_name="a", key="1"))
+    observer.on_episode_started(EpisodeStarted(uid="t/0", task=TASK, agent_name="a", key="2"))
     assert registry.get_sample_value("turnwise_episodes_in_flight") == 1
-    meters.on_episode_finished(result(scores=(TrajectoryScore(value=0.5),)))
+    observer.on_episode_finished(result(scores=(TrajectoryScore(value=0.5),)))
     fault = Fault(owner="tool", kind="K", message="m")
-    meters.on_episode_finished(result(status=Status.FAILED, fault=fault))
+    observer.on_episode_finished(result(status=Status.FAILED, fault=fault))
 
     def value(name, **labels):
         return registry.get_sample_value(f"turnwise_{name}", labels)
@@ -130,13 +129,11 @@ def test_an_episode_that_ended(registry, meters):
     assert value("limit_reached_total", limit="max_parallel_calls") == 4
 
 
-def test_what_a_model_calls_is_no_label(registry, meters):
-    """
-    Names that never worked share one label, and there are never more labels than a scrape can bear.
-    """
+def test_the_names_of_tool_labels_are_bounded(registry, observer):
+    """Names that never worked share one label, and so do names beyond the limit."""
 
     def call(tool, error):
-        meters.on_tool_finished(ToolFinished(uid="t/0", tool=tool, seconds=0.1, error=error, num_characters=10))
+        observer.on_tool_finished(ToolFinished(uid="t/0", tool=tool, seconds=0.1, error=error, num_characters=10))
 
     call("made up", True)
     call("search", False)
@@ -153,12 +150,10 @@ def test_what_a_model_calls_is_no_label(registry, meters):
     assert registry.get_sample_value("turnwise_tool_output_characters_bucket", {"tool": "search", "le": "16.0"}) == 2
 
 
-def test_every_event_is_heard():
-    """
-    No event is without a metric, and every metric has its name, kind and a sentence.
-    """
+def test_every_event_has_a_metric():
+    """The observer handles all events, and every metric has a unique name, a fitting kind and a help sentence."""
     events = {name for name in vars(Observer) if name.startswith("on_")}
-    assert events == {name for name in vars(Meters) if name.startswith("on_")}
+    assert events == {name for name in vars(MetricsObserver) if name.startswith("on_")}
     assert len({metric.name for metric in METRICS}) == len(METRICS)
     for metric in METRICS:
         assert metric.name.startswith("turnwise_")
@@ -167,9 +162,7 @@ def test_every_event_is_heard():
 
 
 def test_token_rate():
-    """
-    Tokens of the window over its length; what is older does not count, and a burst is not taken for a rate.
-    """
+    """The rate is tokens over the length of the window; older tokens do not count, and a burst is no rate."""
     now = [0.0]
     rate = TokenRate(window_s=10.0, clock=lambda: now[0])
     assert rate.per_second() == 0.0
@@ -192,10 +185,8 @@ def get(url, token=None):
 
 
 def test_endpoint_serves_between_open_and_close():
-    """
-    Every metric is there from the beginning; after the end the port is free, and it can be opened again.
-    """
-    observer = prometheus(PrometheusConfig(port=0))
+    """All metrics are served from the start; after `close` the port is free, and `open` works again."""
+    observer = make_prometheus(PrometheusConfig(port=0), Resources())
     assert observer.url == ""
     for _ in range(2):
         observer.open()
@@ -209,26 +200,22 @@ def test_endpoint_serves_between_open_and_close():
             pass
 
 
-def test_a_taken_port_is_said_plainly():
-    """
-    One line with host and port.
-    """
+def test_a_port_in_use():
+    """The error names host and port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1 port {port}: Address already in use"):
-            prometheus(PrometheusConfig(port=port)).open()
+            make_prometheus(PrometheusConfig(port=port), Resources()).open()
 
 
-def test_others_need_a_token(monkeypatch):
-    """
-    An address that others reach is refused without a token, and with one whoever shows another gets nothing.
-    """
+def test_other_machines_need_a_token(monkeypatch):
+    """A public address needs a token, and a scrape with a wrong token gets status 401 and no metrics."""
     monkeypatch.delenv("TURNWISE_PROMETHEUS_TOKEN", raising=False)
     config = PrometheusConfig(port=0, host="0.0.0.0")
     with pytest.raises(ConfigError, match="set a token in the environment variable TURNWISE_PROMETHEUS_TOKEN"):
-        prometheus(config).open()
+        make_prometheus(config, Resources()).open()
     monkeypatch.setenv("TURNWISE_PROMETHEUS_TOKEN", "secret")
-    observer = prometheus(config)
+    observer = make_prometheus(config, Resources())
     observer.open()
     try:
         url = observer.url.replace("0.0.0.0", "127.0.0.1")
@@ -246,12 +233,10 @@ def test_others_need_a_token(monkeypatch):
 @pytest.mark.parametrize(
     ("host", "open_to_all"), [("127.0.0.1", False), ("::1", False), ("localhost", False), ("node7", True)]
 )
-def test_what_counts_as_this_machine(monkeypatch, host, open_to_all):
-    """
-    Loopback addresses of both kinds need no token; a name that could be anything does.
-    """
+def test_loopback_addresses(monkeypatch, host, open_to_all):
+    """Loopback addresses of IPv4 and IPv6 need no token; any other host name does."""
     monkeypatch.delenv("TURNWISE_PROMETHEUS_TOKEN", raising=False)
-    observer = prometheus(PrometheusConfig(port=0, host=host))
+    observer = make_prometheus(PrometheusConfig(port=0, host=host), Resources())
     try:
         observer.open()
         refused = False

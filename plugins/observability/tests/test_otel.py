@@ -1,4 +1,4 @@
-"""Spans: what they say, when the environment asks for them; a real receiver is in `tests/test_observed_runs.py`."""
+"""Spans and their attributes, and the environment; `tests/test_observed_runs.py` has a real receiver."""
 
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -6,10 +6,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from structlog.testing import capture_logs
 
 from turnwise.errors import ConfigError
-from turnwise.observer import EpisodeStarted, RewardFinished, ToolFinished, TurnFinished
-from turnwise.result import EpisodeResult
-from turnwise.spans import Spans, SpansConfig, spans_wanted
+from turnwise.events.observer import EpisodeStarted, RewardFinished, ToolFinished, TurnFinished
+from turnwise.record.result import EpisodeResult
 from turnwise.types import EpisodeMetrics, Fault, FinishReason, Status, Task, TrajectoryScore
+from turnwise_observability.otel import OtelConfig, OtelObserver, is_enabled
 
 TASK = Task(messages=({"role": "user", "content": "x"},), uid="t")
 AT = 1_700_000_000.0
@@ -34,13 +34,13 @@ def exporter():
 
 @pytest.fixture
 def spans(exporter):
-    made = Spans(SpansConfig(), "tiny", SimpleSpanProcessor(exporter))
+    made = OtelObserver(OtelConfig(), "tiny", SimpleSpanProcessor(exporter))
     made.open()
     yield made
     made.close()
 
 
-def begin(spans):
+def start(spans):
     spans.on_episode_started(
         EpisodeStarted(uid="t/0", task=TASK, agent_name="a", key="k", global_step=3, worker="worker 1", started_at=AT)
     )
@@ -69,10 +69,8 @@ def tool(spans, at, lasts, error=False):
 
 
 def test_a_tree_with_times_and_attributes(spans, exporter):
-    """
-    Turns hold the generate call and the tool calls after it; names and numbers follow the conventions.
-    """
-    begin(spans)
+    """A turn contains its generate call and the tool calls after it; attributes follow the conventions."""
+    start(spans)
     turn(spans, 0.0, 1.0)
     tool(spans, 1.0, 0.5)
     tool(spans, 1.0, 0.25, error=True)
@@ -127,13 +125,11 @@ def test_a_tree_with_times_and_attributes(spans, exporter):
 
 
 def test_failures_are_errors(spans, exporter):
-    """
-    A failed episode says whose fault it was; one that never ended is an error too.
-    """
-    begin(spans)
+    """A failed episode names the owner of the fault; an episode that never ended is an error too."""
+    start(spans)
     fault = Fault(owner="tool", kind="Broken", message="it broke")
     spans.on_episode_finished(EpisodeResult(task=TASK, global_step=3, status=Status.FAILED, fault=fault))
-    begin(spans)
+    start(spans)
     spans.close()
     failed, unfinished = exporter.get_finished_spans()
 
@@ -153,32 +149,25 @@ def test_failures_are_errors(spans, exporter):
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318", "OTEL_TRACES_EXPORTER": "none"}, False),
     ],
 )
-def test_when_the_environment_asks(monkeypatch, environment, wanted):
-    """
-    An endpoint turns spans on, the usual switches turn them off, and a config that names them decides by itself.
-    """
+def test_the_environment_enables_spans(monkeypatch, environment, wanted):
+    """An endpoint enables spans, and the standard variables disable them."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert spans_wanted(()) is wanted
-    assert spans_wanted(("otel",)) is False
+    assert is_enabled() is wanted
 
 
 def test_a_missing_package_is_a_warning(monkeypatch):
-    """
-    The endpoint may be meant for other programs: the run goes on, and a line says what to install.
-    """
+    """The endpoint may be meant for other programs: the run continues, and a warning has the pip command."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter.otlp.proto.http", None)
     with capture_logs() as logs:
-        assert spans_wanted(()) is False
-    assert logs[0]["install"] == "pip install 'turnwise[otel]'"
+        assert is_enabled() is False
+    assert logs[0]["install"] == "pip install 'turnwise-observability[otel]'"
 
 
 def test_an_endpoint_is_needed():
-    """
-    Named in a config, the observer says that it does not know where to send.
-    """
-    with pytest.raises(ConfigError, match="the observer otel has no endpoint"):
-        Spans(SpansConfig()).open()
-    with pytest.raises(ValueError, match="must begin with http"):
-        SpansConfig(endpoint="localhost:4317")
+    """An observer that the config names raises an error without an endpoint, and for one that is no URL."""
+    with pytest.raises(ConfigError, match="observer otel: no endpoint"):
+        OtelObserver(OtelConfig()).open()
+    with pytest.raises(ValueError, match="must start with http"):
+        OtelConfig(endpoint="localhost:4317")

@@ -1,4 +1,4 @@
-"""The trace file: lanes, what cuts a run short, and bad paths; whole runs are in `tests/test_observed_runs.py`."""
+"""Slots of the trace file, interrupted runs and bad paths; `tests/test_observed_runs.py` tests whole runs."""
 
 import json
 from collections import defaultdict
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.errors import ConfigError
-from turnwise.observer import (
+from turnwise.events.observer import (
     ActorRestarted,
     EpisodesRetried,
     EpisodeStarted,
@@ -19,9 +19,9 @@ from turnwise.observer import (
     WeightsUpdated,
     unix_s,
 )
-from turnwise.result import EpisodeResult
-from turnwise.trace_file import TraceFile, TraceFileConfig
+from turnwise.record.result import EpisodeResult
 from turnwise.types import EpisodeMetrics, Fault, FinishReason, Status, Task
+from turnwise_observability.trace_file import TraceFile, TraceFileConfig
 
 seconds = st.floats(0, 3, width=32)
 
@@ -30,7 +30,7 @@ def task(uid):
     return Task(messages=({"role": "user", "content": "x"},), uid=uid)
 
 
-def begin(trace, uid, at=0.0, worker="worker 0"):
+def start(trace, uid, at=0.0, worker="worker 0"):
     event = EpisodeStarted(uid=f"{uid}/0", task=task(uid), agent_name="a", key=uid, worker=worker, started_at=at)
     trace.on_episode_started(event)
 
@@ -76,7 +76,7 @@ def written(path):
 
 
 def assert_nested(events):
-    """In each lane, a slice ends before the next begins, or holds it whole."""
+    """In each slot, a slice ends before the next starts, or contains it."""
     lanes = defaultdict(list)
     for event in events:
         if event["ph"] == "X":
@@ -103,20 +103,20 @@ def assert_nested(events):
 )
 def test_slices_nest_whatever_happens(tmp_path_factory, episodes):
     """
-    Episodes, turns and tool calls at any times, also in parallel and in any order, make a file whose lanes nest, with
-    one slice for each of them.
+    Episodes, turns and tool calls at any times, in parallel and in any order, give a file with one slice for each of
+    them, in which the slices of each slot nest.
     """
     path = tmp_path_factory.mktemp("trace") / "run.json"
     trace = TraceFile(path)
     trace.open()
     base = unix_s(0.0)
-    for number, (start, turns, tools) in enumerate(episodes):
+    for number, (started_at, turns, tools) in enumerate(episodes):
         uid = f"e{number}"
-        begin(trace, uid, base + start)
+        start(trace, uid, base + started_at)
         for at, lasts, replica in turns:
-            turn(trace, uid, base + start + at, lasts, replica)
+            turn(trace, uid, base + started_at + at, lasts, replica)
         for at, lasts in tools:
-            tool(trace, uid, base + start + at, lasts)
+            tool(trace, uid, base + started_at + at, lasts)
         end(trace, uid, 1.0)
     trace.close()
     events = written(path)
@@ -130,16 +130,14 @@ def test_slices_nest_whatever_happens(tmp_path_factory, episodes):
     assert counts["tool"] == sum(len(tools) for _start, turns, tools in episodes if turns)
 
 
-def test_the_file_is_whole_after_every_episode(tmp_path):
-    """
-    Nothing has to be closed for the file to be valid: what was heard of ended episodes is in it.
-    """
+def test_the_file_is_valid_after_every_episode(tmp_path):
+    """The file is valid JSON before `close`, and has all episodes that have ended."""
     path = tmp_path / "run.json"
     trace = TraceFile(path)
     trace.open()
     assert written(path) == []
     for uid in ("a", "b"):
-        begin(trace, uid, unix_s(0.0))
+        start(trace, uid, unix_s(0.0))
         turn(trace, uid, unix_s(0.0), 0.5)
         end(trace, uid, 1.0)
         names = [event["args"]["uid"] for event in written(path) if event.get("cat") == "episode"]
@@ -148,18 +146,16 @@ def test_the_file_is_whole_after_every_episode(tmp_path):
     trace.close()
 
 
-def test_what_never_ended_is_drawn_at_the_end(tmp_path):
-    """
-    Episodes of a run that was cut, and attempts whose worker died, are there as unfinished.
-    """
+def test_unfinished_episodes_are_drawn_at_the_end(tmp_path):
+    """Episodes of a stopped run, and attempts whose worker died, are drawn as unfinished."""
     trace = TraceFile(tmp_path / "run.json")
     trace.open()
     base = unix_s(0.0)
-    begin(trace, "a", base)
+    start(trace, "a", base)
     turn(trace, "a", base, 0.5)
     first = EpisodeStarted(uid="b/0", task=task("b"), agent_name="a", key="b1", worker="worker 1", started_at=base)
     trace.on_episode_started(first)
-    begin(trace, "b", base + 1)
+    start(trace, "b", base + 1)
     end(trace, "b", 1.0, status=Status.FAILED, fault=Fault(owner="infra", kind="K", message="gone"))
     end(trace, "never-began", 0.0, status=Status.ABORTED)
     trace.close()
@@ -172,10 +168,8 @@ def test_what_never_ended_is_drawn_at_the_end(tmp_path):
     ]
 
 
-def test_memory_weights_and_faults_have_their_places(tmp_path):
-    """
-    Weight updates and memory stages are slices on their replica, the trainer's on the driver's; faults are marks.
-    """
+def test_rows_of_memory_weights_and_faults(tmp_path):
+    """Weight updates and memory stages are slices of a replica, or of the driver for a trainer; faults are marks."""
     trace = TraceFile(tmp_path / "run.json")
     trace.open()
     now = unix_s(0.0)
@@ -184,7 +178,7 @@ def test_memory_weights_and_faults_have_their_places(tmp_path):
     trace.on_memory_switched(MemorySwitched(stage="offload", seconds=1.0, replica=-1, started_at=now))
     trace.on_actor_restarted(ActorRestarted(kind="worker", index=2, reason="died", restarts=1))
     trace.on_episodes_retried(EpisodesRetried(count=3, worker="worker 2", reason="died"))
-    begin(trace, "a", now)
+    start(trace, "a", now)
     trace.on_reward_finished(RewardFinished(uid="a/0", reward=0.5, seconds=0.1, key="a", started_at=now + 1))
     end(trace, "a", 0.5)
     trace.close()
@@ -193,19 +187,17 @@ def test_memory_weights_and_faults_have_their_places(tmp_path):
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     drawn = [(names.get(e["pid"], "driver"), e["name"], e["dur"]) for e in events if e.get("cat") == "memory"]
     assert drawn == [("replica 1", "weights", 250000.0), ("replica 1", "sleep", 1e6), ("driver", "offload", 1e6)]
-    assert [e["name"] for e in events if e["ph"] == "i"] == ["worker 2 restarted", "3 episodes run again"]
+    assert [e["name"] for e in events if e["ph"] == "i"] == ["worker 2 restarted", "3 episodes restarted"]
     assert_nested(events)
 
 
 def test_a_path_that_cannot_be_written(tmp_path):
-    """
-    One line says so, before anything runs.
-    """
+    """`open` raises an error, so no episode runs before it."""
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"trace file .*: cannot be written"):
+    with pytest.raises(ConfigError, match="observer trace_file: cannot write"):
         TraceFile(tmp_path / "file" / "run.json").open()
 
 
 def test_config():
-    """The registered observer takes a path."""
+    """The config has a path."""
     assert TraceFileConfig(path="x").path == "x"

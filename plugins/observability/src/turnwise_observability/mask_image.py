@@ -1,7 +1,7 @@
 """
-A record's visibility as a picture: row q, column k is filled where token q sees token k, in the colour of q's origin.
+The visibility of a record as a picture: row q, column k is coloured by the origin of q where token q sees token k.
 
-The picture needs Pillow (`pip install 'turnwise[images]'`).
+It needs Pillow (`pip install 'turnwise-observability[images]'`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from turnwise.errors import ConfigError
 from turnwise.layout import visible_keys
-from turnwise.record import Origin
-from turnwise.trajectory import Trajectory
+from turnwise.record.columns import Origin
+from turnwise.record.trajectory import Trajectory
 
 MAX_TOKENS: Final = 4096
-"""Longer records are refused: the picture has a pixel for each pair of tokens."""
+"""Limit of a record's length, because the picture has a pixel for each pair of tokens."""
 
 _HIDDEN: Final = (244, 244, 240)
 _COLORS: Final = {
@@ -32,14 +32,14 @@ _WIDTH: Final = 768
 
 def mask_pixels(trajectory: Trajectory) -> NDArray[np.uint8]:
     """
-    Return (T, T, 3) uint8 colours: those of `turnwise show` where a token sees another, pale where it does not.
+    Return (T, T, 3) uint8 colours: the colour of the row's origin where the token sees the column, else a pale grey.
 
     Raises:
         ConfigError: the record has no tokens, or more than `MAX_TOKENS`.
     """
     size = len(trajectory)
     if not 0 < size <= MAX_TOKENS:
-        raise ConfigError(f"a picture of visibility takes a record of 1 to {MAX_TOKENS} tokens, this one has {size}")
+        raise ConfigError(f"expected a record of 1 to {MAX_TOKENS} tokens, this one has {size}")
     origins = np.concatenate([np.zeros(trajectory.num_prompt_tokens, np.uint8), trajectory.origins])
     colors = np.array([_COLORS[origin] for origin in Origin], np.uint8)[origins]
     seen = visible_keys(trajectory.block_start, trajectory.path_start, np.arange(size))
@@ -49,15 +49,15 @@ def mask_pixels(trajectory: Trajectory) -> NDArray[np.uint8]:
 
 def save_mask(trajectory: Trajectory, path: Path) -> None:
     """
-    Write the picture; small records are enlarged.
+    Write the picture; pictures of short records are enlarged.
 
     Raises:
-        ConfigError: Pillow is missing, the suffix names no format that it can write, or `mask_pixels` refuses.
+        ConfigError: Pillow is missing or cannot write a file with this suffix, or the record is empty or too long.
     """
     try:
         from PIL import Image
     except ImportError as error:
-        raise ConfigError("--mask needs Pillow: pip install 'turnwise[images]'") from error
+        raise ConfigError("turnwise mask needs Pillow: pip install 'turnwise-observability[images]'") from error
     image = Image.fromarray(mask_pixels(trajectory))
     scale = max(1, _WIDTH // image.width)
     try:

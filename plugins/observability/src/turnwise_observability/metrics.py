@@ -1,7 +1,7 @@
 """
-The metrics of a run: their names and kinds, and how each follows from events.
+The metrics of a run, computed from events.
 
-`METRICS` is the whole list. Where they can be read is `turnwise.metrics_endpoint`.
+`METRICS` lists all metrics. `turnwise_observability.metrics_endpoint` serves them over HTTP.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from attrs import define, field, frozen
 
-from turnwise.observer import (
+from turnwise.events.observer import (
     ActorRestarted,
     EpisodesRetried,
     EpisodeStarted,
@@ -30,7 +30,7 @@ from turnwise.observer import (
     TurnFinished,
     WeightsUpdated,
 )
-from turnwise.result import EpisodeResult
+from turnwise.record.result import EpisodeResult
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -67,10 +67,10 @@ class Metric:
     One metric.
 
     Attributes:
-        name: as it is scraped, but for the endings `_bucket`, `_sum` and `_count`.
-        kind: what Prometheus calls it.
+        name: the scraped name without the suffixes `_bucket`, `_sum` and `_count`.
+        kind: type of the metric in Prometheus.
         help: one line, with the unit.
-        labels: names of its labels.
+        labels: names of the labels.
         buckets: upper bounds of a histogram.
     """
 
@@ -82,22 +82,26 @@ class Metric:
 
 
 METRICS: Final = (
-    Metric("turnwise_episodes_asked_total", "counter", "Episodes that runs were asked for."),
-    Metric("turnwise_episodes_in_flight", "gauge", "Episodes that have begun and not ended."),
+    Metric("turnwise_episodes_requested_total", "counter", "Episodes requested by runs."),
+    Metric("turnwise_episodes_in_flight", "gauge", "Episodes that have started and not ended."),
     Metric(
         "turnwise_episodes_total",
         "counter",
-        "Episodes that ended, by status and by whose fault it was (none, agent, tool, engine, ...).",
+        "Episodes that ended, by status and by owner of the fault (none, agent, tool, engine, ...).",
         ("status", "fault_owner"),
     ),
     Metric("turnwise_episode_seconds", "histogram", "Seconds of an episode, from its first step to its end."),
     Metric("turnwise_episode_llm_seconds", "histogram", "Seconds that an episode waited for the model."),
     Metric(
-        "turnwise_episode_tool_seconds", "histogram", "Seconds that an episode waited for tools; parallel ones add up."
+        "turnwise_episode_tool_seconds", "histogram", "Seconds that an episode waited for tools; parallel calls add up."
     ),
     Metric("turnwise_episode_turns", "histogram", "Turns of the model in an episode.", (), _TURNS),
     Metric(
-        "turnwise_episode_mask_ratio", "histogram", "Sampled tokens over response tokens of an episode.", (), _RATIOS
+        "turnwise_episode_mask_ratio",
+        "histogram",
+        "Sampled tokens divided by response tokens.",
+        (),
+        _RATIOS,
     ),
     Metric("turnwise_episode_reward", "summary", "Rewards of scored episodes."),
     Metric("turnwise_reward_seconds", "histogram", "Seconds to score an episode."),
@@ -107,42 +111,42 @@ METRICS: Final = (
         "Tokens of ended episodes by origin: prompt, action, observation, forced.",
         ("origin",),
     ),
-    Metric("turnwise_turns_total", "counter", "Answers of the engines, as they come.", ("replica",)),
-    Metric("turnwise_sampled_tokens_total", "counter", "Sampled tokens, as they come.", ("replica",)),
-    Metric("turnwise_sampled_tokens_per_second", "gauge", "Sampled tokens a second, over the last 30 s."),
-    Metric("turnwise_context_tokens_total", "counter", "Context tokens that engines were given.", ("replica",)),
-    Metric("turnwise_cached_tokens_total", "counter", "Context tokens that came from a prefix cache.", ("replica",)),
+    Metric("turnwise_turns_total", "counter", "Generate calls that returned, counted as they return.", ("replica",)),
+    Metric("turnwise_sampled_tokens_total", "counter", "Sampled tokens, counted as they return.", ("replica",)),
+    Metric("turnwise_sampled_tokens_per_second", "gauge", "Sampled tokens per second over the last 30 s."),
+    Metric("turnwise_context_tokens_total", "counter", "Context tokens sent to engines.", ("replica",)),
+    Metric("turnwise_cached_tokens_total", "counter", "Context tokens read from a prefix cache.", ("replica",)),
     Metric(
-        "turnwise_generate_seconds", "histogram", "Seconds of a generate call, as the worker sees it.", ("replica",)
+        "turnwise_generate_seconds", "histogram", "Seconds of a generate call, measured in the worker.", ("replica",)
     ),
     Metric("turnwise_tool_seconds", "histogram", "Seconds of a tool call.", ("tool",)),
     Metric(
         "turnwise_tool_calls_total",
         "counter",
-        "Tool calls; error is true when the model was shown one.",
+        "Tool calls; error is true if the model got an error as the result.",
         ("tool", "error"),
     ),
-    Metric("turnwise_tool_output_characters", "histogram", "Characters of a tool's answer.", ("tool",), _CHARACTERS),
+    Metric("turnwise_tool_output_characters", "histogram", "Characters of a tool's result.", ("tool",), _CHARACTERS),
     Metric(
         "turnwise_routed_requests_total",
         "counter",
-        "Requests by what the router did: first of an episode, sticky, moved; reason is the router's own word.",
+        "Requests by routing decision: first of an episode, sticky or migrated; the router defines the reasons.",
         ("kind", "reason"),
     ),
     Metric(
         "turnwise_limit_reached_total",
         "counter",
-        "How often something waited or was refused because of a limit of the config, such as max_parallel_calls.",
+        "Times that a limit of the config, such as max_parallel_calls, delayed or rejected something.",
         ("limit",),
     ),
-    Metric("turnwise_restarts_total", "counter", "Workers and replicas that were started again.", ("kind",)),
-    Metric("turnwise_episode_retries_total", "counter", "Episodes run again because their worker died."),
+    Metric("turnwise_restarts_total", "counter", "Restarts of workers and replicas.", ("kind",)),
+    Metric("turnwise_episode_retries_total", "counter", "Episodes restarted because their worker died."),
     Metric("turnwise_weight_sync_seconds", "histogram", "Seconds of a weight update of one replica.", ("replica",)),
-    Metric("turnwise_weight_version", "gauge", "Weight version that a replica serves.", ("replica",)),
+    Metric("turnwise_weight_version", "gauge", "Weight version of a replica.", ("replica",)),
     Metric(
         "turnwise_memory_switch_seconds",
         "histogram",
-        "Seconds of a stage of switching memory, such as sleep.",
+        "Seconds of a stage of a memory switch, such as sleep.",
         ("stage",),
     ),
     Metric(
@@ -154,13 +158,18 @@ METRICS: Final = (
     Metric(
         "turnwise_memory_after_bytes", "gauge", "Device memory in use after the last such stage.", ("stage", "replica")
     ),
-    Metric("turnwise_trainings_total", "counter", "Trainings begun; resumed is true if one goes on.", ("resumed",)),
-    Metric("turnwise_training_step", "gauge", "Step of the training that logged last."),
-    Metric("turnwise_training_value", "gauge", "Last value that a trainer logged, by its name.", ("name",)),
+    Metric(
+        "turnwise_trainings_total",
+        "counter",
+        "Trainings started; resumed is true if one continues from a checkpoint.",
+        ("resumed",),
+    ),
+    Metric("turnwise_training_step", "gauge", "Last step that a trainer logged."),
+    Metric("turnwise_training_value", "gauge", "Last value that a trainer logged, by name.", ("name",)),
 )
-"""Every metric that a run has."""
+"""All metrics of a run."""
 
-_OF_TURNS: Final = (
+_TURN_METRICS: Final = (
     "turns_total",
     "sampled_tokens_total",
     "context_tokens_total",
@@ -175,7 +184,7 @@ _PARALLEL_CALLS: Final = "max_parallel_calls"
 
 @define(eq=False)
 class TokenRate:
-    """Tokens a second over a sliding window; safe to ask from another thread."""
+    """Tokens per second over a sliding window; thread-safe, because scrapes come from threads of the endpoint."""
 
     window_s: float = _WINDOW_S
     clock: Callable[[], float] = time.monotonic
@@ -183,12 +192,12 @@ class TokenRate:
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
 
     def add(self, num_tokens: int) -> None:
-        """Count tokens that came now."""
+        """Count tokens that arrive now."""
         with self._lock:
             self._recent.append((self.clock(), num_tokens))
 
     def per_second(self) -> float:
-        """Return the rate over the window, or since the first tokens in it when that is shorter, but at least 1 s."""
+        """Return the rate over the window, or since its first tokens if that is shorter, but at least 1 s."""
         now = self.clock()
         with self._lock:
             while self._recent and self._recent[0][0] < now - self.window_s:
@@ -198,8 +207,8 @@ class TokenRate:
             return sum(tokens for _at, tokens in self._recent) / max(1.0, now - self._recent[0][0])
 
 
-class Meters(Observer):
-    """Keeps every metric of `METRICS` in a registry, from the events of the whole run."""
+class MetricsObserver(Observer):
+    """Updates all metrics of `METRICS` in a registry from the events of a run."""
 
     place = "driver"
 
@@ -224,18 +233,16 @@ class Meters(Observer):
         self._replicas: dict[int, tuple[Any, ...]] = {}
 
     def on_run_started(self, event: RunStarted) -> None:
-        """Count what was asked for."""
-        self._metrics["episodes_asked_total"].inc(event.num_episodes)
+        self._metrics["episodes_requested_total"].inc(event.num_episodes)
 
     def on_episode_started(self, event: EpisodeStarted) -> None:
-        """Count an episode as in flight; one that runs again is still one."""
+        # A restarted episode is still one episode, so a set of keys and not a counter.
         self._in_flight.add((event.uid, event.global_step, event.validation))
         self._metrics["episodes_in_flight"].set(len(self._in_flight))
 
     def on_turn_finished(self, event: TurnFinished) -> None:
-        """Count tokens and seconds of a generate call."""
         self._rate.add(event.num_new_tokens)
-        turns, sampled, context, cached, seconds = self._of_replica(event.replica)
+        turns, sampled, context, cached, seconds = self._turn_metrics(event.replica)
         turns.inc()
         sampled.inc(event.num_new_tokens)
         context.inc(event.num_context_tokens)
@@ -243,57 +250,46 @@ class Meters(Observer):
         seconds.observe(event.seconds)
 
     def on_tool_finished(self, event: ToolFinished) -> None:
-        """Count a tool call."""
-        tool = self._known_tool(event)
+        tool = self._tool_label(event)
         self._metrics["tool_seconds"].labels(tool).observe(event.seconds)
         self._metrics["tool_calls_total"].labels(tool, str(event.error).lower()).inc()
         self._metrics["tool_output_characters"].labels(tool).observe(event.num_characters)
 
     def on_reward_finished(self, event: RewardFinished) -> None:
-        """Count a reward."""
         self._metrics["reward_seconds"].observe(event.seconds)
 
     def on_request_routed(self, event: RequestRouted) -> None:
-        """Count a router's decision."""
         self._metrics["routed_requests_total"].labels(event.kind, event.reason).inc()
 
     def on_limit_reached(self, event: LimitReached) -> None:
-        """Count what had to wait."""
         self._metrics["limit_reached_total"].labels(event.limit).inc(event.count)
 
     def on_actor_restarted(self, event: ActorRestarted) -> None:
-        """Count a restart."""
         self._metrics["restarts_total"].labels(event.kind).inc()
 
     def on_episodes_retried(self, event: EpisodesRetried) -> None:
-        """Count episodes that run again."""
         self._metrics["episode_retries_total"].inc(event.count)
 
     def on_weights_updated(self, event: WeightsUpdated) -> None:
-        """Count a weight update."""
         replica = str(event.replica)
         self._metrics["weight_sync_seconds"].labels(replica).observe(event.seconds)
         self._metrics["weight_version"].labels(replica).set(event.version)
 
     def on_memory_switched(self, event: MemorySwitched) -> None:
-        """Count a stage of switching memory."""
         self._metrics["memory_switch_seconds"].labels(event.stage).observe(event.seconds)
         labels = event.stage, str(event.replica)
         self._metrics["memory_before_bytes"].labels(*labels).set(event.bytes_before)
         self._metrics["memory_after_bytes"].labels(*labels).set(event.bytes_after)
 
     def on_training_started(self, event: TrainingStarted) -> None:
-        """Count a training."""
         self._metrics["trainings_total"].labels(str(event.resumed).lower()).inc()
 
     def on_metrics_logged(self, event: MetricsLogged) -> None:
-        """Show what a trainer logs."""
         self._metrics["training_step"].set(event.step)
         for name, value in event.values.items():
             self._metrics["training_value"].labels(name).set(value)
 
     def on_episode_finished(self, event: EpisodeResult) -> None:
-        """Count what an episode was."""
         self._in_flight.discard((event.uid, event.global_step, event.validation))
         self._metrics["episodes_in_flight"].set(len(self._in_flight))
         owner = event.fault.owner if event.fault else "none"
@@ -311,14 +307,15 @@ class Meters(Observer):
         if hits := metrics.extra.get(f"{_PARALLEL_CALLS}_hit"):
             self._metrics["limit_reached_total"].labels(_PARALLEL_CALLS).inc(hits)
 
-    def _of_replica(self, replica: int) -> tuple[Any, ...]:
-        """Return the metrics of a turn with the replica as label; finding them costs more than counting."""
+    def _turn_metrics(self, replica: int) -> tuple[Any, ...]:
+        """Return the metrics of a turn for a replica; cached, because a look-up by label costs more than an update."""
         if replica not in self._replicas:
-            self._replicas[replica] = tuple(self._metrics[name].labels(str(replica)) for name in _OF_TURNS)
+            self._replicas[replica] = tuple(self._metrics[name].labels(str(replica)) for name in _TURN_METRICS)
         return self._replicas[replica]
 
-    def _known_tool(self, event: ToolFinished) -> str:
-        """Return the tool's name, and one for all that never worked: a model may call anything."""
+    def _tool_label(self, event: ToolFinished) -> str:
+        """Return the tool's name as a label, or `other` for names that never worked or exceed the limit."""
+        # A model can call a tool by any name, and each label value costs memory for the rest of the run.
         if not event.error and len(self._tools) < _MAX_TOOLS:
             self._tools.add(event.tool)
         return event.tool if event.tool in self._tools else _OTHER_TOOL

@@ -1,8 +1,8 @@
 """
-The observer `prometheus`: the metrics of a run at an HTTP endpoint of the driver, for Prometheus to scrape.
+The observer `prometheus`: serves the metrics of a run at an HTTP endpoint of the driver.
 
-There is one endpoint, however many processes a run has: events of workers travel to the driver with what finishes. It
-answers this machine alone unless a host is named; then whoever scrapes must show a token.
+A run with many processes has one endpoint, because the events of workers reach the driver with their results. By
+default the endpoint listens on loopback only. On any other address each scrape needs a token.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 import structlog
 from attrs import field, frozen, validators
 
+from turnwise import Resources
 from turnwise.errors import ConfigError
-from turnwise.metrics import Meters
+from turnwise_observability.metrics import MetricsObserver
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -35,9 +36,9 @@ class PrometheusConfig:
     Options of `prometheus`.
 
     Attributes:
-        port: of the endpoint, at ``http://HOST:PORT/metrics``; 0 takes a free one, which the log names.
-        host: address that it listens on; any but a loopback address needs a token.
-        token_env: environment variable with the token that a scrape must show as ``Authorization: Bearer TOKEN``.
+        port: port of ``http://HOST:PORT/metrics``; 0 chooses a free port and logs it.
+        host: address to listen on; an address other than loopback requires a token.
+        token_env: environment variable with the token of the header ``Authorization: Bearer TOKEN`` of a scrape.
     """
 
     port: int = field(default=9464, validator=[validators.ge(0), validators.le(65535)])
@@ -45,12 +46,8 @@ class PrometheusConfig:
     token_env: str = "TURNWISE_PROMETHEUS_TOKEN"
 
 
-class Prometheus(Meters):
-    """
-    Serves metrics from `open` to `close`.
-
-    `open` raises `ConfigError` when the port is taken, a token is missing or the package is not installed.
-    """
+class PrometheusObserver(MetricsObserver):
+    """Serves metrics from `open` to `close`; `open` raises `ConfigError` if the port is taken or a token is missing."""
 
     def __init__(self, config: PrometheusConfig, registry: CollectorRegistry) -> None:
         super().__init__(registry)
@@ -61,14 +58,13 @@ class Prometheus(Meters):
 
     @property
     def url(self) -> str:
-        """Where the metrics are; empty while nothing is served."""
+        """Address of the metrics; empty before `open` and after `close`."""
         if self._server is None:
             return ""
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
         return f"http://{host}:{self._server.server_port}/metrics"
 
     def open(self) -> None:
-        """Serve."""
         from prometheus_client import make_wsgi_app
 
         if self._server is not None:
@@ -77,7 +73,7 @@ class Prometheus(Meters):
         token = os.environ.get(config.token_env, "")
         if not token and not _is_loopback(config.host):
             raise ConfigError(
-                f"the observer prometheus listens on {config.host}, which others can reach: "
+                f"observer prometheus: host {config.host} is reachable from other machines: "
                 f"set a token in the environment variable {config.token_env}"
             )
         kind = _Server6 if ":" in config.host else _Server
@@ -85,15 +81,14 @@ class Prometheus(Meters):
             self._server = kind((config.host, config.port), _QuietHandler)
         except OSError as error:
             raise ConfigError(
-                f"the observer prometheus cannot listen on {config.host} port {config.port}: {error.strerror}"
+                f"observer prometheus: cannot listen on {config.host} port {config.port}: {error.strerror}"
             ) from error
-        self._server.set_app(_guarded(make_wsgi_app(self._registry), token))
+        self._server.set_app(_with_token(make_wsgi_app(self._registry), token))
         self._thread = threading.Thread(target=self._server.serve_forever, name="turnwise-prometheus", daemon=True)
         self._thread.start()
-        structlog.get_logger().info("metrics are served", url=self.url)
+        structlog.get_logger().info("serving metrics", url=self.url)
 
     def close(self) -> None:
-        """Serve no longer."""
         server, self._server = self._server, None
         if server is not None and self._thread is not None:
             server.shutdown()
@@ -101,17 +96,19 @@ class Prometheus(Meters):
             self._thread.join()
 
 
-def prometheus(config: PrometheusConfig) -> Prometheus:
-    """Return the observer with a registry of its own; `ConfigError` when the package is not installed."""
+def make_prometheus(config: PrometheusConfig, _resources: Resources) -> PrometheusObserver:
+    """Return the observer with a new registry; `ConfigError` if `prometheus_client` is not installed."""
     try:
         from prometheus_client import CollectorRegistry
     except ModuleNotFoundError as error:
-        raise ConfigError(f"the observer prometheus needs {error.name}: pip install 'turnwise[prometheus]'") from error
-    return Prometheus(config, CollectorRegistry())
+        raise ConfigError(
+            f"observer prometheus: needs {error.name}: pip install 'turnwise-observability[prometheus]'"
+        ) from error
+    return PrometheusObserver(config, CollectorRegistry())
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A scrape that hangs keeps no other one waiting, nor the end of the run."""
+    """Handles each scrape in a thread, so that a stalled scrape delays neither another one nor the end of the run."""
 
     daemon_threads = True
     block_on_close = False
@@ -125,7 +122,7 @@ class _QuietHandler(WSGIRequestHandler):
     timeout = 10
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: a scrape every few seconds is no news."""
+        """Log nothing: a line for each scrape, every few seconds, would bury the log of the run."""
 
 
 def _is_loopback(host: str) -> bool:
@@ -135,17 +132,18 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _guarded(app: App, token: str) -> App:
-    """Return the app behind a token, when there is one."""
+def _with_token(app: App, token: str) -> App:
+    """Return the app with a check of the token; unchanged if the token is empty."""
     if not token:
         return app
     expected = f"Bearer {token}".encode()
 
     def guard(environ: Any, start_response: Any) -> Iterable[bytes]:
         shown = environ.get("HTTP_AUTHORIZATION", "").encode("latin-1")
+        # In constant time, so that response times do not reveal how much of a wrong token matches.
         if hmac.compare_digest(shown, expected):
             return app(environ, start_response)
         start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
-        return [b"a bearer token is needed\n"]
+        return [b"a bearer token is required\n"]
 
     return guard

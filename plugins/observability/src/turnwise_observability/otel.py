@@ -1,88 +1,94 @@
 """
-The observer `otel`: OpenTelemetry spans of episodes, their turns, generate calls, tool calls and rewards.
+The observer `otel`: exports OpenTelemetry spans of episodes, turns, generate calls, tool calls and rewards.
 
-Spans go to an OTLP endpoint over HTTP. Without one nothing here is loaded. Attributes follow the semantic conventions
-for generative AI where they fit; what they have no name for begins with ``turnwise.``. An episode's spans are made when
-it has ended, with the times of its events, so that they cost nothing while it runs.
+Spans go to an OTLP endpoint over HTTP. Attributes follow OpenTelemetry's semantic conventions for generative AI; the
+names of other attributes start with ``turnwise.``. The spans of an episode are created at its end from the times of
+its events, so they cost nothing while it runs.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from attrs import frozen
 
+from turnwise import Resources
 from turnwise.errors import ConfigError
-from turnwise.observer import ToolFinished, TurnFinished
-from turnwise.timeline import EpisodeTimeline, TimelineObserver
+from turnwise.events.observer import ToolFinished, TurnFinished
 from turnwise.types import Status
+from turnwise_observability.timeline import EpisodeTimeline, TimelineObserver
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
     from opentelemetry.trace import Tracer
 
-SPANS: Final = "otel"
-"""Name of the observer in configs."""
-
+_INSTALL: Final = "pip install 'turnwise-observability[otel]'"
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
 @frozen(kw_only=True)
-class SpansConfig:
+class OtelConfig:
     """
     Options of `otel`.
 
     Attributes:
         endpoint: base URL of an OTLP receiver over HTTP, such as `http://127.0.0.1:4318`; null takes it from the
-            variables `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` and `OTEL_EXPORTER_OTLP_ENDPOINT` of the environment.
-        service_name: what the receiver files the spans under, unless `OTEL_SERVICE_NAME` is set.
+            environment variable `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`.
+        service_name: name of the service in the spans; `OTEL_SERVICE_NAME` overrides it.
     """
 
     endpoint: str | None = None
     service_name: str = "turnwise"
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what is no URL."""
         if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
-            raise ValueError(f"'endpoint' must begin with http:// or https://: {self.endpoint!r}")
+            raise ValueError(f"'endpoint' must start with http:// or https://, got {self.endpoint!r}")
 
 
-def spans_wanted(named: Iterable[str]) -> bool:
+def is_enabled() -> bool:
     """
-    Return whether the environment asks for spans that the config does not name.
+    Return whether the environment enables spans.
 
-    It does by an OTLP endpoint, unless `OTEL_SDK_DISABLED` is true or `OTEL_TRACES_EXPORTER` is none. The endpoint may
-    be meant for other programs, so a missing package is a warning and no error.
+    An OTLP endpoint enables them, unless `OTEL_SDK_DISABLED` is true or `OTEL_TRACES_EXPORTER` is none. The endpoint
+    may be meant for other programs, so a missing package is a warning and not an error.
     """
-    asked = any(os.environ.get(name) for name in _ENDPOINTS)
-    refused = (
+    enabled = any(os.environ.get(name) for name in _ENDPOINTS)
+    disabled = (
         os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none"
     )
-    if not asked or refused or SPANS in named:
+    if not enabled or disabled:
         return False
     try:
         import opentelemetry.exporter.otlp.proto.http
-        import opentelemetry.sdk.trace  # noqa: F401 - whether they are there
+        import opentelemetry.sdk.trace  # noqa: F401 - only to check that they are installed
     except ModuleNotFoundError as error:
         structlog.get_logger().warning(
-            "no spans, though an OTLP endpoint is set", missing=error.name, install="pip install 'turnwise[otel]'"
+            "an OTLP endpoint is set, but spans are off",
+            missing=error.name,
+            install=_INSTALL,
         )
         return False
     return True
 
 
-class Spans(TimelineObserver):
-    """
-    Exports spans; `open` raises `ConfigError` without an endpoint or without the packages.
+def make_otel(config: OtelConfig, resources: Resources) -> OtelObserver:
+    """Return the observer; spans have the folder name of the model as model name."""
+    return OtelObserver(config, "" if resources.model.path is None else resources.model.path.name)
 
-    A test may give a `processor` that keeps the spans in place of sending them.
+
+class OtelObserver(TimelineObserver):
+    """
+    Exports spans.
+
+    `open` raises `ConfigError` if there is no endpoint or a package is missing. Tests pass a `processor` that keeps
+    the spans instead of sending them.
     """
 
-    def __init__(self, config: SpansConfig, model: str = "", processor: SpanProcessor | None = None) -> None:
+    def __init__(self, config: OtelConfig, model: str = "", processor: SpanProcessor | None = None) -> None:
         super().__init__()
         self._config = config
         self._model = model
@@ -90,60 +96,58 @@ class Spans(TimelineObserver):
         self._provider: TracerProvider | None = None
 
     def open(self) -> None:
-        """Get ready to send."""
         try:
             from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
             from opentelemetry.sdk.trace import TracerProvider
         except ModuleNotFoundError as error:
-            raise ConfigError(f"the observer otel needs {error.name}: pip install 'turnwise[otel]'") from error
+            raise ConfigError(f"observer otel: needs {error.name}: {_INSTALL}") from error
         resource = Resource.create({SERVICE_NAME: self._config.service_name}).merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(self._processor or self._sender())
+        self._provider.add_span_processor(self._processor or self._make_processor())
 
     def close(self) -> None:
-        """Send what is left."""
         super().close()
         if self._provider is not None:
             self._provider.shutdown()
             self._provider = None
 
     def on_timeline(self, timeline: EpisodeTimeline) -> None:
-        """Make the spans of an episode."""
         if self._provider is not None:
-            _Tree(self._provider.get_tracer("turnwise"), self._model).grow(timeline)
+            _SpanTree(self._provider.get_tracer("turnwise"), self._model).export(timeline)
 
-    def _sender(self) -> SpanProcessor:
+    def _make_processor(self) -> SpanProcessor:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         endpoint = self._config.endpoint
         if endpoint is None and not any(os.environ.get(name) for name in _ENDPOINTS):
-            raise ConfigError(f"the observer otel has no endpoint: set it, or {_ENDPOINTS[1]} in the environment")
+            raise ConfigError(f"observer otel: no endpoint: set its option endpoint or the variable {_ENDPOINTS[1]}")
         if endpoint is not None and not endpoint.endswith("/v1/traces"):
             endpoint = f"{endpoint.rstrip('/')}/v1/traces"
-        # An episode's spans come all at once, and many episodes may end together.
+        # All spans of an episode are queued at once, and many episodes can end together; a full queue drops spans.
         return BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint), max_queue_size=65_536)
 
 
 @frozen
-class _Tree:
-    """Makes the spans of episodes, each inside that of what it is part of."""
+class _SpanTree:
+    """Creates the spans of an episode, each as a child of the span that contains it."""
 
     tracer: Tracer
     model: str
 
-    def grow(self, timeline: EpisodeTimeline) -> None:
-        """Make an episode's spans."""
+    def export(self, timeline: EpisodeTimeline) -> None:
         from opentelemetry.trace import Status as SpanStatus
         from opentelemetry.trace import StatusCode, set_span_in_context
 
         start, reward, result = timeline.start, timeline.reward, timeline.result
-        episode = self.tracer.start_span("episode", attributes=_episode(timeline), start_time=_ns(start.started_at))
-        inside = set_span_in_context(episode)
-        for number, (turn, tools) in enumerate(timeline.rounds()):
-            self._turn(inside, number, turn, tools)
+        episode = self.tracer.start_span(
+            "episode", attributes=_episode_attributes(timeline), start_time=_ns(start.started_at)
+        )
+        children = set_span_in_context(episode)
+        for number, (turn, tools) in enumerate(timeline.turns_with_tools()):
+            self._turn(children, number, turn, tools)
         if reward is not None:
-            self._span("reward", inside, reward.started_at, reward.seconds, {"turnwise.reward": reward.reward})
+            self._span("reward", children, reward.started_at, reward.seconds, {"turnwise.reward": reward.reward})
         if result is None or result.status is Status.FAILED:
             text = "the episode did not end" if result is None or result.fault is None else result.fault.message
             episode.set_status(SpanStatus(StatusCode.ERROR, text))
@@ -154,14 +158,14 @@ class _Tree:
         seconds = max([turn.started_at + turn.seconds, *tools_end_at]) - turn.started_at
         inside = self._span("turn", episode, turn.started_at, seconds, {"turnwise.turn": number})
         model = {"gen_ai.request.model": self.model} if self.model else {}
-        self._span("generate", inside, turn.started_at, turn.seconds, {**_generate(turn), **model})
+        self._span("generate", inside, turn.started_at, turn.seconds, {**_generate_attributes(turn), **model})
         for tool in tools:
-            self._span("tool", inside, tool.started_at, tool.seconds, _tool(tool))
+            self._span("tool", inside, tool.started_at, tool.seconds, _tool_attributes(tool))
 
     def _span(
         self, name: str, parent: Context, started_at: float, seconds: float, attributes: Mapping[str, Any]
     ) -> Context:
-        """Make a whole span and return the context of what is inside it."""
+        """Create a finished span and return the context for its children."""
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         kind = SpanKind.CLIENT if name == "generate" else SpanKind.INTERNAL
@@ -171,11 +175,11 @@ class _Tree:
 
 
 def _ns(at_s: float) -> int:
-    whole_s, rest_s = divmod(at_s, 1.0)  # Unix nanoseconds do not fit a float
+    whole_s, rest_s = divmod(at_s, 1.0)  # Unix nanoseconds exceed the precision of a float
     return int(whole_s) * 10**9 + round(rest_s * 1e9)
 
 
-def _episode(timeline: EpisodeTimeline) -> dict[str, Any]:
+def _episode_attributes(timeline: EpisodeTimeline) -> dict[str, Any]:
     start, result = timeline.start, timeline.result
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": "invoke_agent",
@@ -197,7 +201,7 @@ def _episode(timeline: EpisodeTimeline) -> dict[str, Any]:
     return attributes
 
 
-def _generate(turn: TurnFinished) -> dict[str, Any]:
+def _generate_attributes(turn: TurnFinished) -> dict[str, Any]:
     return {
         "gen_ai.operation.name": "text_completion",
         "gen_ai.provider.name": "turnwise",
@@ -209,7 +213,7 @@ def _generate(turn: TurnFinished) -> dict[str, Any]:
     }
 
 
-def _tool(tool: ToolFinished) -> dict[str, Any]:
+def _tool_attributes(tool: ToolFinished) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": tool.tool,

@@ -1,10 +1,10 @@
 """
-The observer `trace_file`: a run as a trace that Perfetto and Chrome show, a row per replica and per worker.
+The observer `trace_file`: writes a run as a trace for Perfetto and Chrome, with a row per worker and per replica.
 
-The format is the JSON object form of the Trace Event Format. The file ends with its closing brackets after every
-episode, so that it can be read while the run goes on, and whatever ends the run. Of each worker, slots show episodes
-with their turns, tool calls and rewards; of each replica, slots show what the engine was asked, and an arrow leads
-there from the turn that asked. What overlaps without one being part of the other stands in different slots.
+The format is the JSON object form of the Trace Event Format. The file has its closing brackets after each episode, so
+it is valid JSON during the run and after a crash. The slots of a worker show episodes with their turns, tool calls and
+rewards; the slots of a replica show generate calls. An arrow connects each turn with its generate call. Slices that
+overlap without nesting are drawn in different slots.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any, BinaryIO, Final
 
 from attrs import define, field, frozen
 
+from turnwise import Resources
 from turnwise.errors import ConfigError
-from turnwise.observer import (
+from turnwise.events.observer import (
     ActorRestarted,
     EpisodesRetried,
     MemorySwitched,
@@ -28,7 +29,7 @@ from turnwise.observer import (
     WeightsUpdated,
     unix_s,
 )
-from turnwise.timeline import EpisodeTimeline, TimelineObserver
+from turnwise_observability.timeline import EpisodeTimeline, TimelineObserver
 
 _HEAD: Final = b'{"displayTimeUnit":"ms","otherData":{"producer":"turnwise"},"traceEvents":[\n'
 _TAIL: Final = b"\n]}\n"
@@ -42,22 +43,28 @@ class TraceFileConfig:
     Options of `trace_file`.
 
     Attributes:
-        path: file that is written, replaced when it is there; open it at https://ui.perfetto.dev.
+        path: file to write; an existing file is replaced. Open it at https://ui.perfetto.dev.
     """
 
     path: str
 
 
+def make_trace_file(config: TraceFileConfig, _resources: Resources) -> TraceFile:
+    """Return the observer."""
+    return TraceFile(config.path)
+
+
 @define
 class _Lane:
-    """Slices of one slot that do not overlap: starts and ends in microseconds, both ascending."""
+    """The slices of one slot, which do not overlap: starts and ends in microseconds, both ascending."""
 
     starts: list[float] = field(factory=list)
     ends: list[float] = field(factory=list)
 
-    def take(self, start: float, end: float) -> bool:
-        """Take the time from start to end when it is free."""
+    def reserve(self, start: float, end: float) -> bool:
+        """Reserve the time from start to end; return False if a slice overlaps it."""
         at = bisect_left(self.ends, start)
+        # Slices that end at `start` do not overlap; several can, if they have no length.
         while at < len(self.ends) and self.ends[at] <= start:
             at += 1
         if at < len(self.starts) and self.starts[at] < end:
@@ -68,11 +75,7 @@ class _Lane:
 
 
 class TraceFile(TimelineObserver):
-    """
-    Writes a trace of everything that it hears between `open` and `close`.
-
-    `open` raises `ConfigError` when the file cannot be written.
-    """
+    """Writes all events between `open` and `close`; `open` raises `ConfigError` if it cannot write the file."""
 
     def __init__(self, path: str | Path) -> None:
         super().__init__()
@@ -85,65 +88,58 @@ class TraceFile(TimelineObserver):
         self._num_flows = 0
 
     def open(self) -> None:
-        """Begin the file, and the trace's time."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("wb")
         except OSError as error:
-            raise ConfigError(f"trace file {self._path}: cannot be written: {error.strerror}") from error
+            raise ConfigError(f"observer trace_file: cannot write {self._path}: {error.strerror}") from error
         self._file.write(_HEAD + _TAIL)
         self._file.flush()
         self._is_empty, self._lanes, self._events = True, {}, []
         self._base_s = unix_s(time.perf_counter())
 
     def close(self) -> None:
-        """Write what has not ended, and end the file."""
         super().close()
         if self._file is not None:
             self._write()
             self._file.close()
             self._file = None
 
-    # What is heard
+    # Events
 
     def on_timeline(self, timeline: EpisodeTimeline) -> None:
-        """Draw an episode, and write it."""
         start = timeline.start
         worker = self._row(_WORKERS, start.worker)
-        began, ended = self._us(start.started_at), self._us(timeline.ended_at)
-        lane = self._lane(worker, began, ended)
+        span = self._us(start.started_at), self._us(timeline.ended_at)
+        lane = self._lane(worker, *span)
         arguments = {"uid": start.uid, "agent": start.agent_name, "step": start.global_step, **_outcome(timeline)}
-        self._slice(worker, lane, "episode", (began, ended), arguments, name=f"episode {start.uid}")
-        # What is drawn inside the episode's own slice must not overlap its neighbour; what would has a slot of its own.
+        self._slice(worker, lane, "episode", span, arguments, name=f"episode {start.uid}")
+        # Slices inside the episode's slice must not overlap each other; one that would gets another slot.
         inside = _Lane()
-        for number, (turn, tools) in enumerate(timeline.rounds()):
+        for number, (turn, tools) in enumerate(timeline.turns_with_tools()):
             self._turn(worker, lane, inside, number, turn, tools)
         if timeline.reward is not None:
             reward = timeline.reward
-            span = self._span(reward.started_at, reward.seconds)
-            where = lane if inside.take(*span) else self._lane(worker, *span)
-            self._slice(worker, where, "reward", span, {"uid": reward.uid, "reward": reward.reward})
+            scored = self._span(reward.started_at, reward.seconds)
+            slot = lane if inside.reserve(*scored) else self._lane(worker, *scored)
+            self._slice(worker, slot, "reward", scored, {"uid": reward.uid, "reward": reward.reward})
         self._write()
 
     def on_weights_updated(self, event: WeightsUpdated) -> None:
-        """Draw a weight update on its replica."""
         arguments = {"version": event.version, "bytes": event.num_bytes}
-        self._of_memory(event.replica, "weights", event.started_at, event.seconds, arguments)
+        self._memory_slice(event.replica, "weights", event.started_at, event.seconds, arguments)
 
     def on_memory_switched(self, event: MemorySwitched) -> None:
-        """Draw a stage of switching memory on its replica."""
         arguments = {"bytes_before": event.bytes_before, "bytes_after": event.bytes_after}
-        self._of_memory(event.replica, event.stage, event.started_at, event.seconds, arguments)
+        self._memory_slice(event.replica, event.stage, event.started_at, event.seconds, arguments)
 
     def on_actor_restarted(self, event: ActorRestarted) -> None:
-        """Mark a restart."""
         self._mark(f"{event.kind} {event.index} restarted", {"reason": event.reason, "restarts": event.restarts})
 
     def on_episodes_retried(self, event: EpisodesRetried) -> None:
-        """Mark that episodes run again."""
-        self._mark(f"{event.count} episodes run again", {"worker": event.worker, "reason": event.reason})
+        self._mark(f"{event.count} episodes restarted", {"worker": event.worker, "reason": event.reason})
 
-    # What is drawn
+    # Slices
 
     def _turn(
         self, worker: int, lane: int, inside: _Lane, number: int, turn: TurnFinished, tools: list[ToolFinished]
@@ -151,17 +147,17 @@ class TraceFile(TimelineObserver):
         generate = self._span(turn.started_at, turn.seconds)
         spans = [self._span(tool.started_at, tool.seconds) for tool in tools]
         span = (generate[0], max([generate[1], *(end for _start, end in spans)]))
-        own = lane if inside.take(*span) else self._lane(worker, *span)
+        own = lane if inside.reserve(*span) else self._lane(worker, *span)
         self._slice(worker, own, "turn", span, {"uid": turn.uid, "turn": number})
         within = _Lane()
-        within.take(*generate)
+        within.reserve(*generate)
         for tool, each in zip(tools, spans, strict=True):
-            where = own if within.take(*each) else self._lane(worker, *each)
+            slot = own if within.reserve(*each) else self._lane(worker, *each)
             arguments = {"uid": tool.uid, "error": tool.error, "characters": tool.num_characters}
-            self._slice(worker, where, "tool", each, arguments, name=f"tool {tool.tool}"[:80])
+            self._slice(worker, slot, "tool", each, arguments, name=f"tool {tool.tool}"[:80])
         self._generate(turn, generate, (worker, own))
 
-    def _generate(self, turn: TurnFinished, span: tuple[float, float], asked_by: tuple[int, int]) -> None:
+    def _generate(self, turn: TurnFinished, span: tuple[float, float], caller: tuple[int, int]) -> None:
         replica = self._row(_REPLICAS, f"replica {turn.replica}")
         slot = self._lane(replica, *span)
         arguments = {
@@ -175,10 +171,10 @@ class TraceFile(TimelineObserver):
         self._slice(replica, slot, "generate", span, arguments)
         self._num_flows += 1
         flow = {"name": "asks", "cat": "flow", "id": self._num_flows, "ts": span[0]}
-        self._events.append({**flow, "ph": "s", "pid": asked_by[0], "tid": asked_by[1]})
+        self._events.append({**flow, "ph": "s", "pid": caller[0], "tid": caller[1]})
         self._events.append({**flow, "ph": "f", "bp": "e", "pid": replica, "tid": slot})
 
-    def _of_memory(
+    def _memory_slice(
         self, replica: int, name: str, started_at: float, seconds: float, arguments: Mapping[str, Any]
     ) -> None:
         row = _DRIVER if replica < 0 else self._row(_REPLICAS, f"replica {replica}")
@@ -214,7 +210,7 @@ class TraceFile(TimelineObserver):
     # Rows and slots
 
     def _row(self, first: int, name: str) -> int:
-        """Return the number of a worker's or replica's row; the first time, name it."""
+        """Return the row number of a worker or replica; name the row on its first use."""
         number = name.rpartition(" ")[2]
         row = first + (int(number) if number.isdecimal() else 0)
         if row not in self._lanes:
@@ -224,17 +220,17 @@ class TraceFile(TimelineObserver):
         return row
 
     def _lane(self, row: int, start: float, end: float) -> int:
-        """Return a slot of the row that is free from start to end, from 1; a new one when none is."""
+        """Reserve time in the first free slot of a row, or in a new one; return its number, from 1."""
         lanes = self._lanes[row]
         for index, lane in enumerate(lanes):
-            if lane.take(start, end):
+            if lane.reserve(start, end):
                 return index + 1
         lanes.append(_Lane([start], [end]))
         self._describe(row, "thread_name", {"name": f"slot {len(lanes)}"}, len(lanes))
         return len(lanes)
 
-    def _describe(self, row: int, what: str, arguments: Mapping[str, Any], slot: int = 0) -> None:
-        self._events.append({"ph": "M", "name": what, "pid": row, "tid": slot, "args": arguments})
+    def _describe(self, row: int, key: str, arguments: Mapping[str, Any], slot: int = 0) -> None:
+        self._events.append({"ph": "M", "name": key, "pid": row, "tid": slot, "args": arguments})
 
     def _us(self, at_s: float) -> float:
         return round(1e6 * (at_s - self._base_s), 3)
@@ -243,11 +239,12 @@ class TraceFile(TimelineObserver):
         return self._us(started_at), self._us(started_at + seconds)
 
     def _write(self) -> None:
-        """Put the events before the end of the file, in one write, so that it is whole before and after."""
+        """Insert the events before the closing brackets."""
         if self._file is None or not self._events:
             return
         text = ",\n".join(json.dumps(event, allow_nan=False, separators=(",", ":")) for event in self._events)
         self._file.seek(-len(_TAIL), 2)
+        # In one write, so that a crash leaves the file valid, either with these events or without.
         self._file.write((b"" if self._is_empty else b",\n") + text.encode() + _TAIL)
         self._file.flush()
         self._is_empty, self._events = False, []

@@ -1,0 +1,146 @@
+"""`turnwise doctor`: asks each plugin whether it works on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import asdict
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from turnwise import load_resolved
+from turnwise.plugin.host import load
+from turnwise.types import PluginRecipe
+from turnwise_doctor.diagnosis import diagnose
+
+_TIMEOUT_S: Final = 300.0
+_STYLES: Final = {"ok": "green", "missing": "yellow", "limited": "cyan", "broken": "bold red"}
+_FAILURES: Final = ("missing", "broken")
+# C0 and C1 controls except tab and newline, invisible characters, and characters that change the direction of writing.
+_HARMFUL: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f\ud800-\udfff]"
+)
+Report = dict[str, Any]
+"""The diagnoses of one interpreter as JSON values: `python`, `error`, `remedy` and `diagnostics`."""
+
+
+class DoctorCommand:
+    """Prints the findings of the installed plugins."""
+
+    help = "check this machine: what each plugin needs, what is missing, and how to fix it"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.epilog = (
+            "Examples:\n  turnwise doctor\n  turnwise doctor machine ray\n"
+            "  turnwise doctor --python .venv-engine/bin/python\n"
+            "  turnwise doctor --config run.yaml --json\n\n"
+            "Exit codes: 0; 1 if a NAME is missing or broken in every interpreter; 2 for bad input."
+        )
+        parser.add_argument("names", nargs="*", metavar="NAME", help="diagnose only these; all if left out")
+        parser.add_argument("--python", action="append", default=[], metavar="PATH", help="also ask this interpreter")
+        parser.add_argument("--config", metavar="FILE", help="also ask the replica_python of this run config")
+        parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        pythons = [*arguments.python, *_replica_pythons(arguments.config)]
+        reports = [diagnose_here(arguments.names)]
+        reports += [ask(python, arguments.names) for python in dict.fromkeys(pythons) if python != sys.executable]
+        if arguments.json:
+            sys.stdout.write(json.dumps({"interpreters": reports}, indent=2) + "\n")
+        else:
+            for report in reports:
+                _print(report)
+        return 0 if all(_works(name, reports) for name in arguments.names) else 1
+
+
+def _replica_pythons(config_file: str | None) -> list[str]:
+    if config_file is None:
+        return []
+    config, _host = load_resolved(config_file, [])
+    python = config.runtime.ray.replica_python
+    return [python] if python else []
+
+
+def diagnose_here(names: Sequence[str]) -> Report:
+    """Return the report of this interpreter."""
+    # Packages may print when they are imported, and standard output belongs to the report.
+    with contextlib.redirect_stdout(sys.stderr):
+        diagnostics = [asdict(each) for each in diagnose(load(PluginRecipe()), names)]
+    return {"python": sys.executable, "error": "", "remedy": "", "diagnostics": diagnostics}
+
+
+def ask(python: str, names: Iterable[str]) -> Report:
+    """Return the report of another interpreter; if it cannot be asked, the report has the reason and a remedy."""
+    if not (Path(python).is_file() and os.access(python, os.X_OK)):
+        return _failure(python, "there is no such interpreter", f"python3 -m venv {Path(python).absolute().parents[1]}")
+    command = [python, "-m", "turnwise.cli", "doctor", "--json", *names]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return _failure(python, f"it did not answer within {_TIMEOUT_S:g} s", "")
+    try:
+        (report,) = json.loads(done.stdout)["interpreters"]
+    except (ValueError, KeyError, TypeError):
+        return _unanswered(python, done.stderr)
+    return {**report, "python": python}
+
+
+def _unanswered(python: str, errors: str) -> Report:
+    lines = errors.strip().splitlines()
+    if any("No module named" in line and "turnwise" in line for line in lines):
+        return _failure(python, "turnwise is not installed there", f"{python} -m pip install turnwise")
+    if any("invalid choice: 'doctor'" in line for line in lines):
+        return _failure(python, "turnwise-doctor is not installed there", f"{python} -m pip install turnwise-doctor")
+    return _failure(python, lines[-1] if lines else "it printed nothing", "")
+
+
+def _failure(python: str, error: str, remedy: str) -> Report:
+    return {"python": python, "error": error, "remedy": remedy, "diagnostics": []}
+
+
+def _works(name: str, reports: Iterable[Report]) -> bool:
+    """Return whether a name works in an interpreter; an engine may work only in the replicas' interpreter."""
+    return any(
+        diagnostics and all(finding["state"] not in _FAILURES for each in diagnostics for finding in each["findings"])
+        for diagnostics in (
+            [each for each in report["diagnostics"] if name in (each["name"], each["plugin"])] for report in reports
+        )
+    )
+
+
+def _print(report: Report) -> None:
+    console = Console()
+    if report["error"]:
+        console.print(f"{report['python']}: {report['error']}", markup=False, highlight=False)
+        console.print(f"  fix: {report['remedy']}" if report["remedy"] else "", markup=False, highlight=False)
+        return
+    console.print(report["python"], markup=False, highlight=False)
+    table = Table("checked by", "item", "state")
+    table.add_column("finding", overflow="fold")
+    for each in report["diagnostics"]:
+        for index, finding in enumerate(each["findings"]):
+            last = index == len(each["findings"]) - 1
+            table.add_row("" if index else escape(each["name"]), *_cells(finding), end_section=last)
+    console.print(table)
+
+
+def _cells(finding: dict[str, str]) -> tuple[str, str, str]:
+    state = f"[{_STYLES[finding['state']]}]{finding['state']}[/]"
+    fix = f"\nfix: {finding['remedy']}" if finding["remedy"] else ""
+    # Reasons can contain the output of other programs, with escape sequences for the terminal.
+    return escape(_literal(finding["item"])), state, escape(_literal(finding["explanation"] + fix))
+
+
+def _literal(text: str) -> str:
+    return _HARMFUL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -1,0 +1,94 @@
+"""Diagnoses of turnwise itself and of Ray. The packages that they check are not imported."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from turnwise.plugin.host import ALLOW_VARIABLE, Host, load
+from turnwise.protocols import Finding
+from turnwise.types import PluginRecipe
+
+_OPTIONAL: Final = (
+    ("torch", "torch", "batches as tensors"),
+    ("tensordict", "torch", "batches as TensorDict"),
+    ("transformers", "tokenizers", "tokenizers and chat templates of models"),
+)
+"""Distribution, the extra of turnwise that installs it, and its use."""
+_RAY_TOKEN_FILE: Final = "~/.ray/auth_token"
+
+
+def installed_version(distribution: str) -> str:
+    """Return the version of an installed distribution, or an empty text."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+class TurnwiseDiagnostic:
+    """Checks the interpreter, turnwise, its plugins and its optional packages."""
+
+    def diagnose(self) -> Iterator[Finding]:
+        yield Finding("Python", "ok", f"{platform.python_version()} at {sys.executable}")
+        yield Finding("turnwise", "ok", f"{version('turnwise')} is installed")
+        host = load(PluginRecipe())
+        yield _plugins(host)
+        yield _engines(host)
+        for distribution, extra, use in _OPTIONAL:
+            if found := installed_version(distribution):
+                yield Finding(distribution, "ok", f"{found} is installed")
+            else:
+                explanation = f"not installed, so there are no {use}"
+                yield Finding(distribution, "limited", explanation, f"pip install 'turnwise[{extra}]'")
+
+
+def _plugins(host: Host) -> Finding:
+    loaded = f"{sum(plugin.state == 'ok' for plugin in host.plugins)} plugins are loaded"
+    if host.broken:
+        names = ", ".join(plugin.name for plugin in host.broken)
+        return Finding("plugins", "broken", f"{loaded}; {names} cannot be imported", "see `turnwise plugins`")
+    if host.skipped:
+        explanation = f"{loaded}; the variable {ALLOW_VARIABLE} leaves out {', '.join(host.skipped)}"
+        return Finding("plugins", "limited", explanation, f"unset {ALLOW_VARIABLE}")
+    return Finding("plugins", "ok", loaded)
+
+
+def _engines(host: Host) -> Finding:
+    if names := host.engines.names():
+        return Finding("engines", "ok", f"plugins register {', '.join(names)}")
+    return Finding("engines", "missing", "no plugin registers an engine", "install the plugin of an engine")
+
+
+class RayDiagnostic:
+    """Checks Ray and its token authentication, without starting or joining a cluster."""
+
+    def diagnose(self) -> Iterator[Finding]:
+        found = installed_version("ray")
+        if not found:
+            yield Finding("Ray", "missing", "not installed; `runtime: ray` needs it", "pip install 'turnwise[ray]'")
+            return
+        yield Finding("Ray", "ok", f"{found} is installed")
+        yield _ray_token()
+
+
+def _ray_token() -> Finding:
+    """Return whether processes of a cluster authenticate themselves, by Ray's environment variables and token file."""
+    mode = os.environ.get("RAY_AUTH_MODE", "").lower()
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or _RAY_TOKEN_FILE).expanduser()
+    has_token = bool(os.environ.get("RAY_AUTH_TOKEN")) or path.is_file()
+    if mode == "disabled":
+        explanation = "RAY_AUTH_MODE is disabled: who reaches a port of the cluster can run code on its machines"
+        return Finding("Ray token", "limited", explanation, "unset RAY_AUTH_MODE")
+    if has_token:
+        return Finding("Ray token", "ok", "a token is present; to join a cluster by address, set RAY_AUTH_MODE=token")
+    if mode == "token":
+        explanation = "RAY_AUTH_MODE is token, but this machine has no token, so a run can join no running cluster"
+        remedy = f"copy {_RAY_TOKEN_FILE} from the head of the cluster, or set RAY_AUTH_TOKEN"
+        return Finding("Ray token", "limited", explanation, remedy)
+    return Finding("Ray token", "ok", "no token yet; Ray creates one for a cluster that a run starts")

@@ -1,6 +1,6 @@
 """
-What runs inside the sandbox's own interpreter: the fork server, and what each fork does to itself before model code.
+The code that runs inside the sandbox's own interpreter: the fork server, and the confinement of each forked program.
 
-Nothing here may import anything but the standard library: the interpreter is another one than turnwise's, started
-with an empty environment. The supervisor's side uses `messages`, `frames` and `workspace` too.
+Modules here import only the standard library, because that interpreter has an empty environment and no turnwise. The
+host side uses `messages`, `frames` and `tree_removal` too.
 """

@@ -1,4 +1,4 @@
-"""What a fork does to itself, in this order, before it runs a line of model code. None of it can be undone."""
+"""Confines a fork before it runs model code: workspace, rlimits, Landlock, seccomp. All steps are irreversible."""
 
 from __future__ import annotations
 
@@ -9,51 +9,52 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from turnwise_python_sandbox.box import kernel, landlock, seccomp
-from turnwise_python_sandbox.box.isolation import Place, open_grants
+from turnwise_python_sandbox.box.isolation import Workspace
 from turnwise_python_sandbox.box.messages import Launch
 
 _STACK_BYTES: Final = 64 * 2**20
-_OPEN_FILES: Final = 256
+_MAX_OPEN_FILES: Final = 256
 _HIGHEST_DESCRIPTOR: Final = 2**20
 _LARGEST_ADDRESS_SPACE: Final = 2**47
-_STEP_BYTES: Final = 2**20
+_RESOLUTION_BYTES: Final = 2**20
 
 
 class Confinement(NamedTuple):
     """
-    What is the same for every program of a server.
+    The part of the confinement that is the same for every program of a server.
 
     Attributes:
-        files: that it may read, and devices that it may use; None without Landlock, which only tier 1 accepts.
-        filter: of system calls, see `seccomp.prepared`.
-        max_threads: of all programs of this server together; the kernel counts by user.
-        address_space: bytes that the interpreter takes before the program.
-        keep: descriptors that imports go through.
+        ruleset: files that programs may read and devices that they may use; None without Landlock, in tier 1 only.
+        seccomp_filter: see `seccomp.assemble_filter`.
+        max_threads: limit for all programs of the server together, because the kernel counts by user; 0 for none.
+        address_space: bytes that the interpreter has mapped before the program.
+        inherited_fds: descriptors that imports read through.
     """
 
-    files: landlock.Ruleset | None
-    filter: bytes
+    ruleset: landlock.Ruleset | None
+    seccomp_filter: bytes
     max_threads: int
     address_space: int
-    keep: Sequence[int]
+    inherited_fds: Sequence[int]
 
-    def enter(self, place: Place, launch: Launch) -> None:
-        """Confine this process; every error means that the program must not run."""
+    def apply(self, workspace: Workspace, launch: Launch) -> None:
+        """Confine this process; after any error the program must not run."""
+        # The order matters: each step needs calls or privileges that the later ones take away.
         os.setsid()
-        place.enter()
-        os.chdir(place.path)
+        workspace.enter()
+        os.chdir(workspace.path)
         self._set_limits(launch)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        if self.files:
-            self.files.restrict(open_grants([place.path], writable=True))
-        seccomp.install(self.filter)
+        if self.ruleset:
+            self.ruleset.restrict_self(landlock.open_path_rules([workspace.path], writable=True))
+        seccomp.install(self.seccomp_filter)
 
     def _set_limits(self, launch: Launch) -> None:
         limits = {
             resource.RLIMIT_AS: self.address_space + launch.memory_bytes,
             resource.RLIMIT_FSIZE: launch.disk_bytes,
             resource.RLIMIT_STACK: _STACK_BYTES,
-            resource.RLIMIT_NOFILE: _OPEN_FILES,
+            resource.RLIMIT_NOFILE: _MAX_OPEN_FILES,
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_MEMLOCK: 0,
             resource.RLIMIT_MSGQUEUE: 0,
@@ -62,40 +63,41 @@ class Confinement(NamedTuple):
             limits[resource.RLIMIT_NPROC] = self.max_threads
         for kind, value in limits.items():
             set_limit(kind, value)
-        # The first limit ends it by SIGXCPU, which says why; the second is for programs that ignore that.
+        # At the soft limit the kernel sends SIGXCPU, which tells the cause; at the hard one it kills programs that
+        # ignore that signal.
         set_limit(resource.RLIMIT_CPU, launch.cpu_s, launch.cpu_s + 1)
 
 
-def set_limit(kind: int, value: int, most: int | None = None) -> None:
-    """Set a limit for good, or leave the stricter one that the surroundings set; `most` is the hard one."""
-    most = value if most is None else most
-    _, hard = resource.getrlimit(kind)
-    if hard != resource.RLIM_INFINITY:
-        value, most = min(value, hard), min(most, hard)
-    resource.setrlimit(kind, (value, most))
+def set_limit(kind: int, soft: int, hard: int | None = None) -> None:
+    """Set a resource limit, never above the present hard limit; `hard` defaults to `soft`."""
+    hard = soft if hard is None else hard
+    _, present = resource.getrlimit(kind)
+    if present != resource.RLIM_INFINITY:
+        soft, hard = min(soft, present), min(hard, present)
+    resource.setrlimit(kind, (soft, hard))
 
 
-def close_all_but(keep: Iterable[int]) -> None:
-    """Close every descriptor from 3 on that is not listed."""
+def close_descriptors_except(kept: Iterable[int]) -> None:
+    """Close every descriptor above 2 that is not listed."""
     first = 3
-    for fd in sorted(fd for fd in set(keep) if fd >= first):
+    for fd in sorted(fd for fd in set(kept) if fd >= first):
         os.closerange(first, fd)
         first = fd + 1
     os.closerange(first, _HIGHEST_DESCRIPTOR)
 
 
-def address_space() -> int:
+def measure_address_space() -> int:
     """
-    Return this process's address space, bytes, to the next MiB.
+    Return the address space of this process, bytes, rounded up to a MiB.
 
-    Found by asking for one more page under ever closer limits, since the box has no /proc to read it from.
+    The box has no /proc to read it from, so this searches for the lowest limit under which one more page can be mapped.
     """
     before = resource.getrlimit(resource.RLIMIT_AS)
     low, high = 0, _LARGEST_ADDRESS_SPACE
     try:
-        while high - low > _STEP_BYTES:
+        while high - low > _RESOLUTION_BYTES:
             middle = (low + high) // 2
-            if _fits(middle, before[1]):
+            if _can_map_under(middle, before[1]):
                 high = middle
             else:
                 low = middle
@@ -104,7 +106,7 @@ def address_space() -> int:
     return high
 
 
-def _fits(limit: int, hard: int) -> bool:
+def _can_map_under(limit: int, hard: int) -> bool:
     if hard != resource.RLIM_INFINITY and limit > hard:
         return True
     try:

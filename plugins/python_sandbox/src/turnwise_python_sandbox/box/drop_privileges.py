@@ -1,9 +1,9 @@
 """
-Started as root: shows the interpreter to an unprivileged user, becomes that user, and runs a command.
+For a supervisor that runs as root: shows the interpreter to an unprivileged user, becomes that user, runs a command.
 
-bubblewrap must never be started as root (a box of root's can write to kernel settings), but an interpreter that lives
-in root's home is out of everyone else's reach. So, in a mount namespace of its own, each directory in the way is
-covered by an empty one that shows only what is needed.
+bubblewrap must never run as root, because a box of root's can write to kernel settings. But no other user can read an
+interpreter in root's home directory. So this module enters a mount namespace and covers each directory that blocks
+the way with an empty one that shows only the paths that are needed.
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ from turnwise_python_sandbox.box import kernel
 
 def main(settings_text: str) -> None:
     """
-    Do it, with settings as JSON.
+    Become the user and run the command.
 
-    Keys: ``uid``, ``covers`` (directory in the way to what to show of it), ``command``.
+    Args:
+        settings_text: JSON with the keys ``uid``, ``covers`` (blocking directory to the paths to show inside it) and
+            ``command``.
     """
     settings = json.loads(settings_text)
     if settings["covers"]:
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     for directory, paths in settings["covers"].items():
-        _cover(directory, paths)
-    kernel.be_first_to_die()
+        _cover_directory(directory, paths)
+    kernel.prefer_for_oom_kill()
     os.setgroups([])
     os.setresgid(settings["uid"], settings["uid"], settings["uid"])
     os.setresuid(settings["uid"], settings["uid"], settings["uid"])
     os.execvpe(settings["command"][0], settings["command"], os.environ)
 
 
-def _cover(directory: str, paths: list[str]) -> None:
+def _cover_directory(directory: str, paths: list[str]) -> None:
+    # Opened before the mount hides them.
     shown = {path: os.open(path, os.O_PATH) for path in paths}
     kernel.mount("tmpfs", directory, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=1m")
     for path, fd in shown.items():

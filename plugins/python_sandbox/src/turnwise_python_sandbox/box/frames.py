@@ -1,4 +1,4 @@
-"""Frames on a byte stream: four bytes of length, most significant first, then the payload."""
+"""Frames on a byte stream: a four-byte big-endian length, then the payload."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ MAX_PAYLOAD_BYTES: Final = 16 * 2**20
 
 
 class FrameError(ValueError):
-    """The stream announces a frame that is longer than allowed."""
+    """A frame is longer than allowed."""
 
 
-def frame(payload: bytes) -> bytes:
-    """Return the payload with its header; `FrameError` when it is too long."""
+def encode_frame(payload: bytes) -> bytes:
+    """Return the payload with its header; raise `FrameError` if it is longer than `MAX_PAYLOAD_BYTES`."""
     if len(payload) > MAX_PAYLOAD_BYTES:
-        raise FrameError(f"a frame holds at most {MAX_PAYLOAD_BYTES} bytes, not {len(payload)}")
+        raise FrameError(f"payload has {len(payload)} bytes, but a frame holds at most {MAX_PAYLOAD_BYTES}")
     return len(payload).to_bytes(HEADER_BYTES, "big") + payload
 
 
 class FrameReader:
     """
-    Cuts a stream into payloads, however its bytes were split on the way.
+    Splits a byte stream into payloads, wherever the stream was cut into chunks.
 
     Args:
-        max_payload: longest payload, bytes; a header that announces more raises at once, before anything is kept.
+        max_payload: longest payload, bytes.
     """
 
     def __init__(self, max_payload: int = MAX_PAYLOAD_BYTES) -> None:
@@ -33,12 +33,17 @@ class FrameReader:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take more bytes and yield the payloads that are whole; `FrameError` as above."""
+        """
+        Add bytes and yield each complete payload.
+
+        Raises:
+            FrameError: a header announces a payload above the limit; the payload itself need not have arrived.
+        """
         self._pending += data
         while len(self._pending) >= HEADER_BYTES:
             length = int.from_bytes(self._pending[:HEADER_BYTES], "big")
             if length > self._max_payload:
-                raise FrameError(f"a frame of {length} bytes; at most {self._max_payload} are allowed")
+                raise FrameError(f"frame announces {length} bytes, but at most {self._max_payload} are allowed")
             if len(self._pending) < HEADER_BYTES + length:
                 return
             payload = bytes(self._pending[HEADER_BYTES : HEADER_BYTES + length])

@@ -1,4 +1,4 @@
-"""The few kernel calls that Python 3.11 has no function for; each raises `OSError` with the kernel's number."""
+"""System calls that Python 3.11 has no function for; each raises `OSError` with the kernel's error number."""
 
 from __future__ import annotations
 
@@ -32,60 +32,60 @@ if sys.platform == "linux":
     libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
 
 
-def check(result: int, what: str) -> int:
-    """Return a result that is not negative; raise the `OSError` of `errno` otherwise."""
+def check_result(result: int, action: str) -> int:
+    """Return a result that is not negative; otherwise raise the `OSError` of `errno`."""
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{action}: {os.strerror(number)}")
     return result
 
 
 def syscall(number: int, *arguments: Any) -> int:
-    """Make a system call; ints are passed as longs."""
+    """Make a system call; an int argument is passed as a C long."""
     values = (ctypes.c_long(each) if isinstance(each, int) else each for each in arguments)
-    return check(libc.syscall(ctypes.c_long(number), *values), f"system call {number}")
+    return check_result(libc.syscall(ctypes.c_long(number), *values), f"system call {number}")
 
 
 def prctl(option: int, value: int = 0, pointer: int = 0) -> int:
-    """Change an attribute of this process."""
-    return check(libc.prctl(option, value, pointer, 0, 0), f"prctl {option}")
+    """Change an attribute of this process; `prctl(2)`."""
+    return check_result(libc.prctl(option, value, pointer, 0, 0), f"prctl {option}")
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces named by the flags for fresh ones."""
-    check(libc.unshare(flags), "unshare")
+    """Move this process into new namespaces; `unshare(2)`."""
+    check_result(libc.unshare(flags), "unshare")
 
 
 def enter_pid_namespace(pidfd: int) -> None:
-    """Make later children of this process members of the pid namespace that a process lives in."""
-    check(libc.setns(pidfd, CLONE_NEWPID), "setns")
+    """Put later children of this process into the pid namespace of another process."""
+    check_result(libc.setns(pidfd, CLONE_NEWPID), "setns")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
     """Mount a file system, or bind one; `mount(2)`."""
     names = (source.encode(), target.encode(), kind.encode() if kind else None)
-    check(libc.mount(*names, flags, options.encode() or None), f"mount on {target}")
+    check_result(libc.mount(*names, flags, options.encode() or None), f"mount on {target}")
 
 
-def be_first_to_die() -> None:
-    """When memory runs out on the machine, let the kernel end this process and its children before any other."""
+def prefer_for_oom_kill() -> None:
+    """Make the kernel kill this process and its children first when the machine runs out of memory."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
 
 def drop_capabilities() -> None:
-    """Give up every capability, for good once `PR_SET_NO_NEW_PRIVS` is set."""
+    """Drop every capability. With `PR_SET_NO_NEW_PRIVS` set, the process cannot regain them."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    check(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+    check_result(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 
 
-class NamespaceKeeper:
+class NamespaceInit:
     """
-    The first process of a new pid namespace, which only sleeps.
+    The init process of a new pid namespace; it only sleeps.
 
-    A namespace dies with its first process, and the kernel keeps that process from its own signals; model code must
-    be neither, so this one stands in. It shares the server's memory (nothing is copied) and runs `pause` alone,
-    so it must be gone before its stack is.
+    The kernel kills a namespace with its init process, and shields that process from signals sent inside. Model code
+    must have neither property, so a separate process is init. It shares the server's memory, which avoids a copy, and
+    runs `pause` on the stack of this object. It must therefore be dead before the object is freed.
     """
 
     def __init__(self) -> None:
@@ -93,9 +93,9 @@ class NamespaceKeeper:
         # The ABI wants the stack aligned to 16 bytes; it grows down from its end.
         top = (ctypes.addressof(self._stack) + _STACK_BYTES - 64) & ~15
         entry = ctypes.cast(libc.pause, ctypes.c_void_p)
-        self.pid = check(libc.clone(entry, top, CLONE_NEWPID | _CLONE_VM | _SIGCHLD, None), "clone")
+        self.pid = check_result(libc.clone(entry, top, CLONE_NEWPID | _CLONE_VM | _SIGCHLD, None), "clone")
 
-    def end(self) -> None:
-        """Kill it, and with it whatever is left in its namespace."""
+    def kill(self) -> None:
+        """Kill the init process, and with it every process left in its namespace."""
         os.kill(self.pid, 9)
         os.waitpid(self.pid, 0)

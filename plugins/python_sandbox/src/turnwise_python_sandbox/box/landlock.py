@@ -1,12 +1,13 @@
 """
-Landlock: an allow-list of files for this process, by the kernel's own check (https://docs.kernel.org/userspace-api/landlock.html).
+Landlock: the kernel's allow-list of files for this process (https://docs.kernel.org/userspace-api/landlock.html).
 
-Each ABI adds what it can refuse; what an older kernel cannot refuse is left to seccomp.
+Each ABI version can refuse more kinds of access. Seccomp refuses the accesses that Landlock of an older kernel cannot.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import stat
 from collections.abc import Sequence
@@ -27,63 +28,80 @@ _READ_DIR: Final = 1 << 3
 _REFER: Final = 1 << 13
 _TRUNCATE: Final = 1 << 14
 _IOCTL_DEV: Final = 1 << 15
-_FIRST_ABI: Final = (1 << 13) - 1
-_ON_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+_ACCESS_OF_ABI_1: Final = (1 << 13) - 1
+_FILE_ACCESS: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+"""The rights that apply to a file; the others apply to directories only."""
 _MAKE_DEVICES: Final = (1 << 6) | (1 << 9) | (1 << 11)
-"""Character devices, sockets and block devices."""
+"""Creating character devices, sockets and block devices."""
+_TCP_BIND_AND_CONNECT: Final = 0b11
+_SIGNAL_AND_ABSTRACT_SOCKET_SCOPES: Final = 0b11
 
 
-class Grant(NamedTuple):
-    """An open file or directory (an `O_PATH` descriptor will do) and whether it may be written as well as read."""
+class PathRule(NamedTuple):
+    """An open file or directory (`O_PATH` is enough) that may be read, and written if `writable`."""
 
     fd: int
     writable: bool = False
 
 
-def abi() -> int:
-    """Return which Landlock the kernel has; 0 when it has none, or a container's filter hides it."""
+def open_path_rules(paths: Sequence[str], *, writable: bool) -> list[PathRule]:
+    """Open paths and return their rules; paths that do not exist or cannot be reached are left out."""
+    rules = []
+    for path in paths:
+        try:
+            rules.append(PathRule(os.open(path, os.O_PATH | os.O_CLOEXEC), writable))
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EACCES, errno.ENOTDIR):
+                raise
+    return rules
+
+
+def detect_abi() -> int:
+    """Return the kernel's Landlock ABI version; 0 if it has none or a container's seccomp filter blocks it."""
     try:
         return kernel.syscall(_CREATE_RULESET, None, 0, _VERSION_FLAG)
     except OSError:
         return 0
 
 
-def handled_files(version: int) -> int:
-    """Return the file accesses that this ABI can refuse."""
+def handled_access(abi: int) -> int:
+    """Return the bit set of the file access rights that an ABI version can refuse."""
     later = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
-    return _FIRST_ABI | sum(bit for since, bit in later.items() if version >= since)
+    return _ACCESS_OF_ABI_1 | sum(bit for since, bit in later.items() if abi >= since)
 
 
 class Ruleset:
     """
-    An allow-list, prepared once and put on by each fork.
+    An allow-list, built once by the server and applied by each fork.
 
     Args:
-        grants: what may be reached; everything else may not.
-        version: the ABI, at least 1. From 4 on TCP is refused too, from 6 on others' signals and abstract sockets.
+        rules: all that may be reached.
+        abi: ABI version, at least 1. From 4 on, TCP is refused; from 6 on, signals to processes outside the sandbox
+            and abstract sockets outside it.
     """
 
-    def __init__(self, grants: Sequence[Grant], version: int) -> None:
-        self._version = version
-        self._rules = [_rule(grant, version) for grant in grants]
+    def __init__(self, rules: Sequence[PathRule], abi: int) -> None:
+        self._abi = abi
+        self._rules = [_encode_rule(rule, abi) for rule in rules]
 
-    def restrict(self, own: Sequence[Grant]) -> None:
-        """Confine this process, for good; it must have `PR_SET_NO_NEW_PRIVS`. `own` is granted to it besides."""
-        tcp = 0b11 if self._version >= 4 else 0
-        scopes = 0b11 if self._version >= 6 else 0
-        attributes = (ctypes.c_uint64 * 3)(handled_files(self._version), tcp, scopes)
-        size = 24 if self._version >= 6 else 16 if self._version >= 4 else 8
+    def restrict_self(self, own: Sequence[PathRule]) -> None:
+        """Restrict this process irreversibly to the ruleset and its `own` rules; needs `PR_SET_NO_NEW_PRIVS`."""
+        tcp = _TCP_BIND_AND_CONNECT if self._abi >= 4 else 0
+        scopes = _SIGNAL_AND_ABSTRACT_SOCKET_SCOPES if self._abi >= 6 else 0
+        attributes = (ctypes.c_uint64 * 3)(handled_access(self._abi), tcp, scopes)
+        # An older kernel refuses a structure with fields that it does not know.
+        size = 24 if self._abi >= 6 else 16 if self._abi >= 4 else 8
         ruleset = kernel.syscall(_CREATE_RULESET, attributes, size, 0)
-        for rule in (*self._rules, *(_rule(grant, self._version) for grant in own)):
+        for rule in (*self._rules, *(_encode_rule(rule, self._abi) for rule in own)):
             kernel.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0)
         kernel.syscall(_RESTRICT_SELF, ruleset, 0)
 
 
-def _rule(grant: Grant, version: int) -> ctypes.Array[ctypes.c_char]:
-    """Return `struct landlock_path_beneath_attr`, which is packed: u64 access, s32 descriptor."""
-    access = handled_files(version) & ~_EXECUTE & ~_MAKE_DEVICES & ~_IOCTL_DEV
-    if not grant.writable:
+def _encode_rule(rule: PathRule, abi: int) -> ctypes.Array[ctypes.c_char]:
+    """Return the packed `struct landlock_path_beneath_attr`: u64 access, s32 descriptor."""
+    access = handled_access(abi) & ~_EXECUTE & ~_MAKE_DEVICES & ~_IOCTL_DEV
+    if not rule.writable:
         access &= _READ_FILE | _READ_DIR
-    if not stat.S_ISDIR(os.fstat(grant.fd).st_mode):
-        access &= _ON_FILES
-    return ctypes.create_string_buffer(access.to_bytes(8, "little") + grant.fd.to_bytes(4, "little"), 12)
+    if not stat.S_ISDIR(os.fstat(rule.fd).st_mode):
+        access &= _FILE_ACCESS
+    return ctypes.create_string_buffer(access.to_bytes(8, "little") + rule.fd.to_bytes(4, "little"), 12)

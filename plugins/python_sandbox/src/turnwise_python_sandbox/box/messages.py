@@ -1,7 +1,7 @@
 """
-What the supervisor and the fork server say to each other: one JSON array per datagram, and open files beside it.
+Messages between the supervisor and a fork server: one JSON array per datagram, with open files passed beside it.
 
-Neither code nor output is ever in a message: the server must not hold what a later program could find in its memory.
+No message holds code or output, because a later program could find them in the memory of its server.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ import json
 import math
 from typing import Any, Final, NamedTuple, cast
 
-MAX_BYTES: Final = 65536
-"""Longest datagram either side takes."""
+MAX_DATAGRAM_BYTES: Final = 65536
+"""Longest datagram that either side receives."""
 
 
 class Launch(NamedTuple):
     """
-    Start a program; its files come beside it: code, standard input, output, errors.
+    Start a program. Four files come with this message: code, standard input, standard output, standard error.
 
     Attributes:
-        job: number that the answers carry.
-        wall_s: seconds until it is killed.
-        cpu_s: processor seconds, of all threads together.
-        memory_bytes: address space beyond what the interpreter has already.
-        disk_bytes: of all its files together.
-        max_files: files and directories that it may have.
-        session: the code comes in frames on a stream (see `frames`), in place of one file.
+        job_id: repeated in every reply about this program.
+        wall_s: seconds until the server kills the program.
+        cpu_s: processor seconds of all threads together.
+        memory_bytes: address space in addition to the interpreter's own.
+        disk_bytes: limit for all files together.
+        max_files: limit for the number of files and directories.
+        session: the code arrives in frames on a stream (see `frames`) instead of in one file.
     """
 
-    job: int
+    job_id: int
     wall_s: float
     cpu_s: int
     memory_bytes: int
@@ -38,41 +38,41 @@ class Launch(NamedTuple):
 
 
 class Signal(NamedTuple):
-    """Send a signal to a program; one that has ended is ignored."""
+    """Send a signal to a program; ignored if the program has exited."""
 
-    job: int
+    job_id: int
     number: int
 
 
 class Ready(NamedTuple):
-    """The server is up: its Landlock ABI, and the modules of the preload list that it could not import."""
+    """The server accepts launches. Reports its Landlock ABI and the preload modules that it could not import."""
 
     landlock_abi: int
     missing: tuple[str, ...]
 
 
-class Began(NamedTuple):
-    """A program is confined and its code is about to run."""
+class Started(NamedTuple):
+    """A program is confined and is about to run its code."""
 
-    job: int
+    job_id: int
 
 
-class Ended(NamedTuple):
+class Exited(NamedTuple):
     """
-    A program is gone, and so is all that it left.
+    A program has exited and its files are removed.
 
     Attributes:
-        job: the number it was launched with.
-        wait_status: as `os.waitpid` gave it; -1 when it never came to be.
-        cause: why the server killed it: "wall", "disk", "asked", or "" when it did not.
-        disk_full: its files had no room left at the end.
-        wall_s: from fork to the end.
+        job_id: from its `Launch`.
+        wait_status: from `os.waitpid`; -1 if the server could not start the program.
+        cause: why the server killed it: "wall", "disk" or "asked"; "" if the server did not.
+        disk_full: its files had reached their limit.
+        wall_s: seconds from fork to exit.
         cpu_s: user and system time.
         max_rss_kb: peak resident memory, KiB.
-        error: why it never came to be.
+        error: why the server could not start the program.
     """
 
-    job: int
+    job_id: int
     wait_status: int
     cause: str
     disk_full: bool
@@ -82,10 +82,10 @@ class Ended(NamedTuple):
     error: str
 
 
-Message = Launch | Signal | Ready | Began | Ended
-_KINDS: Final[dict[str, type[Message]]] = {kind.__name__: kind for kind in (Launch, Signal, Ready, Began, Ended)}
-_FIELDS: Final = {
-    "job": int,
+Message = Launch | Signal | Ready | Started | Exited
+_KINDS: Final[dict[str, type[Message]]] = {kind.__name__: kind for kind in (Launch, Signal, Ready, Started, Exited)}
+_FIELD_TYPES: Final = {
+    "job_id": int,
     "number": int,
     "wait_status": int,
     "landlock_abi": int,
@@ -103,8 +103,8 @@ _FIELDS: Final = {
 }
 
 
-class GarbageError(ValueError):
-    """The other side sent something that is no message."""
+class MessageError(ValueError):
+    """A datagram is not a valid message."""
 
 
 def encode(message: Message) -> bytes:
@@ -113,25 +113,26 @@ def encode(message: Message) -> bytes:
 
 
 def decode(datagram: bytes) -> Message:
-    """Return the message of a datagram; `GarbageError` for anything else."""
+    """Return the message in a datagram; raise `MessageError` for anything else."""
     try:
         kind, *values = json.loads(datagram)
         message_type = _KINDS[kind]
         fields = [tuple(each) if isinstance(each, list) else each for each in values]
         message: Message = cast("Any", message_type)(*fields)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise GarbageError(f"{datagram[:80]!r}: {error}") from error
+        raise MessageError(f"invalid message {datagram[:80]!r}: {error}") from error
     for name, value in zip(message_type._fields, message, strict=True):
-        _check(name, value)
+        _check_field(name, value)
     return message
 
 
-def _check(name: str, value: Any) -> None:
-    expected = _FIELDS[name]
+def _check_field(name: str, value: Any) -> None:
+    expected = _FIELD_TYPES[name]
+    # bool is a subclass of int, but True is no number of bytes.
     fits = isinstance(value, expected) and (expected is bool or not isinstance(value, bool))  # type: ignore[arg-type]
     if fits and isinstance(value, float):
         fits = math.isfinite(value)
     if fits and isinstance(value, tuple):
         fits = all(isinstance(each, str) for each in value)
     if not fits:
-        raise GarbageError(f"{name} cannot be {value!r}")
+        raise MessageError(f"invalid message: {name} is {value!r}")

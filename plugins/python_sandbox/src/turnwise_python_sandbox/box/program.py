@@ -1,4 +1,4 @@
-"""Runs code the way `python main.py` does, in a fork of the server: a real `__main__`, its lines in tracebacks."""
+"""Runs code as `python main.py` does, in a fork of the server: in a real `__main__`, with its lines in tracebacks."""
 
 from __future__ import annotations
 
@@ -16,52 +16,53 @@ import traceback
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, Final, NoReturn
 
-from turnwise_python_sandbox.box.frames import FrameReader, frame
+from turnwise_python_sandbox.box.frames import FrameReader, encode_frame
 
 FILE_NAME: Final = "main.py"
 OUT_OF_MEMORY_SIGNAL: Final = 62
-"""A program that ends with MemoryError dies by this signal, which the wait status shows and no program uses."""
+"""Ends a program that failed with MemoryError, so that the wait status shows it; no program uses this signal."""
 _FLUSH_FAILED: Final = 120
 _INTERRUPTED: Final = 130
 _READ_BYTES: Final = 65536
 
 
 def run_file(fd: int) -> NoReturn:
-    """Run the code that an open file holds, and end the process with the exit code that Python would give."""
+    """Run the code in an open file, and end the process with the exit code that Python would have."""
     size = os.fstat(fd).st_size
     source = os.pread(fd, size, 0).decode("utf-8", "surrogatepass")
     os.close(fd)
-    main = make_main(FILE_NAME)
+    main = create_main_module(FILE_NAME)
     code = execute(source, main, FILE_NAME)
-    finish(main, code)
+    shut_down(main, code)
 
 
 def run_session(fd: int) -> NoReturn:
-    """Run each frame that a stream brings in one `__main__`, and answer each with a frame, until the stream ends."""
-    main = make_main(FILE_NAME)
+    """Run the code in each frame of a stream in one `__main__`; reply to each with its exit code in a frame."""
+    main = create_main_module(FILE_NAME)
     reader = FrameReader()
-    cell = 0
-    os.write(fd, frame(b'{"exit_code": 0}'))
+    num_calls = 0
+    # Tells the session that the interpreter is up.
+    os.write(fd, encode_frame(b'{"exit_code": 0}'))
     while data := _read(fd):
         for payload in reader.feed(data):
-            cell += 1
-            file_name = f"call_{cell}.py"
+            num_calls += 1
+            file_name = f"call_{num_calls}.py"
             code = execute(payload.decode("utf-8", "surrogatepass"), main, file_name)
-            _flush()
+            _flush_streams()
             with contextlib.suppress(OSError):
-                os.write(fd, frame(json.dumps({"exit_code": code}).encode()))
+                os.write(fd, encode_frame(json.dumps({"exit_code": code}).encode()))
     os._exit(0)
 
 
 def _read(fd: int) -> bytes:
     while True:
-        # An interrupt that comes late, between two calls, concerns neither.
+        # An interrupt that arrives between two calls belongs to neither.
         with contextlib.suppress(KeyboardInterrupt):
             return os.read(fd, _READ_BYTES)
 
 
-def make_main(file_name: str) -> ModuleType:
-    """Return a fresh module, installed as `__main__`."""
+def create_main_module(file_name: str) -> ModuleType:
+    """Return an empty module, installed as `__main__`."""
     main = ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __file__=file_name, __cached__=None)
     sys.modules["__main__"] = main
@@ -72,25 +73,25 @@ def make_main(file_name: str) -> ModuleType:
 
 
 def execute(source: str, main: ModuleType, file_name: str) -> int:
-    """Run code in a module and return its exit code; what it raises is printed as Python prints it."""
+    """Run code in a module and return its exit code; print an uncaught exception as Python does."""
     linecache.cache[file_name] = (len(source), None, source.splitlines(keepends=True), file_name)
     try:
         code: CodeType = compile(source, file_name, "exec", dont_inherit=True)
         exec(code, main.__dict__)
     except SystemExit as error:
-        return _exit_code(error.code)
+        return _to_exit_code(error.code)
     except KeyboardInterrupt:
         sys.stderr.write("KeyboardInterrupt\n")
         return _INTERRUPTED
     except MemoryError as error:
         _die_of_memory(error)
-    except BaseException as error:  # noqa: BLE001 - whatever model code raises is its own affair
-        _report(error)
+    except BaseException as error:  # noqa: BLE001 - model code may raise anything
+        _print_exception(error)
         return 1
     return 0
 
 
-def _exit_code(code: Any) -> int:
+def _to_exit_code(code: Any) -> int:
     if code is None:
         return 0
     if isinstance(code, int):
@@ -99,19 +100,19 @@ def _exit_code(code: Any) -> int:
     return 1
 
 
-def _report(error: BaseException) -> None:
-    # The first frame is this module's own.
+def _print_exception(error: BaseException) -> None:
+    # The first frame is `execute`, which is not the program's.
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     try:
         sys.excepthook(type(error), error, frames)
     except MemoryError as second:
         _die_of_memory(second)
-    except BaseException:  # noqa: BLE001 - a hook of model code, or a __str__ of its exception, that raises
+    except BaseException:  # noqa: BLE001 - model code may have set a hook, or a __str__, that raises
         traceback.print_exc()
 
 
 def _print_uncaught(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
-    # The interpreter's own hook reads source lines from disk, where this program is not.
+    # The interpreter's own hook reads source lines from disk, and the program is not on disk.
     traceback.print_exception(kind, error, frames)
 
 
@@ -126,35 +127,36 @@ def _print_uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
 def _die_of_memory(error: MemoryError) -> NoReturn:
     with contextlib.suppress(BaseException):
         lines = traceback.format_exception(error.with_traceback(None))
+        # The frames hold the program's objects; without them there is memory to print with.
         error.__traceback__ = error.__context__ = None
         gc.collect()
-        _flush()
+        _flush_streams()
         os.write(2, "".join(lines).encode())
     signal.signal(OUT_OF_MEMORY_SIGNAL, signal.SIG_DFL)
     os.kill(os.getpid(), OUT_OF_MEMORY_SIGNAL)
     os._exit(1)
 
 
-def finish(main: ModuleType, code: int) -> NoReturn:
+def shut_down(main: ModuleType, code: int) -> NoReturn:
     """
-    End the process as the interpreter does: threads, exit functions, the module's own objects, buffers.
+    End the process as the interpreter does: join threads, run exit functions, clear `__main__`, flush the streams.
 
-    The other modules are not taken down: freeing what is shared with the server would copy it first.
+    Other modules stay, because the process would have to copy the pages that it shares with the server to free them.
     """
     # The interpreter's own steps have no public names.
     steps = (threading._shutdown, atexit._run_exitfuncs, lambda: _clear(main))  # type: ignore[attr-defined] # noqa: SLF001
     for step in steps:
         try:
             step()
-        except BaseException:  # noqa: BLE001 - as the interpreter does: said, and gone on
+        except BaseException:  # noqa: BLE001 - the interpreter too prints the error and continues
             traceback.print_exc()
-    if not _flush():
+    if not _flush_streams():
         code = _FLUSH_FAILED
     os._exit(code)
 
 
 def _clear(main: ModuleType) -> None:
-    """Drop a module's names in the interpreter's order, so that `__del__` of its objects runs and may print."""
+    """Drop a module's names, private ones first, so that the `__del__` of their objects runs and may print."""
     names = main.__dict__
     private = [name for name in names if name.startswith("_") and not name.startswith("__")]
     for name in [*private, *(name for name in names if name != "__builtins__")]:
@@ -162,13 +164,13 @@ def _clear(main: ModuleType) -> None:
     gc.collect()
 
 
-def _flush() -> bool:
-    """Write out what is buffered, also where model code put something else in place of a stream."""
-    good = True
+def _flush_streams() -> bool:
+    """Flush the standard streams, the original ones too if model code replaced them; return whether all worked."""
+    succeeded = True
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
         except BaseException:  # noqa: BLE001 - model code may have replaced or broken it
-            good = False
-    return good
+            succeeded = False
+    return succeeded

@@ -1,7 +1,8 @@
 """
-System call numbers of what honest Python programs use, for each processor that the sandbox knows.
+Numbers of the system calls that honest Python programs make, for each processor that the sandbox supports.
 
-The numbers are the kernel's ABI (`asm/unistd_64.h` on x86-64, `asm-generic/unistd.h` on aarch64) and never change.
+The numbers are part of the kernel's ABI (`asm/unistd_64.h` on x86-64, `asm-generic/unistd.h` on aarch64), so they never
+change.
 """
 
 from __future__ import annotations
@@ -10,7 +11,15 @@ from typing import Final, NamedTuple
 
 
 class Architecture(NamedTuple):
-    """One processor family: its audit number, its highest number known here, and its tables."""
+    """
+    One processor family.
+
+    Attributes:
+        audit: the kernel's `AUDIT_ARCH_*` number.
+        highest: highest call number that the tables were checked against; above it every call is unknown.
+        allowed: calls that the filter allows with any arguments.
+        checked: calls that the filter decides on by their arguments, or refuses with a certain error.
+    """
 
     audit: int
     highest: int
@@ -372,4 +381,4 @@ ARCHITECTURES: Final = {
     "x86_64": Architecture(0xC000003E, 450, _X86_64_ALLOWED, _X86_64_CHECKED),
     "aarch64": Architecture(0xC00000B7, 450, _AARCH64_ALLOWED, _AARCH64_CHECKED),
 }
-"""By `os.uname().machine`."""
+"""Keys are values of `os.uname().machine`."""

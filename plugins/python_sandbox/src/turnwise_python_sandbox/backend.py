@@ -1,4 +1,4 @@
-"""What can run a job, and which of them a config gets."""
+"""Backends, which run jobs, and the choice of one for a config."""
 
 from __future__ import annotations
 
@@ -6,85 +6,75 @@ import sys
 import threading
 from typing import Final, Protocol
 
-from attrs import frozen
-
-from turnwise_python_sandbox.cold import ColdRuns
 from turnwise_python_sandbox.config import SandboxConfig
 from turnwise_python_sandbox.job import Job
-from turnwise_python_sandbox.result import SandboxUnavailableError, Tier
-from turnwise_python_sandbox.selftest import Choice, choose
+from turnwise_python_sandbox.result import SandboxUnavailableError, Tier, format_tier
+from turnwise_python_sandbox.selftest import TierSelection, select_tier
+from turnwise_python_sandbox.subprocess_backend import SubprocessBackend
 from turnwise_python_sandbox.supervisor import Supervisor
 
 
 class Backend(Protocol):
-    """Runs jobs; every job's `answer` is set in the end, also after `close`."""
+    """Runs jobs. It resolves the future of every job in the end, also after `close`."""
 
-    def number(self) -> int:
-        """Return a new job's number."""
+    @property
+    def tier(self) -> Tier:
+        """The isolation of all runs."""
 
     def submit(self, job: Job) -> None:
-        """Take a job."""
+        """Start a job or queue it."""
 
     def kill(self, job: Job) -> None:
-        """End a job early, whether it runs or waits."""
+        """End a running or waiting job."""
 
     def close(self) -> None:
-        """End all. Idempotent."""
+        """End all jobs. Idempotent."""
 
-    def forget(self) -> None:
-        """In a forked child: let go of what is the parent's."""
-
-
-@frozen(kw_only=True)
-class Started:
-    """A backend, and the tier that its runs have."""
-
-    backend: Backend
-    tier: Tier
+    def detach_after_fork(self) -> None:
+        """Close, in a forked child, the descriptors of the parent process."""
 
 
-_choices: Final[dict[SandboxConfig, Choice]] = {}
-_lock: Final = threading.Lock()
+_selections: Final[dict[SandboxConfig, TierSelection]] = {}
+_selections_lock: Final = threading.Lock()
 
 
-def start(config: SandboxConfig) -> Started:
+def start_backend(config: SandboxConfig) -> Backend:
     """
-    Start the best backend that the config allows and this machine passes the self-test for.
+    Start the best backend that the config allows and whose self-test passes on this machine.
 
     Raises:
-        SandboxUnavailableError: there is none; the text says why, and what would help.
+        SandboxUnavailableError: there is none; the text has the reasons and the remedies.
     """
     if config.remote_url:
         # Few runs need it, and an HTTP client is slow to import.
-        from turnwise_python_sandbox.remote import RemoteRuns
+        from turnwise_python_sandbox.remote_backend import RemoteBackend
 
-        return Started(backend=RemoteRuns(config), tier=Tier.REMOTE)
+        return RemoteBackend(config)
     try:
-        return _start_isolated(config)
+        return _start_isolated_backend(config)
     except SandboxUnavailableError as error:
         if not config.unsafe_subprocess:
             raise SandboxUnavailableError(
-                f"no isolation works here, so no code is run. {error}. `turnwise sandbox doctor` says more; "
-                "set remote_url to use a service, or unsafe_subprocess: true to run with none at all"
+                f"no isolation works here, so no code is run. {error}. `turnwise doctor python_sandbox` has details; "
+                "set remote_url to use a service, or unsafe_subprocess: true to run without isolation"
             ) from error
-    return Started(backend=ColdRuns(config, Tier.UNSAFE_SUBPROCESS), tier=Tier.UNSAFE_SUBPROCESS)
+    return SubprocessBackend(config, Tier.UNSAFE_SUBPROCESS)
 
 
-def _start_isolated(config: SandboxConfig) -> Started:
+def _start_isolated_backend(config: SandboxConfig) -> Backend:
     if config.tier is Tier.UNSAFE_SUBPROCESS:
-        raise SandboxUnavailableError("tier 5 is no isolation and needs unsafe_subprocess: true")
+        raise SandboxUnavailableError("tier 5 does not isolate, so it needs unsafe_subprocess: true")
     if sys.platform == "darwin" and config.tier in (None, Tier.SEATBELT):
-        return Started(backend=ColdRuns(config, Tier.SEATBELT), tier=Tier.SEATBELT)
+        return SubprocessBackend(config, Tier.SEATBELT)
     if config.tier in (Tier.SEATBELT, Tier.REMOTE):
-        raise SandboxUnavailableError(f"tier {int(config.tier)} ({config.tier.name.lower()}) does not exist here")
-    recipe = choice(config).recipe
-    supervisor = Supervisor(recipe, config.num_servers, config.capacity, config.max_sessions)
-    return Started(backend=supervisor, tier=recipe.tier)
+        raise SandboxUnavailableError(f"{format_tier(config.tier)} does not exist on this machine")
+    spec = _select_tier_once(config).spec
+    return Supervisor(spec, config.num_servers, config.capacity, config.max_sessions)
 
 
-def choice(config: SandboxConfig) -> Choice:
-    """Return the tier for a config; its self-test holds for the life of this process."""
-    with _lock:
-        if config not in _choices:
-            _choices[config] = choose(config)
-        return _choices[config]
+def _select_tier_once(config: SandboxConfig) -> TierSelection:
+    """Return the tier for a config; the self-test runs once per process."""
+    with _selections_lock:
+        if config not in _selections:
+            _selections[config] = select_tier(config)
+        return _selections[config]

@@ -1,4 +1,4 @@
-"""`turnwise sandbox run FILE` and `turnwise sandbox doctor`."""
+"""`turnwise sandbox run FILE`: runs a program in the sandbox."""
 
 from __future__ import annotations
 
@@ -6,67 +6,66 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from turnwise.errors import DataError
-from turnwise.protocols import Resources
-from turnwise.registry import NoConfig
+from turnwise import NoConfig, Resources
+from turnwise.errors import ConfigError, DataError
 from turnwise_python_sandbox.config import SandboxConfig
 from turnwise_python_sandbox.result import RunResult, Status
 
-_OK: Final = 0
+_SUCCEEDED: Final = 0
 _FAILED: Final = 1
 
 
 class SandboxCommand:
-    """Run a file in the sandbox, or say what isolation this machine offers."""
+    """Runs a file in the sandbox."""
 
-    help = "run Python in isolation, or see what isolation this machine offers"
+    help = "run a Python file in isolation"
 
     def __init__(self, config: NoConfig, resources: Resources) -> None:
-        """Take nothing: the options are on the command line."""
+        """All options are on the command line."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare `run FILE [--json]` and `doctor [--json]`."""
-        parser.epilog = "Examples:\n  turnwise sandbox doctor\n  turnwise sandbox run answer.py --timeout-s 5 --json"
+        parser.epilog = "Examples:\n  turnwise sandbox run answer.py --timeout-s 5 --json"
         actions = parser.add_subparsers(metavar="ACTION", required=True)
-        run = actions.add_parser("run", help="run a file; standard input is not passed on")
+        run = actions.add_parser("run", help="run a file; the program has an empty standard input")
         run.add_argument("file", help="Python file; - for standard input")
         run.add_argument("--json", action="store_true", help="print the whole result as JSON")
-        _add_options(run)
-        run.set_defaults(action=_run)
-        doctor = actions.add_parser("doctor", help="try every tier and say what each promises")
-        doctor.add_argument("--json", action="store_true", help="print JSON")
-        doctor.set_defaults(action=_doctor)
+        _add_sandbox_options(run)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Do what was asked; 1 when the program, or every tier, failed."""
-        code: int = arguments.action(arguments)
-        return code
+        return _run(arguments)
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def _add_sandbox_options(parser: argparse.ArgumentParser) -> None:
     default = SandboxConfig()
     parser.add_argument("--timeout-s", type=float, default=default.timeout_s, help="wall-clock limit, seconds")
     parser.add_argument("--memory-mb", type=int, default=default.memory_mb, help="memory limit, MiB")
     parser.add_argument("--max-output-bytes", type=int, default=default.max_output_bytes, help="output limit, bytes")
-    parser.add_argument("--tier", type=int, help="use this tier or fail")
-    parser.add_argument("--unsafe-subprocess", action="store_true", help="run without isolation if none works")
+    parser.add_argument("--tier", type=int, help="require this tier")
+    parser.add_argument("--unsafe-subprocess", action="store_true", help="run without isolation if no tier works")
 
 
 def _run(arguments: argparse.Namespace) -> int:
     from turnwise_python_sandbox.sandbox import Sandbox
 
-    options = ("timeout_s", "memory_mb", "max_output_bytes", "tier", "unsafe_subprocess")
-    config = SandboxConfig(servers=1, **{name: getattr(arguments, name) for name in options})
-    code = _source(arguments.file)
+    config = _build_config(arguments)
+    code = _read_source(arguments.file)
     with Sandbox(config) as sandbox:
         result = sandbox.run(code)
     (_print_json if arguments.json else _print_streams)(result)
-    return _OK if result.status is Status.OK else _FAILED
+    return _SUCCEEDED if result.status is Status.OK else _FAILED
 
 
-def _source(file: str) -> str:
+def _build_config(arguments: argparse.Namespace) -> SandboxConfig:
+    options = ("timeout_s", "memory_mb", "max_output_bytes", "tier", "unsafe_subprocess")
+    try:
+        return SandboxConfig(servers=1, **{name: getattr(arguments, name) for name in options})
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _read_source(file: str) -> str:
     try:
         return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -82,15 +81,3 @@ def _print_streams(result: RunResult) -> None:
     sys.stderr.write(result.stderr.encode("utf-8", "replace").decode())
     if result.status is not Status.OK:
         sys.stderr.write(f"sandbox: {result.status.value}, exit code {result.exit_code}, tier {int(result.tier)}\n")
-
-
-def _doctor(arguments: argparse.Namespace) -> int:
-    from turnwise_python_sandbox.doctor import report
-
-    found: dict[str, Any] = report()
-    if arguments.json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    else:
-        for line in found["lines"]:
-            sys.stdout.write(line + "\n")
-    return _OK if found["default_tier"] is not None else _FAILED

@@ -3,48 +3,52 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Final, Literal
 
 from attrs import field, frozen, validators
 
 from turnwise_python_sandbox.result import Tier
 
-_MIB = 2**20
+_MIB: Final = 2**20
 
 
-def num_cores() -> int:
-    """Return the processors that this process may use."""
+def count_cores() -> int:
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _tier(value: int | None) -> Tier | None:
-    return None if value is None else Tier(value)
+def _to_tier(value: int | None) -> Tier | None:
+    if value is None:
+        return None
+    if value not in list(Tier):
+        raise ValueError(f"'tier' must be one of {', '.join(str(int(tier)) for tier in Tier)}: {value}")
+    return Tier(value)
 
 
 @frozen(kw_only=True)
 class SandboxConfig:
     """
-    How code is run. The limits are per run; a call may lower or raise the first three for itself.
+    Limits of each run, and the processes that serve the runs. A call may override the first three limits.
 
     Attributes:
         timeout_s: wall-clock seconds.
-        memory_mb: MiB of address space beyond what the warm interpreter takes.
-        max_output_bytes: of standard output and errors together; what is beyond is cut and the program killed.
+        memory_mb: MiB of address space in addition to the warm interpreter's.
+        max_output_bytes: of standard output and standard error together; a program that prints more is killed.
         cpu_s: processor seconds of all threads together; None for twice `timeout_s`.
         disk_mb: MiB of all files together.
-        max_files: files and directories.
-        max_threads: of all programs of one server together.
-        tier: use this one or fail; None takes the best that passes its self-test.
-        unsafe_subprocess: allow runs with no isolation at all where nothing better works.
-        preload: modules that are imported once per server; a program that imports them pays nothing.
-        servers: fork servers, started as they are needed; None for one per core.
-        max_in_flight: programs that run at the same time; others wait. None for two per core.
-        max_sessions: interpreters that live on between calls; None for 256.
+        max_files: number of files and directories.
+        max_threads: of all programs of one fork server together.
+        tier: require this tier; None selects the best one that passes its self-test.
+        unsafe_subprocess: run without isolation if no tier works.
+        preload: modules that each fork server imports once, so that programs import them at no cost.
+        servers: most fork servers, started on demand; None for one per core.
+        max_in_flight: most programs at a time; further ones wait. None for two per core.
+        max_sessions: most sessions at a time.
         session_idle_s: seconds after which an unused session ends.
-        python: interpreter whose library and packages programs see; empty for this one.
-        readable: more files or directories that programs may read.
-        remote_url: of a SandboxFusion service, such as ``http://localhost:8080``; nothing runs on this machine then.
-        remote_token_env: environment variable with a bearer token for the service.
+        python: interpreter whose standard library and packages the programs use; empty for this one.
+        readable: additional files or directories that programs may read.
+        remote_url: address of a SandboxFusion service, such as ``http://localhost:8080``, that runs all programs.
+        remote_token_env: environment variable that holds a bearer token for the service.
     """
 
     timeout_s: float = field(default=10.0, validator=validators.gt(0))
@@ -54,7 +58,7 @@ class SandboxConfig:
     disk_mb: int = field(default=64, validator=validators.ge(1))
     max_files: int = field(default=1024, validator=validators.ge(1))
     max_threads: int = field(default=1024, validator=validators.ge(16))
-    tier: Tier | None = field(default=None, converter=_tier)
+    tier: Tier | None = field(default=None, converter=_to_tier)
     unsafe_subprocess: bool = False
     preload: tuple[str, ...] = field(default=(), converter=tuple)
     servers: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
@@ -68,13 +72,13 @@ class SandboxConfig:
 
     @property
     def num_servers(self) -> int:
-        """Most fork servers."""
-        return self.servers or num_cores()
+        """Most fork servers, with the default filled in."""
+        return self.servers or count_cores()
 
     @property
     def capacity(self) -> int:
-        """Most programs at a time."""
-        return self.max_in_flight or 2 * num_cores()
+        """Most programs at a time, with the default filled in."""
+        return self.max_in_flight or 2 * count_cores()
 
 
 @frozen(kw_only=True)
@@ -83,13 +87,13 @@ class PythonToolConfig:
     Options of the tool `python`.
 
     Attributes:
-        sandbox: how the code is run.
-        persistent: one interpreter per episode, whose names live on from call to call; a fresh one per call otherwise.
-        empty_output: what the model reads when a program printed nothing.
-        errors: where the model reads standard errors: after the output, their last line only, or not at all.
-        max_chars: longest text that the model reads, in characters.
-        truncate: which part of a longer text stays: the head, the tail, or both ends.
-        description: of the tool, in its schema.
+        sandbox: limits and isolation of the code.
+        persistent: one interpreter per episode, which keeps its variables between calls; otherwise one per call.
+        empty_output: the observation if a program printed nothing.
+        errors: place of standard error in the observation: after the output, its last line only, or not at all.
+        max_chars: longest observation, characters.
+        truncate: which part of a longer observation to keep: the head, the tail, or both ends.
+        description: description of the tool in its schema.
     """
 
     sandbox: SandboxConfig = field(factory=SandboxConfig)

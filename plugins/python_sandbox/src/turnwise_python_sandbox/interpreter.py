@@ -1,4 +1,4 @@
-"""Which Python the sandbox runs, which files it needs, and whether an unprivileged user can reach them."""
+"""The Python that the sandbox runs: its files, and the directories that an unprivileged user cannot enter."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ print(json.dumps({
     "packages": [os.path.realpath(path) for path in site.getsitepackages() if os.path.isdir(path)],
 }))
 """
-_OLDEST: Final = (3, 11)
-_SYSTEM: Final = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
+_OLDEST_VERSION: Final = (3, 11)
+_SYSTEM_PATHS: Final = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
+_TIMEOUT_S: Final = 60
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 PACKAGE: Final = str(Path(__file__).resolve().parent)
 BOOTSTRAP: Final = (
@@ -32,7 +33,7 @@ BOOTSTRAP: Final = (
     "sys.modules[package.__name__] = package; import importlib; "
     "importlib.import_module('turnwise_python_sandbox.box.' + sys.argv[2]).main(sys.argv[3])"
 )
-"""Imports a module of `box` without the package around it, which needs turnwise; then calls its `main`."""
+"""Imports a module of `box` without the parent package, which needs turnwise, and calls its `main`."""
 
 
 @frozen(kw_only=True)
@@ -41,8 +42,8 @@ class Interpreter:
     A Python installation.
 
     Attributes:
-        executable: the real one, not a virtual environment's link.
-        home: its prefix, with the standard library.
+        executable: the real path, not a virtual environment's link.
+        home: its prefix, which holds the standard library.
         packages: directories of installed packages.
     """
 
@@ -50,29 +51,30 @@ class Interpreter:
     home: str
     packages: tuple[str, ...]
 
-    def readable(self, more: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the files and directories that programs may read; none lies within another."""
+    def list_readable_paths(self, extra: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the files and directories that programs may read, `extra` included; none lies within another."""
         libraries = tuple(f"{self.home}/{name}" for name in ("lib", "lib64"))
-        paths = {p for p in (*_SYSTEM, *libraries, *self.packages, self.executable, *more) if os.path.exists(p)}
+        candidates = (*_SYSTEM_PATHS, *libraries, *self.packages, self.executable, *extra)
+        paths = {path for path in candidates if os.path.exists(path)}
         return tuple(sorted(p for p in paths if not any(p.startswith(f"{other}/") for other in paths)))
 
 
 def find_interpreter(python: str) -> Interpreter:
-    """Ask an interpreter where its parts are; `SandboxUnavailableError` when it cannot be run."""
+    """Ask an interpreter for its paths; raise `SandboxUnavailableError` if it cannot run or is too old."""
     command = [python or sys.executable, "-I", "-c", _DESCRIBE]
     try:
-        answer = subprocess.run(command, capture_output=True, check=True, timeout=60, env={})
+        answer = subprocess.run(command, capture_output=True, check=True, timeout=_TIMEOUT_S, env={})
     except (OSError, subprocess.SubprocessError) as error:
         raise SandboxUnavailableError(f"cannot run the interpreter {command[0]!r}: {error}") from error
     found = json.loads(answer.stdout)
-    if tuple(found["version"]) < _OLDEST:
+    if tuple(found["version"]) < _OLDEST_VERSION:
         version = ".".join(map(str, found["version"]))
-        raise SandboxUnavailableError(f"{command[0]} is Python {version}; the sandbox needs 3.11 or later")
+        raise SandboxUnavailableError(f"{command[0]} is Python {version}, but the sandbox needs 3.11 or later")
     return Interpreter(executable=found["executable"], home=found["home"], packages=tuple(found["packages"]))
 
 
-def barrier(path: str, uid: int) -> str | None:
-    """Return the topmost directory on the way to a path that a user may not enter; None when there is none."""
+def find_blocking_directory(path: str, uid: int) -> str | None:
+    """Return the topmost parent directory of a path that a user may not enter; None if there is none."""
     for parent in reversed(Path(path).parents):
         found = parent.stat()
         bit = stat.S_IXUSR if found.st_uid == uid else stat.S_IXOTH

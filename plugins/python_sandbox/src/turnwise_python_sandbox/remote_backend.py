@@ -1,9 +1,8 @@
-"""Runs code on a SandboxFusion service (https://github.com/bytedance/SandboxFusion), by its ``POST /run_code``."""
+"""Runs code on a SandboxFusion service (https://github.com/bytedance/SandboxFusion) by ``POST /run_code``."""
 
 from __future__ import annotations
 
 import http.client
-import itertools
 import json
 import os
 import threading
@@ -16,14 +15,15 @@ from typing import Any, Final
 
 from turnwise.errors import ConfigError
 from turnwise_python_sandbox.config import SandboxConfig
-from turnwise_python_sandbox.job import Job, Output
-from turnwise_python_sandbox.result import RunResult, Status
+from turnwise_python_sandbox.job import Job
+from turnwise_python_sandbox.output import CapturedOutput
+from turnwise_python_sandbox.result import RunResult, Status, Tier
 
 _GRACE_S: Final = 10.0
-"""Beyond a program's own limit, for the service and the network."""
-_MAX_ANSWER_BYTES: Final = 64 * 2**20
-_PAUSES_S: Final = (0.2, 1.0)
-_AGAIN: Final = (429, 502, 503, 504)
+"""For the service and the network, in addition to the program's own limit."""
+_MAX_RESPONSE_BYTES: Final = 64 * 2**20
+_RETRY_DELAYS_S: Final = (0.2, 1.0)
+_RETRIED_HTTP_STATUSES: Final = (429, 502, 503, 504)
 _STATUSES: Final = {
     "Finished": Status.OK,
     "Error": Status.ERROR,
@@ -31,59 +31,56 @@ _STATUSES: Final = {
 }
 
 
-class RemoteRuns:
+class RemoteBackend:
     """
     Sends each job to a service.
 
-    Whatever is wrong with the service or the way to it is the status ``infra_error``, never the program's fault.
+    Failures of the service or the network are `infra_error`, never the program's failure.
 
     Args:
         config: with `remote_url`.
 
     Raises:
-        ConfigError: the address is none, or the variable of the token is not set.
+        ConfigError: the URL is invalid, or the environment variable of the token is not set.
     """
+
+    tier: Final = Tier.REMOTE
 
     def __init__(self, config: SandboxConfig) -> None:
         if not config.remote_url.startswith(("http://", "https://")):
-            raise ConfigError(f"remote_url must begin with http:// or https://, not {config.remote_url!r}")
+            raise ConfigError(f"remote_url is {config.remote_url!r}, but must start with http:// or https://")
         self._url = config.remote_url.rstrip("/") + "/run_code"
-        self._headers = {"Content-Type": "application/json", **_authorization(config.remote_token_env)}
-        self._numbers = itertools.count(1)
+        self._headers = {"Content-Type": "application/json", **_build_authorization(config.remote_token_env)}
         self._threads = ThreadPoolExecutor(config.capacity, thread_name_prefix="turnwise-sandbox")
         self._closed = threading.Event()
-        # Proxies of the environment would see code and answers.
+        # No proxy: one from the environment would see the code and the token.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-    def number(self) -> int:
-        """Return a new job's number."""
-        return next(self._numbers)
-
     def submit(self, job: Job) -> None:
-        """Send it from a thread."""
         self._threads.submit(self._run, job)
 
     def kill(self, job: Job) -> None:
-        """Do nothing: the service ends it at its limit."""
+        """Do nothing: the service ends the program at its time limit."""
 
     def close(self) -> None:
-        """Answer what is left."""
+        # Jobs that are left are not retried.
         self._closed.set()
         self._threads.shutdown(wait=True)
 
-    def forget(self) -> None:
-        """Nothing is shared with a child."""
+    def detach_after_fork(self) -> None:
+        """Do nothing: a child shares nothing with its parent."""
 
     def _run(self, job: Job) -> None:
         job.sent_at = time.monotonic()
         try:
-            result = read_answer(self._ask(job), job, time.monotonic() - job.sent_at)
+            result = parse_response(self._request(job), job, time.monotonic() - job.sent_at)
         except (OSError, http.client.HTTPException, ValueError) as error:
             job.fail(f"the service at {self._url} failed: {type(error).__name__}: {error}")
         else:
-            job.settle(result)
+            job.resolve(result)
 
-    def _ask(self, job: Job) -> Any:
+    def _request(self, job: Job) -> Any:
+        """Post a job, retry while the service is busy, and return the JSON value of the response."""
         body = json.dumps(
             {
                 "code": job.code.decode("utf-8", "surrogatepass"),
@@ -93,45 +90,48 @@ class RemoteRuns:
                 "stdin": job.stdin.decode("utf-8", "surrogatepass"),
             }
         ).encode()
-        for pause_s in (*_PAUSES_S, None):
+        for delay_s in (*_RETRY_DELAYS_S, None):
             try:
                 return self._post(body, job.limits.timeout_s + _GRACE_S)
             except urllib.error.HTTPError as error:
-                # Nothing was run: asking again cannot run a program twice.
-                if error.code not in _AGAIN or pause_s is None or self._closed.wait(pause_s):
+                # With these statuses the service has run nothing, so that a retry cannot run a program twice.
+                if error.code not in _RETRIED_HTTP_STATUSES or delay_s is None or self._closed.wait(delay_s):
                     raise
         raise AssertionError("the last attempt returns or raises")
 
     def _post(self, body: bytes, timeout_s: float) -> Any:
         request = urllib.request.Request(self._url, body, self._headers)
-        with self._opener.open(request, timeout=timeout_s) as answer:
-            data = answer.read(_MAX_ANSWER_BYTES + 1)
-        if len(data) > _MAX_ANSWER_BYTES:
-            raise ValueError(f"an answer of more than {_MAX_ANSWER_BYTES} bytes")
+        with self._opener.open(request, timeout=timeout_s) as response:
+            data = response.read(_MAX_RESPONSE_BYTES + 1)
+        if len(data) > _MAX_RESPONSE_BYTES:
+            raise ValueError(f"the response has more than {_MAX_RESPONSE_BYTES} bytes")
         return json.loads(data)
 
 
-def _authorization(variable: str) -> dict[str, str]:
+def _build_authorization(variable: str) -> dict[str, str]:
     if not variable:
         return {}
     token = os.environ.get(variable)
     if not token:
-        raise ConfigError(f"remote_token_env names {variable!r}, which is not set")
+        raise ConfigError(f"remote_token_env is {variable!r}, but that environment variable is not set")
     return {"Authorization": f"Bearer {token}"}
 
 
-def read_answer(answer: Any, job: Job, wall_s: float) -> RunResult:
+def parse_response(response: Any, job: Job, wall_s: float) -> RunResult:
     """
-    Return the result that a service's answer means; `ValueError` for one that says nothing about the program.
+    Return the result in a service's response.
 
     Args:
-        answer: the JSON value.
-        job: what was asked.
-        wall_s: how long the answer took, for a service that does not say how long the program did.
+        response: the JSON value.
+        job: the job that was sent.
+        wall_s: seconds until the response, used if the service does not report the program's own.
+
+    Raises:
+        ValueError: the response says nothing about the program.
     """
-    run = answer.get("run_result") if isinstance(answer, Mapping) else None
-    if not isinstance(run, Mapping) or answer.get("status") == "SandboxError":
-        message = answer.get("message") if isinstance(answer, Mapping) else answer
+    run = response.get("run_result") if isinstance(response, Mapping) else None
+    if not isinstance(run, Mapping) or response.get("status") == "SandboxError":
+        message = response.get("message") if isinstance(response, Mapping) else response
         raise ValueError(f"no result: {str(message)[:200]}")
     if run.get("status") not in _STATUSES:
         raise ValueError(f"unknown status {run.get('status')!r}")
@@ -139,11 +139,11 @@ def read_answer(answer: Any, job: Job, wall_s: float) -> RunResult:
     status = _STATUSES[run["status"]]
     if status is Status.OK and code not in (0, None):
         status = Status.ERROR
-    output = Output(job.limits.max_output_bytes)
+    output = CapturedOutput(job.limits.max_output_bytes)
     for stream in ("stdout", "stderr"):
         output.add(stream, str(run.get(stream) or "").encode("utf-8", "replace"))
     return RunResult(
-        status=Status.OUTPUT_LIMIT if output.over else status,
+        status=Status.OUTPUT_LIMIT if output.truncated else status,
         stdout=output.text("stdout"),
         stderr=output.text("stderr"),
         exit_code=code if isinstance(code, int) else None,

@@ -1,4 +1,4 @@
-"""What a run of code comes back as."""
+"""The result of a run of code."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from turnwise.errors import InfrastructureError
 
 
 class Status(StrEnum):
-    """How a run ended; the verdict is the supervisor's, from the wait status, never from what the program printed."""
+    """End of a run, as the supervisor decides it: from the wait status, never from the program's output."""
 
     OK = "ok"
     """Exit code 0."""
     ERROR = "error"
     """Another exit code: an uncaught exception, or `sys.exit`."""
     TIMEOUT = "timeout"
-    """Killed at its limit of wall or processor seconds."""
+    """Killed at its limit of wall-clock or processor seconds."""
     MEMORY = "memory"
-    """It ended with MemoryError, or the kernel killed it for its memory."""
+    """Ended with MemoryError, or was killed by the kernel for its memory."""
     OUTPUT_LIMIT = "output_limit"
-    """Killed because it printed too much; what fits is there."""
+    """Killed because it printed more than allowed; the result has the output up to the limit."""
     DISK_LIMIT = "disk_limit"
     """Killed, or failed, with its files at their limit."""
     CRASHED = "crashed"
-    """A signal ended it: a segmentation fault, an abort."""
+    """Ended by a signal: a segmentation fault, an abort."""
     INFRA_ERROR = "infra_error"
-    """The sandbox failed, not the program; it says nothing about the model."""
+    """The sandbox failed, so the result says nothing about the program or the model."""
 
 
 class Tier(IntEnum):
-    """What stands between a program and the host; see the README for what each promises."""
+    """Kinds of isolation; the README has the promises of each."""
 
     REMOTE = 0
     NAMESPACES = 1
@@ -41,22 +41,27 @@ class Tier(IntEnum):
     UNSAFE_SUBPROCESS = 5
 
 
+def format_tier(tier: Tier) -> str:
+    """Return a tier as texts show it, such as ``tier 1 (namespaces)``."""
+    return f"tier {int(tier)} ({tier.name.lower()})"
+
+
 @frozen(kw_only=True)
 class RunResult:
     """
-    What a run of code gave.
+    The result of a run of code.
 
     Attributes:
         status: how it ended.
-        stdout: at most the output limit; bytes that are no UTF-8 are replaced.
-        stderr: likewise; the limit is for both together. For `infra_error` it says what failed.
-        exit_code: as the shell counts: 128 plus the signal when one ended it; None when it never ran.
-        wall_s: seconds from its start to its end; waiting for a free place is not in it.
-        tier: what isolated it.
-        queued_s: seconds that it waited for a free place.
+        stdout: at most the output limit; bytes that are not UTF-8 are replaced.
+        stderr: likewise; the limit is for both together. For `infra_error` the reason.
+        exit_code: as a shell reports it: 128 plus the signal if one ended the program; None if it never ran.
+        wall_s: seconds from start to end, without the wait in the queue.
+        tier: kind of isolation.
+        queued_s: seconds in the queue.
         cpu_s: processor seconds of all its threads.
-        max_rss_kb: peak resident memory, KiB, the warm interpreter's own included.
-        session_lost: it was a call of a session, and the session is over.
+        max_rss_kb: peak resident memory, KiB, including the warm interpreter's.
+        session_lost: the call ended the interpreter of its session, and its variables are lost.
     """
 
     status: Status
@@ -72,7 +77,7 @@ class RunResult:
 
     @property
     def isolated(self) -> bool:
-        """False for `unsafe_subprocess`: the program could read and change whatever its user can."""
+        """False for `unsafe_subprocess`, where the program could read and change all that its user can."""
         return self.tier is not Tier.UNSAFE_SUBPROCESS
 
     def to_json(self) -> dict[str, Any]:
@@ -87,4 +92,4 @@ class RunResult:
 
 
 class SandboxUnavailableError(InfrastructureError):
-    """No isolation that was asked for works here; the text says why for each, and what would help."""
+    """No isolation that the config allows works here; the text has the reason for each tier and the remedies."""

@@ -1,4 +1,4 @@
-"""The public face: run code, get a `RunResult`, from any thread or event loop."""
+"""The public API: run code and get a `RunResult`, on any thread or event loop."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from typing import Any, Final, Self
 
 from attrs import evolve
 
-from turnwise_python_sandbox import backend
-from turnwise_python_sandbox.backend import Started
+from turnwise_python_sandbox.backend import Backend, start_backend
 from turnwise_python_sandbox.config import SandboxConfig
-from turnwise_python_sandbox.job import Job, Limits
-from turnwise_python_sandbox.result import RunResult, SandboxUnavailableError, Tier
+from turnwise_python_sandbox.job import Job
+from turnwise_python_sandbox.limits import Limits
+from turnwise_python_sandbox.result import RunResult, SandboxUnavailableError, Tier, format_tier
 from turnwise_python_sandbox.session import Session
 from turnwise_python_sandbox.supervisor import Supervisor
 
 
 class Sandbox:
     r"""
-    Runs Python code that nobody vouches for.
+    Runs untrusted Python code.
 
-    It starts with the first run, or at the ``with`` statement, and one object serves all threads and event loops of
-    a process. A forked child starts servers of its own.
+    The sandbox starts at the ``with`` statement or at the first run. One object serves all threads and event loops of
+    a process. A forked child starts its own servers.
 
     Args:
-        config: how; `SandboxConfig()` when left out.
+        config: limits and isolation; the defaults of `SandboxConfig` if left out.
         changes: fields of the config to change, such as ``preload=("sympy",)``.
 
     Raises:
-        SandboxUnavailableError: at the start: no isolation works here; the text says why and what would help.
+        SandboxUnavailableError: at the start, if no isolation works here; the text has the reasons and the remedies.
 
     Example:
         >>> with Sandbox(timeout_s=5) as sandbox:  # doctest: +SKIP
@@ -45,19 +45,19 @@ class Sandbox:
     def __init__(self, config: SandboxConfig | None = None, **changes: Any) -> None:
         self.config = evolve(config or SandboxConfig(), **changes)
         self._lock = threading.Lock()
-        self._started: Started | None = None
+        self._backend: Backend | None = None
         self._closed = False
         _live.add(self)
 
     def start(self) -> Self:
-        """Choose the tier and start. Idempotent; the first run does it by itself."""
-        self._backend()
+        """Select the tier and start. Idempotent; the first run calls it."""
+        self._get_backend()
         return self
 
     @property
     def tier(self) -> Tier:
-        """What isolates the runs; starts when it must."""
-        return self._backend().tier
+        """The isolation of the runs; starts the sandbox if necessary."""
+        return self._get_backend().tier
 
     def run(
         self,
@@ -69,21 +69,21 @@ class Sandbox:
         stdin: str = "",
     ) -> RunResult:
         """
-        Run a program in a fresh interpreter and wait for its end.
+        Run a program in a new interpreter and wait for its end.
 
-        Never raises for what the program does, nor for a sandbox that fails: that is the status ``infra_error``.
+        Nothing that the program does raises. If the sandbox fails, the result has the status ``infra_error``.
 
         Args:
             code: the program, run as ``__main__``.
-            timeout_s: wall-clock seconds from its start; the answer comes within one second more.
-            memory_mb: MiB beyond the warm interpreter's own.
-            max_output_bytes: of standard output and errors together.
-            stdin: what it reads on standard input.
+            timeout_s: wall-clock seconds from its start; the result comes at most one second later.
+            memory_mb: MiB in addition to the warm interpreter's.
+            max_output_bytes: of standard output and standard error together.
+            stdin: text of its standard input.
 
         Raises:
             SandboxUnavailableError: no isolation works here, or the sandbox was closed.
         """
-        return self._submit(code, stdin, self._limits(timeout_s, memory_mb, max_output_bytes)).answer.result()
+        return self._submit(code, stdin, self._build_limits(timeout_s, memory_mb, max_output_bytes)).future.result()
 
     async def arun(
         self,
@@ -94,43 +94,40 @@ class Sandbox:
         max_output_bytes: int | None = None,
         stdin: str = "",
     ) -> RunResult:
-        """Do as `run` without blocking the event loop; cancelling it kills the program."""
-        limits = self._limits(timeout_s, memory_mb, max_output_bytes)
-        if self._started is None:
-            # The self-test takes a while.
-            await asyncio.to_thread(self.start)
+        """Do the same as `run` without blocking the event loop; cancelling it kills the program."""
+        limits = self._build_limits(timeout_s, memory_mb, max_output_bytes)
+        await self._start_on_thread()
         job = self._submit(code, stdin, limits)
         try:
-            return await asyncio.wrap_future(job.answer)
+            return await asyncio.wrap_future(job.future)
         except asyncio.CancelledError:
-            self._backend().backend.kill(job)
+            self._get_backend().kill(job)
             raise
 
     async def asession(self) -> Session:
-        """Do as `session` without blocking the event loop while the sandbox starts."""
-        if self._started is None:
-            await asyncio.to_thread(self.start)
+        """Do the same as `session` without blocking the event loop while the sandbox starts."""
+        await self._start_on_thread()
         return self.session()
 
     def session(self) -> Session:
         """
-        Return an interpreter that lives on between runs; close it in the end.
+        Return an interpreter that keeps its variables between runs; the caller closes it.
 
-        Code in a session can tamper with its own later outputs, since they share a process; it is isolated from the
-        host and from other sessions as a fresh run is.
+        Code in a session can change the outputs of later calls, because they share a process. It is isolated from the
+        host and from other sessions as a single run is.
         """
-        started = self._backend()
-        if not isinstance(started.backend, Supervisor):
-            raise SandboxUnavailableError(f"tier {int(started.tier)} ({started.tier.name.lower()}) has no sessions")
-        return Session(started.backend, started.tier, self.config)
+        backend = self._get_backend()
+        if not isinstance(backend, Supervisor):
+            raise SandboxUnavailableError(f"{format_tier(backend.tier)} has no sessions; use tier 1 or 2")
+        return Session(backend, self.config)
 
     def close(self) -> None:
         """End every run, server and session. Idempotent."""
         with self._lock:
             self._closed = True
-            started, self._started = self._started, None
-        if started is not None:
-            started.backend.close()
+            backend, self._backend = self._backend, None
+        if backend is not None:
+            backend.close()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -140,27 +137,32 @@ class Sandbox:
     ) -> None:
         self.close()
 
-    def _backend(self) -> Started:
+    async def _start_on_thread(self) -> None:
+        # The self-test takes about half a second.
+        if self._backend is None:
+            await asyncio.to_thread(self.start)
+
+    def _get_backend(self) -> Backend:
+        """Return the backend, and start it if necessary."""
         with self._lock:
             if self._closed:
                 raise SandboxUnavailableError("the sandbox was closed")
-            if self._started is None:
-                self._started = backend.start(self.config)
-            return self._started
+            if self._backend is None:
+                self._backend = start_backend(self.config)
+            return self._backend
 
     def _submit(self, code: str, stdin: str, limits: Limits) -> Job:
-        started = self._backend()
+        backend = self._get_backend()
         job = Job(
-            number=started.backend.number(),
             code=code.encode("utf-8", "surrogatepass"),
             stdin=stdin.encode("utf-8", "surrogatepass"),
             limits=limits,
-            tier=started.tier,
+            tier=backend.tier,
         )
-        started.backend.submit(job)
+        backend.submit(job)
         return job
 
-    def _limits(self, timeout_s: float | None, memory_mb: int | None, max_output_bytes: int | None) -> Limits:
+    def _build_limits(self, timeout_s: float | None, memory_mb: int | None, max_output_bytes: int | None) -> Limits:
         config = self.config
         timeout_s = config.timeout_s if timeout_s is None else timeout_s
         return Limits(
@@ -172,12 +174,13 @@ class Sandbox:
             max_files=config.max_files,
         )
 
-    def _forget(self) -> None:
-        """In a forked child: the servers are the parent's."""
+    def _detach_after_fork(self) -> None:
+        """Forget the parent's backend, in a forked child."""
+        # A thread of the parent may have held the lock at the fork, and that thread does not exist here.
         self._lock = threading.Lock()
-        started, self._started = self._started, None
-        if started is not None:
-            started.backend.forget()
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            backend.detach_after_fork()
 
 
 _live: Final[weakref.WeakSet[Sandbox]] = weakref.WeakSet()
@@ -186,7 +189,7 @@ _shared_lock: Final = threading.Lock()
 
 
 def shared_sandbox(config: SandboxConfig) -> Sandbox:
-    """Return the one sandbox that this process has for a config; it is closed when the process exits."""
+    """Return this process's one sandbox for a config; it is closed when the process exits."""
     with _shared_lock:
         if config not in _shared:
             _shared[config] = Sandbox(config)
@@ -199,10 +202,10 @@ def _close_all() -> None:
         sandbox.close()
 
 
-def _forget_all() -> None:
+def _detach_all_after_fork() -> None:
     for sandbox in list(_live):
-        sandbox._forget()  # noqa: SLF001 - the same module
+        sandbox._detach_after_fork()  # noqa: SLF001 - the same module
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
+    os.register_at_fork(after_in_child=_detach_all_after_fork)

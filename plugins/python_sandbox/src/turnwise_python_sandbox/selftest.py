@@ -1,4 +1,4 @@
-"""Which tier works here: found by trying what each must refuse, not by reading versions."""
+"""Finds the tiers that work here by trying to break out of each, not by reading versions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from attrs import evolve, frozen
 
 from turnwise_python_sandbox.config import SandboxConfig
 from turnwise_python_sandbox.interpreter import find_interpreter
-from turnwise_python_sandbox.job import Job, Limits
-from turnwise_python_sandbox.launching import Recipe, unprivileged_uid
-from turnwise_python_sandbox.result import RunResult, SandboxUnavailableError, Status, Tier
+from turnwise_python_sandbox.job import Job
+from turnwise_python_sandbox.limits import Limits
+from turnwise_python_sandbox.result import RunResult, SandboxUnavailableError, Status, Tier, format_tier
+from turnwise_python_sandbox.server_command import ServerSpec, find_unprivileged_uid
 from turnwise_python_sandbox.supervisor import Supervisor
 
-_PROBE_S: Final = 20.0
+_TIMEOUT_S: Final = 20.0
+_LIMITS: Final = Limits(
+    timeout_s=_TIMEOUT_S, memory_mb=256, max_output_bytes=65536, cpu_s=int(_TIMEOUT_S), disk_mb=8, max_files=64
+)
 _PROBE: Final = """
 import ctypes, json, os, socket, sys, threading, tempfile
 
@@ -50,7 +54,7 @@ must_fail("signal the supervisor", lambda: os.kill(supervisor, 0))
 must_fail("open a TCP socket", lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM))
 must_fail("open a UDP socket", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
 must_fail("open a Unix socket", lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-must_fail("make memory that is no address space", lambda: os.memfd_create("x"))
+must_fail("create memory outside its address space", lambda: os.memfd_create("x"))
 if os.geteuid() == 0:
     breaches.append("be root")
 
@@ -67,94 +71,95 @@ def threads():
     thread.join()
     return seen == [1]
 
-must_work("write files of its own", files)
+must_work("write its own files", files)
 must_work("start a thread", threads)
 must_work("import from the standard library", lambda: __import__("wave"))
-must_work("use a pair of sockets", lambda: [each.close() for each in socket.socketpair()])
+must_work("use a socket pair", lambda: [each.close() for each in socket.socketpair()])
 print(json.dumps([breaches, broken]))
 """
 
 
 @frozen(kw_only=True)
-class Trial:
+class SelfTestResult:
     """
-    How one tier fared.
+    Result of the self-test of one tier.
 
     Attributes:
-        tier: which.
-        reason: why it cannot be used; empty when it can.
-        landlock_abi: of the kernel, as its server found it.
+        tier: the tier.
+        failure: why it cannot be used; empty if it passed.
+        landlock_abi: the kernel's Landlock ABI, as the fork server saw it.
     """
 
     tier: Tier
-    reason: str = ""
+    failure: str = ""
     landlock_abi: int = 0
 
 
 @frozen(kw_only=True)
-class Choice:
-    """The tier that is used, the recipe of its servers, and every trial that led there."""
+class TierSelection:
+    """The selected tier as a `ServerSpec`, and the results of all self-tests up to it."""
 
-    recipe: Recipe
-    trials: tuple[Trial, ...]
+    spec: ServerSpec
+    results: tuple[SelfTestResult, ...]
 
 
-def choose(config: SandboxConfig) -> Choice:
+def select_tier(config: SandboxConfig) -> TierSelection:
     """
-    Try the tiers of fork servers, best first, and return the first that passes its self-test.
+    Test the tiers of fork servers, best first, and return the first that passes.
 
     Raises:
-        SandboxUnavailableError: none does; the text has the reason of each.
+        SandboxUnavailableError: none passes; the text has the reason for each.
     """
-    trials: list[Trial] = []
-    wanted = [Tier.NAMESPACES, Tier.LANDLOCK] if config.tier is None else [config.tier]
-    for tier in wanted:
-        recipe = make_recipe(config, tier)
-        trials.append(try_tier(recipe))
-        if not trials[-1].reason:
-            return Choice(recipe=recipe, trials=tuple(trials))
-    raise SandboxUnavailableError("; ".join(f"tier {int(t.tier)} ({t.tier.name.lower()}): {t.reason}" for t in trials))
+    results: list[SelfTestResult] = []
+    candidates = [Tier.NAMESPACES, Tier.LANDLOCK] if config.tier is None else [config.tier]
+    for tier in candidates:
+        spec = build_server_spec(config, tier)
+        results.append(run_selftest(spec))
+        if not results[-1].failure:
+            return TierSelection(spec=spec, results=tuple(results))
+    raise SandboxUnavailableError("; ".join(f"{format_tier(result.tier)}: {result.failure}" for result in results))
 
 
-def make_recipe(config: SandboxConfig, tier: Tier) -> Recipe:
-    """Return how servers of a tier are started for this config."""
-    return Recipe(tier=tier, interpreter=find_interpreter(config.python), config=config, uid=unprivileged_uid())
+def build_server_spec(config: SandboxConfig, tier: Tier) -> ServerSpec:
+    """Return how to start a server of a tier with this config."""
+    return ServerSpec(
+        tier=tier, interpreter=find_interpreter(config.python), config=config, uid=find_unprivileged_uid()
+    )
 
 
-def try_tier(recipe: Recipe) -> Trial:
-    """Start one bare server of a tier and try to break out of it."""
+def run_selftest(spec: ServerSpec) -> SelfTestResult:
+    """Start one server without preloaded modules, and try to break out of it."""
     if sys.platform != "linux":
-        return Trial(tier=recipe.tier, reason="it needs Linux")
-    bare = evolve(recipe, config=evolve(recipe.config, preload=()))
+        return SelfTestResult(tier=spec.tier, failure="it needs Linux")
+    bare = evolve(spec, config=evolve(spec.config, preload=()))
     supervisor = Supervisor(bare, 1, 1, 1)
     try:
         with tempfile.TemporaryDirectory(prefix="turnwise-canary-") as directory:
-            result = _probe(supervisor, recipe.tier, directory)
+            result = _run_probe(supervisor, directory)
         ready = supervisor.last_ready
-        return Trial(tier=recipe.tier, reason=_reason(result), landlock_abi=ready.landlock_abi if ready else 0)
+        abi = ready.landlock_abi if ready else 0
+        return SelfTestResult(tier=spec.tier, failure=_explain_failure(result), landlock_abi=abi)
     finally:
         supervisor.close()
 
 
-def _probe(supervisor: Supervisor, tier: Tier, directory: str) -> RunResult:
-    # Open to everyone: only the sandbox stands between the program and this file.
+def _run_probe(supervisor: Supervisor, directory: str) -> RunResult:
+    # Every user may read and write this file, so that only the sandbox can keep the probe from it.
     os.chmod(directory, 0o777)
     canary = Path(directory, "canary")
     canary.write_text("the sandbox leaks")
     canary.chmod(0o666)
     code = _PROBE.format(canary=str(canary), supervisor=os.getpid())
-    limits = Limits(
-        timeout_s=_PROBE_S, memory_mb=256, max_output_bytes=65536, cpu_s=int(_PROBE_S), disk_mb=8, max_files=64
-    )
-    job = Job(number=supervisor.number(), code=code.encode(), stdin=b"", limits=limits, tier=tier)
+    job = Job(code=code.encode(), stdin=b"", limits=_LIMITS, tier=supervisor.tier)
     supervisor.submit(job)
-    return job.answer.result()
+    return job.future.result()
 
 
-def _reason(result: RunResult) -> str:
+def _explain_failure(result: RunResult) -> str:
+    """Return why a tier with this result of the probe cannot be used; empty if it can."""
     if result.status is not Status.OK:
-        last = result.stderr.strip().splitlines()[-1:] or ["nothing was said"]
-        return f"the probe ended with {result.status.value}: {last[0]}"
+        last_line = result.stderr.strip().splitlines()[-1:] or ["it printed no error"]
+        return f"the probe ended with {result.status.value}: {last_line[0]}"
     breaches, broken = json.loads(result.stdout)
     if breaches:
         return f"a program could {', '.join(breaches)}"

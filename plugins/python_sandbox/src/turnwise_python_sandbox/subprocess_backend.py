@@ -1,13 +1,13 @@
 """
-One new process per run: tier 3 (macOS, `sandbox-exec`) and `unsafe_subprocess`, which isolates nothing.
+Runs each job in a new process: tier 3 (macOS, `sandbox-exec`) and `unsafe_subprocess`, which does not isolate.
 
-Neither is for training: a process group is killed at the end, and what left the group stays.
+Neither is for training: this kills the process group of a program, and a process that left the group survives.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import json
 import os
 import selectors
 import shutil
@@ -18,14 +18,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from turnwise_python_sandbox.box.messages import Ended
-from turnwise_python_sandbox.box.workspace import remove_tree
+from turnwise_python_sandbox.box.messages import Exited
+from turnwise_python_sandbox.box.tree_removal import remove_tree
 from turnwise_python_sandbox.config import SandboxConfig
 from turnwise_python_sandbox.interpreter import BOOTSTRAP, PACKAGE, find_interpreter
 from turnwise_python_sandbox.job import Job
 from turnwise_python_sandbox.result import SandboxUnavailableError, Tier
 
-_SEATBELT: Final = """
+_POLL_S: Final = 0.05
+_SEATBELT_PROFILE: Final = """
 (version 1)
 (deny default)
 (allow process-exec* sysctl-read mach-lookup file-read-metadata)
@@ -35,89 +36,79 @@ _SEATBELT: Final = """
 """
 
 
-class ColdRuns:
+class SubprocessBackend:
     """
-    Runs each job in a process of its own.
+    Runs each job in a new process.
 
     Args:
         config: limits and interpreter.
         tier: `SEATBELT` or `UNSAFE_SUBPROCESS`.
 
     Raises:
-        SandboxUnavailableError: there is no `sandbox-exec`.
+        SandboxUnavailableError: `sandbox-exec` is missing.
     """
 
     def __init__(self, config: SandboxConfig, tier: Tier) -> None:
+        self.tier = tier
         self._interpreter = find_interpreter(config.python)
         self._config = config
-        self._prefix = self._seatbelt() if tier is Tier.SEATBELT else []
-        self._numbers = itertools.count(1)
+        self._prefix = self._build_seatbelt_prefix() if tier is Tier.SEATBELT else []
         self._threads = ThreadPoolExecutor(config.capacity, thread_name_prefix="turnwise-sandbox")
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._closed = False
 
-    def number(self) -> int:
-        """Return a new job's number."""
-        return next(self._numbers)
-
     def submit(self, job: Job) -> None:
-        """Run it on a thread."""
         self._threads.submit(self._run, job)
 
     def kill(self, job: Job) -> None:
-        """End it early."""
-        process = self._running.get(job.number)
+        process = self._running.get(job.id)
         if process is not None:
             _kill_group(process)
 
     def close(self) -> None:
-        """End all."""
         self._closed = True
         for process in list(self._running.values()):
             _kill_group(process)
         self._threads.shutdown(wait=True)
 
-    def forget(self) -> None:
-        """Nothing is shared with a child."""
+    def detach_after_fork(self) -> None:
+        """Do nothing: a child shares nothing with its parent."""
 
     def _run(self, job: Job) -> None:
         directory = tempfile.mkdtemp(prefix="turnwise-sandbox-")
         try:
-            if self._closed or job.answer.cancelled():
+            if self._closed or job.future.cancelled():
                 job.fail("the sandbox was closed")
                 return
-            job.finish(self._attend(job, directory))
-        except Exception as error:  # noqa: BLE001 - every caller must be answered
+            job.complete(self._run_process(job, directory))
+        except Exception as error:  # noqa: BLE001 - every job must be resolved
             job.fail(f"{type(error).__name__}: {error}")
         finally:
-            self._running.pop(job.number, None)
+            self._running.pop(job.id, None)
             remove_tree(directory)
 
-    def _attend(self, job: Job, directory: str) -> Ended:
-        process = self._spawn(job, directory)
-        self._running[job.number] = process
-        cause = _read_until_end(job, process)
+    def _run_process(self, job: Job, directory: str) -> Exited:
+        process = self._start_process(job, directory)
+        self._running[job.id] = process
+        cause = _read_until_exit(job, process)
         _kill_group(process)
         _, wait_status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(wait_status)
-        cpu_s, wall_s = used.ru_utime + used.ru_stime, time.monotonic() - job.began_at
-        return Ended(job.number, wait_status, cause, False, wall_s, cpu_s, used.ru_maxrss, "")
+        cpu_s, wall_s = used.ru_utime + used.ru_stime, time.monotonic() - job.started_at
+        return Exited(job.id, wait_status, cause, False, wall_s, cpu_s, used.ru_maxrss, "")
 
-    def _spawn(self, job: Job, directory: str) -> subprocess.Popen[bytes]:
+    def _start_process(self, job: Job, directory: str) -> subprocess.Popen[bytes]:
         files = job.open_files()
         code, stdin, stdout, stderr = files
-        limits = f"[{code}, {job.limits.cpu_s}, {job.limits.memory_mb}, {job.limits.disk_mb}]"
+        limits = (code, job.limits.cpu_s, job.limits.memory_mb, job.limits.disk_mb)
+        settings = json.dumps({"limits": limits, "import_path": self._interpreter.packages})
         try:
-            job.sent_at = job.began_at = time.monotonic()
+            job.sent_at = job.started_at = time.monotonic()
             return subprocess.Popen(
                 [
                     *(part.replace("(PLACE)", directory) for part in self._prefix),
-                    *(self._interpreter.executable, "-S", "-s", "-P", "-X", "utf8", "-c", BOOTSTRAP),
-                    *(
-                        PACKAGE,
-                        "cold",
-                        f'{{"limits": {limits}, "path": {list(self._interpreter.packages)!r}}}'.replace("'", '"'),
-                    ),
+                    *(self._interpreter.executable, "-S", "-s", "-P", "-X", "utf8"),
+                    *("-c", BOOTSTRAP, PACKAGE, "run_once", settings),
                 ],
                 stdin=stdin,
                 stdout=stdout,
@@ -131,28 +122,29 @@ class ColdRuns:
             for fd in files:
                 os.close(fd)
 
-    def _seatbelt(self) -> list[str]:
+    def _build_seatbelt_prefix(self) -> list[str]:
         program = shutil.which("sandbox-exec")
         if program is None:
-            raise SandboxUnavailableError("tier 3 (seatbelt): there is no sandbox-exec")
-        paths = (*self._interpreter.readable(self._config.readable), self._interpreter.home, PACKAGE)
-        profile = _SEATBELT.format(readable=" ".join(f'(subpath "{path}")' for path in paths))
+            raise SandboxUnavailableError("tier 3 (seatbelt): sandbox-exec is missing")
+        readable = self._interpreter.list_readable_paths(self._config.readable)
+        paths = (*readable, self._interpreter.home, PACKAGE)
+        profile = _SEATBELT_PROFILE.format(readable=" ".join(f'(subpath "{path}")' for path in paths))
         return [program, "-D", "PLACE=(PLACE)", "-p", profile]
 
 
-def _read_until_end(job: Job, process: subprocess.Popen[bytes]) -> str:
-    """Keep what it prints until it ends, is too loud or is late; return the cause as `Ended` has it."""
-    deadline = job.began_at + job.limits.timeout_s
+def _read_until_exit(job: Job, process: subprocess.Popen[bytes]) -> str:
+    """Collect output until the process exits or must be killed; return the cause as in `Exited`."""
+    deadline = job.started_at + job.limits.timeout_s
     with selectors.DefaultSelector() as selector:
         for fd in job.pipes:
             selector.register(fd, selectors.EVENT_READ)
         while time.monotonic() < deadline:
-            for key, _ in selector.select(min(0.05, deadline - time.monotonic())):
-                if not job.read(key.fd):
+            for key, _ in selector.select(min(_POLL_S, deadline - time.monotonic())):
+                if not job.pipes.read(key.fd, job.output):
                     selector.unregister(key.fd)
-            if job.output.over:
+            if job.output.truncated:
                 return "asked"
-            # Not reaped here: the caller wants what it used.
+            # WNOWAIT: the caller reaps the process, for its resource usage.
             if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 return ""
     return "wall"

@@ -1,4 +1,4 @@
-"""The tool `python`: what the model writes is run, and what it prints is what the model reads."""
+"""The tool `python`: runs the code that a model wrote, and returns its output as the observation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from turnwise_python_sandbox.session import Session
 
 _CUT: Final = "\n... ({} characters left out) ...\n"
-_VERDICTS: Final[Mapping[Status, str]] = {
+_LIMIT_MESSAGES: Final[Mapping[Status, str]] = {
     Status.TIMEOUT: "TimeoutError: the program took longer than {timeout_s:g} seconds and was stopped",
     Status.MEMORY: "MemoryError: the program used more than {memory_mb} MB and was stopped",
     Status.OUTPUT_LIMIT: "the program printed more than {max_output_bytes} bytes and was stopped",
@@ -31,7 +31,7 @@ class PythonTool:
     Runs Python code; one sandbox serves all episodes of a process.
 
     Args:
-        config: limits, tier, and what the model reads.
+        config: limits, tier, and form of the observation.
         resources: not used.
     """
 
@@ -53,13 +53,12 @@ class PythonTool:
 
     @property
     def sandbox(self) -> Sandbox:
-        """The sandbox of this process; it starts with the first call."""
+        """The sandbox of this process; it starts at the first call."""
         from turnwise_python_sandbox.sandbox import shared_sandbox
 
         return shared_sandbox(self._config.sandbox)
 
     async def create(self, task: Task) -> Session | None:
-        """Begin an episode: with an interpreter of its own if the tool is persistent."""
         return await self.sandbox.asession() if self._config.persistent else None
 
     async def execute(self, session: Any, arguments: Mapping[str, Any]) -> ToolResult:
@@ -67,34 +66,34 @@ class PythonTool:
         Run one program.
 
         Raises:
-            InfrastructureError: the sandbox failed; it says nothing about the program.
+            InfrastructureError: the sandbox failed, so there is no result of the program.
         """
         code = arguments["code"]
         result: RunResult = await (self.sandbox if session is None else session).arun(code)
         if result.status is Status.INFRA_ERROR:
             raise InfrastructureError(f"the sandbox failed: {result.stderr}")
         metrics = {"sandbox_wall_s": result.wall_s, "sandbox_tier": float(result.tier)}
-        return ToolResult(text=observation(result, self._config), error=result.status is not Status.OK, metrics=metrics)
+        text = format_observation(result, self._config)
+        return ToolResult(text=text, error=result.status is not Status.OK, metrics=metrics)
 
     async def release(self, session: Any) -> None:
-        """End the episode's interpreter."""
         if session is not None:
             session.close()
 
 
-def observation(result: RunResult, config: PythonToolConfig) -> str:
-    """Return what the model reads of a result: output, errors, and the verdict when a limit ended it."""
-    parts = [result.stdout.rstrip("\n"), _errors(result.stderr.rstrip("\n"), config.errors)]
-    known = {name: getattr(config.sandbox, name) for name in ("timeout_s", "memory_mb", "max_output_bytes")}
-    known |= {"disk_mb": config.sandbox.disk_mb, "max_files": config.sandbox.max_files, "exit_code": result.exit_code}
-    end = [_VERDICTS[result.status].format_map(known)] if result.status in _VERDICTS else []
+def format_observation(result: RunResult, config: PythonToolConfig) -> str:
+    """Return the observation of a result: output, errors, and the reason if a limit ended the program."""
+    parts = [result.stdout.rstrip("\n"), _select_errors(result.stderr.rstrip("\n"), config.errors)]
+    limits = ("timeout_s", "memory_mb", "max_output_bytes", "disk_mb", "max_files")
+    known = {name: getattr(config.sandbox, name) for name in limits} | {"exit_code": result.exit_code}
+    end = [_LIMIT_MESSAGES[result.status].format_map(known)] if result.status in _LIMIT_MESSAGES else []
     end += [_SESSION_LOST] if result.session_lost else []
     room = config.max_chars - sum(len(line) + 1 for line in end)
     text = truncate("\n".join(filter(None, parts)), max(room, 0), config.truncate)
     return "\n".join(filter(None, [text, *end])) or config.empty_output
 
 
-def _errors(text: str, shown: str) -> str:
+def _select_errors(text: str, shown: str) -> str:
     if shown == "last_line":
         return text.rpartition("\n")[2]
     return text if shown == "after" else ""
@@ -102,12 +101,12 @@ def _errors(text: str, shown: str) -> str:
 
 def truncate(text: str, max_chars: int, keep: str) -> str:
     """
-    Cut a text to a length, and say in its place how much is missing.
+    Cut a text to a length, and put the number of missing characters in the place of the cut.
 
     Args:
-        text: what is cut.
-        max_chars: most characters of the answer; where not even the notice fits, the text is cut without it.
-        keep: the head, the tail, or the middle's surroundings: "head", "tail", "middle".
+        text: the whole text.
+        max_chars: longest result; if the notice itself does not fit, the text is cut without one.
+        keep: "head" or "tail" to keep that end; "middle" to keep both ends and cut the middle.
     """
     if len(text) <= max_chars:
         return text

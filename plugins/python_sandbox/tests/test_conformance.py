@@ -1,10 +1,10 @@
-"""`python` is a tool as every other, and `sandbox` a command."""
+"""The conformance suites of the tool `python` and the command `sandbox`."""
 
-from turnwise.testing.suite import PluginSuite
+from turnwise_testing.suite import PluginSuite
 
 
 class TestPythonTool(PluginSuite):
-    """The standard suite."""
+    """The tool is registered, configurable and light to import, as every tool is."""
 
     entry_point = "python_sandbox"
     module = "turnwise_python_sandbox"
@@ -13,9 +13,18 @@ class TestPythonTool(PluginSuite):
 
 
 class TestSandboxCommand(PluginSuite):
-    """The standard suite."""
+    """The command is registered and light to import, as every command is."""
 
     entry_point = "python_sandbox"
     module = "turnwise_python_sandbox"
     registered = "sandbox"
     hook = "register_commands"
+
+
+class TestDiagnostic(PluginSuite):
+    """The standard suite on the diagnosis."""
+
+    entry_point = "python_sandbox"
+    module = "turnwise_python_sandbox"
+    registered = "python_sandbox"
+    hook = "register_diagnostics"

@@ -1,9 +1,10 @@
-"""Honest programs give what `python main.py` gives."""
+"""Honest programs behave as with `python main.py`."""
 
 # ruff: noqa: E501 - a program is one string, and a line of it may be long
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -29,7 +30,7 @@ PROGRAMS = {
     "a pool of threads": "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(4) as pool:\n    print(list(pool.map(lambda x: x * x, range(9))))",
     "asyncio": "import asyncio\nasync def f():\n    await asyncio.sleep(0.01)\n    return 7\nprint(asyncio.run(f()))",
     "files": "open('a.txt', 'w').write('one\\ntwo\\n')\nprint(open('a.txt').readlines())",
-    "a module of its own": "open('mine.py', 'w').write('x = 42')\nimport mine\nprint(mine.x)",
+    "a module in its directory": "open('mine.py', 'w').write('x = 42')\nimport mine\nprint(mine.x)",
     "temporary files": "import tempfile\nwith tempfile.NamedTemporaryFile('w+') as f:\n    f.write('x'); f.seek(0); print(f.read())",
     "copies of files": "import shutil\nopen('a', 'w').write('x')\nshutil.copy2('a', 'b')\nprint(open('b').read())",
     "output without a newline": "import sys\nsys.stdout.write('abc')",
@@ -43,11 +44,29 @@ PROGRAMS = {
     "exit code": "import sys\nprint('before')\nsys.exit(3)",
     "exit with a text": "raise SystemExit('no')",
     "quiet end by SystemExit": "raise SystemExit",
+    "exit code above 255": "raise SystemExit(256 + 7)",
+    "negative exit code": "raise SystemExit(-1)",
+    "exit with a boolean": "raise SystemExit(True)",
+    "exit inside a function": "def f():\n    try:\n        raise SystemExit(4)\n    finally:\n        print('finally')\nf()",
+    "exit functions in reverse order": "import atexit\nfor n in range(3): atexit.register(print, n)",
+    "an exit function that raises": "import atexit\natexit.register(lambda: 1 / 0)\natexit.register(print, 'still')",
+    "exit in a thread": "import threading\ndef f(): raise SystemExit(3)\nt = threading.Thread(target=f)\nt.start(); t.join()\nprint('on')",
+    "a closed standard output": "import sys\nprint('a')\nsys.stdout.close()",
+    "non-ASCII names and strings": "größe = 'ß'\nprint(größe.upper(), len('\\U0001f389'))",
+    "an encoding declaration": "# -*- coding: utf-8 -*-\nprint('ä')",
+    "carriage returns": "x = 1\r\nprint(x)\r\n",
+    "an empty program": "",
+    "a comment only": "# nothing",
+    "a docstring of main": "'''doc'''\nprint(__doc__)",
+    "annotations of main": "x: int = 1\nprint(__annotations__)",
+    "a future import": "from __future__ import annotations\ndef f(a: Unknown): ...\nprint(f.__annotations__)",
+    "source by inspect": "import inspect\ndef f():\n    return 1\nprint(inspect.getsource(f))",
+    "a generator left open": "def g():\n    try:\n        yield 1\n    finally:\n        print('closed')\nh = g(); next(h)",
     "standard input at its end": "import sys\nprint(repr(sys.stdin.read()))",
     "a name that shadows a module": "json = {'a': 1}\nprint(json)",
     "source with form feeds and tabs": "if 1:\n\tprint('tab')\n\f\nprint('page')",
     "what a word list would forbid": "__x__ = 1\nprint(isinstance(__x__, int), eval('1+1'), getattr(int, '__name__'))",
-    "its own signal handler": "import os, signal\nsignal.signal(signal.SIGUSR1, lambda *a: print('caught'))\nos.kill(os.getpid(), signal.SIGUSR1)",
+    "a signal handler": "import os, signal\nsignal.signal(signal.SIGUSR1, lambda *a: print('caught'))\nos.kill(os.getpid(), signal.SIGUSR1)",
     "an alarm": "import signal\nsignal.signal(signal.SIGALRM, lambda *a: print('ring'))\nsignal.setitimer(signal.ITIMER_REAL, 0.01)\nsignal.pause()",
     "hash order": "print(list({'a', 'b', 'c', 'd'}), hash('x'))",
     "generators and comprehension": "def g():\n    yield from range(3)\nprint([x for x in g()], {k: v for k, v in zip('ab', g())})",
@@ -59,7 +78,7 @@ FAILING = {
     "syntax": "print('a'\nx = = 1",
     "indentation": "def f():\nreturn 1",
     "exception in a thread": "import threading\nt = threading.Thread(target=lambda: 1 / 0, name='worker')\nt.start(); t.join()",
-    "a hook of its own": "import sys\nsys.excepthook = lambda *a: print('hooked')\n1 / 0",
+    "an exception hook": "import sys\nsys.excepthook = lambda *a: print('hooked')\n1 / 0",
     "exception group": "raise ExceptionGroup('several', [ValueError(1), TypeError(2)])",
     "a text that raises": "class E(Exception):\n    def __str__(self): return 1 / 0\nraise E",
     "memory error that is raised by hand": "try:\n    raise MemoryError('x')\nexcept MemoryError:\n    print('caught')",
@@ -67,7 +86,7 @@ FAILING = {
 
 
 def _plain(code: str, folder) -> subprocess.CompletedProcess[str]:
-    """Run the program as anyone would."""
+    """Run the program with a plain interpreter."""
     (folder / "main.py").write_text(code)
     environment = {"PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}
     command = [sys.executable, "main.py"]
@@ -78,7 +97,7 @@ def _plain(code: str, folder) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program_does_what_python_does(sandbox: Sandbox, tmp_path, name: str) -> None:
-    """Output and exit code are those of a plain interpreter."""
+    """Output and exit code equal those of a plain interpreter."""
     expected = _plain(PROGRAMS[name], tmp_path)
     actual = sandbox.run(PROGRAMS[name])
 
@@ -89,7 +108,7 @@ def test_program_does_what_python_does(sandbox: Sandbox, tmp_path, name: str) ->
 
 @pytest.mark.parametrize("name", FAILING)
 def test_traceback_is_what_python_prints(sandbox: Sandbox, tmp_path, name: str) -> None:
-    """Tracebacks have the program's own lines, and none of the sandbox's."""
+    """Tracebacks show the program's own lines, and no frame of the sandbox."""
     expected = _plain(FAILING[name], tmp_path)
     actual = sandbox.run(FAILING[name])
 
@@ -102,49 +121,49 @@ def test_traceback_is_what_python_prints(sandbox: Sandbox, tmp_path, name: str) 
 
 
 def _lines(text: str) -> list[str]:
-    """Leave out the line of carets, which `traceback` draws shorter than the interpreter for a bad indentation."""
+    """Drop the lines of carets, which `traceback` draws shorter than the interpreter for a bad indentation."""
     return [line for line in text.splitlines() if set(line) > {" ", "^"} or "^" not in line]
 
 
 def test_standard_input_is_read(sandbox: Sandbox) -> None:
-    """What the caller gives is what `input` reads."""
+    """`input` reads the caller's `stdin`."""
     result = sandbox.run("print(int(input()) + int(input()))", stdin="2\n40\n")
 
     assert (Status.OK, "42\n") == (result.status, result.stdout)
 
 
 def test_output_before_a_kill_is_kept(sandbox: Sandbox) -> None:
-    """Lines that were printed before the time ran out are there."""
+    """The result of a timeout has the output until then."""
     result = sandbox.run("print('so far')\nwhile True: pass", timeout_s=0.5)
 
     assert (Status.TIMEOUT, "so far\n", 137) == (result.status, result.stdout, result.exit_code)
 
 
 def test_output_is_cut_at_the_limit(sandbox: Sandbox) -> None:
-    """Of what a loud program prints, exactly the limit is kept."""
+    """Output above the limit is cut exactly at the limit."""
     result = sandbox.run("while True: print('x' * 100)", max_output_bytes=5000)
 
     assert (Status.OUTPUT_LIMIT, 5000) == (result.status, len(result.stdout))
 
 
-def test_output_at_the_limit_is_no_offence(sandbox: Sandbox) -> None:
-    """A program that prints as much as it may is fine."""
+def test_output_at_the_limit_is_allowed(sandbox: Sandbox) -> None:
+    """A program may print exactly as many bytes as its limit."""
     result = sandbox.run("print('x' * 4999)", max_output_bytes=5000)
 
     assert (Status.OK, 5000) == (result.status, len(result.stdout))
 
 
 def test_processor_seconds_are_limited(make_sandbox) -> None:
-    """Threads together may not take more than their seconds, long before the wall-clock limit."""
+    """The processor seconds of all threads together are limited, independently of the wall-clock limit."""
     code = "import hashlib, threading\ndef f():\n    while True: hashlib.sha256(bytes(2**20))\nfor _ in range(4): threading.Thread(target=f).start()"
     result = make_sandbox(2, cpu_s=1.0, servers=1).run(code, timeout_s=30.0)
 
-    assert result.status is Status.TIMEOUT
-    assert result.wall_s < 20
+    # The wall-clock limit would end it with SIGKILL.
+    assert (Status.TIMEOUT, 128 + signal.SIGXCPU) == (result.status, result.exit_code)
 
 
 def test_memory_is_per_run(sandbox: Sandbox) -> None:
-    """A call may raise the limit for itself, and only for itself."""
+    """A call can raise the memory limit for itself, and only for itself."""
     code = "x = bytearray(300 * 2**20)\nprint(len(x))"
 
     assert sandbox.run(code).status is Status.MEMORY
@@ -153,7 +172,7 @@ def test_memory_is_per_run(sandbox: Sandbox) -> None:
 
 
 def test_random_numbers_differ_between_runs(make_sandbox) -> None:
-    """A warm interpreter must not hand every program the same random numbers."""
+    """Programs of one warm interpreter get different random numbers."""
     box = make_sandbox(2, preload=("numpy",), servers=1)
     code = "import random, uuid\nprint(random.random(), uuid.uuid4())\nimport numpy\nprint(numpy.random.rand())"
     runs = [box.run(code).stdout.splitlines() for _ in range(3)]
@@ -162,7 +181,7 @@ def test_random_numbers_differ_between_runs(make_sandbox) -> None:
 
 
 def test_preloaded_modules_are_there(make_sandbox) -> None:
-    """Numpy and sympy compute as anywhere."""
+    """Preloaded numpy and sympy compute as usual."""
     box = make_sandbox(1, preload=("numpy", "sympy"), servers=1)
     code = (
         "import sys\nprint('sympy' in sys.modules)\nimport numpy as np, sympy as sp\nx = sp.symbols('x')\n"
@@ -174,14 +193,14 @@ def test_preloaded_modules_are_there(make_sandbox) -> None:
 
 
 def test_modules_that_are_not_preloaded_can_be_imported(sandbox: Sandbox) -> None:
-    """Packages of the interpreter are found, whether or not somebody thought of them."""
+    """Programs can import packages of the interpreter that are not preloaded."""
     result = sandbox.run("import numpy\nprint(numpy.ones(3).sum())", timeout_s=20)
 
     assert "3.0\n" == result.stdout, result
 
 
 def test_lone_surrogates_come_through(sandbox: Sandbox) -> None:
-    """Text that is no Unicode neither breaks the way in nor the way out."""
+    """Code with lone surrogates and output that is not UTF-8 do no harm."""
     result = sandbox.run("print(len('\\ud800'))\nimport os\nos.write(1, b'\\xff\\xfe')")
 
     assert "1\n��" == result.stdout
@@ -190,7 +209,7 @@ def test_lone_surrogates_come_through(sandbox: Sandbox) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_runs_have_no_wrong_output(make_sandbox) -> None:
-    """1,000 runs of different honest programs, eight at a time: every output is right."""
+    """The outputs of 1,000 different programs, eight at a time, are all correct."""
     from concurrent.futures import ThreadPoolExecutor
 
     box = make_sandbox(1)

@@ -1,4 +1,4 @@
-"""The sandbox as a part: many callers, dying servers, and nothing left at the end."""
+"""The public class `Sandbox`: many callers, dying servers, cancelled runs, and a clean end."""
 
 from __future__ import annotations
 
@@ -16,33 +16,38 @@ from pathlib import Path
 import pytest
 
 from turnwise_python_sandbox import Sandbox, SandboxConfig, SandboxUnavailableError, Status, Tier, shared_sandbox
+from turnwise_python_sandbox.job import Job
 
 TIERS = pytest.mark.parametrize("tier", [1, 2])
 
 
 def server_pids(sandbox: Sandbox) -> tuple[int, ...]:
-    """Return the servers' processes."""
-    return sandbox._started.backend.server_pids
+    """Return the processes of the servers."""
+    return sandbox._backend.server_pids
+
+
+def submit(sandbox: Sandbox, code: str, timeout_s: float | None = None) -> Job:
+    """Submit a run and return its job, whose progress a test can watch."""
+    return sandbox._submit(code, "", sandbox._build_limits(timeout_s, None, None))
 
 
 @TIERS
 def test_nothing_is_left_after_close(make_sandbox, our_processes, tier: int) -> None:
-    """Servers, programs, directories and descriptors are gone once it is closed, programs that hang included."""
+    """`close` ends servers and hanging programs, and closes every descriptor."""
     before, descriptors = our_processes(), len(os.listdir("/proc/self/fd"))
     sandbox = make_sandbox(tier, servers=1)
-    with ThreadPoolExecutor(1) as pool:
-        hanging = pool.submit(sandbox.run, "while True: pass")
-        sandbox.run("print(1)")
-        sandbox.close()
+    hanging = submit(sandbox, "while True: pass")
+    sandbox.run("print(1)")
+    sandbox.close()
 
-    assert hanging.result().status is Status.INFRA_ERROR
+    assert hanging.future.result().status is Status.INFRA_ERROR
     assert our_processes() <= before
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 @TIERS
-def test_a_closed_sandbox_says_so(make_sandbox, tier: int) -> None:
-    """Running after `close` is the caller's mistake; closing twice is not."""
+def test_a_closed_sandbox_refuses_runs(make_sandbox, tier: int) -> None:
+    """A run after `close` is an error; a second `close` is not."""
     sandbox = make_sandbox(tier)
     sandbox.close()
     sandbox.close()
@@ -52,62 +57,68 @@ def test_a_closed_sandbox_says_so(make_sandbox, tier: int) -> None:
 
 
 @TIERS
-def test_a_killed_server_is_replaced(make_sandbox, tier: int) -> None:
-    """A run in flight gets `infra_error`, the next one runs as if nothing had been."""
-    sandbox = make_sandbox(tier, servers=1, timeout_s=20.0)
-    with ThreadPoolExecutor(1) as pool:
-        caught = pool.submit(sandbox.run, "import time; time.sleep(15)")
-        while not server_pids(sandbox):
-            time.sleep(0.01)
-        time.sleep(0.8)
-        os.kill(server_pids(sandbox)[0], signal.SIGKILL)
-        result = caught.result(timeout=10)
+def test_a_killed_server_is_replaced(make_sandbox, wait_until, tier: int) -> None:
+    """A server killed during a run fails that run with `infra_error`, and the next run works."""
+    sandbox = make_sandbox(tier, servers=1, timeout_s=30.0)
+    job = submit(sandbox, "import time; time.sleep(25)")
+    wait_until(lambda: job.started_at)
+    os.kill(server_pids(sandbox)[0], signal.SIGKILL)
+    result = job.future.result()
 
     assert result.status is Status.INFRA_ERROR
-    assert "died" in result.stderr
+    assert "the fork server died" in result.stderr
     assert "back\n" == sandbox.run("print('back')").stdout
 
 
-def test_a_run_that_never_began_is_tried_again(make_sandbox) -> None:
-    """When the server dies before the code ran, the caller never learns."""
+@TIERS
+def test_a_server_killed_between_runs_is_replaced(make_sandbox, wait_until, tier: int) -> None:
+    """A server killed while idle costs no caller a result."""
+    sandbox = make_sandbox(tier, servers=1)
+    sandbox.run("pass")
+    (pid,) = server_pids(sandbox)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not server_pids(sandbox))
+
+    assert "back\n" == sandbox.run("print('back')").stdout
+    assert server_pids(sandbox) != (pid,)
+
+
+def test_a_run_that_has_not_started_is_retried(make_sandbox, wait_until) -> None:
+    """If a server dies before the program starts, another server runs it and the caller sees no failure."""
     sandbox = make_sandbox(2, servers=1)
     sandbox.run("pass")
     pid = server_pids(sandbox)[0]
     os.kill(pid, signal.SIGSTOP)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(sandbox.run, "print('done')")
-        time.sleep(0.3)
-        os.kill(pid, signal.SIGKILL)
-        result = waiting.result(timeout=20)
+    job = submit(sandbox, "print('done')")
+    wait_until(lambda: job.attempts)
+    os.kill(pid, signal.SIGKILL)
+    result = job.future.result()
 
     assert (Status.OK, "done\n") == (result.status, result.stdout)
+    assert job.attempts == 2
 
 
 @TIERS
-def test_a_server_that_stalls_delays_no_answer(make_sandbox, tier: int) -> None:
-    """The verdict comes by the supervisor's own clock when the server does not give one."""
+def test_a_stalled_server_delays_no_result(make_sandbox, wait_until, tier: int) -> None:
+    """The supervisor reports `timeout` by its own clock if the server stalls."""
     sandbox = make_sandbox(tier, servers=1)
     sandbox.run("pass")
-    with ThreadPoolExecutor(1) as pool:
-        began_at = time.monotonic()
-        running = pool.submit(sandbox.run, "print('on', flush=True)\nwhile True: pass", timeout_s=1.0)
-        time.sleep(0.5)
-        pids = _all_pids(server_pids(sandbox)[0])
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        result = running.result(timeout=10)
-        taken_s = time.monotonic() - began_at
-        for pid in pids:
-            # The server goes on first, and kills the others.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+    job = submit(sandbox, "print('on', flush=True)\nwhile True: pass", timeout_s=1.0)
+    wait_until(lambda: job.output.size)
+    pids = _find_tree(server_pids(sandbox)[0])
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    result = job.future.result()
+    for pid in pids:
+        # The server continues first, and kills the others.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
     assert (Status.TIMEOUT, "on\n") == (result.status, result.stdout)
-    assert taken_s < 2.0
 
 
-def _all_pids(root: int) -> list[int]:
-    """Return the server's processes that are Python: bubblewrap's own need not be stopped."""
+def _find_tree(root: int) -> list[int]:
+    """Return a process and its descendants, parents first."""
     found, fresh = [root], [root]
     while fresh:
         children = [
@@ -118,11 +129,11 @@ def _all_pids(root: int) -> list[int]:
 
 
 def test_servers_that_cannot_start_are_an_infrastructure_error(make_sandbox, monkeypatch) -> None:
-    """When every start fails, callers are told why instead of waiting for ever."""
+    """If every start fails, the run fails with the reason instead of waiting forever."""
     sandbox = make_sandbox(2, servers=1)
-    backend = sandbox._started.backend
+    backend = sandbox._backend
     sandbox.run("pass")
-    monkeypatch.setattr("turnwise_python_sandbox.supervisor.spawn", _no_spawn)
+    monkeypatch.setattr("turnwise_python_sandbox.supervisor.start_server", _fail_to_start)
     os.kill(server_pids(sandbox)[0], signal.SIGKILL)
 
     result = sandbox.run("print(1)")
@@ -132,25 +143,25 @@ def test_servers_that_cannot_start_are_an_infrastructure_error(make_sandbox, mon
     assert backend.server_pids == ()
 
 
-def _no_spawn(_recipe: object) -> None:
+def _fail_to_start(_spec: object) -> None:
     raise OSError("no more processes")
 
 
 @TIERS
-def test_many_threads_and_loops_share_one(make_sandbox, tier: int) -> None:
-    """Threads, and event loops on threads, all get their own answers."""
+def test_many_threads_and_loops_share_one_sandbox(make_sandbox, tier: int) -> None:
+    """Each caller gets its own result, on threads and in event loops on threads."""
     sandbox = make_sandbox(tier)
 
-    def on_a_loop(n: int) -> list[str]:
-        async def several() -> list[str]:
+    def run_on_a_loop(n: int) -> list[str]:
+        async def run_several() -> list[str]:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(sandbox.arun(f"print({n}, {i})")) for i in range(4)]
             return [task.result().stdout for task in tasks]
 
-        return asyncio.run(several())
+        return asyncio.run(run_several())
 
     with ThreadPoolExecutor(8) as pool:
-        loops = list(pool.map(on_a_loop, range(6)))
+        loops = list(pool.map(run_on_a_loop, range(6)))
         plain = list(pool.map(lambda n: sandbox.run(f"print({n})").stdout, range(24)))
 
     assert [[f"{n} {i}\n" for i in range(4)] for n in range(6)] == loops
@@ -158,44 +169,41 @@ def test_many_threads_and_loops_share_one(make_sandbox, tier: int) -> None:
 
 
 @TIERS
-def test_a_cancelled_run_is_killed(make_sandbox, programs_of, tier: int) -> None:
-    """Cancelling the call frees its place, whether the program runs or still waits."""
-    sandbox = make_sandbox(tier, servers=1, max_in_flight=1, timeout_s=30.0)
+def test_a_cancelled_run_is_killed(make_sandbox, programs_of, wait_until, tier: int) -> None:
+    """Cancelling a call ends its program, whether it runs or waits, and makes room for the next run."""
+    # Far longer than `wait_until` waits: only a kill ends these programs in time.
+    sandbox = make_sandbox(tier, servers=1, max_in_flight=1, timeout_s=600.0)
     sandbox.run("pass")
     assert programs_of(sandbox) == set()
 
     async def cancel() -> None:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(sandbox.arun("while True: pass")) for _ in range(3)]
-            await asyncio.sleep(0.3)
+            await asyncio.to_thread(wait_until, lambda: programs_of(sandbox))
             for task in tasks:
                 task.cancel()
 
     asyncio.run(cancel())
-    began_at = time.monotonic()
 
+    wait_until(lambda: programs_of(sandbox) == set())
     assert "free\n" == sandbox.run("print('free')").stdout
-    assert time.monotonic() - began_at < 2
-    assert programs_of(sandbox) == set()
 
 
 @TIERS
-def test_a_hanging_program_costs_nobody_else(make_sandbox, tier: int) -> None:
-    """While one hangs, others run."""
-    sandbox = make_sandbox(tier, servers=1, max_in_flight=2, timeout_s=3.0)
-    with ThreadPoolExecutor(1) as pool:
-        hanging = pool.submit(sandbox.run, "while True: pass")
-        quick = [sandbox.run(f"print({n})").stdout for n in range(10)]
-        assert not hanging.done()
-        assert hanging.result().status is Status.TIMEOUT
+def test_a_hanging_program_does_not_block_others(make_sandbox, tier: int) -> None:
+    """Other runs finish while one program hangs."""
+    sandbox = make_sandbox(tier, servers=1, max_in_flight=2, timeout_s=60.0)
+    hanging = submit(sandbox, "while True: pass")
+    outputs = [sandbox.run(f"print({n})").stdout for n in range(10)]
 
-    assert [f"{n}\n" for n in range(10)] == quick
+    assert [f"{n}\n" for n in range(10)] == outputs
+    assert not hanging.future.done()
 
 
 @pytest.mark.slow
 @TIERS
 def test_256_episodes_of_which_a_tenth_misbehaves(make_sandbox, programs_of, tier: int) -> None:
-    """Every episode returns with its own result."""
+    """Every one of 256 concurrent episodes gets its own results."""
     bad = [
         "while True: pass",
         "import os; os.kill(os.getpid(), 11)",
@@ -206,106 +214,114 @@ def test_256_episodes_of_which_a_tenth_misbehaves(make_sandbox, programs_of, tie
     sandbox.run("pass")
     assert programs_of(sandbox) == set()
 
-    async def episode(n: int) -> bool:
+    async def run_episode(n: int) -> bool:
         if n % 10 == 0:
             status = (await sandbox.arun(bad[n // 10 % 4])).status
             return status is (Status.TIMEOUT, Status.CRASHED, Status.MEMORY, Status.OUTPUT_LIMIT)[n // 10 % 4]
         results = [await sandbox.arun(f"print({n} * {turn})") for turn in range(2)]
         return [f"{n * turn}\n" for turn in range(2)] == [result.stdout for result in results]
 
-    async def all_episodes() -> list[bool]:
+    async def run_all() -> list[bool]:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(episode(n)) for n in range(256)]
+            tasks = [group.create_task(run_episode(n)) for n in range(256)]
         return [task.result() for task in tasks]
 
-    assert all(asyncio.run(all_episodes()))
+    assert all(asyncio.run(run_all()))
     assert programs_of(sandbox) == set()
 
 
-def test_a_forked_child_has_servers_of_its_own(make_sandbox) -> None:
-    """A child neither uses nor disturbs its parent's servers."""
+def test_a_forked_child_has_its_own_servers(make_sandbox, run_in_child) -> None:
+    """A child can run programs, and does not disturb its parent's servers."""
     sandbox = make_sandbox(2, servers=1)
     sandbox.run("pass")
-    pid = os.fork()
-    if pid == 0:
-        good = False
-        try:
-            good = sandbox.run("print('child')").stdout == "child\n"
-            sandbox.close()
-        finally:
-            os._exit(0 if good else 1)
-    _, status = os.waitpid(pid, 0)
 
-    assert status == 0
+    def run_and_close() -> list[object]:
+        output, pids = sandbox.run("print('child')").stdout, server_pids(sandbox)
+        sandbox.close()
+        return [output, list(pids)]
+
+    output, pids = run_in_child(run_and_close)
+
+    assert "child\n" == output
+    assert set(pids).isdisjoint(server_pids(sandbox))
     assert "parent\n" == sandbox.run("print('parent')").stdout
 
 
-def test_servers_end_with_their_owner(tmp_path, our_processes) -> None:
-    """A process that is killed leaves no server and no program behind."""
+def test_servers_end_with_their_owner(wait_until) -> None:
+    """A killed process leaves no server behind."""
     code = (
-        "import threading, time\nfrom turnwise_python_sandbox import Sandbox\n"
+        "from turnwise_python_sandbox import Sandbox\n"
         "s = Sandbox(tier=2, servers=1, timeout_s=100.0).start()\ns.run('pass')\n"
-        "print(s._started.backend.server_pids[0], flush=True)\ns.run('while True: pass')\n"
+        "print(s._backend.server_pids[0], flush=True)\ns.run('while True: pass')\n"
     )
-    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=dict(os.environ))
-    server = int(owner.stdout.readline())
-    time.sleep(0.5)
-    owner.kill()
-    owner.wait()
-    owner.stdout.close()
-    deadline = time.monotonic() + 5
-    while os.path.exists(f"/proc/{server}") and time.monotonic() < deadline:
-        time.sleep(0.05)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as owner:
+        server = int(owner.stdout.readline())
+        wait_until(lambda: Path(f"/proc/{server}/task/{server}/children").read_text())
+        owner.kill()
 
-    assert not os.path.exists(f"/proc/{server}")
+    wait_until(lambda: not os.path.exists(f"/proc/{server}"))
 
 
 def test_the_shared_sandbox_is_one_per_config() -> None:
-    """Equal configs share, different ones do not; none is started by asking."""
+    """Equal configs share a sandbox, other configs do not, and asking for one does not start it."""
     one, again, other = (shared_sandbox(SandboxConfig(timeout_s=t)) for t in (3, 3, 4))
 
     assert one is again
     assert one is not other
-    assert one._started is None
+    assert one._backend is None
 
 
-def test_waiting_is_not_counted() -> None:
-    """A program's time begins when it does."""
-    with Sandbox(servers=1, max_in_flight=1, timeout_s=1.0) as sandbox, ThreadPoolExecutor(3) as pool:
-        results = list(pool.map(sandbox.run, ["import time; time.sleep(0.6); print(1)"] * 3))
+def test_time_in_the_queue_is_queued_s(make_sandbox, wait_until) -> None:
+    """A run above `max_in_flight` starts when another ends; until then its time counts in `queued_s`."""
+    sandbox = make_sandbox(2, servers=1, max_in_flight=1, timeout_s=60.0)
+    first, second = submit(sandbox, "while True: pass"), submit(sandbox, "print(1)")
+    wait_until(lambda: first.started_at)
+    assert not second.sent_at
+    killed_at = time.monotonic()
+    sandbox._backend.kill(first)
+    result = second.future.result()
 
-    assert ["1\n"] * 3 == [result.stdout for result in results]
-    assert max(result.queued_s for result in results) > 1.0
-    assert max(result.wall_s for result in results) < 1.0
+    assert "1\n" == result.stdout
+    assert second.sent_at > killed_at
+    assert result.queued_s == second.sent_at - second.submitted_at
 
 
 def test_results_become_json(sandbox: Sandbox) -> None:
-    """What `--json` prints has plain values, and says the tier and whether it isolates."""
+    """`to_json` has plain values, the name of the tier and whether it isolates."""
     found = sandbox.run("print(1)").to_json()
 
     assert ("ok", "1\n", 0, True) == (found["status"], found["stdout"], found["exit_code"], found["isolated"])
     assert found["tier_name"] == Tier(found["tier"]).name.lower()
 
 
-def test_threads_of_the_caller_are_not_blocked(make_sandbox) -> None:
-    """An event loop goes on while a program runs."""
+def test_the_event_loop_is_not_blocked(make_sandbox) -> None:
+    """Other tasks of the loop run while a program runs, and a run needs no further thread."""
     sandbox = make_sandbox(2, servers=1)
-    before = threading.active_count()
+    num_threads = threading.active_count()
     ticks = 0
 
-    async def tick() -> None:
+    async def run_and_tick() -> str:
         nonlocal ticks
-        while True:
-            await asyncio.sleep(0.01)
-            ticks += 1
-
-    async def both() -> None:
         async with asyncio.TaskGroup() as group:
-            ticking = group.create_task(tick())
-            await sandbox.arun("import time; time.sleep(0.5)")
-            ticking.cancel()
+            running = group.create_task(sandbox.arun("print(input())", stdin="x\n"))
+            while not running.done():
+                await asyncio.sleep(0)
+                ticks += 1
+        return running.result().stdout
 
-    asyncio.run(both())
+    assert "x\n" == asyncio.run(run_and_tick())
+    assert ticks > 1
+    assert threading.active_count() == num_threads
 
-    assert ticks > 10
-    assert threading.active_count() - before < 10
+
+def test_asession_starts_the_sandbox(make_sandbox) -> None:
+    """`asession` of a sandbox that is not running starts it, and returns a working session."""
+    make_sandbox(2, servers=1)
+
+    async def use() -> str:
+        session = await Sandbox(tier=2, servers=1).asession()
+        result = await session.arun("print(3)")
+        session.close()
+        return result.stdout
+
+    assert "3\n" == asyncio.run(use())

@@ -1,9 +1,8 @@
-"""Interpreters that live on between calls."""
+"""Sessions: interpreters that keep their variables between calls."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,21 +12,21 @@ from turnwise_python_sandbox import Sandbox, SandboxUnavailableError, Status
 
 @pytest.fixture
 def session(sandbox: Sandbox):
-    """A fresh session in each tier."""
+    """A new session in each tier."""
     with sandbox.session() as made:
         yield made
 
 
-def test_names_live_on(session) -> None:
-    """What one call defines the next one uses; output belongs to the call that printed it."""
+def test_variables_are_kept(session) -> None:
+    """A call uses the names of earlier calls, and has only its own output."""
     outputs = [session.run(code) for code in ("x = 20\ndef f(n): return n + 1", "print(f(x))", "x += 1", "print(f(x))")]
 
     assert ["", "21\n", "", "22\n"] == [output.stdout for output in outputs]
     assert {Status.OK} == {output.status for output in outputs}
 
 
-def test_errors_leave_the_names(session) -> None:
-    """An exception ends its call only; its traceback has the lines of the call."""
+def test_an_exception_keeps_the_variables(session) -> None:
+    """An exception ends its call only, and its traceback shows the lines of the call."""
     session.run("x = 1\ndef f():\n    raise ValueError('deep')")
     failed = session.run("f()")
 
@@ -37,7 +36,7 @@ def test_errors_leave_the_names(session) -> None:
 
 
 def test_exit_ends_the_call_only(session) -> None:
-    """`sys.exit` in a cell is not the end of the notebook."""
+    """`sys.exit` ends the call and not the interpreter."""
     session.run("x = 1")
     ended = session.run("import sys; sys.exit(4)")
 
@@ -45,25 +44,21 @@ def test_exit_ends_the_call_only(session) -> None:
     assert "1\n" == session.run("print(x)").stdout
 
 
-def test_a_loop_is_interrupted_and_the_names_stay(session) -> None:
-    """At its limit a call is interrupted first, and answered in time."""
+def test_a_timeout_interrupts_and_keeps_the_variables(session) -> None:
+    """At its time limit a call is interrupted, and the interpreter survives."""
     session.run("x = 1")
-    began_at = time.monotonic()
     stopped = session.run("while True: pass", timeout_s=0.5)
 
-    assert time.monotonic() - began_at < 1.5
     assert (Status.TIMEOUT, False) == (stopped.status, stopped.session_lost)
     assert "1\n" == session.run("print(x)").stdout
 
 
-def test_a_loop_that_resists_is_killed(session) -> None:
-    """Code that swallows the interrupt loses its interpreter; the next call has a new one."""
+def test_a_call_that_ignores_the_interrupt_is_killed(session) -> None:
+    """Code that ignores the interrupt loses its interpreter, and the next call has a new one."""
     session.run("x = 1")
-    began_at = time.monotonic()
     code = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('in')\nwhile True: pass"
     stopped = session.run(code, timeout_s=0.5)
 
-    assert time.monotonic() - began_at < 1.5
     assert (Status.TIMEOUT, True, "in\n") == (stopped.status, stopped.session_lost, stopped.stdout)
     assert "NameError" in session.run("print(x)").stderr
 
@@ -78,16 +73,16 @@ def test_a_loop_that_resists_is_killed(session) -> None:
         ("x = []\nwhile True: x.append(bytearray(10**7))", Status.MEMORY),
     ],
 )
-def test_what_ends_the_interpreter_is_said(session, code: str, status: Status) -> None:
-    """The verdict is the supervisor's, the loss is reported, and the session goes on with a new interpreter."""
+def test_the_end_of_the_interpreter_is_reported(session, code: str, status: Status) -> None:
+    """The result has the status and the loss, and the next call has a new interpreter."""
     ended = session.run(code)
 
     assert (status, True) == (ended.status, ended.session_lost)
     assert "on\n" == session.run("print('on')").stdout
 
 
-def test_forged_answers_end_only_their_own_call(session) -> None:
-    """Junk on the stream that carries answers fools nobody, and is never taken for a failure of ours."""
+def test_forged_replies_harm_only_the_session(session) -> None:
+    """Junk on the stream of replies ends at most the session, and is never an `infra_error`."""
     code = "import os\nfor fd in range(3, 300):\n    try: os.write(fd, b'\\xff' * 100)\n    except OSError: pass"
     first = session.run(code)
     again = session.run("print('fine')")
@@ -98,38 +93,38 @@ def test_forged_answers_end_only_their_own_call(session) -> None:
 
 
 def test_sessions_do_not_see_each_other(sandbox: Sandbox) -> None:
-    """Names and files are a session's own."""
+    """Sessions share neither variables nor files."""
     with sandbox.session() as one, sandbox.session() as other:
         one.run("x = 1\nopen('f', 'w').write('1')")
         assert "NameError" in other.run("print(x)").stderr
         assert "[]\n" == other.run("import os; print(os.listdir('.'))").stdout
 
 
-def test_idle_sessions_end(make_sandbox) -> None:
-    """A session that nobody uses gives its place back, and starts anew when it is used after all."""
+def test_idle_sessions_end(make_sandbox, wait_until) -> None:
+    """An unused session ends, and its next call starts a new interpreter."""
     sandbox = make_sandbox(2, servers=1, session_idle_s=0.3)
     with sandbox.session() as session:
         session.run("x = 1")
-        time.sleep(1.0)
+        wait_until(session._interpreter.job.future.done)
         assert "NameError" in session.run("print(x)").stderr
 
 
-def test_sessions_are_limited(make_sandbox) -> None:
-    """One more than allowed waits for a place."""
+def test_sessions_are_limited(make_sandbox, wait_until) -> None:
+    """A session above the limit waits until another ends."""
     sandbox = make_sandbox(2, servers=1, max_sessions=1)
     first, second = sandbox.session(), sandbox.session()
     first.run("pass")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(second.run, "print(2)")
-        time.sleep(0.3)
+        wait_until(lambda: sandbox._backend._waiting)
         assert not waiting.done()
         first.close()
-        assert "2\n" == waiting.result(timeout=10).stdout
+        assert "2\n" == waiting.result().stdout
     second.close()
 
 
 def test_many_sessions_at_once(make_sandbox) -> None:
-    """Each of 32 sessions counts for itself."""
+    """32 concurrent sessions keep their variables apart."""
     sandbox = make_sandbox(2)
 
     async def count(n: int) -> str:
@@ -148,8 +143,8 @@ def test_many_sessions_at_once(make_sandbox) -> None:
     assert [f"{n + 1}\n" for n in range(32)] == asyncio.run(everyone())
 
 
-def test_there_are_no_sessions_without_isolation() -> None:
-    """Tiers with one process per run say that they have none."""
+def test_tiers_with_one_process_per_run_have_no_sessions() -> None:
+    """Asking for a session in tier 5 is an error that names the tier."""
     with (
         Sandbox(tier=5, unsafe_subprocess=True) as sandbox,
         pytest.raises(SandboxUnavailableError, match="no sessions"),

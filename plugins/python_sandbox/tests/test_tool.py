@@ -1,4 +1,4 @@
-"""The tool `python`: schema, texts, truncation, and what is nobody's fault."""
+"""The tool `python`: schema, observations, truncation, failures of the sandbox."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from turnwise.errors import InfrastructureError
 from turnwise.protocols import Resources, Tool
 from turnwise.types import Task
 from turnwise_python_sandbox import PythonTool, PythonToolConfig, RunResult, SandboxConfig, Status, Tier
-from turnwise_python_sandbox.tool import observation, truncate
+from turnwise_python_sandbox.tool import format_observation, truncate
 
 TASK = Task(messages=({"role": "user", "content": "?"},), uid="t")
 SMALL = SandboxConfig(servers=1, timeout_s=2.0)
 
 
-def result(status: Status = Status.OK, stdout: str = "", stderr: str = "", **more: object) -> RunResult:
-    """A result of a run."""
+def build_result(status: Status = Status.OK, stdout: str = "", stderr: str = "", **more: object) -> RunResult:
+    """Return a result of a run."""
     return RunResult(status=status, stdout=stdout, stderr=stderr, tier=Tier.LANDLOCK, **more)
 
 
 def call(tool: PythonTool, *codes: str) -> list:
-    """Run an episode with these calls."""
+    """Run an episode with these calls, and return their results."""
 
     async def episode() -> list:
         session = await tool.create(TASK)
@@ -37,12 +37,12 @@ def call(tool: PythonTool, *codes: str) -> list:
 
 @pytest.fixture(params=[False, True], ids=["fresh", "persistent"])
 def tool(request: pytest.FixtureRequest) -> PythonTool:
-    """The tool in both ways of running."""
+    """The tool, with one interpreter per call and with one per episode."""
     return PythonTool(PythonToolConfig(sandbox=SMALL, persistent=request.param), Resources())
 
 
 def test_it_is_a_tool(tool: PythonTool) -> None:
-    """It fulfils the protocol, and its schema takes one text named `code`."""
+    """It implements the protocol `Tool`, and its schema has one string parameter `code`."""
     assert isinstance(tool, Tool)
     parameters = tool.schema["function"]["parameters"]
     assert ("python", ["code"]) == (tool.schema["function"]["name"], parameters["required"])
@@ -50,7 +50,7 @@ def test_it_is_a_tool(tool: PythonTool) -> None:
 
 
 def test_an_episode(tool: PythonTool) -> None:
-    """Output, silence, an error: the model reads each, and goes on."""
+    """Observations show output, no output and an error, and later calls still work."""
     printed, silent, failed, after = call(tool, "print(1 + 1)", "x = 1", "1 / 0", "print('on')")
 
     assert ("2", False) == (printed.text, printed.error)
@@ -61,15 +61,15 @@ def test_an_episode(tool: PythonTool) -> None:
     assert printed.metrics["sandbox_tier"] in (1.0, 2.0)
 
 
-def test_fresh_forgets_and_persistent_remembers(tool: PythonTool) -> None:
-    """The one difference between the two."""
+def test_only_a_persistent_tool_keeps_variables(tool: PythonTool) -> None:
+    """A variable of one call exists in the next only if the tool is persistent."""
     _, second = call(tool, "x = 5", "print(x)")
 
     assert ("5" if tool._config.persistent else "NameError") in second.text
 
 
-def test_limits_are_told(tool: PythonTool) -> None:
-    """A program that was stopped says why, after what it printed."""
+def test_an_exceeded_limit_is_explained(tool: PythonTool) -> None:
+    """The observation of a stopped program has its output, then the reason."""
     (stopped,) = call(tool, "import signal\nsignal.signal(2, signal.SIG_IGN)\nprint('start')\nwhile True: pass")
 
     assert stopped.error
@@ -77,8 +77,8 @@ def test_limits_are_told(tool: PythonTool) -> None:
     assert "longer than 2 seconds" in stopped.text
 
 
-def test_infrastructure_is_nobodys_fault(monkeypatch) -> None:
-    """A sandbox that fails raises; the model reads nothing of it."""
+def test_a_failing_sandbox_raises() -> None:
+    """A failure of the sandbox raises `InfrastructureError` instead of becoming an observation."""
     tool = PythonTool(PythonToolConfig(sandbox=SandboxConfig(remote_url="http://127.0.0.1:9")), Resources())
 
     with pytest.raises(InfrastructureError, match="the sandbox failed"):
@@ -86,7 +86,7 @@ def test_infrastructure_is_nobodys_fault(monkeypatch) -> None:
 
 
 def test_no_isolation_is_an_infrastructure_error() -> None:
-    """A machine where no tier works is not the model's fault either."""
+    """A machine where no tier works raises `InfrastructureError` too."""
     tool = PythonTool(PythonToolConfig(sandbox=SandboxConfig(tier=3)), Resources())
 
     with pytest.raises(InfrastructureError, match="no isolation works here"):
@@ -103,29 +103,29 @@ def test_no_isolation_is_an_infrastructure_error() -> None:
         (Status.CRASHED, "exit code 139"),
     ],
 )
-def test_each_verdict_has_its_words(status: Status, words: str) -> None:
-    """The model learns which limit it met."""
-    assert words in observation(result(status, exit_code=139), PythonToolConfig())
+def test_each_limit_has_its_message(status: Status, words: str) -> None:
+    """The observation names the limit and its value."""
+    assert words in format_observation(build_result(status, exit_code=139), PythonToolConfig())
 
 
-def test_where_errors_go() -> None:
-    """After the output, their last line only, or nowhere."""
-    ran = result(Status.ERROR, "out\n", "Traceback\n  line\nValueError: x\n")
-    texts = [observation(ran, PythonToolConfig(errors=where)) for where in ("after", "last_line", "hidden")]
+def test_the_option_errors_places_them() -> None:
+    """Standard error comes after the output, is cut to its last line, or is left out."""
+    ran = build_result(Status.ERROR, "out\n", "Traceback\n  line\nValueError: x\n")
+    texts = [format_observation(ran, PythonToolConfig(errors=where)) for where in ("after", "last_line", "hidden")]
 
     assert ["out\nTraceback\n  line\nValueError: x", "out\nValueError: x", "out"] == texts
 
 
-def test_a_lost_session_is_told() -> None:
-    """The model must know that its variables are gone."""
-    text = observation(result(Status.TIMEOUT, session_lost=True), PythonToolConfig())
+def test_a_lost_session_is_reported() -> None:
+    """The observation says that the variables are gone."""
+    text = format_observation(build_result(Status.TIMEOUT, session_lost=True), PythonToolConfig())
 
     assert text.endswith("variables are gone")
 
 
-def test_the_verdict_survives_truncation() -> None:
-    """However long the output, the reason of the stop is read."""
-    text = observation(result(Status.OUTPUT_LIMIT, "x" * 100_000), PythonToolConfig(max_chars=200))
+def test_the_reason_survives_truncation() -> None:
+    """A long output does not displace the reason at the end."""
+    text = format_observation(build_result(Status.OUTPUT_LIMIT, "x" * 100_000), PythonToolConfig(max_chars=200))
 
     assert len(text) <= 200
     assert text.endswith("was stopped")
@@ -133,7 +133,7 @@ def test_the_verdict_survives_truncation() -> None:
 
 @given(st.text(max_size=400), st.integers(0, 300), st.sampled_from(["head", "tail", "middle"]))
 def test_truncation_keeps_to_its_length(text: str, max_chars: int, keep: str) -> None:
-    """Never longer than asked, unchanged when it fits, and the right end stays."""
+    """The result is never too long, a short text is unchanged, and the right end is kept."""
     cut = truncate(text, max_chars, keep)
 
     assert len(cut) <= max_chars

@@ -1,4 +1,4 @@
-"""A trainer for turnwise: `turnwise train` and `turnwise eval`. Only the hook stands here."""
+"""A trainer for turnwise: the commands `turnwise train` and `turnwise eval`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from turnwise_grpo_trainer.train_command import TrainCommand
 
 @turnwise.hookimpl
 def register_commands(registry: turnwise.Registry[turnwise.Command]) -> None:
-    """Add `train` and `eval`."""
+    """Register `train` and `eval`."""
     registry.add("train", TrainCommand)
     registry.add("eval", EvalCommand)

@@ -1,46 +1,65 @@
 """
-Advantage estimators: what each sampled token is worth, from the rewards of a batch.
+Advantage estimation: the advantage of each sampled token, from the rewards of a batch.
 
-Pure functions of tensors. B rows, one per trajectory; R response columns. Rows that say nothing, because they failed or
-were not scored, are left out of every baseline and get 0.
+The estimators are pure functions of tensors. B rows, one per trajectory; R response columns. Failed and unscored rows
+are left out of every baseline, and their advantage is 0.
 """
 
-# ruff: noqa: TID253 - loaded by the trainer alone; no hook imports it
+# ruff: noqa: TID253 - only the trainer imports this module; no hook does
 
 from __future__ import annotations
 
 import torch
+from attrs import evolve, frozen
 from torch import Tensor
 
+from turnwise import RolloutBatch, Status
+from turnwise_grpo_trainer.config import AlgorithmConfig
+
 EPSILON = 1e-6
-"""Added to standard deviations, as verl does."""
+"""Added to standard deviations, as in verl."""
+
+
+@frozen(eq=False)
+class Advantages:
+    """
+    The advantages of a batch.
+
+    Attributes:
+        values: (B, R) float32, 0 on tokens outside the loss.
+        returns: (B, R) targets of the critic; None without a critic.
+    """
+
+    values: Tensor
+    returns: Tensor | None = None
+
+
+# Estimators
 
 
 def group_sums(values: Tensor, groups: Tensor) -> Tensor:
-    """Return (B,) the sum over the rows of each row's group. `values` is (B,), `groups` (B,) int64 from 0."""
+    """Return (B,) the sum over each row's group. `values` is (B,); `groups` is (B,) int64 and counts from 0."""
     size = int(groups.max()) + 1 if len(groups) else 0
     return values.new_zeros(size).index_add(0, groups, values)[groups]
 
 
 def grpo(rewards: Tensor, groups: Tensor, valid: Tensor, *, norm_adv_by_std: bool = True) -> Tensor:
     """
-    Group relative advantages (DeepSeekMath, arXiv:2402.03300, section 4.1).
+    Group-relative advantages (DeepSeekMath, arXiv:2402.03300, section 4.1).
 
-    The reward minus the mean of its group, over the group's standard deviation. Without the division these are the
+    The reward minus the group's mean, divided by the group's standard deviation. Without the division these are the
     advantages of Dr. GRPO (arXiv:2503.20783), which removes the bias towards questions that are too easy or too hard.
-
-    It is computed in float64: in float32 the mean of equal rewards is off by rounding, which the division would make an
-    advantage of.
 
     Args:
         rewards: (B,) float.
         groups: (B,) int64, the group of each row.
-        valid: (B,) bool, rows that have a reward.
+        valid: (B,) bool, whether the row has a reward.
         norm_adv_by_std: divide by the sample standard deviation.
 
     Returns:
-        (B,); 0 in a group of one, and in one of equal rewards.
+        (B,); 0 in a group of one and in a group with equal rewards.
     """
+    # In float32 the mean of equal rewards is off by rounding, and the division would amplify that to an advantage.
     exact = rewards.double()
     weight = valid.double()
     count = group_sums(weight, groups)
@@ -56,23 +75,23 @@ def rloo(rewards: Tensor, groups: Tensor, valid: Tensor) -> Tensor:
     """
     Reinforce leave-one-out (Kool et al. 2019; Ahmadian et al. 2024, arXiv:2402.14740).
 
-    The reward minus the mean of the others of its group. Shapes as in `grpo`; 0 in a group of one.
+    The reward minus the mean reward of the other rows of the group. Shapes as in `grpo`; 0 in a group of one.
     """
     count = group_sums(valid.to(rewards.dtype), groups)
     centred = grpo(rewards, groups, valid, norm_adv_by_std=False)
     return centred * count / (count - 1).clamp(min=1)
 
 
-def on_actions(rewards: Tensor, mask: Tensor) -> Tensor:
+def move_to_actions(rewards: Tensor, mask: Tensor) -> Tensor:
     """
-    Move rewards that sit on tokens nobody sampled to the sampled token before them.
+    Move the rewards of observed tokens to the sampled token before them.
 
     Args:
         rewards: (B, R) float.
         mask: (B, R), 1 on sampled tokens.
 
     Returns:
-        (B, R), 0 wherever the mask is 0. What has no sampled token before it is lost.
+        (B, R), 0 wherever the mask is 0. A reward without a sampled token before it is dropped.
     """
     columns = torch.arange(rewards.shape[1], device=rewards.device).expand_as(rewards)
     last = torch.where(mask.bool(), columns, -1).cummax(1).values if rewards.shape[1] else columns
@@ -82,11 +101,11 @@ def on_actions(rewards: Tensor, mask: Tensor) -> Tensor:
 
 def discounted_returns(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
     """
-    Return (B, R) the discounted sum of the rewards from each sampled token on, 0 elsewhere.
+    Return (B, R) the discounted sum of rewards from each sampled token to the end; 0 on other tokens.
 
-    Only sampled tokens are steps: what a tool or a user wrote takes no time.
+    Only sampled tokens are time steps: tokens of tools and users are not discounted.
     """
-    rewards = on_actions(rewards, mask)
+    rewards = move_to_actions(rewards, mask)
     returns, running = torch.zeros_like(rewards), rewards.new_zeros(len(rewards))
     for column in reversed(range(rewards.shape[1])):
         acted = mask[:, column].bool()
@@ -100,11 +119,11 @@ def reinforce_plus_plus(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Te
     REINFORCE++ (Hu et al. 2025, arXiv:2501.03262): returns, normalised over all sampled tokens of the batch.
 
     Args:
-        rewards: (B, R) float, the KL penalty included.
-        mask: (B, R), 1 on tokens that enter the loss.
+        rewards: (B, R) float, including the KL penalty.
+        mask: (B, R), 1 on tokens in the loss.
         gamma: discount.
     """
-    return whitened(discounted_returns(rewards, mask, gamma), mask)
+    return whiten(discounted_returns(rewards, mask, gamma), mask)
 
 
 def gae(
@@ -116,14 +135,14 @@ def gae(
     Args:
         rewards: (B, R) float.
         values: (B, R) float, the critic's value of the state in which each token was sampled.
-        mask: (B, R), 1 on tokens that enter the loss; only these are steps.
+        mask: (B, R), 1 on tokens in the loss; only these are time steps.
         gamma: discount.
-        lam: 0 is the one-step error, 1 the return minus the value.
+        lam: 0 gives the one-step error, 1 the return minus the value.
 
     Returns:
-        The advantages (B, R), not normalised, and the returns that the critic learns; both 0 where the mask is 0.
+        The advantages (B, R), not normalised, and the critic's targets (B, R); both 0 where the mask is 0.
     """
-    rewards = on_actions(rewards, mask)
+    rewards = move_to_actions(rewards, mask)
     advantages = torch.zeros_like(rewards)
     next_value, running = rewards.new_zeros(len(rewards)), rewards.new_zeros(len(rewards))
     for column in reversed(range(rewards.shape[1])):
@@ -135,10 +154,80 @@ def gae(
     return advantages, (advantages + values) * mask
 
 
-def whitened(values: Tensor, mask: Tensor) -> Tensor:
-    """Return (B, R) values of mean 0 and variance 1 over the entries where the mask is 1, and 0 elsewhere."""
-    exact, weight = values.double(), mask.double()  # as in `grpo`
+def whiten(values: Tensor, mask: Tensor) -> Tensor:
+    """Return (B, R) values with mean 0 and variance 1 over the entries where the mask is 1, and 0 elsewhere."""
+    exact, weight = values.double(), mask.double()  # float64 for the same reason as in `grpo`
     count = weight.sum()
     mean = (exact * weight).sum() / count.clamp(min=1)
     variance = (((exact - mean) * weight) ** 2).sum() / (count - 1).clamp(min=1)
     return ((exact - mean) / (variance.sqrt() + EPSILON) * weight).to(values.dtype)
+
+
+# From a batch to advantages
+
+
+def valid_rows(batch: RolloutBatch) -> Tensor:
+    """Return (B,) bool: scored rows of episodes that did not fail."""
+    failed = torch.tensor([status is Status.FAILED for status in batch.column("status")], dtype=torch.bool)
+    return batch.scored & ~failed
+
+
+def compute_loss_mask(batch: RolloutBatch, *, mask_truncated: bool = False) -> Tensor:
+    """Return (B, R) int64, 1 on the tokens in the loss; with `mask_truncated`, truncated rows have none."""
+    valid = valid_rows(batch)
+    if mask_truncated:
+        valid &= ~torch.tensor([status is Status.TRUNCATED for status in batch.column("status")], dtype=torch.bool)
+    return batch.loss_mask * valid[:, None]
+
+
+def estimate_advantages(
+    batch: RolloutBatch,
+    config: AlgorithmConfig,
+    *,
+    mask: Tensor,
+    kl: Tensor | None = None,
+    values: Tensor | None = None,
+) -> Advantages:
+    """
+    Return the advantages of a batch by the configured estimator.
+
+    Args:
+        batch: B rows in groups, with R response columns.
+        config: names the estimator.
+        mask: (B, R), 1 on tokens in the loss.
+        kl: (B, R) log-ratio to the reference, subtracted from the rewards if given.
+        values: (B, R) values of the critic; required by `gae`.
+
+    Raises:
+        ValueError: the estimator is `gae` and `values` is None.
+    """
+    rewards, weight = batch.rm_scores, mask.to(torch.float32)
+    if kl is not None:
+        rewards = rewards - config.kl_loss_coef * kl * weight
+    if config.adv_estimator == "gae":
+        if values is None:
+            raise ValueError("the estimator gae needs the critic's values")
+        advantages, returns = gae(rewards, values, mask, gamma=config.gamma, lam=config.lam)
+        return Advantages(whiten(advantages, mask) if config.norm_adv else advantages, returns)
+    if config.adv_estimator == "reinforce_plus_plus":
+        return Advantages(reinforce_plus_plus(rewards, mask, config.gamma))
+    totals, groups, valid = rewards.sum(1), batch.group_index, valid_rows(batch)
+    if config.adv_estimator == "rloo":
+        outcome = rloo(totals, groups, valid)
+    else:
+        outcome = grpo(totals, groups, valid, norm_adv_by_std=config.adv_estimator == "grpo")
+    return Advantages(outcome[:, None] * weight)
+
+
+def shuffle_rewards(batch: RolloutBatch, seed: int) -> RolloutBatch:
+    """
+    Return the batch with the rows' total rewards permuted; each is placed on the row's last sampled token.
+
+    This is a control: the rewards keep their distribution and no longer depend on the actions.
+    """
+    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))
+    columns = torch.arange(batch.response_length).expand_as(batch.response_mask)
+    last = torch.where(batch.response_mask.bool(), columns, -1).amax(1)
+    totals = batch.rm_scores.sum(1)[order] * (last >= 0)
+    shuffled = torch.zeros_like(batch.rm_scores).scatter(1, last.clamp(min=0)[:, None], totals[:, None])
+    return evolve(batch, rm_scores=shuffled, scored=batch.scored[order])

@@ -1,9 +1,9 @@
 """
-Where finished episodes wait for the trainer: whole groups in, whole groups out.
+The buffer between rollout and trainer: collects episodes to groups, and hands out whole groups.
 
-One side puts episodes in as they finish, the other takes groups; each may be a thread of its own. A group is whole or
-it is not used. The buffer is bounded: `put` waits while it is full. What comes out is never further behind the
-trainer's weights than the bound, unless stale groups are kept to be corrected by importance weights.
+The rollout puts episodes in as they finish; the trainer takes groups. Both may be in different threads. The buffer is
+bounded: `put` waits while it is full. A group that is more than `max_staleness` weight versions behind the trainer is
+dropped, unless stale groups are kept for correction by importance weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GroupKey = tuple[str, int, bool]
 
 
 class BufferClosedError(TurnwiseError):
-    """Nothing more will come, and fewer groups are left than were asked for."""
+    """The buffer was closed, and has fewer groups than requested, or no room."""
 
 
 @define(eq=False)
@@ -33,8 +33,8 @@ class EpisodeGroup:
     The episodes of one task at one step, in the order of their `rollout_n`.
 
     Attributes:
-        episodes: all of them.
-        dropped: whether the buffer let go of it because it was too old.
+        episodes: all episodes of the group.
+        dropped: whether the buffer dropped the group because it was too stale.
     """
 
     episodes: tuple[EpisodeResult, ...]
@@ -42,12 +42,12 @@ class EpisodeGroup:
 
     @property
     def key(self) -> GroupKey:
-        """What its episodes have in common."""
-        return _key_of(self.episodes[0])
+        """Task uid, training step, and whether it is a validation."""
+        return _group_key(self.episodes[0])
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest weights that sampled a token of it; None when no token was sampled."""
+        """The oldest weight version that sampled one of its tokens; None if no token was sampled."""
         versions = [
             int(record.weight_versions[record.response_mask == 1].min())
             for episode in self.episodes
@@ -58,27 +58,27 @@ class EpisodeGroup:
 
     @property
     def has_variance(self) -> bool:
-        """Whether its rewards differ, so that a baseline of the group leaves anything to learn."""
+        """Whether its rewards differ; if not, a group baseline makes all advantages 0."""
         rewards = {episode.reward for episode in self.episodes if episode.reward is not None and episode.trainable}
         return len(rewards) > 1
 
 
-def _key_of(episode: EpisodeResult) -> GroupKey:
+def _group_key(episode: EpisodeResult) -> GroupKey:
     return episode.task.uid, episode.global_step, episode.validation
 
 
 @define(eq=False)
 class TrajectoryBuffer:
     """
-    Groups of episodes on their way from the rollout to the trainer.
+    A bounded, thread-safe buffer of groups.
 
     Attributes:
-        group_size: episodes of a group.
-        max_groups: whole groups that may wait; the `put` of one more waits for room.
-        max_staleness: weight versions that a group may be behind.
-        stale: what becomes of one that is further behind: `drop` it, or `correct`: let it through.
+        group_size: episodes in a group.
+        max_groups: most whole groups in the buffer; a `put` that completes another one waits for room.
+        max_staleness: most weight versions that a group may be behind the trainer.
+        stale: `drop` groups that are further behind, or keep them for correction (`correct`).
         dynamic_sampling: drop groups without reward variance (DAPO, arXiv:2503.14476).
-        counts: groups `added`, `taken`, `dropped_uniform`, `dropped_stale`, so far.
+        counts: number of groups `added`, `taken`, `dropped_uniform` and `dropped_stale`.
     """
 
     group_size: int
@@ -87,7 +87,8 @@ class TrajectoryBuffer:
     stale: Literal["drop", "correct"] = "drop"
     dynamic_sampling: bool = False
     counts: dict[str, int] = field(init=False)
-    # All whole groups; those beyond `max_groups` wait for room, behind a `put` or after a restart.
+    # All whole groups. Groups beyond the first `max_groups` wait for room: their `put` has not returned, or they come
+    # from the checkpoint of a larger buffer.
     _groups: deque[EpisodeGroup] = field(factory=deque, init=False)
     _partial: dict[GroupKey, dict[int, EpisodeResult]] = field(factory=dict, init=False)
     _changed: threading.Condition = field(factory=threading.Condition, init=False)
@@ -96,48 +97,46 @@ class TrajectoryBuffer:
     _closed: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Begin empty."""
         self.counts = {"added": 0, "taken": 0, "dropped_uniform": 0, "dropped_stale": 0}
         for name in ("group_size", "max_groups"):
             if getattr(self, name) < 1:
                 raise ValueError(f"'{name}' must be at least 1: {getattr(self, name)}")
 
     def __len__(self) -> int:
-        """Return the number of whole groups that wait."""
         with self._changed:
             return min(len(self._groups), self.max_groups)
 
-    # The rollout's side
+    # Called by the rollout
 
     @property
     def num_ahead(self) -> int:
-        """The groups that wait, and those that were taken for an update that is not made yet, see `set_version`."""
+        """Groups in the buffer, and groups in training: taken since the last `set_version`."""
         with self._changed:
             return len(self._groups) + self._num_in_training
 
-    def uids_of(self, step: int) -> set[str]:
-        """Return the tasks of which a group of a training step is here, whole or not."""
+    def uids_at(self, step: int) -> set[str]:
+        """Return the tasks that have a group of this training step in the buffer, whole or partial."""
         with self._changed:
             keys = [*self._partial, *(group.key for group in self._groups)]
-        return {uid for uid, of_step, validation in keys if of_step == step and not validation}
+        return {uid for uid, group_step, validation in keys if group_step == step and not validation}
 
     def put(self, episode: EpisodeResult, *, timeout_s: float | None = None) -> bool:
         """
-        Add an episode; one that completes its group waits until there is room.
+        Add an episode; if it completes its group, wait until there is room.
 
         Returns:
-            Whether a group was completed and kept.
+            Whether the episode completed a group that was kept.
 
         Raises:
             TimeoutError: there was no room in time; the episode was not added.
             BufferClosedError: the buffer was closed.
-            ValueError: the group has an episode of this `rollout_n` already, or is whole and here.
+            ValueError: the buffer already has this episode, or its whole group.
         """
-        key = _key_of(episode)
+        key = _group_key(episode)
         with self._changed:
             partial = self._partial.get(key, {})
             if episode.rollout_n in partial or any(group.key == key for group in self._groups):
-                raise ValueError(f"episode {episode.uid} of step {episode.global_step} is in the buffer already")
+                raise ValueError(f"episode {episode.uid} of step {episode.global_step} is already in the buffer")
             members = {**partial, episode.rollout_n: episode}
             if len(members) < self.group_size:
                 self._partial[key] = members
@@ -157,65 +156,68 @@ class TrajectoryBuffer:
             return not group.dropped
 
     def _add(self, group: EpisodeGroup, timeout_s: float | None) -> None:
-        """Add a whole group and wait until there is room for it; without, it is not added."""
+        """Add a whole group and wait until there is room; if there is none in time, remove it again."""
         if self._closed:
             raise BufferClosedError("the buffer was closed")
+        # The group is in `_groups` while it waits, so `state_dict` contains it and no other `put` can add it again:
+        # `_wait` releases the lock.
         self._groups.append(group)
         self.counts["added"] += 1
         try:
             self._wait(lambda: self._closed or not self._is_beyond(group), timeout_s, "no room")
         finally:
-            in_vain = self._is_beyond(group)
-            if in_vain:
+            no_room = self._is_beyond(group)
+            if no_room:
                 self._groups.remove(group)
                 self.counts["added"] -= 1
-        if in_vain:
+        if no_room:
             raise BufferClosedError("the buffer was closed")
-        # It may have waited for room, or been rolled out, through many versions.
+        # The version may have risen during the rollout of the group, or while it waited for room.
         self._drop_stale()
         self._changed.notify_all()
 
     def _is_beyond(self, group: EpisodeGroup) -> bool:
-        """Return whether there is no room for a group yet."""
+        """Return whether a group still waits for room."""
         return group in islice(self._groups, self.max_groups, None)
 
     def close(self) -> None:
-        """Say that nothing more will come; those who wait are woken."""
+        """Declare that no more episodes will come; waiting calls return or raise."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
-    # The trainer's side
+    # Called by the trainer
 
     def set_version(self, version: int) -> None:
-        """Say which weights the trainer has after an update; groups that are now too far behind go."""
+        """Set the weight version after an update, and drop groups that are now too stale."""
         with self._changed:
             self._version = version
             self._num_in_training = 0
             self._drop_stale()
 
     def take(
-        self, num_groups: int, *, timeout_s: float | None = None, until_uniform: int | None = None
+        self, num_groups: int, *, timeout_s: float | None = None, uniform_limit: int | None = None
     ) -> list[EpisodeGroup]:
         """
-        Take the oldest groups, waiting until there are enough.
+        Take the oldest groups; wait until there are enough.
 
         Args:
-            num_groups: how many.
-            timeout_s: how long to wait.
-            until_uniform: do not wait any more, and return fewer or none, once `counts` has so many `dropped_uniform`.
+            num_groups: number of groups.
+            timeout_s: longest wait; None waits without limit.
+            uniform_limit: return the groups that there are, possibly none, once `counts` has this many
+                `dropped_uniform`.
 
         Raises:
-            TimeoutError: there were too few in time; none was taken.
-            BufferClosedError: the buffer was closed with too few.
-            ValueError: more than the buffer ever holds.
+            TimeoutError: there were too few groups in time; none was taken.
+            BufferClosedError: the buffer was closed with too few groups.
+            ValueError: `num_groups` is more than `max_groups`.
         """
         if num_groups > self.max_groups:
-            raise ValueError(f"{num_groups} groups are more than the buffer holds, {self.max_groups}")
+            raise ValueError(f"cannot take {num_groups} groups: the buffer holds at most {self.max_groups}")
 
         def enough() -> bool:
-            gave_up = until_uniform is not None and self.counts["dropped_uniform"] >= until_uniform
-            return gave_up or len(self._groups) >= num_groups
+            too_many_dropped = uniform_limit is not None and self.counts["dropped_uniform"] >= uniform_limit
+            return too_many_dropped or len(self._groups) >= num_groups
 
         with self._changed:
             self._wait(lambda: self._closed or enough(), timeout_s, "too few groups")
@@ -251,13 +253,13 @@ class TrajectoryBuffer:
                 raise TimeoutError(f"{why} in {timeout_s} s")
             self._changed.wait(left)
 
-    # A restart
+    # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """
-        Return what `load_state_dict` takes: the episodes that are here, of whole groups and of others, and counts.
+        Return the episodes of whole groups (`waiting`) and of others (`partial`), the counts and the version.
 
-        A group whose `put` waits for room is among them.
+        A group whose `put` waits for room is among the whole ones.
         """
         with self._changed:
             waiting = [episode for group in self._groups for episode in group.episodes]
@@ -272,23 +274,23 @@ class TrajectoryBuffer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """
-        Stand where `state_dict` was taken.
+        Restore a state returned by `state_dict`.
 
-        More whole groups than `max_groups` are not lost: those beyond it come in as there is room.
+        If it has more than `max_groups` whole groups, the rest waits for room.
 
         Raises:
-            ValueError: its groups have another size.
+            ValueError: the state is of a buffer with another group size.
         """
         waiting: Sequence[EpisodeResult] = state["waiting"]
         size = self.group_size
         partial: dict[GroupKey, dict[int, EpisodeResult]] = {}
         for episode in state["partial"]:
-            partial.setdefault(_key_of(episode), {})[episode.rollout_n] = episode
+            partial.setdefault(_group_key(episode), {})[episode.rollout_n] = episode
         saved_size = state.get("group_size", size)
         if saved_size != size:
-            raise ValueError(f"its groups have {saved_size} episodes, and here they have {size}: rollout.n is another")
+            raise ValueError(f"checkpoint was written with rollout.n={saved_size}, but the config has rollout.n={size}")
         if len(waiting) % size or any(len(members) >= size for members in partial.values()):
-            raise ValueError(f"its episodes are not those of groups of {size}: rollout.n is another")
+            raise ValueError(f"checkpoint has episodes that do not form groups of rollout.n={size}")
         with self._changed:
             starts = range(0, len(waiting), size)
             self._groups = deque(EpisodeGroup(tuple(waiting[start : start + size])) for start in starts)
@@ -298,18 +300,18 @@ class TrajectoryBuffer:
             self._num_in_training = 0
             self._changed.notify_all()
 
-    def forget(self, key: GroupKey) -> None:
-        """Drop the episodes of a group that is not whole and never will be: uid, step, validation."""
+    def discard(self, key: GroupKey) -> None:
+        """Drop the episodes of a partial group that will not be completed; the key is (uid, step, validation)."""
         with self._changed:
             self._partial.pop(key, None)
 
-    # torch's side
+    # torch
 
     def dataset(self, num_groups: int) -> Any:
         """
-        Return a `torch.utils.data.IterableDataset` of lists of `num_groups` groups, until the buffer is closed.
+        Return a `torch.utils.data.IterableDataset` of lists of `num_groups` groups; it ends when the buffer is closed.
 
-        It reads this buffer of this process, so a `DataLoader` of it takes ``num_workers=0`` and ``batch_size=None``.
+        It reads from this process, so use it with ``DataLoader(dataset, num_workers=0, batch_size=None)``.
         """
         from torch.utils.data import IterableDataset
 

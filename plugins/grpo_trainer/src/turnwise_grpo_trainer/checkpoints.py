@@ -1,8 +1,8 @@
 """
-Checkpoints of a training: folders that appear whole or not at all.
+Checkpoints of a training: folders that appear complete or not at all.
 
-One holds the models (`model_state`), where the loop stands as JSON, what waits in the buffer as Parquet, and the
-episodes that were cut. So what was rolled out and not learnt from is neither lost nor sampled again.
+A checkpoint holds the models (`model_state`), the progress of the training as JSON, the episodes in the buffer as
+Parquet, and the interrupted episodes. So episodes that were not trained on yet are neither lost nor sampled again.
 """
 
 from __future__ import annotations
@@ -13,100 +13,167 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
-from turnwise import EpisodeResult, TrajectoryWriter, load_unfinished, read_results, save_unfinished
+from attrs import frozen
+
+from turnwise import EpisodeResult, TrajectoryWriter, UnfinishedEpisode, load_unfinished, read_results, save_unfinished
 from turnwise.errors import ConfigError
-
-if TYPE_CHECKING:
-    from turnwise_grpo_trainer.loop import TrainLoop
+from turnwise.files import partial_path, replace
 
 CHECKPOINTS_FOLDER: Final = "checkpoints"
+PROGRESS_FILE: Final = "loop.json"
 UNFINISHED_FILE: Final = "unfinished.jsonl"
+_MODELS_FOLDER: Final = "trainer"
 _NAME: Final = re.compile(r"step-(\d{8})")
 _REPLACED: Final = ".replaced"
+_REMOVED: Final = ".removed"
 
 
-def checkpoints_of(out: Path) -> list[Path]:
-    """Return the checkpoints of a training, oldest first."""
-    folder = out / CHECKPOINTS_FOLDER
-    return sorted(path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)) if folder.is_dir() else []
+@frozen(kw_only=True, eq=False)
+class TrainingState:
+    """
+    The contents of a checkpoint besides the models.
+
+    Attributes:
+        progress: JSON values.
+        waiting: episodes of whole groups that wait for training.
+        partial: finished episodes of incomplete groups.
+        unfinished: interrupted episodes.
+    """
+
+    progress: dict[str, Any]
+    waiting: Sequence[EpisodeResult] = ()
+    partial: Sequence[EpisodeResult] = ()
+    unfinished: Sequence[UnfinishedEpisode] = ()
 
 
-def step_of(checkpoint: Path) -> int:
-    """Return the step that a checkpoint was written after."""
+class Checkpointable(Protocol):
+    """A training, as `CheckpointStore` sees it."""
+
+    @property
+    def step(self) -> int:
+        """Number of completed steps."""
+
+    def save_models(self, folder: Path) -> None:
+        """Write the models."""
+
+    def load_models(self, folder: Path) -> None:
+        """Restore the models."""
+
+    def state_dict(self) -> TrainingState:
+        """Return the rest of the state."""
+
+    def load_state_dict(self, state: TrainingState) -> None:
+        """Restore the rest of the state; `KeyError` or `ValueError` if it does not fit. The models are restored."""
+
+
+def parse_step(checkpoint: Path) -> int:
+    """Return the step of a checkpoint from its folder's name."""
     return int(checkpoint.name.partition("-")[2])
 
 
-def save(loop: TrainLoop) -> Path:
-    """Write a checkpoint and remove old ones; return its folder."""
-    folder = loop.out / CHECKPOINTS_FOLDER / f"step-{loop.step:08d}"
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    loop.trainer.save(partial / "trainer")
-    buffer = loop.buffer.state_dict()
-    for name in ("waiting", "partial"):
-        _write_episodes(partial / f"{name}.parquet", buffer.pop(name))
-    save_unfinished(partial / UNFINISHED_FILE, loop.unfinished)
-    (partial / "loop.json").write_text(json.dumps({**loop.state_dict(), "buffer": buffer}), encoding="utf-8")
-    _put_in_place(partial, folder)
-    for old in checkpoints_of(loop.out)[: -loop.setup.train.checkpoint.keep_last]:
-        shutil.rmtree(old)
-    return folder
+@frozen
+class CheckpointStore:
+    """
+    The checkpoints of one training.
+
+    Attributes:
+        out: folder of the training.
+        keep_last: how many checkpoints to keep.
+    """
+
+    out: Path
+    keep_last: int = 1
+
+    @property
+    def folder(self) -> Path:
+        """The folder that holds the checkpoints."""
+        return self.out / CHECKPOINTS_FOLDER
+
+    def paths(self) -> list[Path]:
+        """Return the complete checkpoints, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(path for path in self.folder.glob("step-*") if _NAME.fullmatch(path.name))
+
+    def latest(self) -> Path | None:
+        """Return the newest complete checkpoint, if there is one."""
+        return next(reversed(self.paths()), None)
+
+    def save(self, training: Checkpointable) -> Path:
+        """Write a checkpoint, then remove old ones; return its folder."""
+        folder = self.folder / f"step-{training.step:08d}"
+        partial = partial_path(folder)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        training.save_models(partial / _MODELS_FOLDER)
+        state = training.state_dict()
+        _write_episodes(partial / "waiting.parquet", state.waiting)
+        _write_episodes(partial / "partial.parquet", state.partial)
+        save_unfinished(partial / UNFINISHED_FILE, state.unfinished)
+        (partial / PROGRESS_FILE).write_text(json.dumps(state.progress), encoding="utf-8")
+        _replace_folder(partial, folder)
+        for old in self.paths()[: -self.keep_last]:
+            _remove_folder(old)
+        return folder
+
+    def load(self, training: Checkpointable, folder: Path) -> None:
+        """Restore a checkpoint; `ConfigError` if the folder is not one, or does not fit the training."""
+        try:
+            state = TrainingState(
+                progress=json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8")),
+                waiting=_read_episodes(folder / "waiting.parquet"),
+                partial=_read_episodes(folder / "partial.parquet"),
+                unfinished=load_unfinished(folder / UNFINISHED_FILE),
+            )
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{folder}: not a checkpoint of a training: {error}") from error
+        training.load_models(folder / _MODELS_FOLDER)
+        try:
+            training.load_state_dict(state)
+        except KeyError as error:
+            raise ConfigError(
+                f"{folder}: not a checkpoint of a training: {PROGRESS_FILE} has no key {error}"
+            ) from error
+        except ValueError as error:
+            raise ConfigError(f"{folder}: {error}") from error
+
+    def recover_interrupted_save(self) -> None:
+        """Finish or roll back the replacement or removal of a checkpoint that a crash interrupted."""
+        for removed in self.folder.glob(f"step-*{_REMOVED}"):
+            shutil.rmtree(removed, ignore_errors=True)
+        for replaced in self.folder.glob(f"step-*{_REPLACED}"):
+            folder = replaced.with_name(replaced.name.removesuffix(_REPLACED))
+            if folder.exists():
+                shutil.rmtree(replaced)
+            else:
+                os.replace(replaced, folder)
+
+    def remove_all(self) -> None:
+        """Remove all checkpoints, complete or not; other files in the folder stay."""
+        for folder in self.folder.glob("step-*"):
+            shutil.rmtree(folder)
 
 
-def _put_in_place(partial: Path, folder: Path) -> None:
-    """Give a checkpoint its name; one that had it, of the same step, is there until then, if under another name."""
+def _replace_folder(partial: Path, folder: Path) -> None:
+    """Give a complete checkpoint its name; an older one of the same step is moved aside, and then removed."""
     replaced = folder.with_name(f"{folder.name}{_REPLACED}")
     if folder.exists():
+        # A folder cannot be renamed over another. After a crash between the two renames, `recover_interrupted_save`
+        # moves the old one back.
         shutil.rmtree(replaced, ignore_errors=True)
         os.replace(folder, replaced)
-    os.replace(partial, folder)
+    replace(partial, folder)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def mend(out: Path) -> None:
-    """Give a checkpoint its name back that was about to be replaced when the training was killed."""
-    for replaced in (out / CHECKPOINTS_FOLDER).glob(f"step-*{_REPLACED}"):
-        folder = replaced.with_name(replaced.name.removesuffix(_REPLACED))
-        if folder.exists():
-            shutil.rmtree(replaced)
-        else:
-            os.replace(replaced, folder)
-
-
-def remove_checkpoints(out: Path) -> None:
-    """Remove all checkpoints of a training, whole or not; what else lies beside them stays."""
-    for folder in (out / CHECKPOINTS_FOLDER).glob("step-*"):
-        shutil.rmtree(folder)
-
-
-def resume(loop: TrainLoop) -> bool:
-    """Stand where the latest checkpoint of the training's folder was written; False when it has none."""
-    found = checkpoints_of(loop.out)
-    if not found:
-        return False
-    load(loop, found[-1])
-    return True
-
-
-def load(loop: TrainLoop, folder: Path) -> None:
-    """Stand where a checkpoint was written; `ConfigError` when it is none."""
-    try:
-        state: dict[str, Any] = json.loads((folder / "loop.json").read_text(encoding="utf-8"))
-        waiting = {name: _read(folder, name) for name in ("waiting", "partial")}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder}: not a checkpoint of a training: {error}") from error
-    loop.trainer.load(folder / "trainer")
-    try:
-        loop.buffer.load_state_dict({**state.pop("buffer"), **waiting})
-        loop.load_state_dict(state)
-    except KeyError as error:
-        raise ConfigError(f"{folder}: not a checkpoint of a training: loop.json has no {error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{folder}: {error}") from error
-    loop.go_on_with(load_unfinished(folder / UNFINISHED_FILE))
+def _remove_folder(folder: Path) -> None:
+    """Remove a checkpoint. It is renamed first, so a crash leaves no incomplete checkpoint under a valid name."""
+    removed = folder.with_name(f"{folder.name}{_REMOVED}")
+    shutil.rmtree(removed, ignore_errors=True)
+    os.replace(folder, removed)
+    shutil.rmtree(removed)
 
 
 def _write_episodes(path: Path, episodes: Sequence[EpisodeResult]) -> None:
@@ -116,6 +183,5 @@ def _write_episodes(path: Path, episodes: Sequence[EpisodeResult]) -> None:
                 writer.write(episode)
 
 
-def _read(folder: Path, name: str) -> list[EpisodeResult]:
-    path = folder / f"{name}.parquet"
+def _read_episodes(path: Path) -> list[EpisodeResult]:
     return list(read_results(path)) if path.exists() else []

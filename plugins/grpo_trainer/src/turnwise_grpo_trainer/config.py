@@ -1,8 +1,7 @@
 """
 The `train` section of a run config.
 
-Names and defaults are those of the literature and of verl and TRL where these have them; the papers stand in the
-docstrings of `advantages` and `losses`.
+Names and defaults follow the literature, verl and TRL; `advantages` and `losses` cite the papers.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from typing import Any, Literal
 from attrs import field, frozen, validators
 
 AdvEstimator = Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gae"]
-Mode = Literal["sync", "hybrid", "async"]
+Mode = Literal["sync", "async"]
+KlType = Literal["k1", "k2", "k3"]
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
 
@@ -34,24 +34,25 @@ class AlgorithmConfig:
     From rewards to a loss.
 
     Attributes:
-        adv_estimator: `grpo`, `dr_grpo` (no division by the standard deviation, constant norm of length), `rloo`,
+        adv_estimator: `grpo`, `dr_grpo` (no division by the standard deviation, constant length normalisation), `rloo`,
             `reinforce_plus_plus`, or `gae`, which trains a critic.
         gamma: discount of `reinforce_plus_plus` and `gae`.
         lam: lambda of `gae`.
-        clip_ratio_low: how far below 1 the probability ratio may count.
-        clip_ratio_high: how far above 1; 0.28 is DAPO's clip-higher.
-        loss_agg_mode: how tokens make a loss; null is `seq-mean-token-sum-norm` for `dr_grpo`, else `token-mean`.
-        kl_loss_coef: weight of the KL to the reference, the model that training began with; 0 keeps no reference.
-        kl_loss_type: estimator of that KL. The gradient of k1 is 0 on average: it is for `use_kl_in_reward`.
-        use_kl_in_reward: take the KL (k1) off each token's reward instead of adding it to the loss.
+        clip_ratio_low: the probability ratio is clipped below 1 minus this.
+        clip_ratio_high: the probability ratio is clipped above 1 plus this; DAPO's clip-higher is 0.28.
+        loss_agg_mode: how token losses are averaged; null is `seq-mean-token-sum-norm` for `dr_grpo`, else
+            `token-mean`.
+        kl_loss_coef: weight of the KL to the reference, which is the initial model; 0 loads no reference.
+        kl_loss_type: estimator of that KL. The gradient of k1 is 0 on average; use it with `use_kl_in_reward`.
+        use_kl_in_reward: subtract the KL (k1) from each token's reward instead of adding it to the loss.
         entropy_coeff: weight of an entropy bonus.
         ppo_epochs: passes over a step's batch.
         ppo_mini_batch_size: rows of one optimizer step; null is the whole batch.
-        old_log_probs: what the probability ratio is over: those that the trainer computes before the update
-            (`recompute`), or those of the rollout.
-        tis_imp_ratio_cap: cap of the truncated importance weights between trainer and rollout; null leaves them out.
-        norm_adv: give the advantages of `gae` mean 0 and variance 1.
-        mask_truncated: leave rows out of the loss that a budget cut short.
+        old_log_probs: denominator of the probability ratio: log-probabilities that the trainer computes before the
+            update (`recompute`), or the engine's (`rollout`).
+        tis_imp_ratio_cap: cap of the truncated importance weights between trainer and rollout; null disables them.
+        norm_adv: normalise the advantages of `gae` to mean 0 and variance 1.
+        mask_truncated: exclude truncated rows from the loss.
     """
 
     adv_estimator: AdvEstimator = "grpo"
@@ -61,7 +62,7 @@ class AlgorithmConfig:
     clip_ratio_high: float = _number(0.2, validators.gt(0))
     loss_agg_mode: LossAggMode | None = None
     kl_loss_coef: float = _number(0.0, _at_least(0))
-    kl_loss_type: Literal["k1", "k2", "k3"] = "k3"
+    kl_loss_type: KlType = "k3"
     use_kl_in_reward: bool = False
     entropy_coeff: float = 0.0
     ppo_epochs: int = _number(1, _at_least(1))
@@ -73,7 +74,7 @@ class AlgorithmConfig:
 
     @property
     def agg_mode(self) -> LossAggMode:
-        """The way tokens are averaged that is in force."""
+        """`loss_agg_mode`, or the estimator's default if it is null."""
         if self.loss_agg_mode is not None:
             return self.loss_agg_mode
         return "seq-mean-token-sum-norm" if self.adv_estimator == "dr_grpo" else "token-mean"
@@ -85,15 +86,15 @@ class OptimizerConfig:
     AdamW and its schedule.
 
     Attributes:
-        lr: learning rate at its highest.
+        lr: the highest learning rate.
         betas: of AdamW.
         eps: of AdamW.
         weight_decay: of AdamW.
-        grad_clip: largest norm of the gradient; null clips nothing.
-        lr_schedule: after the warm-up: `constant`, or `linear` or `cosine` down to `min_lr_ratio`, which the step
-            after the last would have.
-        warmup_steps: steps in which the rate rises from 0.
-        min_lr_ratio: where a falling schedule ends, as a share of `lr`.
+        grad_clip: largest norm of the gradient; null disables clipping.
+        lr_schedule: after the warm-up: `constant`, or `linear` or `cosine`, which fall to `min_lr_ratio` at the step
+            after the last.
+        warmup_steps: steps in which the learning rate rises from 0.
+        min_lr_ratio: the end of a falling schedule, as a share of `lr`.
     """
 
     lr: float = _number(1e-6, _at_least(0))
@@ -109,18 +110,18 @@ class OptimizerConfig:
 @frozen(kw_only=True)
 class PolicyConfig:
     """
-    How the model is trained; which model is `model` of the run.
+    Options of the model's computation; the section `model` of the run names the model.
 
     Attributes:
-        dtype: of the weights that are trained.
-        autocast: compute in bfloat16 and keep weights and optimizer in `dtype`.
-        device: any device of torch; `auto` is a GPU when there is one.
-        attn_implementation: of transformers. Rows with parallel paths need `sdpa`, `eager`, or one that reads a dense
-            mask; flash attention does not.
-        gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
-        packed: rows end to end in one sequence; false pads them. Both give the same gradients.
-        max_tokens_per_micro_batch: most tokens of one forward pass and process, pads included.
-        num_threads: threads of torch in a process that trains; null is torch's own choice.
+        dtype: data type of the trained weights.
+        autocast: compute in bfloat16, but keep weights and optimizer states in `dtype`.
+        device: any torch device; `auto` is a GPU if there is one, else the CPU.
+        attn_implementation: as in transformers. Rows with parallel paths need one that accepts a dense mask (`sdpa`,
+            `eager`) or `turnwise_segments`; flash attention does not support them.
+        gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
+        packed: concatenate rows to one sequence; false pads them. Both give the same gradients.
+        max_tokens_per_micro_batch: most tokens in one forward pass of a process, including pads.
+        num_threads: torch threads of a training process; null is torch's default.
     """
 
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -140,8 +141,8 @@ class CriticConfig:
 
     Attributes:
         lr: its learning rate.
-        cliprange_value: how far a value may move in one update.
-        warmup_steps: first steps in which only the critic learns.
+        cliprange_value: largest change of a value in one update.
+        warmup_steps: first steps, in which only the critic is trained.
     """
 
     lr: float = _number(1e-5, _at_least(0))
@@ -152,15 +153,16 @@ class CriticConfig:
 @frozen(kw_only=True)
 class BufferConfig:
     """
-    Where finished groups wait for the trainer.
+    The buffer between rollout and trainer.
 
     Attributes:
-        dynamic_sampling: drop groups whose rewards are all the same, and roll out more tasks in their place (DAPO,
+        dynamic_sampling: drop groups whose rewards are all equal, and roll out more tasks instead (DAPO,
             arXiv:2503.14476).
-        max_refills: how often a step may ask for more tasks before it goes on with what it has.
-        max_groups: groups that may wait; the rollout pauses when it is full. Null is two steps' worth.
-        max_staleness: weight versions that a group may be behind the trainer.
-        stale: `drop` a group that is further behind, or `correct` it: keep it, and let the importance weights count it.
+        max_refills: how often a step may request more tasks before it continues with fewer groups.
+        max_groups: most groups in the buffer; the rollout pauses while it is full. Null is twice `tasks_per_step`.
+        max_staleness: most weight versions that a group may be behind the trainer.
+        stale: `drop` a group that is further behind, or `correct` it: keep it, and let the importance weights correct
+            it.
     """
 
     dynamic_sampling: bool = False
@@ -173,11 +175,11 @@ class BufferConfig:
 @frozen(kw_only=True)
 class CheckpointConfig:
     """
-    What survives the process.
+    Checkpoints.
 
     Attributes:
-        every: steps between checkpoints; the last step has one in any case. 0 writes only that one.
-        keep_last: checkpoints that stay; older ones are removed.
+        every: steps between checkpoints; 0 writes one only after the last step, which always has one.
+        keep_last: how many checkpoints are kept; older ones are removed.
     """
 
     every: int = _number(0, _at_least(0))
@@ -187,11 +189,11 @@ class CheckpointConfig:
 @frozen(kw_only=True)
 class ValidationConfig:
     """
-    Held-out tasks (`data.validation_path`) before, during and after training.
+    Validation on held-out tasks (`data.validation_path`).
 
     Attributes:
-        every: steps between validations besides the first and the last; 0 has only these.
-        limit: most tasks; null takes all.
+        every: steps between validations; 0 validates only before the first and after the last step.
+        limit: most tasks; null uses all.
     """
 
     every: int = _number(0, _at_least(0))
@@ -201,14 +203,14 @@ class ValidationConfig:
 @frozen(kw_only=True)
 class ShardingConfig:
     """
-    Processes that share the model (FSDP2).
+    Training processes that shard the model (FSDP2).
 
     Attributes:
         num_processes: Ray actors that train; 1 trains in this process, without Ray.
-        fully_shard: shard the model with `fully_shard`; null does when there is more than one process.
-        gpus_per_process: GPUs that Ray reserves for each; null is 1 on a GPU and 0 elsewhere.
-        cpus_per_process: CPUs that Ray reserves for each.
-        num_threads: threads of torch in each process; null leaves them alone.
+        fully_shard: shard the model with `fully_shard`; null shards it if there is more than one process.
+        gpus_per_process: GPUs that Ray reserves for each process; null is 1 on a GPU, else 0.
+        cpus_per_process: CPUs that Ray reserves for each process.
+        num_threads: torch threads of each process; null is torch's default.
     """
 
     num_processes: int = _number(1, _at_least(1))
@@ -229,19 +231,19 @@ class TrainConfig:
     The `train` section.
 
     Attributes:
-        num_steps: weight updates of the engine, each from one batch.
+        num_steps: number of steps; each trains on one batch and then updates the engine's weights.
         tasks_per_step: groups of a batch; `rollout.n` is the size of a group.
-        mode: `sync` rolls out and trains in turns. `hybrid` does so on the same devices: engine and trainer take the
-            memory in turns. `async` does both at once.
-        shuffle_rewards: give every episode the reward of another one of its batch: a control that must not learn.
+        mode: `sync` rolls out and trains in turns, `async` at the same time. `memory.mode` of the run says whether
+            engine and trainer share devices; only `sync` can.
+        shuffle_rewards: permute the rewards of each batch: a control that must not learn.
         algorithm: from rewards to a loss.
         optimizer: AdamW and its schedule.
-        policy: how the model is trained.
-        critic: of `gae`.
-        buffer: where groups wait.
-        checkpoint: what survives the process.
-        validation: held-out tasks.
-        sharding: processes that share the model.
+        policy: options of the model's computation.
+        critic: the critic of `gae`.
+        buffer: between rollout and trainer.
+        checkpoint: checkpoints.
+        validation: validation on held-out tasks.
+        sharding: training processes that shard the model.
     """
 
     num_steps: int = _number(100, _at_least(1))

@@ -1,4 +1,4 @@
-"""Numbers of a batch of episodes, by the names that the logs have."""
+"""Metrics of a batch of episodes, under the names that the logs use."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def episode_numbers(episodes: Sequence[EpisodeResult]) -> dict[str, float]:
+def compute_episode_metrics(episodes: Sequence[EpisodeResult]) -> dict[str, float]:
     """
-    Return what the episodes of a batch come to.
+    Return the metrics of a batch of episodes.
 
     Returns:
-        `reward/mean`, and `reward/std` over scored episodes; `length/mean` and `length/max` of responses in tokens;
-        `tokens/action` sampled ones; `turns/mean`; `tools/per_episode`, `tools/share` of the episodes with a call and
-        `tools/errors` per episode; `status/...` shares.
+        `reward/mean` and `reward/std` over scored episodes, and `reward/scored`, their share; `length/mean` and
+        `length/max` of responses in tokens; `tokens/action`, the number of sampled tokens; `turns/mean`;
+        `tools/per_episode`, `tools/share` of episodes with a call, and `tools/errors` per episode; the shares
+        `status/completed`, `status/truncated` and so on.
     """
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
     mean = _mean(rewards)
     lengths = [sum(record.num_response_tokens for record in episode.trajectories) for episode in episodes]
     metrics = [episode.metrics for episode in episodes]
-    numbers = {
+    found = {
         "reward/mean": mean,
         "reward/std": _mean([(reward - mean) ** 2 for reward in rewards]) ** 0.5,
         "reward/scored": len(rewards) / max(len(episodes), 1),
@@ -38,14 +39,14 @@ def episode_numbers(episodes: Sequence[EpisodeResult]) -> dict[str, float]:
         "tools/errors": _mean([each.num_tool_errors for each in metrics]),
     }
     for status in ("completed", "truncated", "timed_out", "aborted", "failed"):
-        numbers[f"status/{status}"] = _mean([float(episode.status == status) for episode in episodes])
-    return numbers
+        found[f"status/{status}"] = _mean([float(episode.status == status) for episode in episodes])
+    return found
 
 
-def refuse_all_failed(episodes: Sequence[EpisodeResult]) -> None:
-    """Raise `EngineError` with the first cause when no episode says anything about the policy."""
+def check_not_all_failed(episodes: Sequence[EpisodeResult]) -> None:
+    """Raise `EngineError` with the first cause if every episode failed."""
     if not episodes or any(episode.status is not Status.FAILED for episode in episodes):
         return
     fault = episodes[0].fault
     reason = f"{fault.owner}: {fault.kind}: {fault.message}" if fault else "unknown"
-    raise EngineError(f"all {len(episodes)} episodes failed, the first by {reason}")
+    raise EngineError(f"all {len(episodes)} episodes failed; first failure: {reason}")

@@ -1,4 +1,4 @@
-"""Held-out results as a table, as lines below it and as JSON."""
+"""Evaluation results of held-out tasks: as JSON, as a table, and as notes below it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ from rich.table import Table
 
 from turnwise import EpisodeResult, Status
 from turnwise.errors import DataError
-from turnwise_grpo_trainer.numbers import episode_numbers
+from turnwise_grpo_trainer.episode_metrics import compute_episode_metrics
 from turnwise_grpo_trainer.pass_at_k import Estimate, bootstrap, pass_at_k
 
 ALL: Final = "all"
 FEW_TASKS: Final = 20
-"""Below it a bootstrap interval is too narrow, see `bootstrap`."""
+"""With fewer tasks, a bootstrap interval is too narrow; see `bootstrap`."""
 
 
-def reward_of(episode: EpisodeResult) -> float | None:
-    """Return the reward; none of an episode that failed, which says nothing about the policy."""
+def usable_reward(episode: EpisodeResult) -> float | None:
+    """Return the reward; None for an unscored episode and for a failed one, which is no evidence about the policy."""
     return None if episode.status is Status.FAILED else episode.reward
 
 
 def rewards_by_source(episodes: Sequence[EpisodeResult]) -> dict[str, dict[str, list[float]]]:
-    """Return the rewards of each task by data source and for `all`; the list of a task without one is empty."""
+    """
+    Return the usable rewards of each task by data source, and of all tasks under `all`.
+
+    A task without usable rewards has an empty list. A single data source is not listed, because it equals `all`.
+    """
     sources: dict[str, dict[str, list[float]]] = {ALL: {}}
     for episode in episodes:
-        reward = reward_of(episode)
+        reward = usable_reward(episode)
         for source in dict.fromkeys((ALL, episode.task.data_source or "(no source)")):
             rewards = sources.setdefault(source, {}).setdefault(episode.task.uid, [])
             if reward is not None:
@@ -36,28 +40,28 @@ def rewards_by_source(episodes: Sequence[EpisodeResult]) -> dict[str, dict[str, 
     return sources if len(sources) > 2 else {ALL: sources[ALL]}
 
 
-def evaluated(
+def evaluate_episodes(
     episodes: Sequence[EpisodeResult], *, n: int, ks: Sequence[int], threshold: float, seed: int = 0
 ) -> dict[str, Any]:
     """
-    Return what a validation came to.
+    Return the results of an evaluation.
 
     Args:
-        episodes: n of each task; those that failed or have no score are counted and left out.
-        n: episodes of a task that were asked for.
-        ks: for which k to give pass@k, of the tasks with k scored samples.
-        threshold: reward from which on an episode counts as right.
+        episodes: n of each task; failed and unscored ones are counted and excluded.
+        n: requested episodes per task.
+        ks: values of k for pass@k, which covers the tasks with at least k usable rewards.
+        threshold: least reward of a solved episode.
         seed: of the bootstrap.
 
     Returns:
         JSON values. `episodes`, `failed` and, by status, `unscored_episodes`; `tasks`, `unscored_tasks` without a
-        scored sample, `short_tasks` with fewer than n; `samples_per_task`, which is n; `threshold`; `numbers` of the
-        episodes; and `results` by data source and for `all`: `mean@n` (mean reward), `solved@n` (share that is right)
-        and `pass@k`. Each is of so many `tasks`, and `left_out` others, with `value`, `low` and `high`: None without
-        a task, and the last two None of one task.
+        usable reward, `short_tasks` with fewer than n; `samples_per_task`, which is n; `threshold`; `numbers`, the
+        metrics of the episodes; and `results` by data source and for `all`: `mean@n` (mean reward), `solved@n` (share
+        of solved episodes) and `pass@k`. Each has the number of included `tasks` and of `left_out` ones, and `value`,
+        `low` and `high`: None without a task, and the last two None for one task.
 
     Raises:
-        DataError: no episode was scored.
+        DataError: no episode has a usable reward.
     """
     sources = rewards_by_source(episodes)
     tasks = sources[ALL].values()
@@ -66,13 +70,13 @@ def evaluated(
     return {
         "episodes": len(episodes),
         "failed": sum(episode.status is Status.FAILED for episode in episodes),
-        "unscored_episodes": dict(Counter(str(each.status) for each in episodes if reward_of(each) is None)),
+        "unscored_episodes": dict(Counter(str(each.status) for each in episodes if usable_reward(each) is None)),
         "tasks": len(tasks),
         "unscored_tasks": sum(not each for each in tasks),
         "short_tasks": sum(0 < len(each) < n for each in tasks),
         "samples_per_task": n,
         "threshold": threshold,
-        "numbers": episode_numbers(episodes),
+        "numbers": compute_episode_metrics(episodes),
         "results": {name: _results(each.values(), n, ks, threshold, seed) for name, each in sources.items()},
     }
 
@@ -80,13 +84,13 @@ def evaluated(
 def _results(
     tasks: Collection[Sequence[float]], n: int, ks: Sequence[int], threshold: float, seed: int
 ) -> dict[str, Any]:
-    right = [[reward >= threshold for reward in each] for each in tasks]
+    solved = [[reward >= threshold for reward in each] for each in tasks]
     values = {
         f"mean@{n}": [sum(each) / len(each) for each in tasks if each],
-        f"solved@{n}": [sum(each) / len(each) for each in right if each],
+        f"solved@{n}": [sum(each) / len(each) for each in solved if each],
     }
     for k in ks:
-        values[f"pass@{k}"] = [pass_at_k(len(each), sum(each), k) for each in right if len(each) >= k]
+        values[f"pass@{k}"] = [pass_at_k(len(each), sum(each), k) for each in solved if len(each) >= k]
     return {name: _figure(each, len(tasks), seed) for name, each in values.items()}
 
 
@@ -113,8 +117,8 @@ def _cell(figure: Mapping[str, Any]) -> str:
     return f"{figure['value']:.3f}{interval}"
 
 
-def notes(report: Mapping[str, Any]) -> list[str]:
-    """Return what to know besides the table, a line each: what is left out, and which intervals say little."""
+def exclusion_notes(report: Mapping[str, Any]) -> list[str]:
+    """Return notes for below the table, one per line: excluded episodes and tasks, and intervals to distrust."""
     num_tasks, n, results = report["tasks"], report["samples_per_task"], report["results"]
     lines = []
     if statuses := report["unscored_episodes"]:
@@ -124,7 +128,7 @@ def notes(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"{unscored} of {num_tasks} tasks have no scored sample and are left out")
     if short := report["short_tasks"]:
         lines.append(
-            f"{short} of {num_tasks} tasks have 1 to {n - 1} scored samples: mean@{n}, solved@{n} are of these"
+            f"{short} of {num_tasks} tasks have 1 to {n - 1} scored samples: mean@{n} and solved@{n} use these"
         )
     for name, figure in results[ALL].items():
         if figure["left_out"] > unscored:
@@ -132,5 +136,5 @@ def notes(report: Mapping[str, Any]) -> list[str]:
                 f"{name} leaves out {figure['left_out']} of {num_tasks} tasks, which have fewer scored samples"
             )
     if any(0 < figure["tasks"] < FEW_TASKS for each in results.values() for figure in each.values()):
-        lines.append(f"intervals over fewer than {FEW_TASKS} tasks are too narrow; one task has none")
+        lines.append(f"intervals over fewer than {FEW_TASKS} tasks are too narrow; a single task has none")
     return lines

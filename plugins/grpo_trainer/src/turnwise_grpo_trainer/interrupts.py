@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, which is what a cluster sends before it takes a machine away."""
+"""Stops a training on Ctrl-C, and on SIGTERM, which a cluster sends before it takes a machine away."""
 
 from __future__ import annotations
 
@@ -10,15 +10,40 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
+from attrs import define
+
+from turnwise.errors import TurnwiseError
+
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-@contextmanager
-def interrupts(interrupt: Callable[[], None]) -> Iterator[None]:
-    """
-    Call `interrupt` at the first signal; the second one does what it always does.
+class TrainingInterruptedError(TurnwiseError):
+    """The training was interrupted; a checkpoint holds its state."""
 
-    Signals are heard in the main thread alone; in another one nothing changes.
+
+@define(eq=False)
+class Interrupt:
+    """
+    A request to stop the training.
+
+    Attributes:
+        requested: whether to stop. A signal handler sets it, so there is no lock: a handler must not wait for one.
+    """
+
+    requested: bool = False
+
+    def check(self) -> None:
+        """Raise `TrainingInterruptedError` if a stop was requested."""
+        if self.requested:
+            raise TrainingInterruptedError("interrupted")
+
+
+@contextmanager
+def handle_signals(interrupt: Callable[[], None]) -> Iterator[None]:
+    """
+    Call `interrupt` on the first SIGINT or SIGTERM; a second one has its usual effect.
+
+    Python delivers signals only to the main thread; in any other thread this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -31,7 +56,7 @@ def interrupts(interrupt: Callable[[], None]) -> Iterator[None]:
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
         restore()
-        sys.stderr.write("\nturnwise: interrupted: writing a checkpoint; again to end without one\n")
+        sys.stderr.write("\nturnwise: interrupted: writing a checkpoint; interrupt again to exit without one\n")
         interrupt()
 
     for each in _SIGNALS:

@@ -1,11 +1,11 @@
 """
-One process of the trainer: a policy, and what it needs to learn from a batch.
+One training process: the policy update, with reference, critic and optimizers.
 
-Every process is given the whole batch and computes the same advantages; the rows are dealt out for the forward and
-backward passes alone. So the result does not depend on how many processes or micro-batches there are.
+Every process gets the whole batch and computes the same advantages. Only the forward and backward passes are sharded,
+so the result does not depend on the number of processes or micro-batches.
 """
 
-# ruff: noqa: TID253 - loaded by the trainer alone; no hook imports it
+# ruff: noqa: TID253 - only the trainer imports this module; no hook does
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from turnwise import RolloutBatch
 from turnwise.protocols import ModelSpec
+from turnwise_grpo_trainer.advantages import compute_loss_mask, estimate_advantages
 from turnwise_grpo_trainer.config import TrainConfig
-from turnwise_grpo_trainer.credit import credit_of, trained_tokens
 from turnwise_grpo_trainer.losses import (
     clipped_surrogate,
     importance_weights,
@@ -31,10 +31,10 @@ from turnwise_grpo_trainer.losses import (
     token_weights,
     value_loss,
 )
-from turnwise_grpo_trainer.micro_batches import MicroBatch, budgeted, laid_out, shares
+from turnwise_grpo_trainer.micro_batches import MicroBatch, collate, pack_by_tokens, shard
 from turnwise_grpo_trainer.models import load_critic, load_policy, load_reference, token_log_probs, token_values
-from turnwise_grpo_trainer.optimization import Trained
-from turnwise_grpo_trainer.rows import TokenRows, flat, padded
+from turnwise_grpo_trainer.optimization import TrainableModel
+from turnwise_grpo_trainer.rows import TokenRows, pad, unpad
 
 Sums = dict[str, float]
 
@@ -42,27 +42,27 @@ Sums = dict[str, float]
 @define(eq=False)
 class Learner:
     """
-    Learns from batches.
+    Updates the policy from batches.
 
     Attributes:
         config: the `train` section.
-        temperature: that the engine samples with.
-        response_length: the longest response.
-        device: where the models are.
-        policy: what is trained.
-        reference: frozen; None when no KL is asked for.
-        critic: None but for `gae`.
-        rank: of this process.
-        world_size: how many processes there are.
+        temperature: sampling temperature of the engine.
+        response_length: the longest possible response.
+        device: the device of the models.
+        policy: the trained model.
+        reference: frozen model; None if `kl_loss_coef` is 0.
+        critic: None unless the estimator is `gae`.
+        rank: rank of this process.
+        world_size: number of processes.
     """
 
     config: TrainConfig
     temperature: float
     response_length: int
     device: torch.device
-    policy: Trained
+    policy: TrainableModel
     reference: Any = None
-    critic: Trained | None = None
+    critic: TrainableModel | None = None
     rank: int = 0
     world_size: int = 1
     _seconds: dict[str, float] = field(factory=dict, init=False)
@@ -76,30 +76,31 @@ class Learner:
         temperature: float,
         response_length: int,
         device: torch.device,
-        place: Callable[[Any], Any] | None = None,
+        to_device: Callable[[Any], Any] | None = None,
     ) -> Learner:
         """
         Load the models.
 
         Args:
             config: the `train` section.
-            spec: which model.
-            temperature: that the engine samples with.
-            response_length: the longest response.
-            device: where to train.
-            place: puts each model there, sharded or not; None moves it.
+            spec: the model to load.
+            temperature: sampling temperature of the engine.
+            response_length: the longest possible response.
+            device: the device to train on.
+            to_device: moves each model to the device and may shard it; None only moves it.
         """
         if config.policy.num_threads is not None:
-            # For this thread, which the updates run on, too; others keep what they have.
+            # The setting is per thread. Updates run on this thread, too; other threads keep their setting.
             torch.set_num_threads(config.policy.num_threads)
-        put = place if place is not None else lambda model: model.to(device)
+        move = to_device if to_device is not None else lambda model: model.to(device)
         optimizer, num_steps = config.optimizer, config.num_steps
-        policy = Trained.of(put(load_policy(config.policy, spec)), optimizer, lr=optimizer.lr, num_steps=num_steps)
-        reference = put(load_reference(config.policy, spec)) if config.algorithm.kl_loss_coef > 0 else None
+        model = move(load_policy(config.policy, spec))
+        policy = TrainableModel.create(model, optimizer, lr=optimizer.lr, num_steps=num_steps)
+        reference = move(load_reference(config.policy, spec)) if config.algorithm.kl_loss_coef > 0 else None
         critic = None
         if config.algorithm.adv_estimator == "gae":
-            model = put(load_critic(config.policy, spec))
-            critic = Trained.of(model, optimizer, lr=config.critic.lr, num_steps=num_steps)
+            model = move(load_critic(config.policy, spec))
+            critic = TrainableModel.create(model, optimizer, lr=config.critic.lr, num_steps=num_steps)
         learner = cls(config, temperature, response_length, device, policy, reference, critic)
         if dist.is_available() and dist.is_initialized():
             learner.rank, learner.world_size = dist.get_rank(), dist.get_world_size()
@@ -107,61 +108,63 @@ class Learner:
 
     def update(self, batch: RolloutBatch, *, step: int, version: int) -> dict[str, float]:
         """
-        Learn from a batch.
+        Update the policy, and the critic if there is one.
 
         Args:
-            batch: episodes in groups; rows that were not scored say nothing.
-            step: of the training, from 1.
-            version: of the weights that the policy has. The log-probability gap is that of tokens sampled by it, when
-                there are any.
+            batch: episodes in groups; unscored rows are excluded.
+            step: training step, from 1.
+            version: weight version of the policy. The log-probability gap is measured on tokens that were sampled with
+                this version, or on all tokens if there are none.
 
         Returns:
-            Numbers for the logs by name, the same in every process.
+            Metrics by name, the same in every process.
         """
         self._seconds.clear()
         algorithm = self.config.algorithm
-        mask = trained_tokens(batch, mask_truncated=algorithm.mask_truncated)
-        rows, metrics = self._prepared(batch, TokenRows.of(batch, mask))
+        mask = compute_loss_mask(batch, mask_truncated=algorithm.mask_truncated)
+        rows, metrics = self._prepare(batch, TokenRows.from_batch(batch, mask))
         parts = [part for _ in range(algorithm.ppo_epochs) for part in self._mini_batches(rows)]
         before = rows.columns.get("old_log_probs")
         for number, part in enumerate(parts):
-            sums, learnt, log_probs = self._learn(part, step)
+            sums, trained, log_probs = self._train_mini_batch(part, step)
             metrics.update({name: metrics.get(name, 0.0) + value / len(parts) for name, value in sums.items()})
             if number == 0:
-                metrics |= _gap(learnt if before is None else rows, log_probs if before is None else before, version)
+                compared = (trained, log_probs) if before is None else (rows, before)
+                metrics |= _gap_metrics(*compared, version)
         metrics["actor/lr"] = self.policy.lr
-        for trained in filter(None, (self.policy, self.critic)):
-            trained.schedule.step()
+        for trainable in filter(None, (self.policy, self.critic)):
+            trainable.advance()
         return metrics | {f"seconds/{name}": seconds for name, seconds in self._seconds.items()}
 
-    # What is computed before the first step
+    # Before the first optimizer step
 
-    def _prepared(self, batch: RolloutBatch, rows: TokenRows) -> tuple[TokenRows, dict[str, float]]:
-        """Return the rows with what the loss is made of, and numbers for the logs."""
+    def _prepare(self, batch: RolloutBatch, rows: TokenRows) -> tuple[TokenRows, dict[str, float]]:
+        """Return the rows with log-probabilities, values and advantages as the loss needs them, and metrics."""
         algorithm = self.config.algorithm
-        if self._needs_old():
-            rows = rows.with_columns(old_log_probs=self._column(rows, self.policy.model, self._log_probs))
+        if self._needs_old_log_probs():
+            rows = rows.with_columns(old_log_probs=self._compute_column(rows, self.policy.model, self._log_probs))
         if self.reference is not None:
-            rows = rows.with_columns(ref_log_probs=self._column(rows, self.reference, self._log_probs))
+            rows = rows.with_columns(ref_log_probs=self._compute_column(rows, self.reference, self._log_probs))
         values = kl = None
         if self.critic is not None:
-            rows = rows.with_columns(old_values=self._column(rows, self.critic.model, token_values))
-            values = padded(batch, rows["old_values"])
+            rows = rows.with_columns(old_values=self._compute_column(rows, self.critic.model, token_values))
+            values = pad(batch, rows["old_values"])
         if algorithm.use_kl_in_reward and self.reference is not None:
-            kl = padded(batch, rows["old_log_probs"] - rows["ref_log_probs"])
-        mask = padded(batch, rows["loss_mask"])
-        credit = credit_of(batch, algorithm, mask=mask, kl=kl, values=values)
-        rows = rows.with_columns(advantages=flat(batch, credit.advantages))
+            kl = pad(batch, rows["old_log_probs"] - rows["ref_log_probs"])
+        mask = pad(batch, rows["loss_mask"])
+        advantages = estimate_advantages(batch, algorithm, mask=mask, kl=kl, values=values)
+        rows = rows.with_columns(advantages=unpad(batch, advantages.values))
         metrics = {"actor/trained_tokens": float(mask.sum()), "actor/trained_rows": float((mask.sum(1) > 0).sum())}
-        if credit.returns is not None:
-            rows = rows.with_columns(returns=flat(batch, credit.returns))
+        if advantages.returns is not None:
+            rows = rows.with_columns(returns=unpad(batch, advantages.returns))
             metrics["critic/return"] = float(rows["returns"][rows.targets].mean()) if len(rows.targets) else 0.0
         return rows, metrics
 
-    def _needs_old(self) -> bool:
+    def _needs_old_log_probs(self) -> bool:
         algorithm = self.config.algorithm
         if algorithm.use_kl_in_reward and self.reference is not None:
             return True
+        # With a single optimizer step, the forward pass of the update itself computes the same log-probabilities.
         one_step = algorithm.ppo_epochs == 1 and algorithm.ppo_mini_batch_size is None
         return algorithm.old_log_probs == "recompute" and not one_step
 
@@ -169,30 +172,30 @@ class Learner:
         return token_log_probs(model, micro, self.temperature)[0]
 
     @torch.no_grad()
-    def _column(self, rows: TokenRows, model: Any, compute: Callable[[Any, MicroBatch], Tensor]) -> Tensor:
-        """Return (N,) what a model says of the tokens in the loss, from all processes."""
+    def _compute_column(self, rows: TokenRows, model: Any, compute: Callable[[Any, MicroBatch], Tensor]) -> Tensor:
+        """Return (N,) a model's outputs on the tokens in the loss, computed by all processes together; 0 elsewhere."""
         column = torch.zeros(rows.num_tokens)
         with self._timed("log_probs"), self._autocast():
             for micro, counts in self._micro_batches(rows):
                 values = compute(model, micro.to(self.device)).cpu()
                 if counts:
                     column[micro.tokens] = values
-        return self._summed(column)
+        return self._all_reduce(column)
 
-    # One step of the optimizer
+    # One optimizer step
 
     def _mini_batches(self, rows: TokenRows) -> Iterator[TokenRows]:
         size = self.config.algorithm.ppo_mini_batch_size or max(len(rows), 1)
         for start in range(0, max(len(rows), 1), size):
             yield rows.select(range(start, min(start + size, len(rows))))
 
-    def _learn(self, rows: TokenRows, step: int) -> tuple[Sums, TokenRows, Tensor]:
+    def _train_mini_batch(self, rows: TokenRows, step: int) -> tuple[Sums, TokenRows, Tensor]:
         """
-        Step once on a mini-batch.
+        Make one optimizer step on a mini-batch.
 
         Returns:
-            Sums for the logs, the mini-batch with what was learnt from as its loss mask, and (N,) log-probabilities of
-            these tokens from before the step.
+            Metrics; the mini-batch, its loss mask reduced to the tokens that were computed; and the (N,)
+            log-probabilities of these tokens before the step.
         """
         targets = rows.targets
         log_probs = torch.zeros(rows.num_tokens)
@@ -207,54 +210,54 @@ class Learner:
             num_tokens=len(targets),
             response_length=self.response_length,
         )
-        rows = self._with_effect(rows.with_columns(weights=weights))
+        rows = self._drop_zero_rows(rows.with_columns(weights=weights))
         sums: Sums = {}
         with self._timed("forward_backward"):
             for micro, counts in self._micro_batches(rows):
-                # Sharded gradients are averaged over the processes, and the loss is a sum over them.
+                # FSDP averages gradients over the processes, but the loss is their sum.
                 scale = float(counts) * self.world_size
                 log_probs[micro.tokens] += self._backward(rows, micro, scale, sums)
-        sums = self._all_sums(sums)
+        sums = self._all_reduce_sums(sums)
         with self._timed("optimizer"):
             warm = self.critic is None or step > self.config.critic.warmup_steps
-            sums["actor/grad_norm"] = self.policy.step() if warm else self._cleared()
+            sums["actor/grad_norm"] = self.policy.step() if warm else self._skip_policy_step()
             if self.critic is not None:
                 sums["critic/grad_norm"] = self.critic.step()
-        return sums, rows, self._summed(log_probs)
+        return sums, rows, self._all_reduce(log_probs)
 
-    def _with_effect(self, rows: TokenRows) -> TokenRows:
+    def _drop_zero_rows(self, rows: TokenRows) -> TokenRows:
         """
-        Leave out of the loss what cannot move the weights: in a group of equal rewards all advantages are 0.
+        Remove rows without gradient from the loss mask: in a group with equal rewards, all advantages are 0.
 
-        The means are taken over all tokens before, so the gradient is the same.
+        The token weights were computed over all rows before, so the gradient does not change.
         """
         algorithm = self.config.algorithm
         in_loss = algorithm.kl_loss_coef != 0 and not algorithm.use_kl_in_reward
         if in_loss or algorithm.entropy_coeff != 0 or self.critic is not None:
             return rows
-        moves = torch.zeros(len(rows)).index_add_(0, rows.row_index, (rows["advantages"] * rows["loss_mask"]).abs())
-        # Where nothing does, one row brings the gradient of 0 that the optimizer goes on with.
-        moves[rows.row_index[rows.targets[0]]] += float(not moves.any())
-        return rows.with_columns(loss_mask=rows["loss_mask"] * (moves > 0)[rows.row_index])
+        effect = torch.zeros(len(rows)).index_add_(0, rows.row_index, (rows["advantages"] * rows["loss_mask"]).abs())
+        # If no row has a gradient, one row stays: the optimizer needs a gradient, if of 0, for its momentum and decay.
+        effect[rows.row_index[rows.targets[0]]] += float(not effect.any())
+        return rows.with_columns(loss_mask=rows["loss_mask"] * (effect > 0)[rows.row_index])
 
-    def _cleared(self) -> float:
+    def _skip_policy_step(self) -> float:
         self.policy.optimizer.zero_grad()
         return 0.0
 
     def _backward(self, rows: TokenRows, micro: MicroBatch, scale: float, sums: Sums) -> Tensor:
-        """Add to the gradients; return (M,) log-probabilities, 0 for a micro-batch that does not count."""
-        here = micro.to(self.device)
+        """Accumulate gradients and metrics; return (M,) log-probabilities, 0 for a micro-batch that does not count."""
+        local = micro.to(self.device)
         algorithm = self.config.algorithm
         with self._autocast():
             log_probs, entropy = token_log_probs(
-                self.policy.model, here, self.temperature, entropy=algorithm.entropy_coeff != 0
+                self.policy.model, local, self.temperature, entropy=algorithm.entropy_coeff != 0
             )
         loss, parts = self._policy_loss(rows, micro, log_probs, entropy)
         weights = rows["weights"][micro.tokens].to(self.device)
         torch.autograd.backward(scale * (weights * loss).sum())
         if self.critic is not None:
             with self._autocast():
-                values = token_values(self.critic.model, here)
+                values = token_values(self.critic.model, local)
             old, returns = (rows[name][micro.tokens].to(self.device) for name in ("old_values", "returns"))
             errors = value_loss(values, old, returns, self.config.critic.cliprange_value)
             torch.autograd.backward(scale * (weights * errors).sum())
@@ -305,29 +308,31 @@ class Learner:
         """
         Yield this process's micro-batches, and whether each counts.
 
-        Sharded models take turns together: a process that has fewer of them repeats one that counts for nothing.
+        Forward and backward passes of a sharded model are collective, so every process must make equally many. A
+        process with fewer micro-batches repeats one with weight 0.
         """
         policy = self.config.policy
-        each = [
-            budgeted(rows, share, max_tokens=policy.max_tokens_per_micro_batch, packed=policy.packed)
-            for share in shares(rows, self.world_size)
+        groups = [
+            pack_by_tokens(rows, share, max_tokens=policy.max_tokens_per_micro_batch, packed=policy.packed)
+            for share in shard(rows, self.world_size)
         ]
-        filler = each[0][-1] if each[0] else []
-        for number in range(max(map(len, each))):
-            own = each[self.rank]
+        filler = groups[0][-1] if groups[0] else []
+        own = groups[self.rank]
+        for number in range(max(map(len, groups))):
             counts = number < len(own)
-            yield laid_out(rows, own[number] if counts else filler, packed=policy.packed), counts
+            yield collate(rows, own[number] if counts else filler, packed=policy.packed), counts
 
-    def _summed(self, tensor: Tensor) -> Tensor:
+    def _all_reduce(self, tensor: Tensor) -> Tensor:
+        """Return the sum of a tensor over all processes."""
         if self.world_size > 1:
-            there = tensor.to(self.device)
-            dist.all_reduce(there)
-            return there.cpu()
+            on_device = tensor.to(self.device)
+            dist.all_reduce(on_device)
+            return on_device.cpu()
         return tensor
 
-    def _all_sums(self, sums: Sums) -> Sums:
+    def _all_reduce_sums(self, sums: Sums) -> Sums:
         names = sorted(sums)
-        total = self._summed(torch.tensor([sums[name] for name in names], dtype=torch.float64))
+        total = self._all_reduce(torch.tensor([sums[name] for name in names], dtype=torch.float64))
         return dict(zip(names, total.tolist(), strict=True))
 
     def _autocast(self) -> Any:
@@ -342,8 +347,8 @@ class Learner:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
 
 
-def _gap(rows: TokenRows, log_probs: Tensor, version: int) -> dict[str, float]:
-    """Return the gap to the rollout: on tokens of this version, or where there are none on all."""
+def _gap_metrics(rows: TokenRows, log_probs: Tensor, version: int) -> dict[str, float]:
+    """Compare with the rollout's log-probabilities, on tokens of this weight version or, without any, on all."""
     targets = rows.targets
     fresh = targets[rows["weight_versions"][targets] == version]
     chosen = fresh if len(fresh) else targets

@@ -1,4 +1,4 @@
-"""The picture and the table that a training ends with."""
+"""The learning curve as a picture, and the table of held-out results before and after training."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from rich.table import Table
 
-CURVE_FILE: Final = "curve.png"
-REPORT_FILE: Final = "report.md"
 _ROWS: Final = {
     "reward/mean": "reward",
     "length/mean": "response tokens",
@@ -22,12 +20,12 @@ _ROWS: Final = {
 
 def draw_curve(metrics: Sequence[Mapping[str, Any]], path: Path, *, title: str = "") -> None:
     """
-    Draw reward, response length and the log-probability gap over the steps.
+    Draw reward, response length and log-probability gap over the steps.
 
     Args:
-        metrics: lines of `metrics.jsonl`, of steps and validations.
-        path: a file that ends in .png.
-        title: above the picture.
+        metrics: lines of `metrics.jsonl`, from steps and validations.
+        path: a file name that ends in .png.
+        title: title of the picture.
     """
     from matplotlib.figure import Figure
 
@@ -36,14 +34,15 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], path: Path, *, title: str =
     _plot(axes[0], metrics, "reward/mean", label="training batch", alpha=0.6)
     _plot(axes[0], metrics, "validation/reward/mean", label="held out", marker="o")
     axes[0].set_ylabel("reward")
-    axes[0].legend()
+    _add_legend(axes[0])
     _plot(axes[1], metrics, "length/mean")
     axes[1].set_ylabel("response tokens")
     _plot(axes[2], metrics, "gap/max", label="largest")
     _plot(axes[2], metrics, "gap/mean", label="mean")
-    axes[2].set_yscale("log", nonpositive="clip")
+    if any(line.get("gap/max") for line in metrics):  # a logarithmic axis needs a positive value
+        axes[2].set_yscale("log", nonpositive="clip")
     axes[2].set_ylabel("|trainer - rollout| log-probability")
-    axes[2].legend()
+    _add_legend(axes[2])
     axes[2].set_xlabel("step")
     figure.suptitle(title)
     figure.savefig(path, dpi=100)
@@ -56,8 +55,13 @@ def _plot(axes: Any, metrics: Sequence[Mapping[str, Any]], name: str, **style: A
     axes.grid(visible=True, alpha=0.3)
 
 
-def before_and_after(validations: Mapping[int, Mapping[str, float]]) -> list[tuple[str, str, str]]:
-    """Return rows of name, first and last value of the held-out numbers; none when there was no validation."""
+def _add_legend(axes: Any) -> None:
+    if axes.get_legend_handles_labels()[0]:  # matplotlib warns of a legend without entries
+        axes.legend()
+
+
+def compare_validations(validations: Mapping[int, Mapping[str, float]]) -> list[tuple[str, str, str]]:
+    """Return rows of name, first value and last value of the validation metrics; empty without a validation."""
     if not validations:
         return []
     first, last = (validations[step] for step in (min(validations), max(validations)))

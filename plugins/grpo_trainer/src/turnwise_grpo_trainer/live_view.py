@@ -1,4 +1,4 @@
-"""How a training goes: a live table on a terminal, log lines elsewhere."""
+"""Shows the progress of a training: a live table on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "seconds/sync": ("sync s", "{:.3f}"),
     "seconds/step": ("step s", "{:.2f}"),
 }
-"""Numbers that are shown, with their heading and format."""
+"""Metrics that are shown, with their headings and formats."""
 
 _SHOWN_STEPS: Final = 12
 
@@ -48,10 +48,9 @@ class TrainView:
     Shows steps and validations; a context manager.
 
     Attributes:
-        num_steps: of the training.
-        group_size: episodes of a group.
-        episodes_per_step: of the rollout of a step.
-        console: where to.
+        num_steps: steps of the training.
+        episodes_per_step: episodes of a step, the total of the progress bar.
+        console: where to print.
     """
 
     num_steps: int
@@ -65,14 +64,12 @@ class TrainView:
     _seen: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Begin with nothing to show."""
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self.console)
         self._steps = self._progress.add_task("steps", total=self.num_steps)
         self._rollout = self._progress.add_task("episodes", total=self.episodes_per_step)
 
     def __enter__(self) -> Self:
-        """Begin to show."""
         if self.console.is_terminal:
             self._live = Live(self._table(), console=self.console, refresh_per_second=4, transient=False)
             self._live.__enter__()
@@ -81,34 +78,33 @@ class TrainView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the last state."""
         if self._live is not None:
             self._live.__exit__(kind, error, traceback)
 
     def episode(self, episode: EpisodeResult) -> None:
-        """Count an episode."""
+        """Count a finished episode."""
         self._seen += 1
         self._progress.update(self._rollout, completed=self._seen)
 
-    def step(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Show a step."""
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show the metrics of a step."""
         self._seen = 0
         self._progress.update(self._steps, completed=step)
         self._progress.update(self._rollout, completed=0)
-        cells = {name: form.format(numbers[name]) for name, (_, form) in COLUMNS.items() if name in numbers}
+        cells = {name: form.format(metrics[name]) for name, (_, form) in COLUMNS.items() if name in metrics}
         self._lines.append((str(step), *(cells.get(name, "") for name in COLUMNS)))
         self._show("step", step=step, **{COLUMNS[name][0].replace(" ", "_"): cell for name, cell in cells.items()})
 
-    def validation(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Show a validation."""
-        mean = numbers["validation/reward/mean"]
+    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show the metrics of a validation."""
+        mean = metrics["validation/reward/mean"]
         self._lines.append((f"{step} held out", f"{mean:.3f}", *("" for _ in range(len(COLUMNS) - 1))))
-        self._show("validation", step=step, reward=f"{mean:.3f}", seconds=f"{numbers['validation/seconds']:.1f}")
+        self._show("validation", step=step, reward=f"{mean:.3f}", seconds=f"{metrics['validation/seconds']:.1f}")
 
     @contextmanager
-    def paused(self, what: str) -> Iterator[None]:
-        """Say what is done meanwhile."""
-        self._progress.update(self._rollout, description=what)
+    def activity(self, description: str) -> Iterator[None]:
+        """Show another activity than the rollout during the body."""
+        self._progress.update(self._rollout, description=description)
         self._show(None)
         yield
         self._progress.update(self._rollout, description="episodes")

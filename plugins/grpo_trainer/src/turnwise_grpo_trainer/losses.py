@@ -1,39 +1,37 @@
 """
-The policy's and the critic's losses, token by token.
+The losses of policy and critic, token by token.
 
-Pure functions of (M,) tensors, one entry for each token that enters the loss. A loss is a sum over tokens of a weight
-times the token's own loss; the weights (`token_weights`) hold every mean, so that a sum over micro-batches and
-processes is the loss of the whole.
+Pure functions of (M,) tensors, one entry for each token in the loss. The total loss is a weighted sum of the tokens'
+losses. The weights (`token_weights`) contain every mean, so losses can be summed over micro-batches and processes.
 """
 
-# ruff: noqa: TID253 - loaded by the trainer alone; no hook imports it
+# ruff: noqa: TID253 - only the trainer imports this module; no hook does
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
-KlType = Literal["k1", "k2", "k3"]
-_LARGEST_LOG_RATIO = 20.0
-"""Where `exp` of a log-ratio is cut, as verl does: beyond it a float32 sum is lost."""
+from turnwise_grpo_trainer.config import KlType, LossAggMode
+
+_MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped before `exp`, as in verl: a larger ratio would swallow a float32 sum."""
 
 
 def token_weights(rows: Tensor, mode: LossAggMode, *, num_rows: int, num_tokens: int, response_length: int) -> Tensor:
     """
-    Return (M,) what each token counts for in the loss of a mini-batch.
+    Return (M,) the weight of each token in the loss of a mini-batch.
 
     Args:
         rows: (M,) int64, the row of each token.
-        mode: `token-mean`: every token the same (DAPO, arXiv:2503.14476). `seq-mean-token-mean`: every row the same
-            (GRPO). `seq-mean-token-sum`: rows are summed over their tokens. `seq-mean-token-sum-norm`: the same over
-            the constant `response_length`, so that length changes nothing (Dr. GRPO, arXiv:2503.20783).
-        num_rows: rows of the mini-batch that have tokens in the loss, those of other processes included.
-        num_tokens: its tokens in the loss, those of other processes included.
-        response_length: the longest that a response may be.
+        mode: `token-mean`: all tokens weigh the same (DAPO, arXiv:2503.14476). `seq-mean-token-mean`: all rows weigh
+            the same (GRPO). `seq-mean-token-sum`: the tokens of a row are summed. `seq-mean-token-sum-norm`: the same,
+            divided by the constant `response_length`, so a row's length does not change its tokens' weights (Dr. GRPO,
+            arXiv:2503.20783).
+        num_rows: rows of the mini-batch with tokens in the loss, over all processes.
+        num_tokens: tokens of the mini-batch in the loss, over all processes.
+        response_length: the longest possible response.
     """
     ones = torch.ones_like(rows, dtype=torch.float32)
     if mode == "token-mean":
@@ -48,15 +46,15 @@ def clipped_surrogate(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, clip_ratio_low: float, clip_ratio_high: float
 ) -> tuple[Tensor, Tensor]:
     """
-    PPO's clipped loss (arXiv:1707.06347), with a bound of its own on either side (DAPO, arXiv:2503.14476).
+    PPO's clipped loss (arXiv:1707.06347) with separate lower and upper bounds (DAPO, arXiv:2503.14476).
 
     Returns:
-        (M,) losses, and (M,) bool: where the bound cut the gradient.
+        (M,) losses, and (M,) bool: whether the bound stopped the gradient.
     """
-    ratio = (log_probs - old_log_probs).clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()
-    free = -advantages * ratio
-    bound = -advantages * ratio.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
-    return torch.maximum(free, bound), bound > free
+    ratio = (log_probs - old_log_probs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
+    return torch.maximum(unclipped, clipped), clipped > unclipped
 
 
 def importance_weights(old_log_probs: Tensor, rollout_log_probs: Tensor, cap: float) -> Tensor:
@@ -66,7 +64,7 @@ def importance_weights(old_log_probs: Tensor, rollout_log_probs: Tensor, cap: fl
     They correct for an engine whose probabilities differ from the trainer's (Yao et al. 2025, "Your efficient RL
     framework secretly brings you off-policy RL training"; truncation by Ionides 2008).
     """
-    log_ratio = (old_log_probs - rollout_log_probs).detach().clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
+    log_ratio = (old_log_probs - rollout_log_probs).detach().clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     return log_ratio.exp().clamp(max=cap)
 
 
@@ -74,19 +72,19 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, kind: KlType) -> Tenso
     """
     Return (M,) estimates of KL(policy, reference) from single samples (Schulman 2020, "Approximating KL divergence").
 
-    k1 is unbiased and may be negative; k2 is half its square; k3 is never negative and of low variance (GRPO uses it).
+    k1 is unbiased and may be negative; k2 is half its square; k3 is never negative and has low variance (used by GRPO).
     """
     log_ratio = log_probs - ref_log_probs
     if kind == "k1":
         return log_ratio
     if kind == "k2":
         return log_ratio**2 / 2
-    inverse = (-log_ratio).clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
+    inverse = (-log_ratio).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     return inverse.exp() - inverse - 1
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, cliprange_value: float) -> Tensor:
-    """Return (M,) half the squared error, the worse of the free and the clipped one, as PPO's critics have it."""
+    """Return (M,) half the squared error, the larger one of the unclipped and the clipped value, as in PPO."""
     clipped = old_values + (values - old_values).clamp(-cliprange_value, cliprange_value)
     return torch.maximum((values - returns) ** 2, (clipped - returns) ** 2) / 2
 
@@ -94,14 +92,14 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, cliprange_va
 @frozen(kw_only=True)
 class LogProbGap:
     """
-    How far the trainer's log-probabilities are from those that the engine sampled with.
+    Difference between the log-probabilities of the trainer and of the engine.
 
     Attributes:
-        mean: of the absolute difference.
+        mean: mean absolute difference.
         max: largest absolute difference.
-        max_relative: largest difference over 1 + the size of the log-probability, with which rounding grows.
+        max_relative: largest difference divided by 1 + |log-probability|, because rounding errors grow with that size.
         kl: k3 estimate of KL(engine, trainer), from the engine's samples.
-        num_tokens: how many tokens were compared.
+        num_tokens: number of compared tokens.
     """
 
     mean: float = 0.0
@@ -112,7 +110,7 @@ class LogProbGap:
 
 
 def log_prob_gap(log_probs: Tensor, rollout_log_probs: Tensor) -> LogProbGap:
-    """Compare (M,) log-probabilities of the trainer with those of the rollout; no tokens give zeros."""
+    """Compare (M,) log-probabilities of trainer and rollout; zeros if there are no tokens."""
     if log_probs.numel() == 0:
         return LogProbGap()
     difference = (log_probs - rollout_log_probs).detach().double()

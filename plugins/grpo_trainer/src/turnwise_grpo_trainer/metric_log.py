@@ -1,8 +1,7 @@
-"""Where the numbers of a training go: a JSONL file, TensorBoard, and the observers of the run."""
+"""Writes the metrics of a training to a JSONL file, and sends them to the observers of the run."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -12,18 +11,23 @@ from typing import Any, Final
 from attrs import define, field
 
 from turnwise.errors import ConfigError
-from turnwise.observer import MetricsLogged, TrainingStarted
+from turnwise.events.observer import MetricsLogged, TrainingStarted
+from turnwise.files import write_text
 
 METRICS_FILE: Final = "metrics.jsonl"
-TENSORBOARD_FOLDER: Final = "tensorboard"
 
 
 def read_metrics(out: Path, *, up_to: int | None = None) -> list[dict[str, Any]]:
     """
-    Return the lines that a training has written, those of later steps left out.
+    Return the logged metrics of a training, one dict per line.
+
+    Args:
+        out: folder of the training.
+        up_to: exclude later steps; None includes all.
 
     Raises:
-        ConfigError: a line is not JSON. A last one without its end is no line: the training was killed in the midst.
+        ConfigError: a line is not JSON. A last line without a newline is ignored: the training was killed while it
+            wrote.
     """
     file = out / METRICS_FILE
     if not file.exists():
@@ -39,52 +43,34 @@ def read_metrics(out: Path, *, up_to: int | None = None) -> list[dict[str, Any]]
 @define(eq=False)
 class MetricLog:
     """
-    Writes the numbers of each step.
+    Logs the metrics of each step.
 
     Attributes:
         out: folder of the training.
-        emit: tells the observers of the run, by the name of an event.
-        settings: what the training is, for these: plain values.
+        emit: sends an event to the observers of the run, by name.
+        settings: the settings of the training, for the observers: plain values.
     """
 
     out: Path
     emit: Callable[[str, object], None] = field(default=lambda _name, _event: None)
     settings: Mapping[str, Any] = field(factory=dict)
-    _writer: Any = field(default=None, init=False)
 
     def start(self, *, from_step: int | None) -> None:
         """
-        Open everything.
+        Start the log, and announce the training to the observers.
 
         Args:
-            from_step: that the training goes on from; None for a new one. Lines of later steps, which an interrupted
-                training wrote, are dropped.
+            from_step: the step to resume from; None for a new training. Lines of later steps, which a killed process
+                wrote, are removed.
         """
-        resumed, last = from_step is not None, -1 if from_step is None else from_step
-        kept = read_metrics(self.out, up_to=last)
-        (self.out / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        tensorboard = _module("torch.utils.tensorboard", "tensorboard")
-        self._writer = tensorboard.SummaryWriter(str(self.out / TENSORBOARD_FOLDER), purge_step=last + 1)
+        resumed = from_step is not None
+        kept = read_metrics(self.out, up_to=from_step) if resumed else []
+        write_text(self.out / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in kept))
         self.emit("on_training_started", TrainingStarted(folder=self.out, settings=self.settings, resumed=resumed))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the numbers of a step; those that are not finite are null in the file."""
+        """Log the metrics of a step; non-finite values become null in the file."""
         line = {"step": step, **{name: value if math.isfinite(value) else None for name, value in values.items()}}
         with (self.out / METRICS_FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
         self.emit("on_metrics_logged", MetricsLogged(step=step, values=dict(values)))
-
-    def close(self) -> None:
-        """Close what `start` opened."""
-        if self._writer is not None:
-            self._writer.close()
-
-
-def _module(name: str, package: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(f"train: the numbers need {package}: pip install {package}") from error

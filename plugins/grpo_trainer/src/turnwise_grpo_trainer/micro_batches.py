@@ -1,15 +1,15 @@
 """
-Rows cut into micro-batches that fit a token budget, and laid out for a model.
+Micro-batches: rows grouped by a token budget and collated for a model.
 
-Packed or padded, every token sees the same tokens from the same positions. Where a row has blocks of paths a dense mask
-says what is visible; otherwise the model's own causal mask does.
+Packed or padded, every token attends to the same tokens and has the same position. For rows with parallel paths, a
+dense mask encodes the visibility; for all others the model's causal mask does.
 """
 
-# ruff: noqa: TID253 - loaded by the trainer alone; no hook imports it
+# ruff: noqa: TID253 - only the trainer imports this module; no hook does
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,21 +22,22 @@ from turnwise_grpo_trainer.rows import TokenRows
 @frozen(eq=False)
 class MicroBatch:
     """
-    What one forward pass takes. b rows of L columns; packed, b is 1. M tokens enter the loss, C columns predict them.
+    The input of one forward pass. b rows of L columns; packed, b is 1. M tokens are in the loss, C columns predict
+    them.
 
     Attributes:
         input_ids: (b, L) int64.
-        position_ids: (b, L) int64; those of pads go on from the row's, because transformers takes a jump for the start
-            of another sequence.
-        block_start: (b, L) int64, column at which a token's block starts; 0 outside blocks.
-        path_start: (b, L) int64, column at which its path starts; 0 outside blocks.
-        row_ids: (b, L) int64, the row of the batch that a column belongs to; -1 on pads.
+        position_ids: (b, L) int64. Positions continue over the pads, because transformers treats a jump as the start of
+            another sequence.
+        block_start: (b, L) int64, the column at which a token's block starts; 0 outside blocks.
+        path_start: (b, L) int64, the column at which a token's path starts; 0 outside blocks.
+        row_ids: (b, L) int64, the row of each column; -1 on pads.
         keep: (C,) int64, the columns whose output is needed.
-        predictors: (2, M) int64: the row of each token and its predictor's place in `keep`.
-        labels: (M,) int64, their ids.
-        tokens: (M,) int64, where they stand in the `TokenRows`.
-        packed: whether rows stand end to end.
-        has_blocks: whether any token lies in a path.
+        predictors: (2, M) int64: the row of each token, and the index of its predictor in `keep`.
+        labels: (M,) int64, the token ids.
+        tokens: (M,) int64, the tokens' positions in the `TokenRows`.
+        packed: whether rows are concatenated.
+        has_blocks: whether any token is in a path.
     """
 
     input_ids: Tensor
@@ -65,11 +66,10 @@ class MicroBatch:
 
     def attention_mask(self) -> Tensor | None:
         """
-        Return what says which tokens see which.
+        Return (b, 1, L, L) bool, True where the key is visible; pads see only pads.
 
-        None when the model's causal mask, begun anew where positions do, says it all: pads stand behind everything
-        real, which sees none of them. (b, 1, L, L) bool, where True is visible, for rows with blocks; there pads see
-        pads alone.
+        None without blocks. The model's causal mask is then enough: it restarts where positions restart, and pads come
+        after all tokens, which therefore never see them.
         """
         if not self.has_blocks:
             return None
@@ -79,29 +79,24 @@ class MicroBatch:
         return (outside & (key <= key[:, None]) & same_row)[:, None]
 
 
-def micro_batches(rows: TokenRows, *, max_tokens: int, packed: bool) -> Iterator[MicroBatch]:
-    """
-    Yield micro-batches of the rows that have a token in the loss, all of which are this process's.
-
-    Args:
-        rows: of a mini-batch.
-        max_tokens: most tokens of one, pads included; a longer row goes alone.
-        packed: rows end to end in one sequence, or padded to the longest.
-    """
-    for group in budgeted(rows, shares(rows, 1)[0], max_tokens=max_tokens, packed=packed):
-        yield laid_out(rows, group, packed=packed)
-
-
-def shares(rows: TokenRows, num_shares: int) -> list[list[int]]:
-    """Return the rows that have a token in the loss, dealt out in order of length, longest first."""
+def shard(rows: TokenRows, num_shards: int) -> list[list[int]]:
+    """Split the rows with a token in the loss among processes, round-robin in order of length, longest first."""
     lengths = rows.lengths
     trained = torch.bincount(rows.row_index[rows.targets], minlength=len(rows)).tolist()
     order = sorted((row for row in range(len(rows)) if trained[row]), key=lambda row: (-lengths[row], row))
-    return [order[number::num_shares] for number in range(num_shares)]
+    return [order[number::num_shards] for number in range(num_shards)]
 
 
-def budgeted(rows: TokenRows, order: Sequence[int], *, max_tokens: int, packed: bool) -> list[list[int]]:
-    """Return rows that are ordered by length, longest first, in groups that fit the budget."""
+def pack_by_tokens(rows: TokenRows, order: Sequence[int], *, max_tokens: int, packed: bool) -> list[list[int]]:
+    """
+    Group rows into micro-batches of at most `max_tokens` tokens.
+
+    Args:
+        rows: the rows.
+        order: indices of rows, longest first.
+        max_tokens: the budget, including pads; a longer row is a group by itself.
+        packed: whether rows are concatenated, or padded to the longest of their group.
+    """
     lengths = rows.lengths
     groups: list[list[int]] = []
     size = 0
@@ -116,36 +111,36 @@ def budgeted(rows: TokenRows, order: Sequence[int], *, max_tokens: int, packed: 
     return groups
 
 
-def laid_out(rows: TokenRows, group: Sequence[int], *, packed: bool) -> MicroBatch:
-    """Return some rows as one micro-batch."""
+def collate(rows: TokenRows, group: Sequence[int], *, packed: bool) -> MicroBatch:
+    """Return some rows as one micro-batch, concatenated (`packed`) or padded on the right."""
     chosen = rows.select(group)
     lengths = torch.tensor(chosen.lengths, dtype=torch.int64)
     owner, starts = chosen.row_index, torch.tensor(chosen.bounds[:-1], dtype=torch.int64)
-    at = torch.arange(chosen.num_tokens)
-    row, column = (torch.zeros_like(owner), at) if packed else (owner, at - starts[owner])
+    index = torch.arange(chosen.num_tokens)
+    row, column = (torch.zeros_like(owner), index) if packed else (owner, index - starts[owner])
     shape = (1, chosen.num_tokens) if packed else (len(chosen), int(lengths.max()))
 
-    def placed(values: Tensor, fill: int = 0) -> Tensor:
-        laid = torch.full(shape, fill, dtype=torch.int64)
-        laid[row, column] = values.long()
-        return laid
+    def scatter(values: Tensor, fill: int = 0) -> Tensor:
+        filled = torch.full(shape, fill, dtype=torch.int64)
+        filled[row, column] = values.long()
+        return filled
 
-    positions = placed(chosen["position_ids"])
+    positions = scatter(chosen["position_ids"])
     if not packed:
-        behind = torch.arange(shape[1]) - lengths[:, None] + 1
+        beyond = torch.arange(shape[1]) - lengths[:, None] + 1
         last = positions.gather(1, lengths[:, None] - 1)
-        positions = torch.where(behind > 0, last + behind, positions)
+        positions = torch.where(beyond > 0, last + beyond, positions)
     inside = chosen["path_start"] > 0
-    moved = inside * starts[owner] if packed else torch.zeros_like(owner)
+    shift = inside * starts[owner] if packed else torch.zeros_like(owner)
     targets = chosen.targets
     predictors = chosen.predictors[targets]
     keep, places = torch.unique(column[predictors], return_inverse=True)
     return MicroBatch(
-        input_ids=placed(chosen["input_ids"]),
+        input_ids=scatter(chosen["input_ids"]),
         position_ids=positions,
-        block_start=placed(chosen["block_start"] + moved),
-        path_start=placed(chosen["path_start"] + moved),
-        row_ids=placed(owner, fill=-1),
+        block_start=scatter(chosen["block_start"] + shift),
+        path_start=scatter(chosen["path_start"] + shift),
+        row_ids=scatter(owner, fill=-1),
         keep=keep,
         predictors=torch.stack([row[predictors], places]),
         labels=chosen["input_ids"][targets],

@@ -1,11 +1,11 @@
 """
-Models, optimizers, schedules and random numbers, to a folder and back, by `torch.distributed.checkpoint`.
+Saves and loads models, optimizers, schedules and random number generators, with `torch.distributed.checkpoint`.
 
-Every process of a training takes part; a checkpoint of one number of processes can be read by another. Torch keeps the
-table of contents as a pickle: load only checkpoints that you trust.
+Saving and loading are collective: every training process calls them. The number of processes may change in between. The
+metadata file of torch is a pickle: load only checkpoints that you trust.
 """
 
-# ruff: noqa: TID253 - loaded by the trainer alone; no hook imports it
+# ruff: noqa: TID253 - only the trainer imports this module; no hook does
 
 from __future__ import annotations
 
@@ -24,54 +24,54 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from turnwise.errors import ConfigError
 from turnwise_grpo_trainer.learner import Learner
-from turnwise_grpo_trainer.optimization import Trained
+from turnwise_grpo_trainer.optimization import TrainableModel
 
 SCHEDULES_FILE: Final = "schedules.json"
 
 
 def save_state(learner: Learner, folder: Path) -> None:
-    """Write all that the learner goes on from."""
+    """Write the state of a learner to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    _quietly(save)(_state(learner), checkpoint_id=folder, no_dist=not dist.is_initialized())
+    _call_torch(save)(_state(learner), checkpoint_id=folder, no_dist=not dist.is_initialized())
     if learner.rank == 0:
-        places = {name: trained.schedule.last_epoch for name, trained in _parts(learner).items()}
-        (folder / SCHEDULES_FILE).write_text(json.dumps(places), encoding="utf-8")
+        steps = {name: trainable.schedule.last_epoch for name, trainable in _trainables(learner).items()}
+        (folder / SCHEDULES_FILE).write_text(json.dumps(steps), encoding="utf-8")
 
 
 def load_state(learner: Learner, folder: Path) -> None:
-    """Stand where `save_state` was called; `ConfigError` when the folder holds another model or none."""
+    """Restore the state written by `save_state`; `ConfigError` if the folder holds no state of this model."""
     state = _state(learner)
     try:
-        _quietly(load)(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
-        places = json.loads((folder / SCHEDULES_FILE).read_text(encoding="utf-8"))
+        _call_torch(load)(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
+        steps = json.loads((folder / SCHEDULES_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RuntimeError, CheckpointException) as error:
         raise ConfigError(f"{folder}: not a checkpoint of this model: {_cause(error)}") from error
-    for name, trained in _parts(learner).items():
+    for name, trainable in _trainables(learner).items():
         set_state_dict(
-            trained.model,
-            trained.optimizer,
+            trainable.model,
+            trainable.optimizer,
             model_state_dict=state[name]["model"],
             optim_state_dict=state[name]["optimizer"],
         )
-        trained.stand_at(places[name])
+        trainable.seek(steps[name])
     torch.set_rng_state(state["rng"])
     if "cuda_rng" in state:
         torch.cuda.set_rng_state(state["cuda_rng"])
 
 
 def _cause(error: BaseException) -> str:
-    """Return the first line of what went wrong; torch wraps what went wrong in a process."""
+    """Return the first line of an error, unwrapped if torch wrapped the errors of several processes."""
     cause = error
     if isinstance(error, CheckpointException):
         cause = next((each for each, _trace in error.failures.values()), error)
     return f"{type(cause).__name__}: {next(iter(str(cause).strip().splitlines()), '')}"
 
 
-def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:
+def _call_torch(function: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Return the function without torch's warning that there is one process, which is what was asked for.
+    Wrap a function of torch: suppress its warning about a single process, and re-raise Ctrl-C as `KeyboardInterrupt`.
 
-    Ctrl-C comes out as what it is, which torch takes for a failure of its own.
+    Torch would report Ctrl-C as a failed checkpoint.
     """
 
     def call(*arguments: Any, **options: Any) -> Any:
@@ -87,7 +87,7 @@ def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _parts(learner: Learner) -> dict[str, Trained]:
+def _trainables(learner: Learner) -> dict[str, TrainableModel]:
     return {"policy": learner.policy} | ({"critic": learner.critic} if learner.critic else {})
 
 
@@ -95,7 +95,7 @@ def _state(learner: Learner) -> dict[str, Any]:
     state: dict[str, Any] = {"rng": torch.get_rng_state()}
     if learner.device.type == "cuda":
         state["cuda_rng"] = torch.cuda.get_rng_state()
-    for name, trained in _parts(learner).items():
-        model, optimizer = get_state_dict(trained.model, trained.optimizer)
+    for name, trainable in _trainables(learner).items():
+        model, optimizer = get_state_dict(trainable.model, trainable.optimizer)
         state[name] = {"model": model, "optimizer": optimizer}
     return state

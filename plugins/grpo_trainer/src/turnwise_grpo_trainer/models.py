@@ -1,10 +1,10 @@
 """
-From a model directory to a policy, a reference and a critic: any causal model of transformers.
+Loads policy, reference and critic from a model directory: any causal model of transformers.
 
-All that can be wrong with the directory or the packages ends here, in one line each.
+Problems with the directory or the installed packages become one-line config errors here.
 """
 
-# ruff: noqa: TID253 - loaded by the trainer alone; no hook imports it
+# ruff: noqa: TID253 - only the trainer imports this module; no hook does
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ from turnwise_grpo_trainer.config import PolicyConfig
 from turnwise_grpo_trainer.micro_batches import MicroBatch
 
 SEGMENTS: Final = "turnwise_segments"
-"""`attn_implementation` of `turnwise-segment-attention`, which needs no mask of L x L for rows with parallel paths."""
+"""`attn_implementation` of `turnwise-segment-attention`, which needs no (L, L) mask for rows with parallel paths."""
 
 
-def device_of(config: PolicyConfig) -> torch.device:
-    """Return where the model is trained."""
+def select_device(config: PolicyConfig) -> torch.device:
+    """Return the device to train on."""
     if config.device != "auto":
         return torch.device(config.device)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def load_policy(config: PolicyConfig, spec: ModelSpec) -> Any:
-    """Return the causal model, on the host and ready to train; `ConfigError` says what is wrong with it."""
+    """Load the causal model on the host, in training mode; `ConfigError` if it cannot be loaded."""
     model = _load("AutoModelForCausalLM", config, spec)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    # Dropout would make the trainer's probabilities differ from those that the engine sampled with.
-    return _without_dropout(model)
+    # With dropout, the trainer's probabilities would differ from the engine's.
+    return _disable_dropout(model)
 
 
 def load_reference(config: PolicyConfig, spec: ModelSpec) -> Any:
-    """Return the same model, frozen."""
+    """Load the same model, frozen and in evaluation mode."""
     model = _load("AutoModelForCausalLM", config, spec).eval()
     return model.requires_grad_(requires_grad=False)
 
 
 def load_critic(config: PolicyConfig, spec: ModelSpec) -> Any:
-    """Return the model with a head of one number a token, which is 0 until it has learned."""
+    """Load the model with a scalar head per token; the head is zero-initialised, so all values are 0 at first."""
     model = _load("AutoModelForTokenClassification", config, spec, num_labels=1)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     head = model.score if hasattr(model, "score") else model.classifier
     for parameter in head.parameters():
         nn.init.zeros_(parameter)
-    return _without_dropout(model)
+    return _disable_dropout(model)
 
 
-def _without_dropout(model: Any) -> Any:
+def _disable_dropout(model: Any) -> Any:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -72,13 +72,13 @@ def _without_dropout(model: Any) -> Any:
 
 def _load(kind: str, config: PolicyConfig, spec: ModelSpec, **options: Any) -> Any:
     if spec.path is None:
-        raise ConfigError("model.path: the trainer needs a model")
+        raise ConfigError("model.path: missing; the trainer needs a model directory")
     if not (spec.path / "config.json").is_file():
-        raise ConfigError(f"model.path: {str(spec.path)!r} is no model directory: it has no config.json")
-    with _one_line(f"cannot load a model to train from {str(spec.path)!r}"):
+        raise ConfigError(f"model.path: {str(spec.path)!r} is not a model directory: it has no config.json")
+    with _config_errors(f"model.path: cannot load {str(spec.path)!r} for training"):
         import transformers
 
-        attention = _attention(config)
+        attention = _resolve_attention(config)
         return getattr(transformers, kind).from_pretrained(
             spec.path,
             dtype=getattr(torch, config.dtype),
@@ -89,11 +89,12 @@ def _load(kind: str, config: PolicyConfig, spec: ModelSpec, **options: Any) -> A
         )
 
 
-def _attention(config: PolicyConfig) -> str:
+def _resolve_attention(config: PolicyConfig) -> str:
+    """Return the name that transformers knows the attention by; registers `turnwise_segments` with transformers."""
     if config.attn_implementation != SEGMENTS:
         return config.attn_implementation
     if config.packed:
-        raise ConfigError(f"train.policy.packed: must be false with attn_implementation {SEGMENTS}")
+        raise ConfigError(f"train.policy.packed: must be false with train.policy.attn_implementation={SEGMENTS}")
     try:
         import turnwise_segment_attention
     except ImportError as error:
@@ -105,18 +106,19 @@ def _attention(config: PolicyConfig) -> str:
 
 
 @contextmanager
-def _one_line(what: str) -> Iterator[None]:
+def _config_errors(prefix: str) -> Iterator[None]:
+    """Turn any exception into a `ConfigError` of one line."""
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:
         first = next(iter(str(error).strip().splitlines()), "")
-        raise ConfigError(f"{what}: {type(error).__name__}: {first}") from error
+        raise ConfigError(f"{prefix}: {type(error).__name__}: {first}") from error
 
 
 def forward_inputs(model: Any, micro: MicroBatch) -> dict[str, Any]:
-    """Return the keyword arguments of a forward pass; `ConfigError` when the attention cannot read the mask."""
+    """Return the keyword arguments of a forward pass; `ConfigError` if the attention does not support the mask."""
     inputs = {"input_ids": micro.input_ids, "position_ids": micro.position_ids, "use_cache": False}
     kind = model.config._attn_implementation  # noqa: SLF001 - transformers has no public name for it
     if kind == SEGMENTS:
@@ -130,11 +132,11 @@ def forward_inputs(model: Any, micro: MicroBatch) -> dict[str, Any]:
 def _dense_mask(model: Any, kind: str, visible: Tensor) -> Tensor:
     if "flash" in kind or kind == "flex_attention":
         raise ConfigError(
-            f"train.policy.attn_implementation: {kind} cannot read the mask of parallel paths; use {SEGMENTS} or sdpa"
+            f"train.policy.attn_implementation: {kind} does not support parallel paths; use {SEGMENTS} or sdpa"
         )
     if kind != "eager":
         return visible
-    # Eager attention adds the mask to its scores: a bool one would add 0 and 1, without a word.
+    # Eager attention adds the mask to its scores: a bool mask would silently add 0 and 1.
     bias = torch.zeros_like(visible, dtype=model.dtype)
     return bias.masked_fill_(~visible, torch.finfo(bias.dtype).min)
 
@@ -143,13 +145,13 @@ def token_log_probs(
     model: Any, micro: MicroBatch, temperature: float, *, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """
-    Return the log-probability of every token that enters the loss, under the distribution it was sampled from.
+    Return the log-probability of every token in the loss, under the distribution that it was sampled from.
 
     Args:
         model: a causal model.
-        micro: M tokens enter the loss.
-        temperature: of the sampling; the logits are divided by it.
-        entropy: compute the entropies, too.
+        micro: M tokens are in the loss.
+        temperature: sampling temperature; the logits are divided by it.
+        entropy: also compute the entropies.
 
     Returns:
         (M,) float32, and (M,) entropies or None.
@@ -164,7 +166,7 @@ def token_log_probs(
 
 
 def token_values(critic: Any, micro: MicroBatch) -> Tensor:
-    """Return (M,) float32 the critic's value of the state in which each token of the loss was sampled."""
+    """Return (M,) float32 the critic's value of the state in which each token was sampled."""
     output = critic(**forward_inputs(critic, micro)).logits.squeeze(-1).float()
     values: Tensor = output[micro.predictors[0], micro.keep[micro.predictors[1]]]
     return values

@@ -1,6 +1,6 @@
-"""A model with its optimizer and schedule: torch's AdamW, LambdaLR and gradient clipping."""
+"""A model with its optimizer and learning-rate schedule: torch's AdamW, LambdaLR and gradient clipping."""
 
-# ruff: noqa: TID253 - loaded by the trainer alone; no hook imports it
+# ruff: noqa: TID253 - only the trainer imports this module; no hook does
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from turnwise_grpo_trainer.config import OptimizerConfig
 
 
 @define(eq=False)
-class Trained:
+class TrainableModel:
     """
     A model, its optimizer and its schedule.
 
     Attributes:
         model: in training mode.
-        optimizer: AdamW over its parameters.
-        schedule: of the learning rate, moved once a training step.
-        grad_clip: largest norm of its gradient; None clips nothing.
+        optimizer: AdamW over the model's parameters.
+        schedule: of the learning rate; advanced once per training step.
+        grad_clip: largest norm of the gradient; None disables clipping.
     """
 
     model: Any
@@ -33,34 +33,40 @@ class Trained:
     grad_clip: float | None
 
     @classmethod
-    def of(cls, model: Any, config: OptimizerConfig, *, lr: float, num_steps: int) -> Trained:
-        """Make the optimizer of a model; a falling schedule ends at step `num_steps`."""
+    def create(cls, model: Any, config: OptimizerConfig, *, lr: float, num_steps: int) -> TrainableModel:
+        """Create the optimizer of a model; a falling schedule reaches its minimum at step `num_steps`."""
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(config, step, num_steps))
         return cls(model, optimizer, schedule, config.grad_clip)
 
-    def stand_at(self, place: int) -> None:
+    def seek(self, step: int) -> None:
         """
-        Go on from a step of the schedule, with the optimizer's state as it was loaded and the settings of the config.
+        Move the schedule to a step, and apply the config's settings to the optimizer.
 
-        What is loaded brings the settings along that it was saved with.
+        Call it after loading an optimizer state, which brings the settings that it was saved with.
         """
         for group, rate in zip(self.optimizer.param_groups, self.schedule.base_lrs, strict=True):
-            group |= {**self.optimizer.defaults, "lr": rate * self.schedule.lr_lambdas[0](place), "initial_lr": rate}
-        self.schedule.last_epoch = place
+            group |= {**self.optimizer.defaults, "lr": rate * self.schedule.lr_lambdas[0](step), "initial_lr": rate}
+        self.schedule.last_epoch = step
+
+    def advance(self) -> None:
+        """Move the schedule to the next training step."""
+        # Not by the schedule's own `step`, which warns if the optimizer has not stepped yet: the critic's warm-up and
+        # batches without gradient leave it out on purpose.
+        self.seek(self.schedule.last_epoch + 1)
 
     @property
     def lr(self) -> float:
-        """The learning rate in force."""
+        """The current learning rate."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     def step(self) -> float:
-        """Clip the gradient, step and clear it; return its norm. A norm that is not finite changes no weight."""
+        """Clip the gradient, step and clear it; return its norm. A non-finite gradient changes no weight."""
         limit = math.inf if self.grad_clip is None else self.grad_clip
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        total = float(_whole(norm))
+        total = float(_gather(norm))
         if math.isfinite(total):
             self.optimizer.step()
         self.optimizer.zero_grad()
@@ -68,24 +74,26 @@ class Trained:
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
         """
-        Yield the weights by name, whole and on the host, one at a time; every process must take all of them.
+        Yield the names and unsharded weights, one at a time, on the host.
 
-        Tied weights come once, under their first name.
+        Gathering is collective: every process must consume the whole iterator. Tied weights come once, under their
+        first name.
         """
         own = {name for name, _ in self.model.named_parameters()}
         tied = {name for name, _ in self.model.named_parameters(remove_duplicate=False)} - own
         for name, tensor in self.model.state_dict().items():
             if name not in tied:
-                yield name, _whole(tensor).detach().cpu()
+                yield name, _gather(tensor).detach().cpu()
 
 
-def _whole(tensor: Any) -> Tensor:
-    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole
+def _gather(tensor: Any) -> Tensor:
+    """Return the full tensor of a sharded one, and any other as it is."""
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full
 
 
 def lr_factor(config: OptimizerConfig, step: int, num_steps: int) -> float:
-    """Return the share of the learning rate that is in force at a step, counted from 0."""
+    """Return the learning rate at a step, counted from 0, as a share of `config.lr`."""
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
     if config.lr_schedule == "constant":

@@ -1,4 +1,4 @@
-"""How often a task is solved: pass@k and mean@k, with bootstrap confidence intervals over the tasks."""
+"""pass@k, and means over tasks with bootstrap confidence intervals."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 @frozen(kw_only=True)
 class Estimate:
     """
-    A number with its confidence interval.
+    An estimate with its confidence interval.
 
     Attributes:
-        value: the estimate; None when there is nothing to estimate from.
-        low: lower end of the interval; None when there is none.
-        high: upper end.
+        value: the estimate; None without data.
+        low: lower end of the interval; None if there is no interval.
+        high: upper end of the interval; None if there is no interval.
     """
 
     value: float | None
@@ -28,15 +28,15 @@ class Estimate:
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     """
-    Return the chance that at least one of k samples is right, without bias (Chen et al. 2021, arXiv:2107.03374).
+    Return the unbiased estimate of pass@k, the probability that at least one of k samples is correct.
 
-    It is ``1 - C(n - c, k) / C(n, k)`` for c right ones of n samples.
+    It is ``1 - C(n - c, k) / C(n, k)`` for c correct ones of n samples (Chen et al. 2021, arXiv:2107.03374).
 
     Raises:
-        ValueError: k is not within 1 to `num_samples`.
+        ValueError: k is not between 1 and `num_samples`.
     """
     if not 1 <= k <= num_samples:
-        raise ValueError(f"k must be within 1 and the {num_samples} samples: {k}")
+        raise ValueError(f"k must be between 1 and the number of samples, {num_samples}: {k}")
     return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
 
 
@@ -44,15 +44,15 @@ def bootstrap(values: Sequence[float], *, confidence: float = 0.95, resamples: i
     """
     Return the mean of one value per task, with a percentile bootstrap interval (Efron 1979).
 
-    Tasks are drawn anew, not samples: what is uncertain is which tasks one happened to ask. Of few tasks the interval
-    is too narrow: in simulations, one that is to hold the truth in 95 % of cases does so in 94 % with 20 tasks, 92 %
-    with 10, 86 % with 5 and 67 % with 2. One task has no interval.
+    Tasks are resampled, not episodes: the uncertainty is in the choice of tasks. With few tasks the interval is too
+    narrow: in simulations, a 95 % interval covers the true mean in 94 % of cases with 20 tasks, 92 % with 10, 86 % with
+    5 and 67 % with 2. A single task has no interval.
 
     Raises:
-        ValueError: there is no value.
+        ValueError: `values` is empty.
     """
     if not values:
-        raise ValueError("there is nothing to estimate from")
+        raise ValueError("no values to estimate from")
     array: NDArray[np.float64] = np.asarray(values, np.float64)
     if len(array) == 1:
         return Estimate(value=float(array[0]), low=None, high=None)

@@ -1,32 +1,35 @@
-"""What a training will be, and where: what `turnwise train --dry-run` prints. Nothing is loaded or started."""
+"""The plan of a training and the devices that it needs, for `turnwise train --dry-run`. Loads and starts nothing."""
 
 from __future__ import annotations
 
 import json
 import math
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from attrs import frozen
+from rich.console import Console
+from rich.table import Table
 
-from turnwise import placement_of as placement_of_run
+from turnwise import RolloutManager, RunConfig, plan_placement
 from turnwise.errors import ConfigError
-from turnwise_grpo_trainer.setup import Setup
+from turnwise_grpo_trainer.sharding import gpus_per_process
+from turnwise_grpo_trainer.train_setup import TrainSetup
 
 _BYTES: Final = {"float32": 4, "bfloat16": 2}
 _GIB: Final = 1 << 30
 
 
 @frozen
-class Placement:
+class TrainingPlacement:
     """
-    Devices that a training takes.
+    Devices of a training.
 
     Attributes:
-        rollout_gpus: of all replicas.
-        trainer_gpus: of all processes.
-        total_gpus: together; in mode hybrid they are the same ones.
-        trainer_gib: weights, gradients and optimizer states of one process, activations not counted.
+        rollout_gpus: GPUs of all replicas.
+        trainer_gpus: GPUs of all training processes.
+        total_gpus: GPUs of both, which are the same ones if they share devices.
+        trainer_gib: weights, gradients and optimizer states of one process, without activations.
     """
 
     rollout_gpus: float
@@ -35,81 +38,83 @@ class Placement:
     trainer_gib: float
 
 
-def plan_of(setup: Setup) -> list[tuple[str, str]]:
+def describe_plan(setup: TrainSetup) -> list[tuple[str, str]]:
     """
     Return the plan as pairs of a name and a text.
 
     Raises:
-        ConfigError, PluginError: a part's options are wrong, or the devices do not fit the mode.
+        ConfigError, PluginError: a plugin's options are wrong, or engine and trainer cannot share their devices.
     """
-    setup.manager()  # checks every plugin's options; starts nothing
+    RolloutManager.from_config(setup.run, setup.host)  # checks the options of every plugin; starts nothing
 
-    train, run = setup.train, setup.run
-    place = placement_of(setup)
-    algorithm = train.algorithm
+    train, run, algorithm = setup.train, setup.run, setup.train.algorithm
+    place = place_training(setup)
     episodes = train.tasks_per_step * setup.group_size
+    sharding = "FSDP2" if train.sharding.sharded else "unsharded"
     return [
-        ("model", str(setup.spec.path)),
+        ("model", str(setup.model.path)),
         ("engine", f"{run.engine.name}, runtime {run.runtime.name}"),
-        ("agent", f"{run.agent.name}, reward {run.reward.name}"),
-        ("tasks", f"{len(setup.tasks)} to train on, {len(setup.validation_tasks)} held out"),
+        ("agent", f"{run.agent.name}, reward {run.reward.name if run.reward else 'none'}"),
+        ("tasks", f"{len(setup.tasks)} for training, {len(setup.validation_tasks)} held out"),
         ("a step", f"{train.tasks_per_step} tasks x {setup.group_size} = {episodes} episodes"),
-        ("steps", f"{train.num_steps}, {math.ceil(train.num_steps * train.tasks_per_step / len(setup.tasks))} passes"),
-        ("mode", _mode(setup)),
+        ("steps", f"{train.num_steps}, {math.ceil(train.num_steps * train.tasks_per_step / len(setup.tasks))} epochs"),
+        ("mode", _describe_mode(setup)),
+        ("memory", _describe_memory(setup)),
         ("algorithm", f"{algorithm.adv_estimator}, loss {algorithm.agg_mode}, lr {train.optimizer.lr:g}"),
-        (
-            "trainer",
-            f"{train.sharding.num_processes} process(es), {'FSDP2' if train.sharding.sharded else 'unsharded'}",
-        ),
+        ("trainer", f"{train.sharding.num_processes} process(es), {sharding}"),
         ("GPUs", f"rollout {place.rollout_gpus:g}, trainer {place.trainer_gpus:g}, together {place.total_gpus:g}"),
-        ("trainer memory", f"{place.trainer_gib:.2f} GiB a process, activations not counted"),
+        ("trainer memory", f"{place.trainer_gib:.2f} GiB per process, without activations"),
     ]
 
 
-def placement_of(setup: Setup) -> Placement:
+def place_training(setup: TrainSetup) -> TrainingPlacement:
     """
-    Return what devices are asked for.
+    Return the devices of a training.
 
     Raises:
-        ConfigError: mode hybrid, with engine and trainer on different numbers of GPUs.
+        ConfigError: engine and trainer share devices, but have different numbers of GPUs.
     """
-    from turnwise_grpo_trainer.sharding import gpus_each  # loads torch
-
     train, run = setup.train, setup.run
-    rollout = _rollout_gpus(run)
-    trainer = gpus_each(train) * train.sharding.num_processes
-    if train.mode == "hybrid" and trainer and rollout and trainer != rollout:
+    rollout = _count_rollout_gpus(run)
+    trainer = gpus_per_process(train) * train.sharding.num_processes
+    if setup.shares_devices and trainer and rollout and trainer != rollout:
         raise ConfigError(
-            f"train.mode: hybrid shares devices, but the engine has {rollout:g} GPUs and the trainer {trainer:g}"
+            f"memory.mode: hybrid shares devices, but the engine has {rollout:g} GPUs and the trainer {trainer:g}"
         )
-    total = max(rollout, trainer) if train.mode == "hybrid" else rollout + trainer
-    return Placement(rollout, trainer, total, _trainer_bytes(setup) / _GIB)
+    total = max(rollout, trainer) if setup.shares_devices else rollout + trainer
+    return TrainingPlacement(rollout, trainer, total, _count_trainer_bytes(setup) / _GIB)
 
 
-def _mode(setup: Setup) -> str:
+def _describe_mode(setup: TrainSetup) -> str:
     buffer = setup.train.buffer
     notes = {
-        "sync": "one after the other",
-        "hybrid": "one after the other, on the same devices",
-        "async": f"at once, at most {buffer.max_staleness} versions behind, then {buffer.stale}",
+        "sync": "rollout and update in turns",
+        "async": f"rollout during updates, at most {buffer.max_staleness} versions behind, then {buffer.stale}",
     }
     return f"{setup.train.mode}: {notes[setup.train.mode]}"
 
 
-def _rollout_gpus(run: Any) -> float:
-    return float(sum(pool.total_devices for pool in placement_of_run(run).pools if pool.device == "GPU"))
+def _describe_memory(setup: TrainSetup) -> str:
+    memory = setup.run.memory
+    if setup.shares_devices:
+        return f"hybrid: engine and trainer share devices; the engine sleeps at level {memory.level} during updates"
+    return f"{memory.mode}: engine and trainer have separate devices"
 
 
-def _trainer_bytes(setup: Setup) -> float:
-    """Weights, gradients and AdamW's two moments, and the models beside the policy, shared among the processes."""
+def _count_rollout_gpus(run: RunConfig) -> float:
+    return float(sum(pool.total_devices for pool in plan_placement(run).pools if pool.device == "GPU"))
+
+
+def _count_trainer_bytes(setup: TrainSetup) -> float:
+    """Return bytes of weights, gradients and AdamW's two moments, and of reference and critic, in one process."""
     policy, algorithm, sharding = setup.train.policy, setup.train.algorithm, setup.train.sharding
-    size = _num_parameters(setup.spec.path) * _BYTES[policy.dtype]
+    size = _count_parameters(setup.model.path) * _BYTES[policy.dtype]
     models = 4.0 + (1 if algorithm.kl_loss_coef > 0 else 0) + (4 if algorithm.adv_estimator == "gae" else 0)
     return size * models / (sharding.num_processes if sharding.sharded else 1)
 
 
-def _num_parameters(path: Path | None) -> float:
-    """Return the number of weights, from the checkpoint's headers, or from the sizes in its config."""
+def _count_parameters(path: Path | None) -> float:
+    """Return the number of parameters, from the sizes of the weight files and the data type in the config."""
     if path is None or not (path / "config.json").is_file():
         return 0.0
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
@@ -122,12 +127,9 @@ def _num_parameters(path: Path | None) -> float:
     return sum(file.stat().st_size for file in files) / width
 
 
-def print_plan(setup: Setup) -> None:
+def print_plan(setup: TrainSetup) -> None:
     """Print the plan."""
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table(title="plan", show_header=False)
-    for name, text in plan_of(setup):
+    for name, text in describe_plan(setup):
         table.add_row(name, text)
     Console().print(table)

@@ -1,7 +1,7 @@
 """
-Keeps groups of episodes on their way, in a thread of its own, and can hold them for a checkpoint.
+Keeps groups of episodes in flight, in its own thread, and can pause them for a checkpoint.
 
-Whatever is said to it from other threads is done on its event loop, so its own state needs no lock.
+Methods called from other threads schedule their work on the producer's event loop, so its state needs no lock.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from turnwise import EpisodeResult, RolloutManager, Task, UnfinishedEpisode
 from turnwise_grpo_trainer.buffer import TrajectoryBuffer
 from turnwise_grpo_trainer.task_stream import TaskStream
 
-_LOOK_S: Final = 1.0
-"""Between two looks whether the thread is alive that is to answer."""
+_POLL_S: Final = 1.0
+"""How often a caller that waits for the producer's thread checks that the thread is alive."""
 
 
 @frozen
-class _Work:
-    """A group to roll out: a task, or what is left of a group that was cut."""
+class _GroupWork:
+    """A group to roll out: a new task, or the unfinished episodes of an interrupted group."""
 
     uid: str
     step: int
@@ -40,14 +40,15 @@ class GroupProducer:
 
     Attributes:
         manager: started.
-        stream: of the tasks.
-        buffer: where episodes go; closed when nothing more will come.
-        limit: groups that may be on their way, wait, or be learnt from.
-        tasks_per_step: by which new groups get the number of a step.
-        seen: called in the producer's thread with every episode.
-        launched: groups that were begun.
-        until_uniform: groups dropped for no variance, at which no more are begun; None for no such bound.
-        failure: what ended it, if it was not `stop`.
+        stream: the tasks.
+        buffer: receives the episodes; it is closed when the producer ends.
+        limit: most groups in flight, in the buffer and in training together.
+        tasks_per_step: how many groups are launched for each training step.
+        on_episode: called in the producer's thread with every finished episode.
+        launched: number of launched groups.
+        uniform_limit: no group is launched once the buffer has dropped this many for lack of variance; None for no
+            limit.
+        failure: the exception that ended the producer, if any.
     """
 
     manager: RolloutManager
@@ -55,13 +56,14 @@ class GroupProducer:
     buffer: TrajectoryBuffer
     limit: int
     tasks_per_step: int
-    seen: Callable[[EpisodeResult], None]
+    on_episode: Callable[[EpisodeResult], None]
     launched: int = 0
-    until_uniform: int | None = None
+    uniform_limit: int | None = None
     failure: BaseException | None = field(default=None, init=False)
-    _cut: list[_Work] = field(factory=list, init=False)
-    _underway: dict[str, _Work] = field(factory=dict, init=False)
-    _held: bool = field(default=False, init=False)
+    # Interrupted groups, which are resumed before new ones are launched, and running groups by task.
+    _interrupted: list[_GroupWork] = field(factory=list, init=False)
+    _in_flight: dict[str, _GroupWork] = field(factory=dict, init=False)
+    _paused: bool = field(default=False, init=False)
     _stopping: bool = field(default=False, init=False)
     _loop: asyncio.AbstractEventLoop = field(init=False)
     _changed: asyncio.Event = field(init=False)
@@ -69,71 +71,72 @@ class GroupProducer:
     _thread: threading.Thread | None = field(default=None, init=False)
     _uids: frozenset[str] = field(default=frozenset(), init=False)
 
-    # From the trainer's thread
+    # Called from the trainer's thread
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._uids = frozenset(task.uid for task in self.stream.tasks)
         self._thread = threading.Thread(target=self._run, name="turnwise-rollout", daemon=True)
         self._thread.start()
         self._ready.wait()
 
     def stop(self) -> None:
-        """Cut every group and end; `unfinished` has all that was cut."""
-        self._ask(self._stop)
+        """Interrupt all groups and end the thread; `unfinished` then has the interrupted episodes."""
+        self._run_on_loop(self._stop)
         if self._thread is not None:
             self._thread.join()
 
-    def look_again(self) -> None:
-        """Say that there may be room."""
-        with suppress(RuntimeError):  # a loop that is closed has ended, and `failure` says why
+    def notify(self) -> None:
+        """Check again whether a group can be launched."""
+        with suppress(RuntimeError):  # the loop is closed: the producer has ended, and `failure` has the reason
             self._loop.call_soon_threadsafe(self._changed.set)
 
-    def hold_soon(self) -> None:
-        """Say that the next abort is meant for the groups; may be called from a signal handler."""
-        self._held = True
+    def pause_soon(self) -> None:
+        """Treat aborted episodes as interrupted from now on; safe to call from a signal handler."""
+        self._paused = True
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """
-        Cut every group; they go on after the body. Meanwhile nothing moves, and `unfinished` has all that was cut.
+        Interrupt all groups, and resume them after the body. Meanwhile `unfinished` has the interrupted episodes.
 
         Raises:
-            BaseException: the `failure`, when there is one.
+            BaseException: the `failure`, if there is one.
         """
-        self._ask(self._hold)
+        self._run_on_loop(self._pause)
         if self.failure is not None:
             raise self.failure
         yield
-        self._ask(self._go_on)
+        self._run_on_loop(self._resume)
 
     @property
     def unfinished(self) -> tuple[UnfinishedEpisode, ...]:
-        """Episodes that were cut and have not gone on."""
-        return tuple(each for work in self._cut for each in work.unfinished)
+        """Interrupted episodes that have not been resumed."""
+        return tuple(each for work in self._interrupted for each in work.unfinished)
 
-    def go_on_with(self, unfinished: Sequence[UnfinishedEpisode]) -> None:
-        """Take what another producer had cut; before `start`."""
+    def load_partial(self, unfinished: Sequence[UnfinishedEpisode]) -> None:
+        """Add episodes that another producer interrupted; call it before `start`."""
         groups: dict[tuple[str, int], list[UnfinishedEpisode]] = {}
         for each in unfinished:
             groups.setdefault((each.spec.task.uid, each.spec.global_step), []).append(each)
-        self._cut = [_Work(uid, step, unfinished=tuple(group)) for (uid, step), group in groups.items()]
+        self._interrupted = [_GroupWork(uid, step, unfinished=tuple(group)) for (uid, step), group in groups.items()]
 
-    def _ask(self, what: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do something on the event loop and wait for it; nothing is done when the producer has not begun or ended."""
+    def _run_on_loop(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a coroutine on the event loop and wait for it; do nothing before the start and after the end."""
         if self._thread is None:
             return
-        coroutine = what()
+        coroutine = function()
         try:
-            asked = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        except RuntimeError:  # a loop that is closed has ended, and `failure` says why
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:  # the loop is closed: the producer has ended, and `failure` has the reason
             coroutine.close()
             return
-        while not asked.done() and self._thread.is_alive():
+        # The thread may end between the call above and its execution. The future would then never be done.
+        while not future.done() and self._thread.is_alive():
             with suppress(TimeoutError, CancelledError):
-                asked.result(timeout=_LOOK_S)
+                future.result(timeout=_POLL_S)
 
-    # In its own thread
+    # In the producer's thread
 
     def _run(self) -> None:
         try:
@@ -154,70 +157,72 @@ class GroupProducer:
                 if self._has_room():
                     group.create_task(self._roll_out(self._next()))
                 else:
-                    await self._change()
+                    await self._wait_for_change()
 
-    async def _change(self) -> None:
+    async def _wait_for_change(self) -> None:
+        # Nothing awaits between the caller's check of the state and `clear`, so no change can be missed.
         self._changed.clear()
         await self._changed.wait()
 
     def _has_room(self) -> bool:
-        underway = len(self._underway)
-        if self._held or underway + len(self.buffer) >= self.buffer.max_groups:
+        num_in_flight = len(self._in_flight)
+        if self._paused or num_in_flight + len(self.buffer) >= self.buffer.max_groups:
             return False
-        # What is learnt from counts until the version has risen: what is begun before is behind by that update, too.
-        if underway + self.buffer.num_ahead >= self.limit:
+        # Groups in training count until the version rises: a group launched before that is behind by this update, too.
+        if num_in_flight + self.buffer.num_ahead >= self.limit:
             return False
-        if self.until_uniform is not None and self.buffer.counts["dropped_uniform"] >= self.until_uniform:
+        if self.uniform_limit is not None and self.buffer.counts["dropped_uniform"] >= self.uniform_limit:
             return False
-        return bool(self._cut) or bool(self._uids - self._not_now())
+        return bool(self._interrupted) or bool(self._uids - self._excluded_uids())
 
-    def _not_now(self) -> set[str]:
-        """Return the tasks that are not begun again yet, so that groups do not mix: those on their way or waiting."""
-        return {*self._underway, *self.buffer.uids_of(self._next_step)}
+    def _excluded_uids(self) -> set[str]:
+        """Return tasks that must not be launched now: another group of the same task and step would mix with them."""
+        return {*self._in_flight, *self.buffer.uids_at(self._next_step)}
 
     @property
     def _next_step(self) -> int:
         return 1 + self.launched // self.tasks_per_step
 
-    def _next(self) -> _Work:
-        if self._cut:
-            work = self._cut.pop(0)
+    def _next(self) -> _GroupWork:
+        if self._interrupted:
+            work = self._interrupted.pop(0)
         else:
-            (task,) = self.stream.take(1, without=self._not_now())
-            work = _Work(task.uid, self._next_step, tasks=(task,))
+            (task,) = self.stream.take(1, without=self._excluded_uids())
+            work = _GroupWork(task.uid, self._next_step, tasks=(task,))
             self.launched += 1
-        self._underway[work.uid] = work
+        self._in_flight[work.uid] = work
         return work
 
-    async def _roll_out(self, work: _Work) -> None:
-        left: list[UnfinishedEpisode] = []
+    async def _roll_out(self, work: _GroupWork) -> None:
+        unfinished: list[UnfinishedEpisode] = []
         async for episode in self.manager.stream(work.tasks, global_step=work.step, resume=work.unfinished):
-            if self._held and episode.unfinished is not None:
-                left.append(episode.unfinished)
+            if self._paused and episode.unfinished is not None:
+                unfinished.append(episode.unfinished)
             else:
-                # There is room: no more groups are begun than the buffer can take.
+                # The buffer has room, because `_has_room` launches no more groups than it can take.
                 self.buffer.put(episode, timeout_s=0)
-                self.seen(episode)
-        del self._underway[work.uid]
-        if left:
-            self._cut.append(_Work(work.uid, work.step, unfinished=tuple(left)))
+                self.on_episode(episode)
+        del self._in_flight[work.uid]
+        if unfinished:
+            self._interrupted.append(_GroupWork(work.uid, work.step, unfinished=tuple(unfinished)))
         else:
-            self.buffer.forget((work.uid, work.step, False))  # where a prompt was dropped, the group stays incomplete
+            # If the prompt policy dropped the task, its group stays incomplete.
+            self.buffer.discard((work.uid, work.step, False))
         self._changed.set()
 
-    async def _hold(self) -> None:
-        self._held = True
-        # The tasks of groups that are begun already come first: none of them escapes the abort.
+    async def _pause(self) -> None:
+        self._paused = True
+        # Tasks created before this point run first, so their episodes exist and the abort reaches them.
         await asyncio.sleep(0)
         self.manager.abort()
-        while self._underway:
-            await self._change()
+        while self._in_flight:
+            await self._wait_for_change()
 
-    async def _go_on(self) -> None:
-        self._held = False
+    async def _resume(self) -> None:
+        self._paused = False
         self._changed.set()
 
     async def _stop(self) -> None:
-        await self._hold()
+        await self._pause()
         self._stopping = True
         self._changed.set()

@@ -1,10 +1,10 @@
 """
-The trainer's view of a batch: rows end to end, a tensor of one entry per token for each column.
+The trainer's view of a batch: rows end to end, and one tensor per column with an entry for each token.
 
-Shapes: B rows, N tokens of all rows.
+Shapes: B rows; N tokens in all rows.
 """
 
-# ruff: noqa: TID253 - loaded by the trainer alone; no hook imports it
+# ruff: noqa: TID253 - only the trainer imports this module; no hook does
 
 from __future__ import annotations
 
@@ -32,36 +32,34 @@ class TokenRows:
     Rows end to end; row b is ``bounds[b]:bounds[b + 1]``.
 
     Attributes:
-        columns: (N,) tensors by name: those of `turnwise.packing.PackedBatch` that training needs, and what was added.
-        bounds: B + 1 of them.
+        columns: (N,) tensors by name: the columns of `RolloutBatch.packed()` that training needs, and added ones.
+        bounds: B + 1 offsets.
     """
 
     columns: Mapping[str, Tensor]
     bounds: tuple[int, ...]
 
     @classmethod
-    def of(cls, batch: RolloutBatch, loss_mask: Tensor) -> TokenRows:
+    def from_batch(cls, batch: RolloutBatch, loss_mask: Tensor) -> TokenRows:
         """
-        Take the real tokens of a padded batch.
+        Take the tokens of a padded batch, without its pads.
 
         Args:
             batch: B rows with R response columns.
-            loss_mask: (B, R), 1 on the tokens that enter the loss.
+            loss_mask: (B, R), 1 on the tokens in the loss.
         """
         packed = batch.packed()
         columns = {name: getattr(packed, name) for name in _TOKEN_COLUMNS}
         rows = cls(columns, tuple(packed.cu_seqlens.tolist()))
-        mask = flat(batch, loss_mask)
-        # Without a token before it nothing predicts the first token of a row.
+        mask = unpad(batch, loss_mask)
+        # No token precedes the first one of a row, so nothing predicts it.
         mask[[start for start, stop in zip(rows.bounds, rows.bounds[1:], strict=False) if stop > start]] = 0
         return rows.with_columns(loss_mask=mask)
 
     def __len__(self) -> int:
-        """Return B."""
         return len(self.bounds) - 1
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a column, (N,)."""
         return self.columns[name]
 
     @property
@@ -76,7 +74,7 @@ class TokenRows:
 
     @property
     def targets(self) -> Tensor:
-        """(M,) int64: where the tokens that enter the loss stand, ascending."""
+        """(M,) int64: the positions of the tokens in the loss, ascending."""
         return self.columns["loss_mask"].nonzero().squeeze(1)
 
     @property
@@ -89,8 +87,8 @@ class TokenRows:
         """
         (N,) int64: the token whose output predicts each token.
 
-        It is the one before, but for the first token of a path, which every path of a block begins behind the token
-        before the block. The first token of a row has none; its own place stands there.
+        That is the token before it, except for the first token of a path: the token before the block predicts the first
+        token of every path. The first token of a row has no predictor and gets its own position.
         """
         index = torch.arange(self.num_tokens)
         starts = torch.tensor(self.bounds[:-1], dtype=torch.int64)[self.row_index]
@@ -113,15 +111,15 @@ class TokenRows:
         return TokenRows({name: column[index] for name, column in self.columns.items()}, tuple(bounds))
 
 
-def flat(batch: RolloutBatch, padded: Tensor) -> Tensor:
-    """Return (N,) the values of (B, R) response columns on the real tokens of a batch, 0 on prompts."""
-    whole = padded.new_zeros(batch.input_ids.shape)
-    whole[:, batch.prompt_length :] = padded
+def unpad(batch: RolloutBatch, values: Tensor) -> Tensor:
+    """Return (N,) the values of (B, R) response columns on the tokens of a batch, 0 on prompts."""
+    whole = values.new_zeros(batch.input_ids.shape)
+    whole[:, batch.prompt_length :] = values
     return whole[batch.attention_mask.bool()]
 
 
-def padded(batch: RolloutBatch, values: Tensor) -> Tensor:
-    """Return (B, R) the values of (N,) tokens on the response columns of a batch, 0 on pads: what undoes `flat`."""
+def pad(batch: RolloutBatch, values: Tensor) -> Tensor:
+    """Return (B, R) the values of (N,) tokens on the response columns of a batch, 0 on pads; the inverse of `unpad`."""
     whole = values.new_zeros(batch.input_ids.shape)
     whole[batch.attention_mask.bool()] = values
     return whole[:, batch.prompt_length :]

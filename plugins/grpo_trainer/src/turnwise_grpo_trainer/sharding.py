@@ -1,13 +1,12 @@
-"""FSDP2: torch's `fully_shard`, for one process or several."""
+"""FSDP2: shards a model with torch's `fully_shard`, in one process or several."""
 
-# ruff: noqa: TID253 - loaded by the trainer alone; no hook imports it
+# ruff: noqa: TID253 - only the trainer imports this module; no hook does
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,93 +15,76 @@ from attrs import frozen
 from turnwise.protocols import ModelSpec
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.learner import Learner
-from turnwise_grpo_trainer.models import device_of
+from turnwise_grpo_trainer.models import select_device
 from turnwise_grpo_trainer.trainers import LocalTrainer
-
-if TYPE_CHECKING:
-    from turnwise_grpo_trainer.setup import Setup
 
 
 @frozen
 class LearnerSpec:
     """
-    All that a process needs to make its learner; plain enough to travel.
+    All that a process needs to load its learner; it can be pickled.
 
     Attributes:
         train: the `train` section.
-        spec: the model.
-        temperature: that the engine samples with.
-        response_length: the longest response.
+        model: the model to train.
+        temperature: sampling temperature of the engine.
+        response_length: the longest possible response.
     """
 
     train: TrainConfig
-    spec: ModelSpec
+    model: ModelSpec
     temperature: float
     response_length: int
 
-    @classmethod
-    def of(cls, setup: Setup) -> LearnerSpec:
-        """Take it from a setup."""
-        rollout = setup.run.rollout
-        return cls(setup.train, setup.spec, rollout.sampling.temperature, rollout.response_length)
 
-    def trainer(self) -> LocalTrainer:
-        """Load the models in this process, as one of the group when there is one."""
-        device = device_of(self.train.policy)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        if self.train.sharding.num_threads is not None:
-            torch.set_num_threads(self.train.sharding.num_threads)
-        place = placed(device) if self.train.sharding.sharded else None
-        learner = Learner.load(
-            self.train,
-            self.spec,
-            temperature=self.temperature,
-            response_length=self.response_length,
-            device=device,
-            place=place,
-        )
-        return LocalTrainer(learner, Path(self.spec.path or "."))
+def load_local_trainer(spec: LearnerSpec) -> LocalTrainer:
+    """Load the models in this process. If the model is to be sharded, the process must have joined its group before."""
+    device = select_device(spec.train.policy)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if spec.train.sharding.num_threads is not None:
+        torch.set_num_threads(spec.train.sharding.num_threads)
+    learner = Learner.load(
+        spec.train,
+        spec.model,
+        temperature=spec.temperature,
+        response_length=spec.response_length,
+        device=device,
+        to_device=make_sharder(device) if spec.train.sharding.sharded else None,
+    )
+    return LocalTrainer(learner, Path(spec.model.path or "."))
 
 
-def local_trainer(setup: Setup) -> LocalTrainer:
-    """Load the models in this process; sharded among one when that is asked for."""
-    spec = LearnerSpec.of(setup)
-    if setup.train.sharding.sharded and not dist.is_initialized():
-        store = Path(tempfile.mkdtemp(prefix="turnwise-")) / "store"
-        join_group(f"file://{store}", rank=0, world_size=1, device=device_of(setup.train.policy))
-    return spec.trainer()
-
-
-def gpus_each(train: TrainConfig) -> float:
-    """Return how many GPUs Ray reserves for each process: those of the config, or 1 where it trains on one."""
+def gpus_per_process(train: TrainConfig) -> float:
+    """Return how many GPUs Ray reserves for each process: as configured, or 1 if it trains on a GPU."""
     gpus = train.sharding.gpus_per_process
-    return gpus if gpus is not None else float(device_of(train.policy).type == "cuda")
+    return gpus if gpus is not None else float(select_device(train.policy).type == "cuda")
 
 
 def join_group(address: str, *, rank: int, world_size: int, device: torch.device) -> None:
-    """Join the processes that train together, over NCCL on GPUs and gloo elsewhere."""
+    """Join the process group of the training, over NCCL on GPUs and gloo elsewhere."""
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=address, rank=rank, world_size=world_size)
 
 
-def placed(device: torch.device) -> Callable[[Any], Any]:
-    """Return what shards a model: every layer by itself, and the rest with the root, where tied weights meet."""
+def make_sharder(device: torch.device) -> Callable[[Any], Any]:
+    """Return a function that moves a model to the device and shards each layer, and the rest as one unit."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
 
-    def place(model: Any) -> Any:
+    def shard(model: Any) -> Any:
         model = model.to(device)
-        for layer in layers_of(model):
+        for layer in find_layers(model):
             fully_shard(layer, mesh=mesh)
+        # Tied weights, such as embedding and output head, must be in the same unit, the root's.
         return fully_shard(model, mesh=mesh)
 
-    return place
+    return shard
 
 
-def layers_of(model: Any) -> list[Any]:
-    """Return the blocks that transformers says must not be split, in order."""
+def find_layers(model: Any) -> list[Any]:
+    """Return the modules that transformers declares unsplittable, in order."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]

@@ -1,4 +1,4 @@
-"""What each stage of a `hybrid` step took, for the terminal and for the report."""
+"""The duration of each stage of a step on shared devices, as a table for the terminal and for the report."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rich.table import Table
 _TITLE: Final = "stages of a step, medians"
 _HEADINGS: Final = ("", "seconds", "MiB on the device")
 _SWITCH: Final = {
-    "sleep": "engine sleeps",
-    "onload": "trainer's memory comes",
-    "offload_optimizer": "optimizer leaves",
-    "wake_up_weights": "engine's weights wake up",
-    "sync_weights": "new weights",
-    "offload_parameters": "parameters leave",
-    "wake_up_kv_cache": "engine's KV cache wakes up",
+    "sleep": "put engine to sleep",
+    "onload": "load trainer",
+    "offload_optimizer": "offload optimizer",
+    "wake_up_weights": "wake up engine's weights",
+    "sync_weights": "update weights",
+    "offload_parameters": "offload parameters",
+    "wake_up_kv_cache": "wake up engine's KV cache",
 }
-"""The stages of the memory switch, in order; training comes after the second."""
+"""The stages of the memory switch, in order; the update of the policy is after the second."""
 _MIB: Final = 1 << 20
 
 Row = tuple[str, str, str]
@@ -27,35 +27,35 @@ Row = tuple[str, str, str]
 
 def stage_rows(metrics: Sequence[Mapping[str, Any]]) -> list[Row]:
     """
-    Return rows of stage, median seconds, and median MiB that it brought to the device or, below 0, took off.
+    Return rows of stage, median seconds, and median MiB added to the device (negative: freed).
 
     Args:
         metrics: lines of `metrics.jsonl`.
 
     Returns:
-        The stages in order, and all of them together; nothing when no step switched.
+        The stages in order, and their total; empty if no step switched memory.
     """
     steps = [line for line in metrics if line.get("switch/sleep_s") is not None]
     if not steps:
         return []
 
-    def typical(name: str) -> float:
+    def median_of(name: str) -> float:
         return median(line.get(name) or 0.0 for line in steps)
 
     def switch_row(stage: str, text: str) -> Row:
-        moved = typical(f"switch/{stage}_bytes") / _MIB
-        sent = f" ({typical('sync/bytes') / _MIB:.1f} sent)" if stage == "sync_weights" else ""
-        return text, f"{typical(f'switch/{stage}_s'):.3f}", f"{moved:+.1f}{sent}"
+        moved = median_of(f"switch/{stage}_bytes") / _MIB
+        sent = f" ({median_of('sync/bytes') / _MIB:.1f} sent)" if stage == "sync_weights" else ""
+        return text, f"{median_of(f'switch/{stage}_s'):.3f}", f"{moved:+.1f}{sent}"
 
     rows = [switch_row(stage, text) for stage, text in _SWITCH.items()]
     whole = median(sum(line.get(f"switch/{stage}_s") or 0.0 for stage in _SWITCH) for line in steps)
     return [
-        ("roll out", f"{typical('seconds/rollout'):.3f}", ""),
+        ("roll out", f"{median_of('seconds/rollout'):.3f}", ""),
         *rows[:2],
-        ("train", f"{typical('seconds/update'):.3f}", ""),
+        ("train", f"{median_of('seconds/update'):.3f}", ""),
         *rows[2:],
-        (f"all switching, {len(steps)} steps", f"{whole:.3f}", ""),
-        ("whole step", f"{typical('seconds/step'):.3f}", ""),
+        (f"all memory switches, {len(steps)} steps", f"{whole:.3f}", ""),
+        ("whole step", f"{median_of('seconds/step'):.3f}", ""),
     ]
 
 
@@ -70,7 +70,7 @@ def stages_as_table(rows: Sequence[Row]) -> Table:
 
 
 def stages_as_markdown(rows: Sequence[Row]) -> str:
-    """Return the rows as Markdown; nothing for none."""
+    """Return the rows as Markdown; an empty text without rows."""
     if not rows:
         return ""
     lines = [f"| {_TITLE} | {_HEADINGS[1]} | {_HEADINGS[2]} |", "| --- | ---: | ---: |"]

@@ -1,10 +1,10 @@
 """
-The driver's side of the trainer: one interface, whether the model is trained in this process or in several.
+The interface between training loop and trainer, and its implementation in this process.
 
-It is also the trainer's half of the memory switch: what can be taken off the device, and brought back.
+A trainer is also one side of the memory switch (`turnwise.memory`): it can move its memory off the device and back.
 """
 
-# ruff: noqa: TID253 - loaded by the trainer alone; no hook imports it
+# ruff: noqa: TID253 - only the trainer imports this module; no hook does
 
 from __future__ import annotations
 
@@ -12,171 +12,147 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from attrs import define
 from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise import RolloutBatch
+from turnwise.weights.sources import as_numpy
 from turnwise_grpo_trainer.learner import Learner
-from turnwise_grpo_trainer.optimization import Trained
+from turnwise_grpo_trainer.model_state import load_state, save_state
+from turnwise_grpo_trainer.optimization import TrainableModel
 
 
 class Trainer(Protocol):
-    """What the loop needs of a trainer."""
+    """Trains the policy, in this process or in several."""
 
     def update(self, batch: RolloutBatch, *, step: int, version: int) -> dict[str, float]:
-        """Learn from a batch and return numbers for the logs; see `Learner.update`."""
+        """Train on a batch and return metrics; see `Learner.update`."""
 
     def weights(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Yield the policy's weights under the names of the Hugging Face state dict."""
 
     def save(self, folder: Path) -> None:
-        """Write models, optimizers, schedules and random numbers."""
+        """Write models, optimizers, schedules and random number generators."""
 
     def load(self, folder: Path) -> None:
-        """Stand where `save` was called."""
+        """Restore the state written by `save`."""
 
     def export(self, folder: Path) -> None:
-        """Write the policy as `from_pretrained` reads it."""
+        """Write the policy and its tokenizer in the format of `from_pretrained`."""
 
     def offload_optimizer(self) -> None:
-        """Take optimizer states and gradients off the device."""
+        """Move optimizer states off the device and free the gradients."""
 
     def offload_parameters(self) -> None:
-        """Take weights off the device."""
+        """Move the weights off the device."""
 
     def onload(self) -> None:
-        """Bring weights and optimizer states back."""
+        """Move weights and optimizer states back to the device."""
 
     def memory_bytes(self) -> int:
-        """Return how many bytes all of these take on the device."""
+        """Return how many bytes weights and optimizer states take on the device."""
 
     def close(self) -> None:
-        """Free everything."""
-
-
-def as_array(tensor: Tensor) -> NDArray[Any]:
-    """Return a tensor on the host as an array; bfloat16, which numpy has not, as that of ml_dtypes."""
-    tensor = tensor.contiguous()
-    if tensor.dtype is torch.bfloat16:
-        import ml_dtypes
-
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    array: NDArray[Any] = tensor.numpy()
-    return array
+        """Release all resources."""
 
 
 @define(eq=False)
 class LocalTrainer:
     """
-    A trainer in this process.
+    A trainer in this process, or one process of a sharded trainer.
 
     Attributes:
-        learner: with all of the model.
-        source: folder of the model that training began with; its tokenizer goes along with exports.
+        learner: holds the models.
+        source: directory of the initial model; exports copy its tokenizer.
     """
 
     learner: Learner
     source: Path
 
     def update(self, batch: RolloutBatch, *, step: int, version: int) -> dict[str, float]:
-        """Learn from a batch."""
         return self.learner.update(batch, step=step, version=version)
 
     def weights(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield the policy's weights."""
         for name, tensor in self.learner.policy.full_weights():
-            yield name, as_array(tensor)
+            yield name, as_numpy(tensor)
 
     def save(self, folder: Path) -> None:
-        """Write what training goes on from."""
-        from turnwise_grpo_trainer.model_state import save_state
-
         save_state(self.learner, folder)
 
     def load(self, folder: Path) -> None:
-        """Stand where `save` was called."""
-        from turnwise_grpo_trainer.model_state import load_state
-
         load_state(self.learner, folder)
 
     def export(self, folder: Path) -> None:
-        """Write the policy with its tokenizer."""
         export(self.learner.policy, self.source, folder, write=self.learner.rank == 0)
 
     def offload_optimizer(self) -> None:
-        """Take optimizer states and gradients off the device."""
-        for trained in self._trained():
-            trained.optimizer.zero_grad()
-            _move_states(trained, torch.device("cpu"))
+        for trainable in self._trainables():
+            trainable.optimizer.zero_grad()
+            _move_states(trainable, torch.device("cpu"))
 
     def offload_parameters(self) -> None:
-        """Take weights off the device."""
         for model in self._models():
             model.to("cpu")
-        _release(self.learner.device)
+        _empty_cache(self.learner.device)
 
     def onload(self) -> None:
-        """Bring weights and optimizer states back."""
         for model in self._models():
             model.to(self.learner.device)
-        for trained in self._trained():
-            _move_states(trained, self.learner.device)
+        for trainable in self._trainables():
+            _move_states(trainable, self.learner.device)
 
     def memory_bytes(self) -> int:
-        """Return how many bytes weights and optimizer states take on the device."""
         tensors = [parameter for model in self._models() for parameter in model.parameters()]
-        tensors += [value for trained in self._trained() for value in _states(trained)]
-        here = self.learner.device.type
-        return sum(_local(tensor).nbytes for tensor in tensors if tensor.device.type == here)
+        tensors += [value for trainable in self._trainables() for value in _states(trainable)]
+        device_type = self.learner.device.type
+        return sum(_local_shard(tensor).nbytes for tensor in tensors if tensor.device.type == device_type)
 
     def close(self) -> None:
-        """Free nothing: the objects go with the process."""
+        """Do nothing: Python frees the models."""
 
-    def _trained(self) -> list[Trained]:
+    def _trainables(self) -> list[TrainableModel]:
         return [each for each in (self.learner.policy, self.learner.critic) if each is not None]
 
     def _models(self) -> list[Any]:
-        return [*(each.model for each in self._trained()), *filter(None, [self.learner.reference])]
+        return [*(each.model for each in self._trainables()), *filter(None, [self.learner.reference])]
 
 
-def _local(tensor: Any) -> Tensor:
+def _local_shard(tensor: Any) -> Tensor:
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local
 
 
-def _states(trained: Trained) -> Iterator[Tensor]:
-    # AdamW keeps its step count, which has no axes, on the host.
-    for state in trained.optimizer.state.values():
+def _states(trainable: TrainableModel) -> Iterator[Tensor]:
+    # AdamW keeps its step count, a tensor without axes, on the host.
+    for state in trainable.optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor) and value.ndim)
 
 
-def _move_states(trained: Trained, device: torch.device) -> None:
-    for state in trained.optimizer.state.values():
+def _move_states(trainable: TrainableModel, device: torch.device) -> None:
+    for state in trainable.optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, Tensor) and value.ndim:
                 state[name] = value.to(device)
-    _release(device)
+    _empty_cache(device)
 
 
-def _release(device: torch.device) -> None:
+def _empty_cache(device: torch.device) -> None:
     if device.type == "cpu" and torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def export(trained: Trained, source: Path, folder: Path, *, write: bool = True) -> None:
-    """Write a policy's whole weights with the config and tokenizer of the model it began as, as safetensors."""
-    weights = dict(trained.full_weights())
+def export(trainable: TrainableModel, source: Path, folder: Path, *, write: bool = True) -> None:
+    """
+    Write the policy as safetensors, with the config and the tokenizer of the initial model.
+
+    Gathering the weights is collective: every process calls it, and one of them with `write`.
+    """
+    weights = dict(trainable.full_weights())
     if not write:
         return
-    trained.model.save_pretrained(folder, state_dict=weights)
+    trainable.model.save_pretrained(folder, state_dict=weights)
     for file in sorted(source.iterdir()):
         if not (folder / file.name).exists() and file.suffix in (".json", ".jinja", ".txt", ".model"):
             (folder / file.name).write_bytes(file.read_bytes())
-
-
-def num_parameters(model: Any) -> int:
-    """Return how many numbers a model has."""
-    return int(np.sum([parameter.numel() for parameter in model.parameters()]))

@@ -1,0 +1,126 @@
+"""Reads a config and checks it for training: the data that a training is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from attrs import asdict, evolve, frozen
+
+from turnwise import Host, RunConfig, Task, load_resolved, load_tasks, structure
+from turnwise.errors import ConfigError
+from turnwise.protocols import ModelSpec
+from turnwise_grpo_trainer.config import TrainConfig
+
+
+@frozen
+class TrainSetup:
+    """
+    The inputs of a training.
+
+    Attributes:
+        run: the resolved run config.
+        host: the loaded plugins.
+        train: the `train` section.
+        model: the model to train.
+        tasks: training tasks.
+        validation_tasks: held-out tasks; empty if the config names none.
+    """
+
+    run: RunConfig
+    host: Host
+    train: TrainConfig
+    model: ModelSpec
+    tasks: Sequence[Task]
+    validation_tasks: Sequence[Task]
+
+    @property
+    def group_size(self) -> int:
+        """Episodes in a group."""
+        return self.run.rollout.n
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether engine and trainer hold the memory of the same devices in turns."""
+        return self.run.memory.mode == "hybrid"
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings as plain values, for experiment trackers."""
+        run = self.run
+        parts = {kind: getattr(run, kind).name for kind in ("engine", "agent", "reward", "runtime")}
+        return {
+            "model": str(self.model.path),
+            **parts,
+            "rollout": asdict(run.rollout),
+            "memory": asdict(run.memory),
+            "train": asdict(self.train),
+        }
+
+
+def read_setup(path: str, overrides: Iterable[str] = (), *, needs_train: bool = True) -> TrainSetup:
+    """
+    Read a config and check it.
+
+    Args:
+        path: YAML or TOML file.
+        overrides: values such as `rollout.n=4`.
+        needs_train: require the `train` section and load the training tasks.
+
+    Raises:
+        ConfigError, DataError, PluginError: one line for each problem.
+    """
+    run, host = load_resolved(path, overrides)
+    if needs_train and not run.train:
+        raise ConfigError(f"{path}: train: missing; add this section, see turnwise train --help")
+    train = _structure_train(run.train, path)
+    tasks = load_tasks(run) if needs_train else []
+    setup = TrainSetup(run, host, train, run.model_spec(), tasks, _load_validation_tasks(run))
+    if needs_train:
+        _check(setup, path)
+    return setup
+
+
+def _structure_train(section: Mapping[str, Any], path: str) -> TrainConfig:
+    try:
+        train: TrainConfig = structure(dict(section), TrainConfig, path="train")
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from error
+    return train
+
+
+def _load_validation_tasks(run: RunConfig) -> list[Task]:
+    if run.data.validation_path is None:
+        return []
+    return load_tasks(evolve(run, rollout=evolve(run.rollout, validation=True)))
+
+
+def _check(setup: TrainSetup, path: str) -> None:
+    """Raise `ConfigError` for the first combination of settings that cannot be trained with."""
+    run, train = setup.run, setup.train
+    sampling = run.rollout.sampling
+    grouped = train.algorithm.adv_estimator in ("grpo", "dr_grpo", "rloo")
+    problems = {
+        "rollout.n: must be at least 2: a group of one has no baseline": grouped and run.rollout.n < 2,
+        "train.buffer.dynamic_sampling: needs rollout.n of at least 2: the rewards of a group of one never differ": (
+            train.buffer.dynamic_sampling and run.rollout.n < 2
+        ),
+        "rollout.sampling.temperature: must be above 0 to train": sampling.temperature == 0,
+        "rollout.sampling: top_p must be 1 and top_k -1 to train: the trainer computes log-probabilities of the full"
+        " distribution": sampling.top_p != 1 or sampling.top_k != -1,
+        f"train.tasks_per_step: {train.tasks_per_step} is more than the {len(setup.tasks)} tasks": (
+            train.tasks_per_step > len(setup.tasks)
+        ),
+        "train.algorithm.use_kl_in_reward: needs train.algorithm.kl_loss_coef above 0": (
+            train.algorithm.use_kl_in_reward and train.algorithm.kl_loss_coef == 0
+        ),
+        "reward: missing; training needs one": run.reward is None,
+        "train.mode: async needs memory.mode=standalone: on shared devices the engine sleeps during updates": (
+            train.mode == "async" and setup.shares_devices
+        ),
+        f"train.buffer.max_groups: must be at least train.tasks_per_step, which is {train.tasks_per_step}": (
+            (train.buffer.max_groups or train.tasks_per_step) < train.tasks_per_step
+        ),
+    }
+    for text, is_problem in problems.items():
+        if is_problem:
+            raise ConfigError(f"{path}: {text}")

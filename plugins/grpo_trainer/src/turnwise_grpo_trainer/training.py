@@ -1,0 +1,77 @@
+"""Runs a training from start to end: builds its parts, trains, and writes the results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from turnwise import RolloutManager
+from turnwise.files import write_text
+from turnwise_grpo_trainer.build import build_loop, build_trainer
+from turnwise_grpo_trainer.checkpoints import CheckpointStore, parse_step
+from turnwise_grpo_trainer.interrupts import handle_signals
+from turnwise_grpo_trainer.learning_curve import as_markdown, as_table, compare_validations, draw_curve
+from turnwise_grpo_trainer.live_view import TrainView
+from turnwise_grpo_trainer.loop import TrainLoop
+from turnwise_grpo_trainer.metric_log import MetricLog, read_metrics
+from turnwise_grpo_trainer.stage_table import stage_rows, stages_as_markdown, stages_as_table
+from turnwise_grpo_trainer.train_setup import TrainSetup
+
+MODEL_FOLDER: Final = "model"
+CURVE_FILE: Final = "curve.png"
+REPORT_FILE: Final = "report.md"
+
+
+def run_training(setup: TrainSetup, out: Path, *, resume: bool) -> None:
+    """
+    Train, and write checkpoints, metrics and results to a folder.
+
+    Args:
+        setup: the inputs of the training.
+        out: folder of the training; it exists.
+        resume: continue from the latest checkpoint; otherwise existing checkpoints are removed.
+
+    Raises:
+        TrainingInterruptedError: Ctrl-C or SIGTERM; a checkpoint was written.
+    """
+    store = CheckpointStore(out, setup.train.checkpoint.keep_last)
+    latest = store.latest() if resume else None
+    view = TrainView(setup.train.num_steps, setup.train.tasks_per_step * setup.group_size, Console(stderr=True))
+    # The manager comes first: it reports a plugin's missing requirements before the model is loaded.
+    manager = RolloutManager.from_config(setup.run, setup.host)
+    trainer = build_trainer(setup)
+    with manager:
+        log = MetricLog(out, manager.observers.emit, setup.describe())
+        loop = build_loop(setup, manager, trainer, log, view)
+        try:
+            if not resume:
+                store.remove_all()  # not earlier: if loading fails, the old training is still complete
+            log.start(from_step=None if latest is None else parse_step(latest))
+            if latest is not None:
+                store.load(loop, latest)
+            with view, handle_signals(loop.interrupt):
+                loop.run()
+            trainer.export(out / MODEL_FOLDER)
+        finally:
+            trainer.close()
+    write_results(loop, out, Console())
+
+
+def write_results(loop: TrainLoop, out: Path, console: Console) -> None:
+    """Draw the learning curve, and write and print the tables."""
+    metrics = read_metrics(out)
+    draw_curve(metrics, out / CURVE_FILE, title=f"{loop.step} steps, {loop.train_s:.0f} s")
+    rows = compare_validations(loop.validations)
+    stages = stage_rows(metrics)
+    write_text(out / REPORT_FILE, as_markdown(rows) + stages_as_markdown(stages))
+    if rows:
+        console.print(as_table(rows))
+    if stages:
+        console.print(stages_as_table(stages))
+    console.print(
+        f"wrote {out}: {MODEL_FOLDER}, {CURVE_FILE}, {REPORT_FILE}; {loop.step} steps took {loop.train_s:.1f} s"
+        f" ({loop.train_cpu_s:.1f} s of processor time)",
+        soft_wrap=True,
+    )

@@ -1,4 +1,4 @@
-"""A tiny model, and batches made by hand."""
+"""A tiny model, and hand-made batches."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from turnwise import EpisodeResult, ModelSpec, Status, Task, Trajectory, TrajectoryScore
-from turnwise.batch import collate
+from turnwise.batch.rollout_batch import collate
 
 VOCABULARY = 40
 
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory):
-    """Folder of a random Qwen3 of two layers."""
+    """Directory of a Qwen3 model with two layers and random weights."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
@@ -32,7 +32,7 @@ def model_dir(tmp_path_factory):
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
-                parameter.mul_(4)  # so that attention is not uniform
+                parameter.mul_(4)  # otherwise attention is nearly uniform
     folder = tmp_path_factory.mktemp("model")
     model.save_pretrained(folder)
     return folder
@@ -40,12 +40,12 @@ def model_dir(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def spec(model_dir):
-    """The same as a spec."""
+    """The tiny model as a `ModelSpec`."""
     return ModelSpec(path=model_dir)
 
 
 def ids(rng, num):
-    """Return random ids."""
+    """Return random token ids."""
     return rng.integers(0, VOCABULARY, num)
 
 
@@ -55,7 +55,7 @@ def logprobs(rng, num):
 
 
 def conversation(rng):
-    """Return a record of two turns with an observation between them."""
+    """Return a record of two turns, each followed by an observation."""
     record = Trajectory(ids(rng, int(rng.integers(2, 6))))
     for _ in range(2):
         num = int(rng.integers(2, 7))
@@ -65,7 +65,7 @@ def conversation(rng):
 
 
 def parallel(rng):
-    """Return a record with a block of three paths and a summary behind it."""
+    """Return a record with a block of three parallel paths, and a summary after it."""
     record = Trajectory(ids(rng, 4))
     record.add_action(ids(rng, 2), logprobs(rng, 2))
     paths = record.fork(3)
@@ -78,7 +78,7 @@ def parallel(rng):
     return record
 
 
-def result_of(record, *, uid="a", rollout_n=0, reward=0.0, status=Status.COMPLETED):
+def make_result(record, *, uid="a", rollout_n=0, reward=0.0, status=Status.COMPLETED):
     """Return an episode with one record."""
     return EpisodeResult(
         task=Task(messages=({"role": "user", "content": "?"},), uid=uid),
@@ -89,12 +89,12 @@ def result_of(record, *, uid="a", rollout_n=0, reward=0.0, status=Status.COMPLET
     )
 
 
-def batch_of(records, rewards=None, *, group_size=4):
-    """Return a batch in groups."""
+def make_batch(records, rewards=None, *, group_size=4):
+    """Return a batch of groups."""
     rewards = [float(number % 3) for number in range(len(records))] if rewards is None else rewards
     return collate(
         [
-            result_of(record, uid=f"t{number // group_size}", rollout_n=number % group_size, reward=reward)
+            make_result(record, uid=f"t{number // group_size}", rollout_n=number % group_size, reward=reward)
             for number, (record, reward) in enumerate(zip(records, rewards, strict=True))
         ],
         pad_token_id=0,
@@ -105,18 +105,18 @@ def batch_of(records, rewards=None, *, group_size=4):
 def conversations():
     """Eight conversations in two groups."""
     rng = np.random.default_rng(0)
-    return batch_of([conversation(rng) for _ in range(8)])
+    return make_batch([conversation(rng) for _ in range(8)])
 
 
 @pytest.fixture
 def rewarded():
-    """Make conversations in two groups of four with these rewards."""
+    """A function that returns conversations in groups of four with given rewards."""
     rng = np.random.default_rng(3)
-    return lambda rewards: batch_of([conversation(rng) for _ in rewards], [float(reward) for reward in rewards])
+    return lambda rewards: make_batch([conversation(rng) for _ in rewards], [float(reward) for reward in rewards])
 
 
 @pytest.fixture
 def mixed():
-    """Rows with blocks of paths among plain ones."""
+    """Eight rows, every other one with parallel paths."""
     rng = np.random.default_rng(1)
-    return batch_of([parallel(rng) if number % 2 else conversation(rng) for number in range(8)])
+    return make_batch([parallel(rng) if number % 2 else conversation(rng) for number in range(8)])

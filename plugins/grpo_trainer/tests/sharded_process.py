@@ -1,7 +1,7 @@
 """
-One process of a sharded training: `RANK WORLD FOLDER ESTIMATOR LAYOUT`; the batch and the model lie in the folder.
+One process of a sharded training; arguments are RANK WORLD FOLDER ESTIMATOR LAYOUT.
 
-The layout of micro-batches is `padded` or `packed`.
+The folder holds the batch and the model. The layout of micro-batches is `padded` or `packed`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from turnwise import ModelSpec
-from turnwise.batch import RolloutBatch
+from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise_grpo_trainer.config import AlgorithmConfig, OptimizerConfig, PolicyConfig, ShardingConfig, TrainConfig
 from turnwise_grpo_trainer.model_state import load_state, save_state
-from turnwise_grpo_trainer.sharding import LearnerSpec, join_group
+from turnwise_grpo_trainer.sharding import LearnerSpec, join_group, load_local_trainer
 
 
 def main(rank: int, world_size: int, folder: Path, estimator: str, layout: str) -> None:
-    """Learn five times, over a checkpoint after the third, and write the whole weights."""
+    """Make five updates, with a restart from a checkpoint after the third, and write the unsharded weights."""
     torch.set_num_threads(1)
     out = folder / f"world{world_size}"
     out.mkdir(exist_ok=True)
@@ -33,13 +33,13 @@ def main(rank: int, world_size: int, folder: Path, estimator: str, layout: str) 
         sharding=ShardingConfig(fully_shard=True),
     )
     spec = LearnerSpec(train, ModelSpec(path=folder / "model"), 1.0, 64)
-    trainer = spec.trainer()
+    trainer = load_local_trainer(spec)
     batch = RolloutBatch.load(folder / "batch.safetensors")
     for step in range(1, 6):
         metrics = trainer.update(batch, step=step, version=0)
         if step == 3:
             save_state(trainer.learner, out / "state")
-            trainer = spec.trainer()
+            trainer = load_local_trainer(spec)
             load_state(trainer.learner, out / "state")
     weights = dict(trainer.learner.policy.full_weights())
     if rank == 0:

@@ -1,4 +1,4 @@
-"""The buffer hands out whole groups, bounded and fresh, whatever the order in which things happen."""
+"""The buffer returns whole groups, within its bounds of size and staleness, for any order of calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_GROUPS = 4
 
 
 def episode(uid, rollout_n, *, reward=0.0, version=0, step=1, status=Status.COMPLETED):
-    """Return an episode of one sampled token."""
+    """Return an episode with two sampled tokens."""
     record = Trajectory([1, 2])
     record.add_action([3, 4], [-0.5, -0.25], weight_version=np.array([version, version + 1]))
     return EpisodeResult(
@@ -34,29 +34,29 @@ def episode(uid, rollout_n, *, reward=0.0, version=0, step=1, status=Status.COMP
 
 
 class BufferMachine(RuleBasedStateMachine):
-    """Puts, takes, versions and restarts in any order, against a model that is a plain list."""
+    """Compares puts, takes, updates and restarts in any order with a model that is a plain list."""
 
     def __init__(self):
         super().__init__()
-        self.buffer = self.made()
+        self.buffer = self.make_buffer()
         self.version, self.next_uid = 0, 0
         self.open: dict[str, tuple[int, list[float]]] = {}
         self.waiting: list[tuple[str, int]] = []
 
-    def made(self):
+    def make_buffer(self):
         """Return an empty buffer."""
         return TrajectoryBuffer(GROUP_SIZE, MAX_GROUPS, max_staleness=1, dynamic_sampling=True)
 
     @rule(behind=st.integers(0, 3))
-    def begin(self, behind):
-        """Begin a group, sampled by older weights or by the trainer's."""
+    def start_group(self, behind):
+        """Start a group, sampled with current or older weights."""
         self.open[f"t{self.next_uid}"] = (max(0, self.version - behind), [])
         self.next_uid += 1
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), reward=st.sampled_from([0.0, 1.0]))
     def put(self, data, reward):
-        """Put the next episode of a group; one that finds no room is not lost and not kept."""
+        """Put the next episode of a group; without room it is refused, and can be put again."""
         uid = data.draw(st.sampled_from(sorted(self.open)))
         version, rewards = self.open[uid]
         whole, differ = len(rewards) == GROUP_SIZE - 1, len({*rewards, reward}) > 1
@@ -75,7 +75,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(num=st.integers(1, MAX_GROUPS))
     def take(self, num):
-        """Take the oldest groups, all or none."""
+        """Take the oldest groups; all or none."""
         if num > len(self.waiting):
             with pytest.raises(TimeoutError):
                 self.buffer.take(num, timeout_s=0)
@@ -90,22 +90,22 @@ class BufferMachine(RuleBasedStateMachine):
         del self.waiting[:num]
 
     @rule()
-    def learn(self):
-        """Raise the version: what is too old goes."""
+    def update(self):
+        """Raise the weight version: groups that are too stale are dropped."""
         self.version += 1
         self.buffer.set_version(self.version)
         self.waiting = [(uid, version) for uid, version in self.waiting if self.version - version <= 1]
 
     @rule()
     def restart(self):
-        """Go on in another object."""
+        """Restore the state in a new buffer."""
         state = self.buffer.state_dict()
-        self.buffer = self.made()
+        self.buffer = self.make_buffer()
         self.buffer.load_state_dict(state)
 
     @invariant()
     def bounded(self):
-        """Never more than fit, and all that the model has."""
+        """The buffer has the groups of the model, and never more than `max_groups`."""
         assert len(self.waiting) == len(self.buffer) <= MAX_GROUPS
 
 
@@ -114,12 +114,12 @@ TestBufferMachine.settings = settings(max_examples=60, stateful_step_count=30, d
 
 
 def full_group(uid, **options):
-    """Return episodes of one group whose rewards differ."""
+    """Return the episodes of one group, with different rewards."""
     return [episode(uid, number, reward=float(number), **options) for number in range(GROUP_SIZE)]
 
 
 def test_put_waits_for_room():
-    """Back-pressure: the rollout goes on when the trainer has taken something."""
+    """Back-pressure: a `put` into a full buffer returns after a `take`."""
     buffer = TrajectoryBuffer(GROUP_SIZE, max_groups=1)
     for each in full_group("a"):
         buffer.put(each)
@@ -134,7 +134,7 @@ def test_put_waits_for_room():
 
 
 def test_closing_wakes_both_sides():
-    """Neither waits for what will not come."""
+    """After `close`, a waiting `put` and a `take` without enough groups raise."""
     buffer = TrajectoryBuffer(GROUP_SIZE, max_groups=1)
     for each in full_group("a"):
         buffer.put(each)
@@ -160,7 +160,7 @@ def test_closing_wakes_both_sides():
 
 
 def test_stale_groups_may_be_kept():
-    """With `correct` they go through, and their age can be asked."""
+    """With `stale: correct`, stale groups are kept, and their staleness is known."""
     buffer = TrajectoryBuffer(GROUP_SIZE, max_groups=2, max_staleness=0, stale="correct")
     for each in full_group("a", version=2):
         buffer.put(each)
@@ -173,24 +173,24 @@ def test_stale_groups_may_be_kept():
 
 
 def test_the_same_episode_twice_is_refused():
-    """A group has one episode of each number."""
+    """A group has one episode of each number; a second one is refused."""
     buffer = TrajectoryBuffer(GROUP_SIZE, max_groups=2)
     buffer.put(episode("a", 0))
 
-    with pytest.raises(ValueError, match="in the buffer already"):
+    with pytest.raises(ValueError, match="already in the buffer"):
         buffer.put(episode("a", 0))
     assert buffer.put(episode("a", 0, step=2)) is False
 
 
 def test_failed_episodes_make_no_variance():
-    """A reward that says nothing about the policy does not save a group."""
+    """The reward of a failed episode does not count as variance."""
     group = EpisodeGroup((episode("a", 0), episode("a", 1, reward=1.0, status=Status.FAILED)))
 
     assert not group.has_variance
 
 
 def test_dataset():
-    """torch's face of it ends when the buffer is closed."""
+    """The torch dataset yields groups until the buffer is closed."""
     from torch.utils.data import DataLoader
 
     buffer = TrajectoryBuffer(GROUP_SIZE, max_groups=4)
@@ -204,8 +204,8 @@ def test_dataset():
     assert ["a", "b", "c"] == [groups[0].episodes[0].task.uid for groups in batches]
 
 
-def test_what_waits_survives_a_file(tmp_path):
-    """As a checkpoint writes it: the same groups come out of a new buffer."""
+def test_the_state_survives_files(tmp_path):
+    """Written to Parquet and restored, as in a checkpoint, a new buffer returns the same groups."""
     buffer = TrajectoryBuffer(GROUP_SIZE, max_groups=4)
     for each in [*full_group("a", version=3), *full_group("b")[:2]]:
         buffer.put(each)
@@ -227,7 +227,7 @@ def test_what_waits_survives_a_file(tmp_path):
 
 
 def full_buffer(*uids, max_groups=1):
-    """Return a buffer of groups of these tasks."""
+    """Return a buffer with a group of each task."""
     buffer = TrajectoryBuffer(GROUP_SIZE, max_groups)
     for uid in uids:
         for each in full_group(uid):
@@ -237,7 +237,7 @@ def full_buffer(*uids, max_groups=1):
 
 @contextmanager
 def waiting_put(buffer, last):
-    """Put an episode in a thread, which must wait for room; at the end it must have found some."""
+    """Put an episode from a thread, which has to wait for room; after the body it must have got it."""
     kept = []
     putting = threading.Thread(target=lambda: kept.append(buffer.put(last, timeout_s=30)))
     putting.start()
@@ -249,14 +249,14 @@ def waiting_put(buffer, last):
 
 
 def test_the_same_last_episode_from_two_threads():
-    """While the one that completes a group waits for room, another `put` of it is refused."""
+    """While a `put` waits for room, a second `put` of the same episode is refused."""
     buffer = full_buffer("a")
     first, second, third = full_group("b")
     buffer.put(first)
     buffer.put(second)
 
     with waiting_put(buffer, third):
-        with pytest.raises(ValueError, match="in the buffer already"):
+        with pytest.raises(ValueError, match="already in the buffer"):
             buffer.put(third, timeout_s=30)
         buffer.take(1)
 
@@ -264,16 +264,16 @@ def test_the_same_last_episode_from_two_threads():
 
 
 def test_an_episode_of_a_whole_group_is_refused():
-    """It does not begin the group a second time."""
+    """An episode of a group that is in the buffer does not start the group again."""
     buffer = full_buffer("a")
 
-    with pytest.raises(ValueError, match="in the buffer already"):
+    with pytest.raises(ValueError, match="already in the buffer"):
         buffer.put(full_group("a")[1])
     assert [] == buffer.state_dict()["partial"]
 
 
-def test_an_episode_that_found_no_room_may_be_put_again():
-    """Its group is as it was, and so is the state."""
+def test_a_refused_episode_can_be_put_again():
+    """After a timeout the group is unchanged, and the episode can be put again."""
     buffer = full_buffer("a")
     *others, last = full_group("b")
     for each in others:
@@ -287,8 +287,8 @@ def test_an_episode_that_found_no_room_may_be_put_again():
     assert {"added": 2, "taken": 1, "dropped_uniform": 0, "dropped_stale": 0} == buffer.counts
 
 
-def test_what_waits_for_room_is_in_the_state():
-    """A group whose `put` has not returned is not lost, and does not go over the bound after a restart."""
+def test_a_waiting_group_is_in_the_state():
+    """A group whose `put` still waits is saved, and does not exceed the bound after a restart."""
     buffer = full_buffer("a")
     *others, last = full_group("b")
     for each in others:
@@ -306,7 +306,7 @@ def test_what_waits_for_room_is_in_the_state():
 
 
 def test_a_state_of_a_larger_buffer():
-    """No more groups wait than the smaller one holds, nothing finds room before they do, and none is lost."""
+    """A smaller buffer shows only `max_groups` groups; the rest comes before new groups, and none is lost."""
     other = TrajectoryBuffer(GROUP_SIZE, max_groups=2)
     other.load_state_dict(full_buffer(*"abcd", max_groups=4).state_dict())
 
@@ -321,26 +321,26 @@ def test_a_state_of_a_larger_buffer():
 
 
 def test_a_state_of_another_group_size_is_refused():
-    """What was saved with another `rollout.n` makes no groups here, and the message says so."""
+    """A state saved with another `rollout.n` is refused; the message has both values."""
     buffer = TrajectoryBuffer(group_size=4, max_groups=2)
     for number in range(3):
         buffer.put(episode("a", number))
     other = TrajectoryBuffer(group_size=2, max_groups=2)
 
-    with pytest.raises(ValueError, match=r"have 4 episodes, and here they have 2: rollout\.n"):
+    with pytest.raises(ValueError, match=r"written with rollout\.n=4, but the config has rollout\.n=2"):
         other.load_state_dict(buffer.state_dict())
     assert [] == other.state_dict()["partial"]
 
 
 def test_fewer_groups_when_others_had_no_variance():
-    """One who waits takes what there is once enough groups were dropped."""
+    """Once enough groups were dropped for lack of variance, `take` returns the groups that there are."""
     buffer = TrajectoryBuffer(GROUP_SIZE, max_groups=4, dynamic_sampling=True)
     for each in full_group("a"):
         buffer.put(each)
     with pytest.raises(TimeoutError):
-        buffer.take(2, timeout_s=0, until_uniform=1)
+        buffer.take(2, timeout_s=0, uniform_limit=1)
     for number in range(GROUP_SIZE):
         buffer.put(episode("b", number))
 
-    assert ["a"] == [group.episodes[0].task.uid for group in buffer.take(2, until_uniform=1)]
-    assert [] == buffer.take(2, until_uniform=1)
+    assert ["a"] == [group.episodes[0].task.uid for group in buffer.take(2, uniform_limit=1)]
+    assert [] == buffer.take(2, uniform_limit=1)

@@ -1,10 +1,10 @@
-"""`train` and `eval` are commands as every other."""
+"""`train` and `eval` pass the standard suite of plugins."""
 
-from turnwise.testing.suite import PluginSuite
+from turnwise_testing.suite import PluginSuite
 
 
 class TestTrain(PluginSuite):
-    """The standard suite."""
+    """`train` keeps the promises of a plugin."""
 
     entry_point = "grpo_trainer"
     module = "turnwise_grpo_trainer"
@@ -13,7 +13,7 @@ class TestTrain(PluginSuite):
 
 
 class TestEval(PluginSuite):
-    """The standard suite."""
+    """`eval` keeps the promises of a plugin."""
 
     entry_point = "grpo_trainer"
     module = "turnwise_grpo_trainer"

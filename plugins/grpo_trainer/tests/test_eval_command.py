@@ -1,4 +1,4 @@
-"""`turnwise eval` on the command line, with episodes that are given."""
+"""`turnwise eval` on the command line, with given episodes."""
 
 from __future__ import annotations
 
@@ -6,89 +6,75 @@ import argparse
 import json
 import os
 import shlex
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from attrs import fields, frozen
 
-import turnwise_grpo_trainer.setup
 from turnwise import EpisodeResult, Status, TrajectoryScore
 from turnwise.cli import main
+from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Resources
-from turnwise.registry import NoConfig
+from turnwise_grpo_trainer import eval_command
 from turnwise_grpo_trainer.eval_command import EvalCommand
-from turnwise_grpo_trainer.setup import Setup, read_setup
+from turnwise_grpo_trainer.train_setup import read_setup
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "examples" / "train_calculator.yaml"
 
 
-@frozen
-class GivenEpisodes(Setup):
-    """What a config says, with episodes that need no engine: right ones, but for one that failed."""
-
-    def manager(self, observers=()):
-        """Return what stands in for a rollout."""
-        return nullcontext(SimpleNamespace(rollout=self.rollout))
-
-    def rollout(self, tasks, *, global_step, validation):
-        """Return n episodes of each task."""
-        return [
-            EpisodeResult(
-                task=task,
-                rollout_n=number,
-                status=Status.COMPLETED if task is not tasks[0] or number else Status.FAILED,
-                scores=(TrajectoryScore(value=1.0),),
-            )
-            for task in tasks
-            for number in range(self.run.rollout.validation_n)
-        ]
+def episodes_of(setup, *, status=lambda _place: Status.COMPLETED, reward=1.0):
+    """Return the episodes of a validation without rolling them out; a place is (task, rollout)."""
+    return [
+        EpisodeResult(
+            task=task,
+            rollout_n=number,
+            status=status((place, number)),
+            scores=() if reward is None else (TrajectoryScore(value=reward),),
+        )
+        for place, task in enumerate(setup.validation_tasks)
+        for number in range(setup.run.rollout.validation_n)
+    ]
 
 
-@frozen
-class NoRollout(Setup):
-    """What a config says, and no rollout may start."""
+def one_failed(setup, _step):
+    """Return solved episodes, except for one that failed."""
+    return episodes_of(setup, status=lambda place: Status.FAILED if place == (0, 0) else Status.COMPLETED)
 
-    def manager(self, observers=()):
-        """Fail."""
-        raise AssertionError("a rollout began")
+
+def no_rollout(_setup, _step):
+    """Fail the test."""
+    raise AssertionError("the rollout was started")
 
 
 @pytest.fixture
 def evaluate(monkeypatch):
-    """Run `turnwise eval` on the example, with a kind of setup."""
+    """Run `turnwise eval` on the example config, with a function in place of the rollout."""
 
-    def run(kind, *arguments):
-        def read(*args, **options):
-            setup = read_setup(*args, **options)
-            return kind(*(getattr(setup, field.name) for field in fields(Setup)))
-
-        monkeypatch.setattr(turnwise_grpo_trainer.setup, "read_setup", read)
+    def run(roll_out, *arguments):
+        monkeypatch.setattr(eval_command, "roll_out", roll_out)
         return main(["eval", str(CONFIG), "rollout.validation_n=4", *arguments])
 
     return run
 
 
-def test_a_failed_episode_costs_no_result(evaluate, tmp_path, capsys):
-    """Its task is left out of pass@4: the table says so, and the file, whose folder is made, has it all."""
+def test_a_failed_episode_is_excluded(evaluate, tmp_path, capsys):
+    """Its task is left out of pass@4, a note says so, and the results are written to a new folder."""
     out = tmp_path / "new" / "eval.json"
 
-    assert 0 == evaluate(GivenEpisodes, "--k", "1,4", "--out", str(out))
+    assert 0 == evaluate(one_failed, "--k", "1,4", "--out", str(out))
 
-    said = capsys.readouterr().out
-    assert "64 tasks, 4 samples each" in said
-    assert "1 of 256 episodes have no score: 1 failed\n" in said
-    assert "pass@4 leaves out 1 of 64 tasks, which have fewer scored samples\n" in said
+    printed = capsys.readouterr().out
+    assert "64 tasks, 4 samples each" in printed
+    assert "1 of 256 episodes have no score: 1 failed\n" in printed
+    assert "pass@4 leaves out 1 of 64 tasks, which have fewer scored samples\n" in printed
     figure = json.loads(out.read_text())["results"]["all"]["pass@4"]
     assert {"value": 1.0, "low": 1.0, "high": 1.0, "tasks": 63, "left_out": 1} == figure
     assert [out] == list(out.parent.iterdir())
 
 
 def test_too_large_a_k(evaluate, capsys):
-    """It is refused before anything runs."""
-    assert 2 == evaluate(NoRollout, "--k", "1,5")
+    """A k above `rollout.validation_n` is refused before the rollout."""
+    assert 2 == evaluate(no_rollout, "--k", "1,5")
     assert "turnwise: error: --k 5: rollout.validation_n is only 4\n" == capsys.readouterr().err
 
 
@@ -96,12 +82,12 @@ def test_too_large_a_k(evaluate, capsys):
     ("out", "text"),
     [("folder", "not a file"), ("file/eval.json", "cannot be written"), ("o" * 300, "cannot be written")],
 )
-def test_no_place_for_the_results(evaluate, tmp_path, capsys, out, text):
-    """A folder, a file in a file and an impossible name are refused in one line before anything runs."""
+def test_an_unwritable_output_file(evaluate, tmp_path, capsys, out, text):
+    """A folder, a file below a file and an overlong name are refused in one line, before the rollout."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
 
-    assert 2 == evaluate(NoRollout, "--out", str(tmp_path / out))
+    assert 2 == evaluate(no_rollout, "--out", str(tmp_path / out))
 
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"turnwise: error: --out {tmp_path / out}: {text}")
@@ -109,7 +95,7 @@ def test_no_place_for_the_results(evaluate, tmp_path, capsys, out, text):
 
 
 def test_examples_in_the_help(monkeypatch):
-    """They parse, and a trained model is looked for where the command is typed, not beside the config."""
+    """The examples parse, and the path of a trained model is relative to the working directory."""
     parser = argparse.ArgumentParser()
     EvalCommand(NoConfig(), Resources()).add_arguments(parser)
     monkeypatch.chdir(ROOT)
@@ -121,4 +107,67 @@ def test_examples_in_the_help(monkeypatch):
 
     assert ["1", "1,4,16", "1"] == [each.k for each in options]
     assert [8, 16, 8] == [setup.run.rollout.validation_n for setup in setups]
-    assert ROOT / "runs" / "train" / "model" == setups[2].spec.path
+    assert ROOT / "runs" / "train" / "model" == setups[2].model.path
+
+
+@pytest.mark.parametrize("k", ["0", "1,x", "", "-2", "1.5"])
+def test_a_k_that_is_no_positive_integer(evaluate, capsys, k):
+    """The error names the option, the value and the expected form."""
+    assert 2 == evaluate(no_rollout, f"--k={k}")
+    assert f"turnwise: error: --k {k}: expected positive integers, such as 1,8\n" == capsys.readouterr().err
+
+
+def test_no_held_out_tasks(evaluate, capsys):
+    """A config without validation data is refused before the rollout."""
+    assert 2 == evaluate(no_rollout, "data.validation_path=null")
+    assert "data.validation_path: missing; eval needs held-out tasks" in capsys.readouterr().err
+
+
+def test_repeated_ks_are_reported_once(evaluate, capsys, tmp_path):
+    """`--k 4,1,4` reports pass@1 and pass@4, in ascending order."""
+    out = tmp_path / "eval.json"
+    assert 0 == evaluate(one_failed, "--k", "4,1,4", "--out", str(out))
+
+    names = list(json.loads(out.read_text())["results"]["all"])
+    assert ["mean@4", "solved@4", "pass@1", "pass@4"] == names
+
+
+def test_threshold(evaluate, tmp_path):
+    """An episode is solved from this reward on; the mean reward does not depend on it."""
+
+    def half(setup, _step):
+        return episodes_of(setup, reward=0.5)
+
+    def results(threshold):
+        out = tmp_path / f"{threshold}.json"
+        assert 0 == evaluate(half, "--threshold", str(threshold), "--out", str(out))
+        figures = json.loads(out.read_text())["results"]["all"]
+        return figures["mean@4"]["value"], figures["solved@4"]["value"]
+
+    assert (0.5, 1.0) == results(0.5)
+    assert (0.5, 0.0) == results(0.75)
+
+
+def test_all_episodes_failed(evaluate, capsys, tmp_path):
+    """If every episode failed, the command fails with the first cause and writes no file."""
+
+    def failed(setup, _step):
+        return episodes_of(setup, status=lambda _place: Status.FAILED)
+
+    out = tmp_path / "eval.json"
+    assert 1 == evaluate(failed, "--out", str(out))
+
+    assert "all 256 episodes failed; first failure: unknown" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_the_step_of_the_seeds(evaluate):
+    """`--step` is the training step from which the rollout derives its seeds."""
+    seen = []
+
+    def record(setup, step):
+        seen.append(step)
+        return episodes_of(setup)
+
+    assert 0 == evaluate(record, "--step", "7")
+    assert [7] == seen

@@ -1,4 +1,4 @@
-"""Losses by hand, for one token at a time."""
+"""The losses agree with values computed by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOG_RATIO = st.floats(-3, 3)
 
 @given(log_ratio=LOG_RATIO, advantage=st.floats(-2, 2))
 def test_clip(log_ratio, advantage):
-    """The worse of the free and the bounded objective, with a bound of its own on either side."""
+    """The loss is the larger one of the unclipped and the clipped loss, with separate lower and upper bounds."""
     ratio = math.exp(log_ratio)
     expected = -min(ratio * advantage, min(max(ratio, 0.8), 1.28) * advantage)
 
@@ -37,7 +37,7 @@ def test_clip(log_ratio, advantage):
     [(1.0, 1.0, False), (1.0, -1.0, True), (-1.0, 1.0, True), (-1.0, -1.0, False), (0.1, 1.0, True)],
 )
 def test_where_the_gradient_stops(log_ratio, advantage, flows):
-    """Only a step that goes further the way it went already is cut, and the flag says where."""
+    """The gradient stops only if the ratio is beyond the bound in the direction of the advantage; the flag says so."""
     log_probs = torch.tensor([log_ratio], requires_grad=True)
     loss, clipped = clipped_surrogate(log_probs, torch.zeros(1), torch.tensor([advantage]), 0.2, 0.28)
     loss.sum().backward()
@@ -47,7 +47,7 @@ def test_where_the_gradient_stops(log_ratio, advantage, flows):
 
 
 def test_weights():
-    """Two rows of three tokens and one."""
+    """Each mode weighs the tokens of two rows, with three tokens and one, as documented."""
     rows = torch.tensor([0, 0, 0, 2])
 
     def weights(mode):
@@ -60,7 +60,7 @@ def test_weights():
 
 
 def test_kl_estimates_agree_with_the_kl():
-    """Over samples of the policy, k1 and k3 come to the KL itself; k3 is never negative."""
+    """On samples of the policy, the means of k1 and k3 are the KL; k3 is never negative."""
     generator = torch.Generator().manual_seed(0)
     policy, reference = torch.tensor([0.5, 0.3, 0.2]).log(), torch.tensor([0.3, 0.3, 0.4]).log()
     kl = (policy.exp() * (policy - reference)).sum().item()
@@ -74,7 +74,7 @@ def test_kl_estimates_agree_with_the_kl():
 
 
 def test_importance_weights_are_capped_and_carry_no_gradient():
-    """The ratio of the two, up to the cap."""
+    """The weight is the probability ratio, at most the cap, and has no gradient."""
     old = torch.tensor([0.0, -1.0, -3.0], requires_grad=True)
     weights = importance_weights(old, torch.tensor([0.0, -2.0, -1.0]), cap=2.0)
 
@@ -83,14 +83,14 @@ def test_importance_weights_are_capped_and_carry_no_gradient():
 
 
 def test_value_loss_takes_the_worse():
-    """A value that ran further than the range is held to the nearer error only when that is larger."""
+    """The loss is the larger one of the errors of the value and of the clipped value."""
     errors = value_loss(torch.tensor([2.0, 0.1]), torch.tensor([0.0, 0.0]), torch.tensor([2.0, 1.0]), 0.5)
 
     assert [1.5**2 / 2, 0.9**2 / 2] == pytest.approx(errors.tolist())
 
 
 def test_gap_by_hand():
-    """The largest difference need not be the largest for its log-probability."""
+    """Mean, maximum and relative maximum of the differences; the relative one may be at another token."""
     gap = log_prob_gap(torch.tensor([-1.5, -19.0, 0.0]), torch.tensor([-1.0, -20.0, 0.0]))
 
     assert (gap.mean, gap.max, gap.num_tokens) == (0.5, 1.0, 3)
@@ -98,5 +98,77 @@ def test_gap_by_hand():
 
 
 def test_gap_of_nothing():
-    """No token, no gap."""
+    """Without tokens the gap is 0."""
     assert 0.0 == log_prob_gap(torch.zeros(0), torch.zeros(0)).max
+
+
+@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6), data=st.data())
+def test_token_weights_add_up_over_micro_batches(lengths, data):
+    """However rows are split, the micro-batches have the weights of the whole, so the loss does not change."""
+    mode = data.draw(
+        st.sampled_from(["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"])
+    )
+    cut = data.draw(st.integers(0, len(lengths)))
+    rows = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    totals = {"num_rows": len(lengths), "num_tokens": len(rows), "response_length": 10}
+
+    whole = token_weights(rows, mode, **totals)
+    parts = [token_weights(rows[chosen], mode, **totals) for chosen in (rows < cut, rows >= cut)]
+
+    torch.testing.assert_close(torch.cat(parts), whole)
+    expected = {
+        "token-mean": 1.0,
+        "seq-mean-token-mean": 1.0,
+        "seq-mean-token-sum": len(rows) / len(lengths),
+        "seq-mean-token-sum-norm": len(rows) / len(lengths) / 10,
+    }[mode]
+    assert whole.sum().item() == pytest.approx(expected, rel=1e-5)
+
+
+@given(log_ratio=st.floats(-1000, 1000), advantage=st.floats(-2, 2))
+def test_losses_are_finite_for_any_ratio(log_ratio, advantage):
+    """A policy far from the rollout gives large losses and weights, but never infinite ones or NaN."""
+    ratio, zero = torch.tensor([log_ratio]), torch.zeros(1)
+
+    loss, _ = clipped_surrogate(ratio, zero, torch.tensor([advantage]), 0.2, 0.2)
+    assert torch.isfinite(loss).all()
+    assert 0 <= importance_weights(ratio, zero, 2.0).item() <= 2
+    assert all(torch.isfinite(kl_estimate(ratio, zero, kind)).all() for kind in ("k1", "k2", "k3"))
+
+
+@given(log_ratio=LOG_RATIO)
+def test_k3_is_never_below_zero(log_ratio):
+    """k3 is not negative, apart from rounding, and 0 for equal probabilities; k2 is half the square of k1."""
+    one, zero = torch.tensor([log_ratio], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+
+    assert kl_estimate(one, zero, "k3").item() >= -1e-12
+    assert 0 == kl_estimate(zero, zero, "k3").item()
+    assert kl_estimate(one, zero, "k2").item() == pytest.approx(log_ratio**2 / 2)
+
+
+@given(low=st.floats(0.05, 0.9), high=st.floats(0.05, 3), log_ratio=LOG_RATIO)
+def test_inside_the_bounds_nothing_is_clipped(low, high, log_ratio):
+    """The loss is unclipped exactly where the ratio is within its bounds, for an advantage of either sign."""
+    inside = 1 - low <= math.exp(log_ratio) <= 1 + high
+    for advantage in (1.0, -1.0):
+        loss, clipped = clipped_surrogate(
+            torch.tensor([log_ratio], dtype=torch.float64),
+            torch.zeros(1, dtype=torch.float64),
+            torch.tensor([advantage], dtype=torch.float64),
+            low,
+            high,
+        )
+        if inside:
+            assert not clipped.item()
+            assert loss.item() == pytest.approx(-advantage * math.exp(log_ratio))
+
+
+@given(value=st.floats(-3, 3), old=st.floats(-3, 3), target=st.floats(-3, 3))
+def test_the_value_loss_never_rewards_clipping(value, old, target):
+    """The clipped loss is at least the plain one, and equals it within the range."""
+    loss = value_loss(torch.tensor([value]), torch.tensor([old]), torch.tensor([target]), 0.5).item()
+    plain = (value - target) ** 2 / 2
+
+    assert loss >= plain - 1e-5
+    if abs(value - old) <= 0.5:
+        assert loss == pytest.approx(plain, abs=1e-4)

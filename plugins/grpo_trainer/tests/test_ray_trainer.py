@@ -1,38 +1,34 @@
-"""Ray actors train what this process would, and hand out the whole weights."""
+"""Ray actors train the same policy as this process, and hand out unsharded weights."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from turnwise_grpo_trainer.config import OptimizerConfig, PolicyConfig, ShardingConfig, TrainConfig
-from turnwise_grpo_trainer.sharding import LearnerSpec
+from turnwise_grpo_trainer.sharding import LearnerSpec, load_local_trainer
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_two_actors(tmp_path, spec, mixed):
-    """Two updates with a checkpoint between them, against an unsharded model in this process."""
+    """Two updates with a checkpoint between them give the metrics and weights of an unsharded model."""
     ray = pytest.importorskip("ray")
     from turnwise_grpo_trainer.ray_trainer import RayTrainer
 
-    def setup(**sharding):
+    def learner_spec(**sharding):
         train = TrainConfig(
             optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.0, eps=1e-5),
             policy=PolicyConfig(device="cpu", max_tokens_per_micro_batch=64),
             sharding=ShardingConfig(cpus_per_process=0, num_threads=1, **sharding),
         )
-        rollout = SimpleNamespace(sampling=SimpleNamespace(temperature=1.0), response_length=64)
-        run = SimpleNamespace(rollout=rollout, runtime=SimpleNamespace(ray=SimpleNamespace(address=None)))
-        return SimpleNamespace(train=train, spec=spec, run=run)
+        return LearnerSpec(train, spec, 1.0, 64)
 
-    local = LearnerSpec.of(setup()).trainer()
+    local = load_local_trainer(learner_spec())
     own = [local.update(mixed, step=step, version=0) for step in (1, 2)]
     expected = dict(local.weights())
-    trainer = RayTrainer.start(setup(num_processes=2))
+    trainer = RayTrainer.start(learner_spec(num_processes=2), None)
     try:
         first = trainer.update(mixed, step=1, version=0)
         trainer.save(tmp_path / "state")

@@ -1,4 +1,4 @@
-"""FSDP2: two processes learn what one learns, and what an unsharded one learns."""
+"""FSDP2: one process, two processes and an unsharded model make the same updates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).with_name("sharded_process.py")
 
 
 def train_in(world_size, folder, estimator, layout="padded"):
-    """Run a group of processes to its end; return the weights and what the first one printed."""
+    """Run a group of processes; return the weights and the output of the first process."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", SCRIPT, str(rank), str(world_size), folder, estimator, layout],
@@ -36,14 +36,14 @@ def train_in(world_size, folder, estimator, layout="padded"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["grpo", "gae"])
-def test_two_processes_and_one_and_none(tmp_path, model_dir, spec, mixed, estimator):
-    """After five steps of two mini-batches, over a checkpoint, packed or padded, weights differ by less than 1e-6."""
+def test_weights_do_not_depend_on_the_processes(tmp_path, model_dir, spec, mixed, estimator):
+    """After five steps of two mini-batches and a restart, packed or padded, weights differ by less than 1e-6."""
     shutil.copytree(model_dir, tmp_path / "model")
     mixed.save(tmp_path / "batch.safetensors")
 
-    one, said_by_one = train_in(1, tmp_path, estimator)
-    # Two processes pack their rows, and the others pad them.
-    two, said_by_two = train_in(2, tmp_path, estimator, "packed")
+    one, output_of_one = train_in(1, tmp_path, estimator)
+    # Two processes pack their rows; the others pad them.
+    two, output_of_two = train_in(2, tmp_path, estimator, "packed")
 
     config = TrainConfig(
         algorithm=AlgorithmConfig(adv_estimator=estimator, kl_loss_coef=0.01, ppo_mini_batch_size=5),
@@ -60,7 +60,7 @@ def test_two_processes_and_one_and_none(tmp_path, model_dir, spec, mixed, estima
     for other in (one, two):
         assert max((none[name] - other[name]).abs().max().item() for name in none) < 1e-6
     assert max((none[name] - before[name]).abs().max().item() for name in none) > 1e-4
-    for said in (said_by_one, said_by_two):
-        loss, norm = map(float, said.split())
+    for output in (output_of_one, output_of_two):
+        loss, norm = map(float, output.split())
         assert metrics["actor/pg_loss"] == pytest.approx(loss, abs=1e-6)
         assert metrics["actor/grad_norm"] == pytest.approx(norm, rel=1e-4)

@@ -1,24 +1,27 @@
-"""A policy update does not depend on how the batch was cut up, and computes what the sampler would have."""
+"""A policy update does not depend on the micro-batches, and computes the sampler's log-probabilities."""
 
 from __future__ import annotations
+
+import itertools
+import time
 
 import numpy as np
 import pytest
 import torch
 from attrs import evolve
 
-from turnwise_grpo_trainer.config import AlgorithmConfig, OptimizerConfig, PolicyConfig, TrainConfig
-from turnwise_grpo_trainer.credit import trained_tokens
+from turnwise_grpo_trainer.advantages import compute_loss_mask
+from turnwise_grpo_trainer.config import AlgorithmConfig, CriticConfig, OptimizerConfig, PolicyConfig, TrainConfig
 from turnwise_grpo_trainer.learner import Learner
-from turnwise_grpo_trainer.micro_batches import micro_batches
+from turnwise_grpo_trainer.micro_batches import collate, pack_by_tokens, shard
 from turnwise_grpo_trainer.models import load_policy, token_log_probs
 from turnwise_grpo_trainer.rows import TokenRows
 
 POLICY = PolicyConfig(device="cpu", max_tokens_per_micro_batch=10_000)
 
 
-def learner(spec, *, algorithm=None, **policy):
-    """Return a learner with a learning rate that moves the weights."""
+def load_learner(spec, *, algorithm=None, **policy):
+    """Return a learner with a noticeable learning rate."""
     config = TrainConfig(
         num_steps=10,
         algorithm=algorithm or AlgorithmConfig(),
@@ -28,9 +31,9 @@ def learner(spec, *, algorithm=None, **policy):
     return Learner.load(config, spec, temperature=1.0, response_length=64, device=torch.device("cpu"))
 
 
-def gradient_of(spec, batch, **policy):
-    """Return the gradient of one update, flat, and its metrics."""
-    own = learner(spec, **policy)
+def compute_gradient(spec, batch, **policy):
+    """Return the flattened gradient of one update, and its metrics."""
+    own = load_learner(spec, **policy)
     seen = []
     own.policy.optimizer.register_step_pre_hook(
         lambda *_: seen.append(torch.cat([p.grad.flatten() for p in own.policy.model.parameters()]).clone())
@@ -53,11 +56,11 @@ def gradient_of(spec, batch, **policy):
     ids=str,
 )
 def test_gradient_is_the_same(spec, request, kind, policy):
-    """Packed or padded, in one piece or many, with any attention that reads masks."""
+    """The gradient is the same packed or padded, in one micro-batch or many, with any dense attention."""
     batch = request.getfixturevalue(kind)
-    expected, _ = gradient_of(spec, batch)
+    expected, _ = compute_gradient(spec, batch)
 
-    actual, _ = gradient_of(spec, batch, **policy)
+    actual, _ = compute_gradient(spec, batch, **policy)
 
     assert expected.abs().max() > 1e-3
     torch.testing.assert_close(actual, expected, rtol=0, atol=2e-6)
@@ -65,11 +68,11 @@ def test_gradient_is_the_same(spec, request, kind, policy):
 
 @pytest.mark.parametrize("rewards", [[1, 0, 1, 1, 1, 1, 1, 1], [1] * 8], ids=["one group is uniform", "all are"])
 def test_rows_without_effect_are_not_computed(spec, rewarded, monkeypatch, rewards):
-    """Equal rewards give advantages of 0: such rows cost no pass, and the gradient is that of all rows."""
+    """Rows of a group with equal rewards cost no forward pass, and the gradient is the same as with all rows."""
     batch = rewarded(rewards)
-    actual, metrics = gradient_of(spec, batch)
-    monkeypatch.setattr(Learner, "_with_effect", lambda _self, rows: rows)
-    expected, all_metrics = gradient_of(spec, batch)
+    actual, metrics = compute_gradient(spec, batch)
+    monkeypatch.setattr(Learner, "_drop_zero_rows", lambda _self, rows: rows)
+    expected, all_metrics = compute_gradient(spec, batch)
 
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-7)
     assert all_metrics["gap/tokens"] == all_metrics["actor/trained_tokens"] == metrics["actor/trained_tokens"]
@@ -77,8 +80,8 @@ def test_rows_without_effect_are_not_computed(spec, rewarded, monkeypatch, rewar
     assert metrics["actor/grad_norm"] == pytest.approx(all_metrics["actor/grad_norm"], abs=1e-6)
 
 
-def by_single_tokens(model, batch, row, temperature):
-    """Return the log-probabilities of a row's sampled tokens, each from a pass over what the token could see."""
+def log_probs_token_by_token(model, batch, row, temperature):
+    """Return the log-probabilities of a row's sampled tokens, each from a forward pass over its visible tokens."""
     visible = batch.visibility()[row]
     found = {}
     for column in batch.attention_mask[row].nonzero().squeeze(1).tolist():
@@ -101,22 +104,25 @@ def by_single_tokens(model, batch, row, temperature):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_log_probs_are_those_of_a_sampler(spec, mixed, packed, temperature):
-    """Of rows with paths, too: what a token could not see changes nothing, and positions are the record's."""
+    """Also in rows with parallel paths, only visible tokens count, at the positions of the record."""
     model = load_policy(POLICY, spec)
-    rows = TokenRows.of(mixed, trained_tokens(mixed))
+    rows = TokenRows.from_batch(mixed, compute_loss_mask(mixed))
     column = torch.zeros(rows.num_tokens)
     with torch.no_grad():
-        for micro in micro_batches(rows, max_tokens=10_000, packed=packed):
+        for group in pack_by_tokens(rows, shard(rows, 1)[0], max_tokens=10_000, packed=packed):
+            micro = collate(rows, group, packed=packed)
             column[micro.tokens] = token_log_probs(model, micro, temperature)[0]
-        expected = [value for row in (0, 1, 3) for value in by_single_tokens(model, mixed, row, temperature).values()]
+        expected = [
+            value for row in (0, 1, 3) for value in log_probs_token_by_token(model, mixed, row, temperature).values()
+        ]
 
     actual = rows.with_columns(log_probs=column).select([0, 1, 3])
     np.testing.assert_allclose(actual["log_probs"][actual.targets], expected, atol=2e-6)
 
 
 def test_mini_batches_and_epochs(spec, conversations):
-    """Each is a step of the optimizer; the ratio is to the probabilities from before the first."""
-    own = learner(spec, algorithm=AlgorithmConfig(ppo_epochs=2, ppo_mini_batch_size=4, clip_ratio_low=0.01))
+    """Each mini-batch of each epoch is an optimizer step; ratios are relative to the probabilities before the first."""
+    own = load_learner(spec, algorithm=AlgorithmConfig(ppo_epochs=2, ppo_mini_batch_size=4, clip_ratio_low=0.01))
     steps = []
     own.policy.optimizer.register_step_pre_hook(lambda *_: steps.append(1))
 
@@ -128,18 +134,18 @@ def test_mini_batches_and_epochs(spec, conversations):
 
 @pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gae"])
 def test_every_estimator_moves_the_policy_towards_reward(spec, conversations, estimator):
-    """After some updates on one batch, its better half is likelier than its worse half."""
+    """Updates on one batch make its rewarded half more likely than the other half."""
     rewards = [1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0]
     scores = torch.zeros_like(conversations.rm_scores)
     last = conversations.response_mask.cumsum(1).argmax(1)
     scores[torch.arange(8), last] = torch.tensor(rewards)
     batch = evolve(conversations, rm_scores=scores)
-    own = learner(spec, algorithm=AlgorithmConfig(adv_estimator=estimator, tis_imp_ratio_cap=None))
+    own = load_learner(spec, algorithm=AlgorithmConfig(adv_estimator=estimator, tis_imp_ratio_cap=None))
     good = torch.tensor(rewards).bool()
 
     def margin():
-        rows = TokenRows.of(batch, trained_tokens(batch))
-        column = own._column(rows, own.policy.model, own._log_probs)
+        rows = TokenRows.from_batch(batch, compute_loss_mask(batch))
+        column = own._compute_column(rows, own.policy.model, own._log_probs)
         means = torch.stack([column[rows.bounds[row] : rows.bounds[row + 1]].sum() for row in range(8)])
         return (means[good].mean() - means[~good].mean()).item()
 
@@ -151,10 +157,10 @@ def test_every_estimator_moves_the_policy_towards_reward(spec, conversations, es
 
 
 def test_a_reference_holds_the_policy_back(spec, conversations):
-    """With a large KL coefficient the policy stays nearer to where it began."""
+    """With a large KL coefficient, the policy stays closer to the initial model."""
 
     def distance(coefficient):
-        own = learner(spec, algorithm=AlgorithmConfig(kl_loss_coef=coefficient))
+        own = load_learner(spec, algorithm=AlgorithmConfig(kl_loss_coef=coefficient))
         for step in range(1, 5):
             metrics = own.update(conversations, step=step, version=0)
         return metrics["actor/kl"]
@@ -165,17 +171,17 @@ def test_a_reference_holds_the_policy_back(spec, conversations):
 
 
 def test_the_gap_is_that_of_the_rollout(spec, conversations):
-    """Log-probabilities that the trainer would give itself have no gap; others have the one that they have."""
-    own = learner(spec)
-    rows = TokenRows.of(conversations, trained_tokens(conversations))
-    column = own._column(rows, own.policy.model, own._log_probs)
+    """The gap is 0 for the trainer's own log-probabilities, and equals a shift that is applied to them."""
+    own = load_learner(spec)
+    rows = TokenRows.from_batch(conversations, compute_loss_mask(conversations))
+    column = own._compute_column(rows, own.policy.model, own._log_probs)
     exact = torch.zeros(conversations.input_ids.shape)
     exact[conversations.attention_mask.bool()] = column
     exact = exact[:, conversations.prompt_length :]
     shifted = exact - 0.25 * conversations.response_mask
 
     assert own.update(evolve(conversations, rollout_log_probs=exact), step=1, version=0)["gap/max"] < 1e-6
-    metrics = learner(spec).update(evolve(conversations, rollout_log_probs=shifted), step=1, version=0)
+    metrics = load_learner(spec).update(evolve(conversations, rollout_log_probs=shifted), step=1, version=0)
 
     assert 0.25 == pytest.approx(metrics["gap/mean"], abs=1e-5)
     assert 0.25 == pytest.approx(metrics["gap/max"], abs=1e-5)
@@ -184,10 +190,44 @@ def test_the_gap_is_that_of_the_rollout(spec, conversations):
 
 
 def test_threads_of_torch(spec):
-    """Asked for, they are set where the updates run."""
+    """`policy.num_threads` sets the threads of torch."""
     before = torch.get_num_threads()
     try:
-        learner(spec, num_threads=1)
+        load_learner(spec, num_threads=1)
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_the_critic_is_trained_first(spec, conversations):
+    """In the critic's warm-up steps the policy keeps its weights, and the critic learns; later both learn."""
+    config = TrainConfig(
+        num_steps=10,
+        algorithm=AlgorithmConfig(adv_estimator="gae"),
+        critic=CriticConfig(lr=1e-3, warmup_steps=2),
+        optimizer=OptimizerConfig(lr=1e-3),
+        policy=POLICY,
+    )
+    own = Learner.load(config, spec, temperature=1.0, response_length=64, device=torch.device("cpu"))
+
+    def changes(step):
+        before = [[weight.clone() for weight in each.model.parameters()] for each in (own.policy, own.critic)]
+        metrics = own.update(conversations, step=step, version=0)
+        after = [list(each.model.parameters()) for each in (own.policy, own.critic)]
+        moved = [not all(map(torch.equal, *pair)) for pair in zip(before, after, strict=True)]
+        return (*moved, metrics["actor/grad_norm"] > 0)
+
+    assert [(False, True, False), (False, True, False), (True, True, True)] == [changes(step) for step in (1, 2, 3)]
+
+
+def test_seconds_are_measured_for_each_update(spec, conversations, monkeypatch):
+    """The metrics have the seconds of their own update, not the sum of all."""
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    own = load_learner(spec, algorithm=AlgorithmConfig(ppo_mini_batch_size=4))
+
+    first, second = (own.update(conversations, step=step, version=0) for step in (1, 2))
+
+    names = [name for name in first if name.startswith("seconds/")]
+    assert {"seconds/log_probs", "seconds/forward_backward", "seconds/optimizer"} == {*names}
+    assert [first[name] for name in names] == [second[name] for name in names]

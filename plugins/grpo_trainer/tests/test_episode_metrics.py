@@ -1,0 +1,91 @@
+"""Metrics of a batch of episodes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore
+from turnwise.errors import EngineError
+from turnwise.types import EpisodeMetrics, Fault
+from turnwise_grpo_trainer.episode_metrics import check_not_all_failed, compute_episode_metrics
+
+STATUSES = ("completed", "truncated", "timed_out", "aborted", "failed")
+
+
+def make_episode(*, reward=None, status=Status.COMPLETED, lengths=(), fault=None, **metrics):
+    """Return an episode with one trajectory of each length of response."""
+    records = []
+    for length in lengths:
+        record = Trajectory([1])
+        record.add_action([2] * length, [-0.5] * length)
+        records.append(record)
+    return EpisodeResult(
+        task=Task(messages=({"role": "user", "content": "?"},), uid="t"),
+        status=status,
+        fault=fault,
+        trajectories=tuple(records),
+        scores=() if reward is None else (TrajectoryScore(value=reward),),
+        metrics=EpisodeMetrics(**metrics),
+    )
+
+
+EPISODES = st.lists(
+    st.builds(
+        make_episode,
+        reward=st.one_of(st.none(), st.floats(-10, 10)),
+        status=st.sampled_from([Status(name) for name in STATUSES]),
+        num_tool_calls=st.integers(0, 3),
+        num_turns=st.integers(0, 5),
+    ),
+    max_size=12,
+)
+
+
+@given(episodes=EPISODES)
+def test_shares_and_means_stay_in_their_range(episodes):
+    """Shares of statuses add up to 1, means are between the extremes, and no batch divides by 0."""
+    metrics = compute_episode_metrics(episodes)
+
+    assert sum(metrics[f"status/{name}"] for name in STATUSES) == pytest.approx(float(bool(episodes)))
+    rewards = [each.reward for each in episodes if each.reward is not None]
+    if rewards:
+        assert min(rewards) - 1e-9 <= metrics["reward/mean"] <= max(rewards) + 1e-9
+        assert 0 <= metrics["reward/std"] <= (max(rewards) - min(rewards)) / 2 + 1e-9
+    assert metrics["reward/scored"] == pytest.approx(len(rewards) / max(len(episodes), 1))
+    assert 0 <= metrics["tools/share"] <= min(1.0, metrics["tools/per_episode"])
+    assert all(isinstance(value, float) or value == int(value) for value in metrics.values())
+
+
+def test_metrics_by_hand():
+    """Rewards count scored episodes only; lengths add up the trajectories of an episode; others count every episode."""
+    episodes = [
+        make_episode(
+            reward=1.0, lengths=(3, 2), num_turns=2, num_tool_calls=3, num_tool_errors=1, num_tokens={"action": 4}
+        ),
+        make_episode(reward=0.0, lengths=(1,), num_turns=1, status=Status.TRUNCATED, num_tokens={"action": 1}),
+        make_episode(num_turns=3, num_tool_calls=1, status=Status.FAILED),
+    ]
+
+    metrics = compute_episode_metrics(episodes)
+
+    assert (0.5, 0.5, 2 / 3) == (metrics["reward/mean"], metrics["reward/std"], metrics["reward/scored"])
+    assert (2.0, 5.0, 5.0) == (metrics["length/mean"], metrics["length/max"], metrics["tokens/action"])
+    assert (2.0, 4 / 3, 2 / 3, 1 / 3) == tuple(
+        metrics[name] for name in ("turns/mean", "tools/per_episode", "tools/share", "tools/errors")
+    )
+    assert 1 / 3 == metrics["status/completed"] == metrics["status/truncated"] == metrics["status/failed"]
+
+
+def test_all_failed():
+    """A batch in which every episode failed is an error with the first cause; one other episode is enough."""
+    fault = Fault(owner="tool", kind="ToolError", message="no such file")
+    failed = [make_episode(status=Status.FAILED, fault=fault), make_episode(status=Status.FAILED)]
+
+    with pytest.raises(EngineError, match="all 2 episodes failed; first failure: tool: ToolError: no such file"):
+        check_not_all_failed(failed)
+    with pytest.raises(EngineError, match="first failure: unknown"):
+        check_not_all_failed(failed[1:])
+    check_not_all_failed([*failed, make_episode()])
+    check_not_all_failed([])

@@ -1,11 +1,12 @@
-"""Every transport that runs without a GPU does what every transport must do."""
+"""The transports that run without a GPU pass the conformance suite of weight transports."""
 
 import pytest
 
-from turnwise.testing.transport_suite import WeightTransportSuite
+from turnwise_testing.suite import PluginSuite
+from turnwise_testing.transport_suite import WeightTransportSuite
 from turnwise_weight_transports.config import BroadcastConfig, BucketConfig, DiskConfig
 
-SMALL = {"bucket_bytes": 512}  # several pieces, one of them larger than that
+SMALL = {"bucket_bytes": 512}  # several buckets, one of them with a single larger weight
 
 
 class TransportSuite(WeightTransportSuite):
@@ -14,7 +15,7 @@ class TransportSuite(WeightTransportSuite):
 
 
 class TestSharedMemory(TransportSuite):
-    """Shared memory, with a checksum."""
+    """Shared memory with `crc32`."""
 
     registered = "shm"
 
@@ -24,7 +25,7 @@ class TestSharedMemory(TransportSuite):
 
 
 class TestDisk(TransportSuite):
-    """Files, with the other checksum."""
+    """Files with `xxh3`."""
 
     registered = "disk"
 
@@ -34,10 +35,19 @@ class TestDisk(TransportSuite):
 
 
 class TestGloo(TransportSuite):
-    """A broadcast among threads of this process; among processes in `test_processes`."""
+    """A broadcast between threads of this process."""
 
     registered = "gloo"
 
     @pytest.fixture
     def config(self):
         return BroadcastConfig(**SMALL, checksum="crc32", timeout_s=20)
+
+
+class TestDiagnostic(PluginSuite):
+    """The diagnosis of the transports."""
+
+    entry_point = "weight_transports"
+    module = "turnwise_weight_transports"
+    registered = "weight_transports"
+    hook = "register_diagnostics"

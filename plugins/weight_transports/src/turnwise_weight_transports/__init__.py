@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from turnwise import Registry, Resources, WeightTransport, hookimpl
+from turnwise import Diagnostic, NoConfig, Registry, Resources, WeightTransport, hookimpl
 from turnwise_weight_transports.config import BroadcastConfig, BucketConfig, CudaIpcConfig, DiskConfig
 
 
@@ -28,7 +28,7 @@ def make_disk(config: DiskConfig, _resources: Resources) -> WeightTransport:
 
 
 def make_gloo(config: BroadcastConfig, _resources: Resources) -> WeightTransport:
-    """Build the broadcast between processes on CPUs."""
+    """Build the broadcast between CPU processes."""
     from turnwise_weight_transports.broadcast import BroadcastTransport
 
     return BroadcastTransport(config, "gloo")
@@ -50,10 +50,23 @@ def make_cuda_ipc(config: CudaIpcConfig, _resources: Resources) -> WeightTranspo
 
 @hookimpl
 def register_weight_transports(registry: Registry[WeightTransport]) -> None:
-    """Add all six."""
+    """Register all six transports."""
     registry.add("shm", make_shm, config=BucketConfig)
     registry.add("ray", make_ray, config=BucketConfig)
     registry.add("disk", make_disk, config=DiskConfig)
     registry.add("gloo", make_gloo, config=BroadcastConfig)
     registry.add("nccl", make_nccl, config=BroadcastConfig)
     registry.add("cuda_ipc", make_cuda_ipc, config=CudaIpcConfig)
+
+
+def make_diagnostic(_config: NoConfig, _resources: Resources) -> Diagnostic:
+    """Return the checks of the transports: a module with a function `diagnose` is a `Diagnostic`."""
+    from turnwise_weight_transports import diagnosis
+
+    return diagnosis
+
+
+@hookimpl
+def register_diagnostics(registry: Registry[Diagnostic]) -> None:
+    """Add the checks of the transports."""
+    registry.add("weight_transports", make_diagnostic)

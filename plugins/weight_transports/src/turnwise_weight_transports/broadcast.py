@@ -1,34 +1,51 @@
 """
-By broadcast from the trainer to all replicas at once: `gloo` between CPUs, `nccl` between GPUs.
+Broadcasts weights from the trainer to all replicas at once: `gloo` between CPUs, `nccl` between GPUs.
 
-Each version has a process group of its own, apart from any that trainer or engine have: members are whoever serves at
-that time, and one that dies breaks off this version and no later one. A replica that loses its peers in the middle
-gets an error from its source, so its engine keeps what it had, or says that it is torn.
+Each version has a new process group, separate from the trainer's and the engines'. Its members are the replicas that
+serve at that time, so a member that dies ends this version and no later one. A replica that loses its peers receives
+an error from its source: its engine keeps the old weights, or reports that its weights are torn.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, field
 
 from turnwise.errors import EngineError
-from turnwise.weight_sources import as_tensor, source_of
-from turnwise.weights import Offer, TensorSpec, Weight, WeightSource, WeightTarget, dtype_of
-from turnwise_weight_transports.buckets import Bucket, buckets_of, check, checksum_of, expected, fill, read
+from turnwise.protocols.weights import Weight, WeightManifest, WeightSource, WeightTarget, dtype_of
+from turnwise.weights.sources import as_tensor, source_of
+from turnwise_weight_transports.buckets import (
+    Bucket,
+    ReceivedSource,
+    compute_checksum,
+    fill_buckets,
+    next_array,
+    plan_buckets,
+    unpack_bucket,
+    verify_checksum,
+)
 from turnwise_weight_transports.config import BroadcastConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # torch re-exports them implicitly
 
 Backend = Literal["gloo", "nccl"]
 _POLL_S = 0.005
+_CONNECT_S = 10.0
+"""Longest wait for a store that has just accepted a connection."""
+
+_CANCELLED = "the broadcast of weights was cancelled before all replicas had joined"
 
 
 @define(eq=False)
@@ -39,103 +56,112 @@ class BroadcastTransport:
     backend: Backend = "gloo"
 
     @asynccontextmanager
-    async def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AsyncIterator[Offer]:
-        """Wait for the replicas and send, beside the context; leaving it ends the sending."""
+    async def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AsyncIterator[WeightManifest]:
+        """Wait for the replicas and send in a thread, which ends before the context does."""
         source, config = source_of(weights), self.config
-        store = await asyncio.to_thread(_open_store, config)
-        place = {
+        stores = [await asyncio.to_thread(_open_store, config)]
+        locator = {
             "host": config.host,
-            "port": store.port,
+            "port": stores[0].port,
             "num_readers": num_readers,
             "backend": self.backend,
             "bucket_bytes": config.bucket_bytes,
             "checksum": config.checksum,
             "timeout_s": config.timeout_s,
         }
-        offer, given_up = Offer(version=version, specs=source.specs, place=place), threading.Event()
-        sending = asyncio.get_running_loop().run_in_executor(None, _send, store, offer, source, given_up)
+        manifest, cancelled = WeightManifest(version=version, specs=source.specs, locator=locator), threading.Event()
+        sending = asyncio.get_running_loop().run_in_executor(None, _send, stores, manifest, source, cancelled)
         try:
-            yield offer
+            yield manifest
         finally:
-            given_up.set()
+            cancelled.set()
             await sending
 
-    async def apply(self, engine: WeightTarget, offer: Offer) -> None:
+    async def apply(self, engine: WeightTarget, manifest: WeightManifest) -> None:
         """Join the broadcast, and let the engine read it as it arrives."""
-        await engine.update_weights(BroadcastSource(offer), offer.version)
+        await engine.update_weights(ReceivedSource(manifest, partial(_receive, manifest)), manifest.version)
 
     async def close(self) -> None:
         """Do nothing: no group outlives its version."""
 
 
-def _open_store(config: BroadcastConfig) -> Any:
-    dist: Any = importlib.import_module("torch.distributed")
+def _open_store(config: BroadcastConfig) -> TCPStore:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch re-exports it implicitly
 
     timeout = timedelta(seconds=config.timeout_s)
-    return dist.TCPStore(config.host, config.port, is_master=True, wait_for_workers=False, timeout=timeout)
-
-
-def _send(store: Any, offer: Offer, source: WeightSource, given_up: threading.Event) -> None:
-    """Send every piece, unless the replicas have all answered before they have all come."""
-    place = offer.place
-    until = time.monotonic() + place["timeout_s"]
-    while store.add("joined", 0) < place["num_readers"]:
-        if given_up.wait(_POLL_S) or time.monotonic() > until:
-            store.set("left", b"1")
-            return
-    store.set("begin", b"1")
-    group = _group(store, offer, rank=0)
     try:
-        for number, (bucket, piece) in enumerate(_pieces(offer, source)):
-            if place["checksum"] != "none":
-                digest = checksum_of(piece.cpu().numpy(), bucket, place["checksum"])
-                store.set(f"checksum {number}", str(digest))
-            _broadcast(group, piece)
+        return TCPStore(config.host, config.port, is_master=True, wait_for_workers=False, timeout=timeout)
+    except RuntimeError as error:
+        raise EngineError(
+            f"cannot listen on {config.host}:{config.port} for the broadcast of weights: {_first_line(error)}; set"
+            " weight_transport.port to a free port, or to 0"
+        ) from error
+
+
+def _send(stores: list[TCPStore], manifest: WeightManifest, source: WeightSource, cancelled: threading.Event) -> None:
+    """Send every bucket once all replicas have joined; send nothing when the publisher leaves before that."""
+    # The store closes with its last reference. The executor drops a task's arguments some time after its result is
+    # there, and a replica that connected in between would wait for a store that never responds.
+    store = stores.pop()
+    deadline = time.monotonic() + manifest.locator["timeout_s"]
+    while store.add("joined", 0) < manifest.locator["num_readers"]:
+        if cancelled.wait(_POLL_S) or time.monotonic() > deadline:
+            store.set("cancelled", "1")
+            return
+    store.set("started", "1")
+    group = _make_group(store, manifest.locator, rank=0)
+    try:
+        for index, (bucket, tensor) in enumerate(_pack(manifest, source)):
+            if manifest.locator["checksum"] != "none":
+                checksum = compute_checksum(tensor.cpu().numpy(), bucket, manifest.locator["checksum"])
+                store.set(f"checksum {index}", str(checksum))
+            _broadcast(group, tensor)
     except RuntimeError:
-        # A replica that died breaks the group. What became of each is in what it answered, or did not.
+        # A replica that dies breaks the group. Each replica reports its own outcome, so there is nothing to add.
         return
     finally:
-        # A frame that an error keeps would keep the group too, and the replicas would wait for what never comes.
+        # The traceback of an error keeps this frame alive, which would keep the group open and the replicas waiting.
         del group
 
 
-def _pieces(offer: Offer, source: WeightSource) -> Iterator[tuple[Bucket, Any]]:
-    """Yield each piece as a tensor where the backend sends from; its memory is used again for the next."""
+def _pack(manifest: WeightManifest, source: WeightSource) -> Iterator[tuple[Bucket, Tensor]]:
+    """Yield each bucket as a tensor on the backend's device; the next bucket reuses its memory."""
     import torch
 
-    buckets = buckets_of(offer.specs, offer.place["bucket_bytes"])
-    if offer.place["backend"] == "gloo":
-        room = np.zeros(_most_bytes(buckets), np.uint8)
-        for bucket, _piece in zip(buckets, fill(buckets, source, lambda _bucket: room), strict=True):
-            yield bucket, torch.from_numpy(room[: bucket.num_bytes])
+    buckets = plan_buckets(manifest.specs, manifest.locator["bucket_bytes"])
+    if manifest.locator["backend"] == "gloo":
+        buffer = np.zeros(_max_bytes(buckets), np.uint8)
+        for bucket, filled in fill_buckets(buckets, source, lambda _bucket: buffer):
+            yield bucket, torch.from_numpy(filled[: bucket.num_bytes])
         return
-    on_device, weights = torch.zeros(_most_bytes(buckets), dtype=torch.uint8, device="cuda"), iter(source)
+    on_device, weights = torch.zeros(_max_bytes(buckets), dtype=torch.uint8, device="cuda"), iter(source)
     for bucket in buckets:
         for spec, start in bucket.entries:
-            tensor = as_tensor(expected(weights, spec), torch).detach().to("cuda").contiguous()
+            tensor = as_tensor(next_array(weights, spec), torch).detach().to("cuda").contiguous()
             on_device[start : start + spec.num_bytes] = tensor.view(-1).view(torch.uint8)
         yield bucket, on_device[: bucket.num_bytes]
 
 
-def _most_bytes(buckets: tuple[Bucket, ...]) -> int:
+def _max_bytes(buckets: tuple[Bucket, ...]) -> int:
     return max((bucket.num_bytes for bucket in buckets), default=0)
 
 
-def _group(store: Any, offer: Offer, rank: int) -> Any:
-    """Return a process group that is registered nowhere, so that it is in nobody's way."""
-    dist: Any = importlib.import_module("torch.distributed")
+def _make_group(store: Store, locator: Mapping[str, Any], rank: int) -> Any:  # torch's stubs omit `broadcast` of these
+    """Make a process group without registering it, so that it replaces no default group of trainer or engine."""
+    import torch.distributed as dist
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch re-exports it implicitly
 
-    timeout = timedelta(seconds=offer.place["timeout_s"])
-    prefixed, size = dist.PrefixStore("group", store), offer.place["num_readers"] + 1
-    if offer.place["backend"] == "nccl":
+    timeout = timedelta(seconds=locator["timeout_s"])
+    prefixed, size = PrefixStore("group", store), locator["num_readers"] + 1
+    if locator["backend"] == "nccl":
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout  # noqa: SLF001 - torch has no other name for it
+        options._timeout = timeout  # noqa: SLF001 - torch has no public name for it
         return dist.ProcessGroupNCCL(prefixed, rank, size, options)
     return dist.ProcessGroupGloo(prefixed, rank, size, timeout)
 
 
-def _broadcast(group: Any, tensor: Any) -> None:
-    dist: Any = importlib.import_module("torch.distributed")
+def _broadcast(group: Any, tensor: Tensor) -> None:
+    import torch.distributed as dist
 
     options = dist.BroadcastOptions()
     options.rootRank = 0
@@ -143,67 +169,73 @@ def _broadcast(group: Any, tensor: Any) -> None:
     group.broadcast([tensor], options).wait()
 
 
-@frozen(eq=False)
-class BroadcastSource:
-    """The weights of a broadcast, received while they are iterated over; a second iteration finds nobody."""
+def _receive(manifest: WeightManifest) -> Iterator[Weight]:
+    """
+    Join the broadcast of a manifest and yield its weights as they arrive. A second call finds no broadcast to join.
 
-    offer: Offer
-
-    @property
-    def specs(self) -> tuple[TensorSpec, ...]:
-        """Every weight."""
-        return self.offer.specs
-
-    def __iter__(self) -> Iterator[Weight]:
-        """Receive piece after piece; `EngineError` when the broadcast breaks off or a piece is damaged."""
-        place = self.offer.place
-        try:
-            yield from self._received()
-        except RuntimeError as error:
-            text = f"the broadcast of weights ({place['backend']}) broke off: {str(error).splitlines()[0]}"
-            raise EngineError(text) from error
-
-    def _received(self) -> Iterator[Weight]:
-        import torch
-
-        place = self.offer.place
-        store, rank = _join(place)
-        group = _group(store, self.offer, rank)
-        buckets = buckets_of(self.offer.specs, place["bucket_bytes"])
-        device = "cpu" if place["backend"] == "gloo" else "cuda"
-        room = torch.zeros(_most_bytes(buckets), dtype=torch.uint8, device=device)
-        for number, bucket in enumerate(buckets):
-            piece = room[: bucket.num_bytes]
-            _broadcast(group, piece)
-            if place["checksum"] != "none":
-                published = int(store.get(f"checksum {number}"))
-                check(piece.cpu().numpy(), bucket, place["checksum"], published)
-            yield from read(bucket, piece.numpy()) if device == "cpu" else _on_device(bucket, piece)
-
-
-def _join(place: Any) -> tuple[Any, int]:
-    """Come to the meeting and return the store and this process's rank; `EngineError` when it was called off."""
-    dist: Any = importlib.import_module("torch.distributed")
-
-    timeout = timedelta(seconds=place["timeout_s"])
+    Raises:
+        EngineError: the broadcast was cancelled or interrupted, or a bucket is damaged.
+    """
     try:
-        # The store would go on knocking at a door that nobody will open until the time is over.
-        socket.create_connection((place["host"], place["port"]), place["timeout_s"]).close()
+        yield from _received_weights(manifest)
+    except RuntimeError as error:
+        backend = manifest.locator["backend"]
+        raise EngineError(f"the broadcast of weights ({backend}) was interrupted: {_first_line(error)}") from error
+
+
+def _received_weights(manifest: WeightManifest) -> Iterator[Weight]:
+    import torch
+
+    locator = manifest.locator
+    store, rank = _join(locator)
+    group = _make_group(store, locator, rank)
+    buckets = plan_buckets(manifest.specs, locator["bucket_bytes"])
+    device = "cpu" if locator["backend"] == "gloo" else "cuda"
+    buffer = torch.zeros(_max_bytes(buckets), dtype=torch.uint8, device=device)
+    try:
+        for index, bucket in enumerate(buckets):
+            tensor = buffer[: bucket.num_bytes]
+            _broadcast(group, tensor)
+            if locator["checksum"] != "none":
+                published = int(store.get(f"checksum {index}"))
+                verify_checksum(tensor.cpu().numpy(), bucket, locator["checksum"], published)
+            yield from unpack_bucket(bucket, tensor.numpy()) if device == "cpu" else _unpack_on_device(bucket, tensor)
+    finally:
+        del group  # for the reason in `_send`: the publisher would wait until its timeout
+
+
+def _join(locator: Mapping[str, Any]) -> tuple[TCPStore, int]:
+    """Join the broadcast and return its store and this process's rank; `EngineError` when it has ended."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch re-exports it implicitly
+
+    connect_timeout = timedelta(seconds=min(locator["timeout_s"], _CONNECT_S))
+    try:
+        # TCPStore would retry a refused connection until its timeout, although an ended broadcast never listens again.
+        socket.create_connection((locator["host"], locator["port"]), locator["timeout_s"]).close()
     except OSError as error:
         raise EngineError(f"the broadcast of weights has ended, or cannot be reached: {error}") from error
-    store = dist.TCPStore(place["host"], place["port"], is_master=False, timeout=timeout)
+    store = TCPStore(locator["host"], locator["port"], is_master=False, timeout=connect_timeout)
+    store.set_timeout(timedelta(seconds=locator["timeout_s"]))
     rank = store.add("joined", 1)
-    until = time.monotonic() + place["timeout_s"]
-    while not store.check(["begin"]):
-        if store.check(["left"]) or time.monotonic() > until:
-            raise EngineError("the broadcast of weights was called off: not every replica came")
-        time.sleep(_POLL_S)
+    deadline = time.monotonic() + locator["timeout_s"]
+    try:
+        while not store.check(["started"]):
+            if store.check(["cancelled"]) or time.monotonic() > deadline:
+                raise EngineError(_CANCELLED)
+            time.sleep(_POLL_S)
+    except RuntimeError as error:
+        # The publisher's store closed before this process saw the key `cancelled`.
+        raise EngineError(_CANCELLED) from error
     return store, rank
 
 
-def _on_device(bucket: Bucket, tensor: Any) -> Iterator[Weight]:
+def _unpack_on_device(bucket: Bucket, tensor: Tensor) -> Iterator[Weight]:
     import torch
 
     for spec, start in bucket.entries:
         flat = tensor[start : start + spec.num_bytes]
         yield spec.name, flat.view(getattr(torch, dtype_of(spec.dtype).name)).reshape(spec.shape)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,44 +1,45 @@
 """
-Weights in pieces of bounded size: which weight lies where, how a piece is filled, checked and read.
+Packs weights into buckets of bounded size, and verifies and unpacks them at the other end.
 
-A piece is bytes, so the same plan serves shared memory, object stores and broadcasts.
+A bucket is a layout, and its buffer is plain bytes, so shared memory, files, object stores and broadcasts share it.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
 from turnwise.errors import EngineError
-from turnwise.weight_sources import as_numpy
-from turnwise.weights import Offer, TensorSpec, Weight, WeightSource, dtype_of
-from turnwise_weight_transports.config import Checksum
+from turnwise.protocols.weights import TensorSpec, Weight, WeightManifest, WeightSource, dtype_of
+from turnwise.weights.sources import as_numpy
+from turnwise_weight_transports.config import BucketConfig, Checksum
 
-Bytes = NDArray[np.uint8]
+Buffer = NDArray[np.uint8]
+Stored = TypeVar("Stored")
 _ALIGNMENT = 64
 
 
 @frozen
 class Bucket:
     """
-    One piece.
+    Weights that travel together.
 
     Attributes:
-        entries: each weight with the byte that it starts at.
-        num_bytes: size of the piece, gaps included.
+        entries: each weight with its byte offset in the buffer.
+        num_bytes: size of the buffer, alignment gaps included.
     """
 
     entries: tuple[tuple[TensorSpec, int], ...]
     num_bytes: int
 
 
-def buckets_of(specs: Iterable[TensorSpec], bucket_bytes: int) -> tuple[Bucket, ...]:
-    """Return the pieces of some weights, in their order; every process derives the same from the same specs."""
+def plan_buckets(specs: Iterable[TensorSpec], bucket_bytes: int) -> tuple[Bucket, ...]:
+    """Assign weights to buckets, in order. Every process derives the same buckets from the same specs."""
     buckets: list[Bucket] = []
     entries: list[tuple[TensorSpec, int]] = []
     end = 0
@@ -54,48 +55,91 @@ def buckets_of(specs: Iterable[TensorSpec], bucket_bytes: int) -> tuple[Bucket, 
     return tuple(buckets)
 
 
-def fill(buckets: Sequence[Bucket], source: WeightSource, room: Callable[[Bucket], Bytes]) -> Iterator[Bytes]:
+def fill_buckets(
+    buckets: Sequence[Bucket], source: WeightSource, allocate: Callable[[Bucket], Buffer]
+) -> Iterator[tuple[Bucket, Buffer]]:
     """
-    Write a source piece by piece, and yield each piece when it is whole.
+    Copy a source into buffers, and yield each bucket once its buffer is full.
 
     Args:
-        buckets: of the source's specs.
+        buckets: the plan of the source's specs.
         source: read once.
-        room: returns at least `num_bytes` bytes for a piece.
+        allocate: returns a buffer of at least `num_bytes` bytes for a bucket.
 
     Raises:
-        EngineError: the source does not hold what its specs say.
+        EngineError: the source yields weights that its specs do not announce.
     """
     weights = iter(source)
     for bucket in buckets:
-        piece = room(bucket)
+        buffer = allocate(bucket)
         for spec, start in bucket.entries:
-            array = expected(weights, spec)
-            flat = np.ascontiguousarray(as_numpy(array)).reshape(-1).view(np.uint8)
-            piece[start : start + spec.num_bytes] = flat
-        yield piece
+            array = as_numpy(next_array(weights, spec))
+            buffer[start : start + spec.num_bytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        yield bucket, buffer
+    if (extra := next(weights, None)) is not None:
+        raise EngineError(f"the source of weights yields {extra[0]!r}, which its specs do not announce")
 
 
-def expected(weights: Iterator[Weight], spec: TensorSpec) -> Any:
-    """Return the next array of a source; `EngineError` when it is another than the source said."""
-    name, array = next(weights, ("nothing", np.empty(0)))
-    if name != spec.name or tuple(array.shape) != spec.shape:
-        raise EngineError(f"the source of weights gave {name!r} in place of {spec.name!r} {spec.shape}")
+def next_array(weights: Iterator[Weight], spec: TensorSpec) -> Any:
+    """Read the next array of a source; `EngineError` when its name, shape or dtype differs from the spec."""
+    name, array = next(weights, ("", None))
+    if array is None:
+        raise EngineError(f"the source of weights ends before {spec.name!r}, which its specs announce")
+    found = TensorSpec(name, tuple(array.shape), str(array.dtype).removeprefix("torch."))
+    if found != spec:
+        raise EngineError(f"the source of weights yields {_describe(found)}, but its specs announce {_describe(spec)}")
     return array
 
 
-def read(bucket: Bucket, piece: Bytes) -> Iterator[Weight]:
-    """Yield the weights of a piece as views of it."""
+def _describe(spec: TensorSpec) -> str:
+    return f"{spec.name!r} {spec.dtype} {list(spec.shape)}"
+
+
+def unpack_bucket(bucket: Bucket, buffer: Buffer) -> Iterator[Weight]:
+    """Yield the weights of a bucket as views of its buffer."""
     for spec, start in bucket.entries:
-        flat = piece[start : start + spec.num_bytes]
+        flat = buffer[start : start + spec.num_bytes]
         yield spec.name, flat.view(dtype_of(spec.dtype)).reshape(spec.shape)
 
 
-def checksum_of(piece: Bytes, bucket: Bucket, kind: Checksum) -> int:
-    """Return the checksum of a piece's weights; 0 when there is none."""
+def allocate_zeros(bucket: Bucket) -> Buffer:
+    """Return a buffer for a bucket. Zeros make the alignment gaps, which checksums cover, the same at both ends."""
+    return np.zeros(bucket.num_bytes, np.uint8)
+
+
+def store_buckets(
+    source: WeightSource,
+    config: BucketConfig,
+    allocate: Callable[[Bucket], Buffer],
+    store: Callable[[int, Bucket, Buffer], Stored],
+) -> tuple[list[Stored], dict[str, Any]]:
+    """
+    Pack a source and store it bucket by bucket.
+
+    Args:
+        source: read once.
+        config: size of buckets, and their checksum.
+        allocate: returns a buffer for a bucket.
+        store: called with the index, the bucket and its full buffer.
+
+    Returns:
+        stored: results of `store`.
+        layout: fields of the manifest that readers need to unpack and verify the buckets.
+    """
+    stored: list[Stored] = []
+    checksums: list[int] = []
+    buckets = plan_buckets(source.specs, config.bucket_bytes)
+    for index, (bucket, buffer) in enumerate(fill_buckets(buckets, source, allocate)):
+        checksums.append(compute_checksum(buffer, bucket, config.checksum))
+        stored.append(store(index, bucket, buffer))
+    return stored, {"bucket_bytes": config.bucket_bytes, "checksum": config.checksum, "checksums": checksums}
+
+
+def compute_checksum(buffer: Buffer, bucket: Bucket, kind: Checksum) -> int:
+    """Return the checksum of a bucket's bytes; 0 for `none`."""
     if kind == "none":
         return 0
-    content = memoryview(piece)[: bucket.num_bytes]  # type: ignore[arg-type]  # numpy arrays are buffers
+    content = memoryview(buffer)[: bucket.num_bytes]  # type: ignore[arg-type]  # numpy arrays are buffers
     if kind == "crc32":
         return zlib.crc32(content)
     import xxhash
@@ -103,47 +147,53 @@ def checksum_of(piece: Bytes, bucket: Bucket, kind: Checksum) -> int:
     return xxhash.xxh3_64_intdigest(content)
 
 
-def check(piece: Bytes, bucket: Bucket, kind: Checksum, published: int) -> None:
-    """Raise `EngineError` when a piece is not what was published."""
-    if checksum_of(piece, bucket, kind) != published:
+def verify_checksum(buffer: Buffer, bucket: Bucket, kind: Checksum, published: int) -> None:
+    """Raise `EngineError` when the checksum of a received bucket differs from the published one."""
+    if compute_checksum(buffer, bucket, kind) != published:
         names = ", ".join(spec.name for spec, _start in bucket.entries[:2])
-        raise EngineError(f"weights arrived damaged: the {kind} checksum of the piece with {names} differs")
+        raise EngineError(f"received weights are damaged: the {kind} checksum of the bucket with {names} differs")
+
+
+def read_buffers(specs: Iterable[TensorSpec], layout: Mapping[str, Any], buffers: Sequence[Buffer]) -> list[Weight]:
+    """
+    Verify all buffers of a version, and return its weights as views of them.
+
+    Args:
+        specs: every weight, in order.
+        layout: as `store_buckets` returned it.
+        buffers: one per bucket, each at least as long as the bucket.
+
+    Raises:
+        EngineError: a buffer is missing, too short or damaged.
+    """
+    buckets = plan_buckets(specs, layout["bucket_bytes"])
+    if len(buffers) != len(buckets):
+        raise EngineError(f"received weights are incomplete: {len(buffers)} of {len(buckets)} buckets")
+    weights: list[Weight] = []
+    for bucket, buffer, published in zip(buckets, buffers, layout["checksums"], strict=True):
+        if len(buffer) < bucket.num_bytes:
+            raise EngineError(f"received weights are incomplete: {len(buffer)} of {bucket.num_bytes} bytes of a bucket")
+        verify_checksum(buffer, bucket, layout["checksum"], published)
+        weights.extend(unpack_bucket(bucket, buffer))
+    return weights
 
 
 @frozen(eq=False)
-class PiecesSource:
+class ReceivedSource:
     """
-    A `WeightSource` of pieces that are all there, checked before the first is handed out.
+    The weights of a manifest at the reader's end, as the `WeightSource` that an engine reads.
 
     Attributes:
-        offer: what they are.
-        buckets: how they lie.
-        pieces: one for each bucket.
+        manifest: announces the weights.
+        receive: yields the weights, called for each iteration.
     """
 
-    offer: Offer
-    buckets: tuple[Bucket, ...]
-    pieces: Sequence[Bytes]
+    manifest: WeightManifest
+    receive: Callable[[], Iterable[Weight]]
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """Every weight."""
-        return self.offer.specs
+        return self.manifest.specs
 
     def __iter__(self) -> Iterator[Weight]:
-        """Yield each weight as a view of its piece."""
-        for bucket, piece in zip(self.buckets, self.pieces, strict=True):
-            yield from read(bucket, piece)
-
-
-def checked(offer: Offer, pieces: Sequence[Bytes]) -> PiecesSource:
-    """Return pieces as a source; `EngineError` when one is missing or damaged."""
-    place: Mapping[str, Any] = offer.place
-    buckets = buckets_of(offer.specs, place["bucket_bytes"])
-    if len(pieces) != len(buckets):
-        raise EngineError(f"weights arrived incomplete: {len(pieces)} of {len(buckets)} pieces")
-    for bucket, piece, published in zip(buckets, pieces, place["checksums"], strict=True):
-        if len(piece) < bucket.num_bytes:
-            raise EngineError(f"weights arrived incomplete: a piece has {len(piece)} of {bucket.num_bytes} bytes")
-        check(piece, bucket, place["checksum"], published)
-    return PiecesSource(offer, buckets, pieces)
+        return iter(self.receive())

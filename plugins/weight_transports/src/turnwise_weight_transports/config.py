@@ -1,9 +1,9 @@
-"""Options of the transports."""
+"""Options of the weight transports."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from attrs import field, frozen, validators
 
@@ -13,25 +13,25 @@ Checksum = Literal["none", "crc32", "xxh3"]
 @frozen(kw_only=True)
 class BucketConfig:
     """
-    How weights are cut into pieces. One weight never lies in two of them.
+    Size and checksum of buckets. A weight is never split between buckets.
 
     Attributes:
-        bucket_bytes: most bytes of a piece; a larger weight is a piece of its own.
-        checksum: what each piece is checked with when it is read; `none` trusts the memory that it came through.
+        bucket_bytes: most bytes of a bucket; a larger weight has a bucket alone.
+        checksum: algorithm that verifies each received bucket; `none` trusts the memory and the network.
     """
 
     bucket_bytes: int = field(default=64 * 2**20, validator=validators.ge(1))
-    checksum: Checksum = "none"
+    checksum: Checksum = field(default="none", validator=validators.in_(get_args(Checksum)))
 
 
 @frozen(kw_only=True)
 class DiskConfig(BucketConfig):
     """
-    Where files are written.
+    Folder and lifetime of the files.
 
     Attributes:
-        directory: a folder that trainer and replicas both see; None is the system's for temporary files.
-        keep: leave the files of past versions; they are ordinary safetensors files.
+        directory: a folder that trainer and replicas both see; null is the system's folder for temporary files.
+        keep: keep the files of past versions; they are ordinary safetensors files.
     """
 
     directory: Path | None = None
@@ -41,19 +41,19 @@ class DiskConfig(BucketConfig):
 @frozen(kw_only=True)
 class BroadcastConfig(BucketConfig):
     """
-    How the processes of a broadcast meet.
+    Address and timeout of a broadcast.
 
     Attributes:
         host: address of the trainer, as replicas reach it.
-        port: where they meet; 0 lets the system choose.
-        timeout_s: longest wait for all of them, and for one piece.
+        port: port of the trainer on which replicas join; 0 lets the system choose a free one.
+        timeout_s: longest wait in seconds for all replicas to join, and for one bucket to arrive.
     """
 
-    host: str = "127.0.0.1"
+    host: str = field(default="127.0.0.1", validator=validators.min_len(1))
     port: int = field(default=0, validator=[validators.ge(0), validators.le(65535)])
     timeout_s: float = field(default=120.0, validator=validators.gt(0))
 
 
 @frozen(kw_only=True)
 class CudaIpcConfig:
-    """The transport has no options: weights are neither copied nor cut into pieces."""
+    """No options: weights are neither copied nor packed into buckets."""

@@ -1,72 +1,68 @@
-"""By handles on the memory of one GPU, for a trainer and replicas that share it: nothing is copied on the way."""
+"""Lends the memory of one GPU by handles, for a trainer and replicas that share it: nothing is copied on the way."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from turnwise.errors import EngineError
-from turnwise.weight_sources import source_of
-from turnwise.weights import Offer, TensorSpec, Weight, WeightTarget
+from turnwise.protocols.weights import Weight, WeightManifest, WeightTarget
+from turnwise.weights.sources import source_of
+from turnwise_weight_transports.buckets import ReceivedSource
 from turnwise_weight_transports.config import CudaIpcConfig
 
 Handle = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function and its arguments, which return the tensor in another process."""
+
+
+def make_handle(tensor: Any) -> Handle:
+    """Return torch's handle on the memory of a tensor; `EngineError` when the tensor is not on a GPU."""
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    if not tensor.is_cuda:
+        raise EngineError(
+            f"the transport cuda_ipc expects tensors on a GPU, but one is on {tensor.device}: set weight_transport to"
+            " another transport, such as shm"
+        )
+    handle: Handle = reduce_tensor(tensor)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    return handle
 
 
 @define(eq=False)
 class CudaIpcTransport:
     """
-    The transport `cuda_ipc`. Trainer and replica are processes that see the same GPU under the same number.
+    The transport `cuda_ipc`, for processes that see the same GPU under the same number.
 
     Attributes:
-        share: returns a tensor's handle, a function and its arguments; torch's own unless given.
+        config: without options.
+        make_handle: returns the handle of a tensor; tests replace it.
     """
 
     config: CudaIpcConfig = field(factory=CudaIpcConfig)
-    share: Callable[[Any], Handle] | None = None
+    make_handle: Callable[[Any], Handle] = make_handle
 
     @asynccontextmanager
-    async def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AsyncIterator[Offer]:
-        """Lend the weights while the context is open; they must not change meanwhile."""
+    async def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AsyncIterator[WeightManifest]:
+        """Lend the weights while the context is open; their values must not change meanwhile."""
         source = source_of(weights)
-        share = self.share or _share
+        # A contiguous copy must outlive its handle, so this variable holds the tensors until the context is left.
         lent = [(name, tensor.detach().contiguous()) for name, tensor in source]
-        handles = [(name, share(tensor)) for name, tensor in lent]
-        yield Offer(version=version, specs=source.specs, place={"handles": handles})
-        lent.clear()
+        handles = [(name, self.make_handle(tensor)) for name, tensor in lent]
+        yield WeightManifest(version=version, specs=source.specs, locator={"handles": handles})
 
-    async def apply(self, engine: WeightTarget, offer: Offer) -> None:
+    async def apply(self, engine: WeightTarget, manifest: WeightManifest) -> None:
         """Let the engine copy from the lent memory."""
-        await engine.update_weights(LentSource(offer), offer.version)
+        await engine.update_weights(ReceivedSource(manifest, partial(_open_handles, manifest)), manifest.version)
 
     async def close(self) -> None:
         """Do nothing: handles end with their version."""
 
 
-@frozen(eq=False)
-class LentSource:
-    """The weights behind an offer's handles."""
-
-    offer: Offer
-
-    @property
-    def specs(self) -> tuple[TensorSpec, ...]:
-        """Every weight."""
-        return self.offer.specs
-
-    def __iter__(self) -> Iterator[Weight]:
-        """Open each handle, and let go of it before the next."""
-        for name, (rebuild, arguments) in self.offer.place["handles"]:
-            yield name, rebuild(*arguments)
-
-
-def _share(tensor: Any) -> Handle:
-    from torch.multiprocessing.reductions import reduce_tensor
-
-    if not tensor.is_cuda:
-        raise EngineError(f"the transport cuda_ipc carries tensors on a GPU, and one is on {tensor.device}")
-    handle: Handle = reduce_tensor(tensor)  # type: ignore[no-untyped-call]  # torch leaves it so
-    return handle
+def _open_handles(manifest: WeightManifest) -> Iterator[Weight]:
+    for name, (rebuild, arguments) in manifest.locator["handles"]:
+        # Each tensor is released before the next handle is opened.
+        yield name, rebuild(*arguments)

@@ -1,4 +1,4 @@
-"""Through safetensors files in a folder that both ends see: slow, simple, and the files are there to look at."""
+"""Carries weights through safetensors files in a folder that both ends see: slow and simple, and open to inspection."""
 
 from __future__ import annotations
 
@@ -8,18 +8,30 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
-from attrs import define, field, frozen
-from safetensors.numpy import load_file, save_file
+from attrs import define, field
+from safetensors import SafetensorError, deserialize
+from safetensors.numpy import save_file
 
 from turnwise.errors import EngineError
-from turnwise.weight_sources import source_of
-from turnwise.weights import Offer, TensorSpec, Weight, WeightSource, WeightTarget
-from turnwise_weight_transports.buckets import Bucket, Bytes, buckets_of, check, checksum_of, fill, read
+from turnwise.protocols.weights import Weight, WeightManifest, WeightSource, WeightTarget
+from turnwise.weights.sources import source_of
+from turnwise_weight_transports.buckets import (
+    Bucket,
+    Buffer,
+    ReceivedSource,
+    allocate_zeros,
+    plan_buckets,
+    store_buckets,
+    unpack_bucket,
+    verify_checksum,
+)
 from turnwise_weight_transports.config import DiskConfig
+from turnwise_weight_transports.thread_calls import call_in_thread
 
 
 @define(eq=False)
@@ -29,88 +41,71 @@ class DiskTransport:
     config: DiskConfig = field(factory=DiskConfig)
 
     @asynccontextmanager
-    async def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AsyncIterator[Offer]:
-        """Write a folder for the version, which has its name only when all of it is written."""
+    async def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AsyncIterator[WeightManifest]:
         parent = self.config.directory or Path(tempfile.gettempdir())
         folder = parent / f"turnwise-weights-{version}-{uuid4().hex[:8]}"
         try:
-            yield await asyncio.to_thread(self._write, version, source_of(weights), folder)
+            yield await call_in_thread(self._write, version, source_of(weights), folder)
         finally:
             if not self.config.keep:
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+                await call_in_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def apply(self, engine: WeightTarget, offer: Offer) -> None:
+    async def apply(self, engine: WeightTarget, manifest: WeightManifest) -> None:
         """Let the engine read the files; `EngineError` when one is missing or damaged."""
-        source = await asyncio.to_thread(_checked, offer)
-        await engine.update_weights(source, offer.version)
+        await asyncio.to_thread(_verify, manifest)
+        await engine.update_weights(ReceivedSource(manifest, partial(_read, manifest)), manifest.version)
 
     async def close(self) -> None:
-        """Do nothing: only what `keep` keeps outlives its context."""
+        """Do nothing: only the files that `keep` asks for outlive their context."""
 
-    def _write(self, version: int, source: WeightSource, folder: Path) -> Offer:
-        specs, config = source.specs, self.config
-        buckets = buckets_of(specs, config.bucket_bytes)
+    def _write(self, version: int, source: WeightSource, folder: Path) -> WeightManifest:
+        """Write the files to a hidden folder, and rename it when they are complete."""
         unfinished = folder.with_name(f".{folder.name}.unfinished")
-        unfinished.mkdir(parents=True)
+
+        def save(index: int, bucket: Bucket, buffer: Buffer) -> str:
+            name = f"weights-{index:05}.safetensors"
+            save_file(dict(unpack_bucket(bucket, buffer)), unfinished / name)
+            return str(folder / name)
+
         try:
-            files, checksums = [], []
-            for number, (bucket, piece) in enumerate(zip(buckets, fill(buckets, source, _room), strict=True)):
-                files.append(f"weights-{number:05}.safetensors")
-                checksums.append(checksum_of(piece, bucket, config.checksum))
-                save_file(dict(read(bucket, piece)), unfinished / files[-1])
+            unfinished.mkdir(parents=True)
+            files, layout = store_buckets(source, self.config, allocate_zeros, save)
             os.replace(unfinished, folder)
-        except BaseException:
+        except (OSError, SafetensorError) as error:
+            raise EngineError(
+                f"cannot write weights to {str(folder.parent)!r}: {error}; free space there, or set"
+                " weight_transport.directory to a writable folder"
+            ) from error
+        finally:
+            # After the rename there is nothing left to remove.
             shutil.rmtree(unfinished, ignore_errors=True)
-            raise
-        place = {
-            "files": [str(folder / name) for name in files],
-            "bucket_bytes": config.bucket_bytes,
-            "checksum": config.checksum,
-            "checksums": checksums,
-        }
-        return Offer(version=version, specs=specs, place=place)
+        return WeightManifest(version=version, specs=source.specs, locator={"files": files, **layout})
 
 
-@frozen(eq=False)
-class FilesSource:
-    """The weights of an offer's files, read one file at a time."""
-
-    offer: Offer
-
-    @property
-    def specs(self) -> tuple[TensorSpec, ...]:
-        """Every weight."""
-        return self.offer.specs
-
-    def __iter__(self) -> Iterator[Weight]:
-        """Read each file."""
-        for bucket, weights in self.files():
-            for spec, _start in bucket.entries:  # files are sorted by name
-                yield spec.name, weights[spec.name]
-
-    def files(self) -> Iterator[tuple[Bucket, dict[str, np.ndarray]]]:
-        """Yield each piece with the weights of its file; `EngineError` for a file that cannot be read."""
-        buckets = buckets_of(self.offer.specs, self.offer.place["bucket_bytes"])
-        for bucket, path in zip(buckets, self.offer.place["files"], strict=True):
-            try:
-                yield bucket, load_file(path)
-            except Exception as error:  # safetensors has one error class of its own, and the system its own
-                raise EngineError(f"cannot read weights from {path!r}: {error}") from error
+def _verify(manifest: WeightManifest) -> None:
+    """Raise `EngineError` when a file is missing, damaged, or holds other weights than were published."""
+    for (bucket, buffer), published in zip(_read_files(manifest), manifest.locator["checksums"], strict=True):
+        verify_checksum(buffer, bucket, manifest.locator["checksum"], published)
 
 
-def _checked(offer: Offer) -> FilesSource:
-    source, kind = FilesSource(offer), offer.place["checksum"]
-    for (bucket, weights), expected in zip(source.files(), offer.place["checksums"], strict=True):
-        if {spec.name for spec, _start in bucket.entries} != set(weights):
-            raise EngineError("weights arrived incomplete: a file does not hold what was published")
-        if kind != "none":
-            piece = _room(bucket)
-            for spec, start in bucket.entries:
-                piece[start : start + spec.num_bytes] = weights[spec.name].reshape(-1).view(np.uint8)
-            check(piece, bucket, kind, expected)
-    return source
+def _read(manifest: WeightManifest) -> Iterator[Weight]:
+    for bucket, buffer in _read_files(manifest):
+        yield from unpack_bucket(bucket, buffer)
 
 
-def _room(bucket: Bucket) -> Bytes:
-    # Zeros, so that the gaps between weights are the same at both ends.
-    return np.zeros(bucket.num_bytes, np.uint8)
+def _read_files(manifest: WeightManifest) -> Iterator[tuple[Bucket, Buffer]]:
+    """Yield each bucket with the content of its file; `EngineError` for a file that cannot be read or was replaced."""
+    buckets = plan_buckets(manifest.specs, manifest.locator["bucket_bytes"])
+    for bucket, path in zip(buckets, manifest.locator["files"], strict=True):
+        try:
+            # `safetensors.numpy.load_file` cannot read float8.
+            tensors = dict(deserialize(Path(path).read_bytes()))  # type: ignore[no-untyped-call]  # it has no stub
+        except (OSError, SafetensorError) as error:
+            raise EngineError(f"cannot read weights from {path!r}: {error}") from error
+        sizes = {spec.name: (list(spec.shape), spec.num_bytes) for spec, _start in bucket.entries}
+        if sizes != {name: (tensor["shape"], len(tensor["data"])) for name, tensor in tensors.items()}:
+            raise EngineError(f"cannot read weights from {path!r}: it holds other weights than were published")
+        buffer = allocate_zeros(bucket)
+        for spec, start in bucket.entries:
+            buffer[start : start + spec.num_bytes] = np.frombuffer(tensors[spec.name]["data"], np.uint8)
+        yield bucket, buffer

@@ -1,8 +1,8 @@
 """
-Through shared memory of one host: a segment for each piece, mapped by every replica and copied by none but its engine.
+Carries weights through shared memory of one host: a segment per bucket, which every replica maps without a copy.
 
-The publisher's resource tracker, a process of its own, unlinks the segments also when the publisher is killed. Readers
-map them without being tracked: a reader that dies leaves nothing to unlink, and must not take them from the others.
+The publisher's resource tracker, a separate process, unlinks the segments also when the publisher is killed. Readers
+map segments untracked, because the tracker of a reader that dies would unlink them under the other readers.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import numpy as np
 from attrs import define, field
 
 from turnwise.errors import EngineError
-from turnwise.weight_sources import source_of
-from turnwise.weights import Offer, Weight, WeightSource, WeightTarget
-from turnwise_weight_transports.buckets import Bucket, Bytes, PiecesSource, buckets_of, checked, checksum_of, fill
+from turnwise.protocols.weights import Weight, WeightManifest, WeightSource, WeightTarget
+from turnwise.weights.sources import source_of
+from turnwise_weight_transports.buckets import Bucket, Buffer, ReceivedSource, read_buffers, store_buckets
 from turnwise_weight_transports.config import BucketConfig
+from turnwise_weight_transports.thread_calls import call_in_thread
 
 _FOLDER = Path("/dev/shm")
-"""Where Linux shows shared memory."""
+"""The folder in which Linux shows shared memory."""
 
 
 @define(eq=False)
@@ -33,67 +34,68 @@ class SharedMemoryTransport:
     """The transport `shm`."""
 
     config: BucketConfig = field(factory=BucketConfig)
-    _open: list[SharedMemory] = field(factory=list, init=False)
 
     @asynccontextmanager
-    async def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AsyncIterator[Offer]:
-        """Copy the weights into shared memory; leaving the context unlinks it. Readers that still map it keep it."""
+    async def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AsyncIterator[WeightManifest]:
         segments: list[SharedMemory] = []
         try:
-            yield await asyncio.to_thread(self._write, version, source_of(weights), segments)
+            yield await call_in_thread(self._write, version, source_of(weights), segments)
         finally:
-            _free(segments)
+            # A reader that still maps a segment keeps its memory until it unmaps it.
+            for segment in segments:
+                with suppress(FileNotFoundError):
+                    segment.unlink()
 
-    async def apply(self, engine: WeightTarget, offer: Offer) -> None:
-        """Let the engine copy from the mapped segments; `EngineError` when they are gone or damaged."""
-        source = await asyncio.to_thread(_read, offer)
-        await engine.update_weights(source, offer.version)
+    async def apply(self, engine: WeightTarget, manifest: WeightManifest) -> None:
+        """Let the engine copy from the mapped segments; `EngineError` when one is missing or damaged."""
+        weights = await asyncio.to_thread(_read, manifest)
+        await engine.update_weights(ReceivedSource(manifest, lambda: weights), manifest.version)
 
     async def close(self) -> None:
         """Do nothing: no version outlives its context."""
 
-    def _write(self, version: int, source: WeightSource, segments: list[SharedMemory]) -> Offer:
-        specs, config = source.specs, self.config
-        buckets = buckets_of(specs, config.bucket_bytes)
+    def _write(self, version: int, source: WeightSource, segments: list[SharedMemory]) -> WeightManifest:
+        def allocate(bucket: Bucket) -> Buffer:
+            return _create_segment(max(1, bucket.num_bytes), segments)  # a segment cannot be empty
 
-        def room(bucket: Bucket) -> Bytes:
-            segments.append(SharedMemory(create=True, size=max(1, bucket.num_bytes)))
-            # Its own map cannot be closed while an array looks into it; a second map goes when the array does.
-            segments[-1].close()
-            return _mapped(segments[-1].name, writable=True)
-
-        pieces = zip(buckets, fill(buckets, source, room), strict=True)
-        checksums = [checksum_of(piece, bucket, config.checksum) for bucket, piece in pieces]
-        place = {
-            "segments": [segment.name for segment in segments],
-            "bucket_bytes": config.bucket_bytes,
-            "checksum": config.checksum,
-            "checksums": checksums,
-        }
-        return Offer(version=version, specs=specs, place=place)
+        names, layout = store_buckets(source, self.config, allocate, lambda *_: segments[-1].name)
+        return WeightManifest(version=version, specs=source.specs, locator={"segments": names, **layout})
 
 
-def _free(segments: list[SharedMemory]) -> None:
-    while segments:
-        segment = segments.pop()
-        with suppress(FileNotFoundError):
-            segment.unlink()
-
-
-def _read(offer: Offer) -> PiecesSource:
-    return checked(offer, [_mapped(name) for name in offer.place["segments"]])
-
-
-def _mapped(name: str, *, writable: bool = False) -> Bytes:
-    """Return the bytes of a segment, without letting this process's tracker know of it."""
-    path = _FOLDER / Path(name).name
+def _create_segment(num_bytes: int, segments: list[SharedMemory]) -> Buffer:
+    """Create a segment, append it to `segments`, and return its memory."""
     try:
-        descriptor = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+        segments.append(SharedMemory(create=True, size=num_bytes))
+        # The segment's own map cannot be closed while an array views it; a map of ours is closed with the array.
+        segments[-1].close()
+        descriptor = os.open(_FOLDER / segments[-1].name, os.O_RDWR)
+        try:
+            # Without a reservation the system runs out of memory at a write, and kills the trainer with SIGBUS.
+            os.posix_fallocate(descriptor, 0, num_bytes)
+            return np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        text = f"cannot read weights from shared memory: {error.strerror}; the transport shm serves one Linux host"
-        raise EngineError(text) from error
+        raise EngineError(
+            f"cannot write {num_bytes} bytes of weights to {_FOLDER}: {error.strerror}; enlarge it, or set"
+            " weight_transport to another transport"
+        ) from error
+
+
+def _read(manifest: WeightManifest) -> list[Weight]:
+    return read_buffers(manifest.specs, manifest.locator, [_map_segment(name) for name in manifest.locator["segments"]])
+
+
+def _map_segment(name: str) -> Buffer:
+    """Return the bytes of a segment, read-only. `SharedMemory` would register it with this process's tracker."""
     try:
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        return np.frombuffer(mmap.mmap(descriptor, 0, prot=protection), np.uint8)
+        descriptor = os.open(_FOLDER / Path(name).name, os.O_RDONLY)
+    except OSError as error:
+        raise EngineError(
+            f"cannot read weights from {_FOLDER}: {error.strerror}; the transport shm reaches processes of one Linux"
+            " host only"
+        ) from error
+    try:
+        return np.frombuffer(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ), np.uint8)
     finally:
         os.close(descriptor)

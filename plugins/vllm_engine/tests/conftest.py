@@ -1,4 +1,4 @@
-"""A tiny model with random, sharpened weights, the truth by a plain forward pass, and vLLM without a model."""
+"""A fake vLLM without a model, and engines around it."""
 
 import asyncio
 import gc
@@ -12,46 +12,40 @@ import numpy as np
 import pytest
 
 from turnwise.protocols import ModelSpec, Resources
-from turnwise.types import GenerateRequest, SamplingParams
+from turnwise_testing.engine_scenarios import VOCAB_SIZE, run_scenario, simple_request, skip_without_package
 from turnwise_vllm_engine import VllmConfig, VllmEngine
-from turnwise_vllm_engine.starting import Started
-
-VOCAB_SIZE = 512
-CONTEXT = tuple(11 * i % VOCAB_SIZE for i in range(3, 40))
-HAS_VLLM = importlib.util.find_spec("vllm") is not None
+from turnwise_vllm_engine.launch import RunningVllm
 
 
 def pytest_collection_modifyitems(items):
-    """Say why tests of the real vLLM do not run."""
-    reason = "vLLM is not installed: run this in the environment that requirements-cpu.txt makes"
-    for item in items:
-        if item.get_closest_marker("vllm") and not HAS_VLLM:
-            item.add_marker(pytest.mark.skip(reason=reason))
+    """Skip tests of the real vLLM where it is not installed."""
+    reason = "vLLM is not installed: run this in the environment of requirements-cpu.txt"
+    skip_without_package(items, "vllm", "vllm", reason)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _leftovers_of_vllm():
-    """vLLM leaves closed sockets' contexts to the garbage collector, which warns of each."""
+def _collect_vllm_sockets():
+    """Collect the contexts of closed sockets, which vLLM leaves behind, without their warnings."""
     yield
-    if HAS_VLLM:
+    if importlib.util.find_spec("vllm") is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             gc.collect()
 
 
 class FakeDeadError(Exception):
-    """Stands for vLLM's `EngineDeadError`."""
+    """In place of vLLM's `EngineDeadError`."""
 
 
 class FakeRefusalError(Exception):
-    """Stands for vLLM's `VLLMClientError`."""
+    """In place of vLLM's `VLLMClientError`."""
 
 
 class FakeLlm:
     """
-    What the engine uses of `AsyncLLM`, around a generator of pseudo-random ids instead of a model.
+    The part of `AsyncLLM` that the engine uses, with pseudo-random ids instead of a model.
 
-    Its one weight, `w`, is what the ids depend on besides the context. `calls` keeps what it was told to do.
+    The ids depend on the context and on the weight `w`. `calls` records the calls of the engine.
     """
 
     def __init__(self):
@@ -110,7 +104,7 @@ class FakeLlm:
         for request_id in request_ids:
             if request_id in self.requests:
                 self.requests[request_id].ended = "abort"
-        # vLLM hands back what it has whether its processes run or not.
+        # vLLM returns the tokens that it has, even while it is paused.
         self.resumed.set()
         await asyncio.sleep(0)
         if self.calls and self.calls[-1] == "pause":
@@ -128,9 +122,9 @@ class FakeLlm:
     async def collective_rpc(self, method, args=()):
         if method == "turnwise_memory":
             return [(os.getpid(), 100 if "kv_cache" in self.asleep else 300), (os.getpid(), 20)]
-        if method in ("turnwise_drop", "turnwise_take"):
+        if method in ("turnwise_free", "turnwise_restore"):
             self.calls.append(f"{method} {args[0]}")
-            self.asleep = {"weights", "kv_cache"} if method == "turnwise_drop" else self.asleep - {args[0]}
+            self.asleep = {"weights", "kv_cache"} if method == "turnwise_free" else self.asleep - {args[0]}
             return [None, None]
         self.calls.append(method)
         if method == "turnwise_describe":
@@ -166,50 +160,36 @@ class FakeLlm:
 
 @pytest.fixture
 def llm():
-    """A vLLM without a model."""
+    """A fake vLLM without a model."""
     return FakeLlm()
 
 
 @pytest.fixture
 def make_fake_engine(llm, tmp_path):
-    """A function that makes an engine, not started, around `llm`, as on a GPU unless told otherwise."""
+    """A function that makes an engine around `llm`, not started, on a GPU unless told otherwise."""
 
     def make(*, device="cuda", model=None, **options):
-        def starter(_config, _spec, _max_context, _stop_strings):
-            return Started(llm, SimpleNamespace, VOCAB_SIZE, (FakeDeadError,), (FakeRefusalError,))
+        def launcher(_config, _spec, _max_context, _stop_strings):
+            return RunningVllm(llm, SimpleNamespace, VOCAB_SIZE, (FakeDeadError,), (FakeRefusalError,))
 
         spec = ModelSpec(path=model)
         config = VllmConfig(**{"max_context": 256, "weight_dir": tmp_path, **options})
-        return VllmEngine(config, Resources(model=spec), starter, device)
+        return VllmEngine(config, Resources(model=spec), launcher, device)
 
     return make
 
 
 @pytest.fixture
 def serve(make_fake_engine):
-    """A function that runs `scenario(engine)` on a started engine around `llm`, and stops it whatever happens."""
+    """A function that runs `scenario(engine)` on a started engine around `llm`."""
 
     def run(scenario, **options):
-        async def main():
-            engine = make_fake_engine(**options)
-            await engine.start()
-            try:
-                async with asyncio.timeout(30):
-                    return await scenario(engine)
-            finally:
-                await engine.stop()
-
-        return asyncio.run(main())
+        return run_scenario(make_fake_engine(**options), scenario)
 
     return run
 
 
 @pytest.fixture(scope="session")
 def ask():
-    """A function that makes a request of 16 tokens on 37 ids, unless told otherwise."""
-
-    def make(request_id="a", token_ids=CONTEXT, **sampling):
-        params = SamplingParams(**{"max_tokens": 16, **sampling})
-        return GenerateRequest(request_id=request_id, trajectory_id="t", token_ids=token_ids, sampling=params)
-
-    return make
+    """A function that returns a request of 16 tokens on 37 ids, unless told otherwise."""
+    return simple_request

@@ -1,14 +1,15 @@
-"""The vLLM engine does what every engine must do: around a fake everywhere, and with vLLM where it is installed."""
+"""Engine conformance: around a fake vLLM everywhere, and with vLLM where it is installed."""
 
 import pytest
 
-from turnwise.testing.engine_probe import EngineProbe
-from turnwise.testing.engine_suite import EngineSuite
+from turnwise_testing.engine_probe import EngineProbe
+from turnwise_testing.engine_suite import EngineSuite
+from turnwise_testing.suite import PluginSuite
 from turnwise_vllm_engine import VllmConfig
 
 
 class TestAroundFake(EngineSuite):
-    """The standard tests, on the engine's own part alone."""
+    """The standard tests around a fake vLLM."""
 
     entry_point = "vllm_engine"
     module = "turnwise_vllm_engine"
@@ -16,7 +17,7 @@ class TestAroundFake(EngineSuite):
 
     @pytest.fixture
     def make_engine(self, make_fake_engine):
-        """Engines around a fake."""
+        """Engines around a fake vLLM."""
         return make_fake_engine
 
     @pytest.fixture
@@ -29,7 +30,7 @@ class TestAroundFake(EngineSuite):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 class TestVllm(EngineSuite):
-    """The standard tests, with vLLM and the model of the calculator demo."""
+    """The standard tests with vLLM and the calculator demo's model."""
 
     entry_point = "vllm_engine"
     module = "turnwise_vllm_engine"
@@ -45,10 +46,19 @@ class TestVllm(EngineSuite):
 
     @pytest.fixture
     def probe(self):
-        """The vocabulary of the model, a forward pass of it, and requests long enough to be caught in flight."""
-        from turnwise.testing.reference_model import TransformersReference
+        """The vocabulary of the model, its forward pass, and requests long enough to interrupt."""
         from turnwise_calculator_demo import model_dir
+        from turnwise_testing.reference_model import TransformersReference
 
         return EngineProbe(
             vocab_size=365, num_long_tokens=400, reference=TransformersReference(model_dir()), logprob_bound=5e-5
         )
+
+
+class TestDiagnostic(PluginSuite):
+    """The standard tests of the registration."""
+
+    entry_point = "vllm_engine"
+    module = "turnwise_vllm_engine"
+    registered = "vllm"
+    hook = "register_diagnostics"

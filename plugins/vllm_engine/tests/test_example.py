@@ -1,4 +1,4 @@
-"""The example: the demo task through vLLM under Ray, with rewards like those of the embedded engine."""
+"""The vLLM example under Ray gets the same rewards as the embedded engine."""
 
 import pytest
 
@@ -6,5 +6,5 @@ pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.slow, pytest.mark.f
 
 
 def test_rewards_are_those_of_the_embedded_engine(expect_rewards_of_the_embedded_engine):
-    """256 episodes each, on the same tasks: the means differ by less than three standard errors of the difference."""
+    """Over 256 episodes each, the means differ by less than three standard errors of the difference."""
     expect_rewards_of_the_embedded_engine("calculator_vllm.yaml")

@@ -1,4 +1,4 @@
-"""Sleep on a CPU: what a worker frees, and that everything which pointed there works again afterwards."""
+"""Sleep on a CPU: the memory that a worker frees, and that all references to it work again afterwards."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 class Linear(torch.nn.Module):
-    """A layer whose weight is used packed, as vLLM's are on a CPU."""
+    """A layer with a packed weight, as vLLM has on a CPU."""
 
     def __init__(self):
         super().__init__()
@@ -31,25 +31,25 @@ class RoutedExperts(torch.nn.Module):
 
 @pytest.fixture
 def runner():
-    """A cache of 64 MiB that two layers share, a model, and a buffer of it."""
+    """A cache of 64 MiB that two layers share, and a model with a buffer."""
     cache = torch.ones(64 * MIB, dtype=torch.uint8)
     model = torch.nn.Sequential(Linear(), RoutedExperts())
     model.register_buffer("angles", torch.arange(4.0))
     return SimpleNamespace(kv_caches=[cache[: 32 * MIB].view(-1, 1024), cache[32 * MIB :].view(-1, 1024)], model=model)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is told by /proc")
-def test_level_1_frees_the_cache_alone(runner):
-    """Its resident memory goes, twice is once, and it comes back empty, through all views of it."""
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory comes from /proc")
+def test_level_1_frees_only_the_cache(runner):
+    """Freeing twice is harmless, and the restored cache is empty in all views of it."""
     memory = HostMemory(runner)
     before = resident_bytes(os.getpid())
 
-    memory.drop(1)
-    memory.drop(1)
+    memory.free(1)
+    memory.free(1)
     freed = before - resident_bytes(os.getpid())
-    memory.take("weights")
-    memory.take("kv_cache")
-    memory.take("kv_cache")
+    memory.restore("weights")
+    memory.restore("kv_cache")
+    memory.restore("kv_cache")
 
     assert freed > 60 * MIB
     assert [0, 0] == [int(each.max()) for each in runner.kv_caches]
@@ -59,15 +59,15 @@ def test_level_1_frees_the_cache_alone(runner):
 
 
 def test_level_2_frees_the_weights(runner):
-    """Those that an update brings again; what no update brings stays."""
+    """Buffers and experts stay, because no update sends them."""
     memory, weight = HostMemory(runner), runner.model[0].weight
 
-    memory.drop(1)
-    memory.drop(2)
+    memory.free(1)
+    memory.free(2)
     sizes = [each.untyped_storage().nbytes() for each in (weight, runner.model[1].weight, runner.model.angles)]
-    with pytest.raises(RuntimeError, match="dropped by sleep level 2"):
+    with pytest.raises(RuntimeError, match="freed by sleep level 2"):
         runner.model[0].cpu_linear(None, None, None)
-    memory.take("weights")
+    memory.restore("weights")
 
     assert [0, 32, 16] == sizes
     assert (4 * MIB, 0.0) == (weight.untyped_storage().nbytes(), float(weight.abs().max()))

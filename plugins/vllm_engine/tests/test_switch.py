@@ -1,4 +1,4 @@
-"""Hybrid steps with the real vLLM under Ray: it sleeps, takes new weights, and serves these and nothing older."""
+"""Hybrid steps with the real vLLM under Ray: after sleep and an update it serves only the new weights."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 NUM_STEPS = 3
 BOUND = 1e-4
-"""Nats by which a greedy token may be below the best one: ties."""
+"""Nats by which a greedy token may be below the best one, because of ties."""
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -39,13 +39,13 @@ def num_greedy(reference, results, variant):
 
 def test_hybrid_steps_serve_no_stale_keys():
     """
-    The same tasks each step, so that vLLM finds their beginnings in its cache, at both levels in turns.
+    Every token is greedy under the weights of its step, and sleep frees the KV cache.
 
-    Every token is greedy under the weights of its step. While vLLM sleeps the cache's memory is free.
+    Each step has the same tasks, whose prefixes vLLM could find in its cache, and sleeps at level 1 or 2 in turn.
     """
-    from turnwise import MemorySwitch, load_resolved, manager_of, tasks_of
-    from turnwise.testing.reference_model import TransformersReference
+    from turnwise import MemorySwitch, RolloutManager, load_resolved, load_tasks
     from turnwise_calculator_demo import model_dir
+    from turnwise_testing.reference_model import TransformersReference
 
     run, host = load_resolved(
         str(ROOT / "examples" / "calculator_vllm.yaml"),
@@ -59,9 +59,9 @@ def test_hybrid_steps_serve_no_stale_keys():
             "data.limit=6",
         ],
     )
-    reference, tasks = TransformersReference(model_dir()), list(tasks_of(run))
+    reference, tasks = TransformersReference(model_dir()), list(load_tasks(run))
     counts, versions, cached, freed, came = [], [], [], [], []
-    with manager_of(run, host) as manager:
+    with RolloutManager.from_config(run, host) as manager:
         switch = MemorySwitch(manager, NoTrainer())
         for step in range(1, NUM_STEPS + 1):
             manager.rollout(tasks)

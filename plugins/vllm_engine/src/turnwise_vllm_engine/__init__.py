@@ -1,4 +1,4 @@
-"""vLLM as an engine, in the process that asks and its children. Only the hook stands here."""
+"""vLLM as an engine of turnwise. This module only registers it."""
 
 from __future__ import annotations
 
@@ -11,3 +11,16 @@ from turnwise_vllm_engine.engine import VllmEngine
 def register_engines(registry: turnwise.Registry[turnwise.Engine]) -> None:
     """Add `vllm`."""
     registry.add("vllm", VllmEngine, config=VllmConfig)
+
+
+def make_diagnostic(_config: turnwise.NoConfig, _resources: turnwise.Resources) -> turnwise.Diagnostic:
+    """Return the checks of this engine: a module with a function `diagnose` is a `Diagnostic`."""
+    from turnwise_vllm_engine import diagnosis
+
+    return diagnosis
+
+
+@turnwise.hookimpl
+def register_diagnostics(registry: turnwise.Registry[turnwise.Diagnostic]) -> None:
+    """Add the checks of `vllm`."""
+    registry.add("vllm", make_diagnostic)

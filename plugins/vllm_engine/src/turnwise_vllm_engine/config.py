@@ -1,4 +1,4 @@
-"""Options of the vLLM engine. Nothing is loaded or looked up here."""
+"""Options of the vLLM engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from attrs import Attribute, field, frozen, validators
+from attrs import field, frozen, validators
+
+from turnwise_engine_support.arguments import engine_args_validator
 
 _at_least_one = validators.ge(1)
 _optional_at_least_one = validators.optional(_at_least_one)
@@ -28,49 +30,40 @@ OWNED_ARGUMENTS = {
     "tensor_parallel_size": "tensor_parallel_size",
     "trust_remote_code": "model.trust_remote_code",
 }
-"""Arguments of vLLM that are options here, with the option's name."""
+"""Arguments of vLLM that are options of this plugin, with the name of the option."""
 
 FIXED_ARGUMENTS = frozenset({"logprobs_mode", "skip_tokenizer_init", "worker_extension_cls"})
-"""Arguments of vLLM without which the engine would not be what it says it is."""
-
-
-def _check_engine_args(_config: object, _attribute: Attribute[Any], engine_args: Mapping[str, Any]) -> None:
-    for name in engine_args:
-        if name in OWNED_ARGUMENTS:
-            raise ValueError(f"'engine_args' must not hold {name!r}: set {OWNED_ARGUMENTS[name]}")
-        if name in FIXED_ARGUMENTS:
-            raise ValueError(f"'engine_args' must not hold {name!r}: the engine sets it")
+"""Arguments of vLLM that the engine depends on, so that only the plugin sets them."""
 
 
 @frozen(kw_only=True)
 class VllmConfig:
     """
-    How vLLM runs a model.
+    Options for a model that vLLM runs.
 
     Attributes:
-        model: directory of the model, in place of the run's own; its remote code is never trusted.
-        dtype: of weights and cache; `auto` is float32 on a CPU and vLLM's choice elsewhere, which makes bfloat16 of
-            float32 checkpoints.
-        device: `cpu` or `cuda` to insist on that build of vLLM; `auto` takes what is installed.
-        max_context: most tokens of context and output together; the model's own limit when that is smaller.
+        model: model directory, instead of the run's `model.path`; its remote code is never trusted.
+        dtype: of weights and KV cache; `auto` is float32 on a CPU and vLLM's choice on a GPU, which loads float32
+            checkpoints as bfloat16.
+        device: `cpu` or `cuda` requires that build of vLLM; `auto` uses the installed one.
+        max_context: most tokens of context and output together; a smaller limit of the model wins.
         tensor_parallel_size: devices that share each layer.
-        pipeline_parallel_size: groups of devices that share the layers among them.
-        data_parallel_size: copies of the model behind this one engine.
-        max_num_seqs: requests that sample in one step; None leaves it to vLLM.
-        gpu_memory_utilization: share of a GPU's memory that vLLM takes.
-        kv_cache_bytes: size of the KV cache of each device; None is 1 GiB on a CPU, and what
-            `gpu_memory_utilization` leaves on a GPU.
-        prefix_caching: keep full pages of finished requests for contexts that begin alike.
-        enforce_eager: no compilation and no CUDA graphs; None is true on a CPU and false elsewhere.
-        sleep_mode: make the sleep levels 1 and 2 possible.
-        stop_strings: load the model's tokenizer so that requests may have stop strings; None does it when the
-            model's directory has one.
-        seed: of what requests without a seed draw; None is 0.
-        num_threads: threads of OpenMP in each of vLLM's processes; None leaves it to vLLM.
-        weight_bucket_bytes: most bytes of one file of new weights.
-        weight_dir: folder for new weights on their way into vLLM's processes, which must all see it; None is shared
-            memory, or the folder for temporary files where there is none.
-        engine_args: any other argument of vLLM's `AsyncEngineArgs`.
+        pipeline_parallel_size: groups of devices that share the layers.
+        data_parallel_size: copies of the model behind this engine.
+        max_num_seqs: most requests in one step; None leaves it to vLLM.
+        gpu_memory_utilization: fraction of a GPU's memory for vLLM.
+        kv_cache_bytes: size of the KV cache of each device; None is 1 GiB on a CPU, and on a GPU what
+            `gpu_memory_utilization` leaves.
+        prefix_caching: keep the full pages of finished requests for contexts with the same prefix.
+        enforce_eager: disable compilation and CUDA graphs; None is true on a CPU and false on a GPU.
+        sleep_mode: support sleep levels 1 and 2.
+        stop_strings: load the model's tokenizer, which stop strings need; None loads it if the model has one.
+        seed: for requests without a seed; None is 0.
+        num_threads: OpenMP threads of each vLLM process; None leaves it to vLLM.
+        weight_bucket_bytes: largest file of new weights.
+        weight_dir: folder for new weights, visible to all vLLM processes; None is shared memory, or the folder for
+            temporary files if there is none.
+        engine_args: other arguments of vLLM's `AsyncEngineArgs`.
     """
 
     model: Path | None = None
@@ -91,9 +84,11 @@ class VllmConfig:
     num_threads: int | None = field(default=None, validator=_optional_at_least_one)
     weight_bucket_bytes: int = field(default=512 << 20, validator=_at_least_one)
     weight_dir: Path | None = None
-    engine_args: Mapping[str, Any] = field(factory=dict, validator=_check_engine_args)
+    engine_args: Mapping[str, Any] = field(
+        factory=dict, validator=engine_args_validator(OWNED_ARGUMENTS, FIXED_ARGUMENTS)
+    )
 
     @property
     def world_size(self) -> int:
-        """Devices that this engine takes."""
+        """Number of devices that the engine needs."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size

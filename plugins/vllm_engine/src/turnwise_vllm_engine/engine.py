@@ -1,9 +1,9 @@
 """
-vLLM's `AsyncLLM` as an engine. The model runs in processes of vLLM's own; here is the event loop that talks to them.
+vLLM's `AsyncLLM` as an engine. The model runs in vLLM's processes; the event loop that talks to them runs here.
 
-Weights change between two steps: generation is paused with the requests in flight kept, every key and value is dropped,
-the workers load the new weights, and the requests are read again from their own tokens. vLLM notes for each token under
-which weights it was sampled.
+Weights change between two steps: generation pauses and keeps the requests in flight, the KV cache is dropped, the
+workers load the new weights, and the requests are prefilled again from their own tokens. vLLM records the weight
+version of each token.
 """
 
 from __future__ import annotations
@@ -18,27 +18,22 @@ import structlog
 
 from turnwise.errors import EngineError, ReplicaDiedError, TornWeightsError
 from turnwise.protocols import Resources
+from turnwise.protocols.weights import TAGS, MemoryTag
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
+from turnwise.weights.sleep import SleepState, drops_weights
+from turnwise_engine_support.error_lines import error_line
+from turnwise_engine_support.model_directory import checkpoint_shapes, model_limit, model_spec
+from turnwise_engine_support.requests import check_not_in_flight
+from turnwise_engine_support.results import RequestCounters
+from turnwise_engine_support.weight_checks import ExpectedWeights
 from turnwise_vllm_engine.config import VllmConfig
 from turnwise_vllm_engine.host_memory import resident_bytes
-from turnwise_vllm_engine.requests import as_prompt, num_new_tokens, result_of, sampling_options
-from turnwise_vllm_engine.starting import (
-    Start,
-    Started,
-    first_line,
-    has_tokenizer,
-    installed,
-    model_limit,
-    model_spec,
-    start,
-)
-from turnwise_vllm_engine.weights import Expected, Staged, checkpoint_shapes, stage
-
-TAGS = ("weights", "kv_cache")
-"""What can be woken by itself."""
+from turnwise_vllm_engine.launch import Launcher, RunningVllm, has_tokenizer, installed_build, launch
+from turnwise_vllm_engine.requests import as_prompt, check_request, parse_result, sampling_options
+from turnwise_vllm_engine.weights import StagedWeights, stage
 
 _STOP_S = 10.0
-"""How long requests in flight get to hand back what they had when the engine is stopped."""
+"""Seconds that requests in flight have to return their tokens when the engine is stopped."""
 
 
 class VllmEngine:
@@ -46,37 +41,37 @@ class VllmEngine:
     Any model that vLLM serves, on GPUs or on a CPU.
 
     Args:
-        config: its options.
-        resources: `model` says which model, unless the config does.
-        starter: starts vLLM's processes.
-        device: that vLLM is built for; None looks which build is installed.
+        config: the options.
+        resources: its `model` is loaded, unless the config names one.
+        launcher: starts vLLM's processes.
+        device: `cpu` or `cuda`, the device that vLLM is built for; None asks the installed build.
     """
 
     def __init__(
-        self, config: VllmConfig, resources: Resources, starter: Start = start, device: str | None = None
+        self, config: VllmConfig, resources: Resources, launcher: Launcher = launch, device: str | None = None
     ) -> None:
         self._config = config
-        self._device = installed()[1] if device is None else device
-        self._spec = model_spec(config, resources)
-        self._starter = starter
-        self._running: Started | None = None
+        self._device = installed_build()[1] if device is None else device
+        self._spec = model_spec(config.model, resources)
+        self._launcher = launcher
+        self._running: RunningVllm | None = None
         self._called_start = False
         self._ended = ""
         self._died = ""
         self._torn = ""
-        self._expected = Expected({})
+        self._expected = ExpectedWeights({})
         self._pending: dict[str, GenerateRequest] = {}
         self._idle = asyncio.Event()
+        # Sleep, wake-up and update pause and resume vLLM, so only one of them runs at a time.
         self._updating = asyncio.Lock()
-        self._asleep: frozenset[str] = frozenset()
+        self.sleep_state = SleepState("the vllm engine")
         self._weights_lost = False
         self._version = 0
         self._workers: list[tuple[int, int]] = []
-        self._totals = {"num_requests": 0, "num_sampled_tokens": 0, "num_cached_tokens": 0}
+        self._counters = RequestCounters()
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """Sleep levels need `sleep_mode`; stop strings need the model's tokenizer."""
         return Capabilities(
             seeds=True,
             abort=True,
@@ -97,17 +92,17 @@ class VllmEngine:
         return has_tokenizer(self._spec.path) if wanted is None else wanted
 
     async def start(self) -> None:
-        """Start vLLM; `EngineError` says in one line what is wrong with the model, the packages or the sizes."""
         if self._called_start or self._ended:
             raise EngineError(f"the vllm engine {self._ended or 'has been started already'}")
         self._called_start = True
         running = await asyncio.to_thread(
-            self._starter, self._config, self._spec, self._max_context, self._has_stop_strings
+            self._launcher, self._config, self._spec, self._max_context, self._has_stop_strings
         )
         try:
-            # What vLLM asks its processes at the first request it then knows: a request is there at once or never.
+            # vLLM asks its processes for this before the first request. Asked now, that request needs no round trip,
+            # and an abort cannot arrive before it.
             await running.llm.get_supported_tasks()
-            self._expected = await self._describe(running)
+            self._expected = await self._expected_weights(running)
             await running.llm.update_weight_version("0")
         except BaseException:
             await asyncio.to_thread(running.llm.shutdown)
@@ -120,11 +115,12 @@ class VllmEngine:
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """
-        Sample a continuation. The log-probabilities are those of the distribution drawn from: after temperature, top-k
-        and top-p; greedy draws from one id, so they are 0.
+        Sample a continuation.
+
+        Log-probabilities are of the sampling distribution, after temperature, top-k and top-p; for greedy they are 0.
         """
-        running = self._serving()
-        max_tokens = self._admit(request, running)
+        running = self._awake_vllm()
+        max_tokens = self._check_request(request, running)
         self._pending[request.request_id] = request
         self._idle.clear()
         try:
@@ -132,71 +128,66 @@ class VllmEngine:
         except running.deaths as error:
             raise self._death(error) from error
         except running.refusals as error:
-            raise EngineError(f"request {request.request_id!r} was refused: {first_line(error)}") from error
+            raise EngineError(f"request {request.request_id!r} was refused: {error_line(error)}") from error
         finally:
             del self._pending[request.request_id]
             if not self._pending:
                 self._idle.set()
         if self._torn:
+            # A failed update ended this request early.
             raise TornWeightsError(self._torn)
-        result = result_of(request, output, version=self._version)
-        self._count(result)
+        result = parse_result(request, output, version=self._version)
+        self._counters.count(result)
         return result
 
     async def abort(self, request_id: str) -> None:
-        """End a request with the tokens that have come back; unknown ids are ignored."""
         if self._running is not None and request_id in self._pending:
-            await self._end([request_id], self._running)
+            await self._abort([request_id], self._running)
 
     async def sleep(self, level: int) -> None:
         """
-        Free the device's memory: level 1 keeps the weights in host memory, level 2 drops them.
+        Free device memory: level 1 keeps the weights in host memory, level 2 frees them.
 
-        On a CPU, which is host memory, level 1 frees the KV cache alone. Requests in flight end with `abort`.
-        `EngineError` for a level that there is not.
+        On a CPU the weights are in host memory already, so level 1 frees only the KV cache.
         """
-        levels = self.capabilities.sleep_levels
-        if level not in levels:
-            known = ", ".join(map(str, sorted(levels)))
-            why = f"only {known}" if levels else "sleep_mode is off"
-            raise EngineError(f"the vllm engine cannot sleep at level {level}: {why}")
+        self.sleep_state.check_level(level, self.capabilities.sleep_levels, "sleep_mode is off")
         async with self._updating:
-            running = self._alive()
-            if "weights" not in self._asleep:
-                asleep, self._asleep = self._asleep, frozenset(TAGS)
-                await self._end(list(self._pending), running)
-                await self._suspend(running, level, half_awake=bool(asleep))
-                self._weights_lost = self._weights_lost or level == 2
+            running = self._running_vllm()
+            if awake := self.sleep_state.awake:
+                # Refuses new requests while those in flight are aborted.
+                with self.sleep_state.falling_asleep(level):
+                    await self._abort(list(self._pending), running)
+                    # Before the call, which may free a part of the memory and then fail.
+                    self.sleep_state.mark_asleep(level)
+                    await self._free(running, level, half_awake=len(awake) < len(TAGS))
+                self._weights_lost = self._weights_lost or drops_weights(level)
                 await self._measure(running)
-            elif level == 2 and not self._weights_lost:
-                raise EngineError("the vllm engine is asleep at level 1: wake its weights up before level 2")
+            elif drops_weights(level) and not self._weights_lost:
+                raise EngineError("the vllm engine is asleep at level 1: wake up its weights before level 2")
 
     async def wake_up(self, tags: Iterable[str] = TAGS) -> None:
-        """Take the memory of these tags again; `EngineError` for one that there is not. Idempotent."""
-        wanted = frozenset(tags)
-        if unknown := sorted(wanted.difference(TAGS)):
-            raise EngineError(f"the vllm engine has no tag {unknown[0]!r} to wake up, only {' and '.join(TAGS)}")
         async with self._updating:
-            running = self._alive()
-            # In this order: weights in place before the cache takes what is left.
-            for tag in TAGS:
-                if tag in wanted & self._asleep:
-                    await self._resume(running, tag)
-                    self._asleep -= {tag}
+            running = self._running_vllm()
+            for tag in self.sleep_state.tags_to_wake(tags):
+                await self._restore(running, tag)
+                self.sleep_state.mark_awake(tag)
             await self._measure(running)
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """
-        Replace weights by name, all or none, and drop every key and value of the old ones.
+        Replace weights by name, all or none, and drop the KV cache of the old ones.
 
-        They are checked and written down while generation goes on. Requests in flight are then read again under the
-        new weights; their results carry a version for each token. `EngineError` for a name or shape that the model has
-        not, or part of a layer that vLLM fuses: nothing was changed. `TornWeightsError` when vLLM failed half-way.
+        Generation continues while the weights are checked and written to files. Requests in flight are then prefilled
+        again under the new weights, and their results have a version per token.
+
+        Raises:
+            EngineError: nothing was changed: a wrong name or shape, or only a part of the weights that vLLM fuses into
+                one layer.
+            TornWeightsError: vLLM failed while it loaded the weights.
         """
         async with self._updating:
-            running = self._alive()
-            if "weights" in self._asleep:
-                raise EngineError("the vllm engine's weights are asleep: wake them up before an update")
+            running = self._running_vllm()
+            self.sleep_state.check_update()
             staged = await asyncio.to_thread(
                 stage,
                 weights,
@@ -213,92 +204,88 @@ class VllmEngine:
 
     def stats(self) -> Mapping[str, float]:
         """
-        Return `num_running`, `num_context_tokens` of these, `weight_version`, `memory_bytes`, and totals of all time.
+        Return `num_running`, `num_context_tokens` of these, `weight_version`, `memory_bytes`, and totals.
 
-        `memory_bytes` is of all workers together: the resident memory of their processes on a CPU; on a GPU what is in
-        use there, by whomever, as of the last start, sleep, waking up or update.
+        `memory_bytes` is the sum over all workers. On a CPU it is their resident memory now. On a GPU it is the memory
+        in use by all processes, as of the last start, sleep, wake-up or update.
         """
         return {
-            "num_running": len(self._pending),
-            "num_context_tokens": sum(len(request.token_ids) for request in self._pending.values()),
+            **self._counters.stats(self._pending.values()),
             "weight_version": self._version,
             "memory_bytes": self._memory_bytes,
-            **self._totals,
         }
 
     async def stop(self) -> None:
-        """End requests in flight with `abort`, and vLLM's processes. Harmless at any time."""
+        # A start that is still running sees this, and shuts down what it has started.
         self._ended = self._ended or "was stopped"
         running, self._running = self._running, None
         if running is None:
             return
-        await self._end(list(self._pending), running)
+        await self._abort(list(self._pending), running)
         if self._pending:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_S):
                     await self._idle.wait()
         await asyncio.to_thread(running.llm.shutdown)
 
-    def _alive(self) -> Started:
-        """Return the running engine, asleep or not."""
+    def _running_vllm(self) -> RunningVllm:
+        """Return the running vLLM, which may be asleep."""
         if self._running is None:
             raise EngineError(f"the vllm engine {self._ended or 'has not been started'}")
         if self._died:
             raise ReplicaDiedError(self._died)
         return self._running
 
-    def _serving(self) -> Started:
-        """Return the running engine; `EngineError` when it can sample nothing."""
-        running = self._alive()
+    def _awake_vllm(self) -> RunningVllm:
+        """Return the running vLLM; `EngineError` if it cannot serve requests now."""
+        running = self._running_vllm()
         if self._torn:
             raise TornWeightsError(self._torn)
-        if self._asleep:
-            raise EngineError(f"the vllm engine is asleep: wake up {' and '.join(sorted(self._asleep))}")
+        self.sleep_state.check_serving()
         if self._weights_lost:
-            raise EngineError("the vllm engine's weights were dropped by sleep level 2: update_weights brings new ones")
+            raise EngineError("sleep level 2 freed the weights of the vllm engine: call update_weights")
         return running
 
-    def _admit(self, request: GenerateRequest, running: Started) -> int:
-        if request.request_id in self._pending:
-            raise EngineError(f"request {request.request_id!r} is in flight already")
-        return num_new_tokens(
+    def _check_request(self, request: GenerateRequest, running: RunningVllm) -> int:
+        check_not_in_flight(request, self._pending)
+        return check_request(
             request,
             max_context=self._max_context,
             vocab_size=running.vocab_size,
             stop_strings=self._has_stop_strings,
         )
 
-    async def _last_output(self, running: Started, request: GenerateRequest, max_tokens: int) -> Any:
+    async def _last_output(self, running: RunningVllm, request: GenerateRequest, max_tokens: int) -> Any:
         params = running.sampling_params(**sampling_options(request.sampling, max_tokens))
-        answer = running.llm.generate(as_prompt(request.token_ids), params, request.request_id)
-        if not (outputs := [output async for output in answer]):
+        stream = running.llm.generate(as_prompt(request.token_ids), params, request.request_id)
+        if not (outputs := [output async for output in stream]):
             raise self._death(None)
         return outputs[-1]
 
-    async def _end(self, request_ids: list[str], running: Started) -> None:
-        """Let requests answer with what has come back: vLLM does that on this side, without its processes."""
+    async def _abort(self, request_ids: list[str], running: RunningVllm) -> None:
+        """End requests with the tokens received so far. vLLM does so in this process, even if its own have ended."""
         with suppress(*running.deaths):
             await running.llm.abort(request_ids)
 
-    async def _suspend(self, running: Started, level: int, *, half_awake: bool) -> None:
-        """Free memory. On a CPU vLLM stands still, and the workers do it: its own sleep frees nothing there."""
+    async def _free(self, running: RunningVllm, level: int, *, half_awake: bool) -> None:
+        """Free memory. On a CPU vLLM's own sleep frees nothing, so it is paused and the workers free the memory."""
         llm = running.llm
         if self._device == "cpu":
             await llm.pause_generation(mode="abort", clear_cache=True)
-            await llm.collective_rpc("turnwise_drop", args=(level,))
+            await llm.collective_rpc("turnwise_free", args=(level,))
             return
         if half_awake:
-            # vLLM sleeps as a whole: what is left of the last sleep is woken first.
+            # vLLM can only sleep as a whole, so the part that is still asleep wakes up first.
             await llm.wake_up(None)
         await llm.sleep(level)
 
-    async def _resume(self, running: Started, tag: str) -> None:
-        """Take the memory of a tag again; vLLM goes on when nothing sleeps any more."""
+    async def _restore(self, running: RunningVllm, tag: MemoryTag) -> None:
+        """Restore the memory of a tag; vLLM resumes when all tags are awake."""
         if self._device != "cpu":
             await running.llm.wake_up([tag])
             return
-        await running.llm.collective_rpc("turnwise_take", args=(tag,))
-        if self._asleep == {tag}:
+        await running.llm.collective_rpc("turnwise_restore", args=(tag,))
+        if self.sleep_state.awake | {tag} == set(TAGS):
             await running.llm.resume_generation()
 
     @property
@@ -307,25 +294,25 @@ class VllmEngine:
             return sum(resident_bytes(pid) for pid, _ in self._workers)
         return sum(num_bytes for _, num_bytes in self._workers)
 
-    async def _measure(self, running: Started) -> None:
-        """Ask the workers what their devices hold; whether they live is for other calls to find out."""
+    async def _measure(self, running: RunningVllm) -> None:
+        """Ask the workers for their memory. Dead workers are ignored here: the next request reports them."""
         if self._device != "cpu" or not self._workers:
             with suppress(*running.deaths):
                 self._workers = list(map(tuple, await running.llm.collective_rpc("turnwise_memory")))
 
     def _death(self, error: Exception | None) -> ReplicaDiedError:
         if not self._died:
-            self._died = "vLLM's processes have ended" + (f": {first_line(error)}" if error is not None else "")
+            self._died = "vLLM's processes have ended" + (f": {error_line(error)}" if error is not None else "")
         return ReplicaDiedError(self._died)
 
-    async def _describe(self, running: Started) -> Expected:
+    async def _expected_weights(self, running: RunningVllm) -> ExpectedWeights:
         described, *_ = await running.llm.collective_rpc("turnwise_describe")
         shapes = await asyncio.to_thread(checkpoint_shapes, self._spec.path) if self._spec.path is not None else {}
-        return Expected(shapes, fused=described["fused"], tied=described["tied"])
+        return ExpectedWeights(shapes, fused=described["fused"], tied=described["tied"])
 
-    async def _swap(self, running: Started, staged: Staged, version: int) -> None:
-        """Load what was staged between two steps. From here on a failure, or a cancelled call, leaves torn weights."""
-        llm, paused = running.llm, not self._asleep
+    async def _swap(self, running: RunningVllm, staged: StagedWeights, version: int) -> None:
+        """Load staged weights between two steps. A failure or a cancellation from here on leaves torn weights."""
+        llm, paused = running.llm, self.sleep_state.level == 0
         try:
             if paused and not self._torn:
                 await llm.pause_generation(mode="keep", clear_cache=True)
@@ -337,16 +324,12 @@ class VllmEngine:
         except running.deaths as error:
             raise self._death(error) from error
         except BaseException as error:
-            self._torn = f"the weight update to version {version} failed half-way: {first_line(error)}"
-            structlog.get_logger().error("weights torn", engine="vllm", version=version, reason=first_line(error))
-            # Generation stays paused. What waits for it goes on elsewhere, with the tokens of the old weights.
-            await self._end(list(self._pending), running)
+            self._torn = f"the weight update to version {version} failed midway: {error_line(error)}"
+            structlog.get_logger().error("weights torn", engine="vllm", version=version, reason=error_line(error))
+            # Generation stays paused, so requests in flight return their tokens of the old weights and continue on
+            # another replica.
+            await self._abort(list(self._pending), running)
             if isinstance(error, Exception):
                 raise TornWeightsError(self._torn) from error
             raise
         self._version, self._torn, self._weights_lost = version, "", False
-
-    def _count(self, result: GenerateResult) -> None:
-        self._totals["num_requests"] += 1
-        self._totals["num_sampled_tokens"] += len(result.token_ids)
-        self._totals["num_cached_tokens"] += result.num_cached_tokens

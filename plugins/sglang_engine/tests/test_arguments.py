@@ -1,4 +1,4 @@
-"""What SGLang is started with, from the options and the model's directory."""
+"""Arguments and environment of SGLang's process, from the options and the model's directory."""
 
 import json
 import subprocess
@@ -10,13 +10,13 @@ from turnwise.protocols import ModelSpec, Resources
 from turnwise_sglang_engine import SglangConfig, SglangEngine, arguments
 
 
-def started_with(model, **options):
+def arguments_for(model, **options):
     return arguments.server_arguments(SglangConfig(**options), ModelSpec(path=model))
 
 
-def test_a_cpu_gets_what_runs_there(small_model):
-    """Plain torch, float32, and a cache that does not take the machine's memory."""
-    found = started_with(small_model, device="cpu", max_context=100)
+def test_arguments_on_a_cpu(small_model):
+    """Plain torch, float32, and a KV cache of limited size."""
+    found = arguments_for(small_model, device="cpu", max_context=100)
 
     expected = {
         "attention_backend": "torch_native",
@@ -32,9 +32,9 @@ def test_a_cpu_gets_what_runs_there(small_model):
     assert {"enable_memory_saver", "mem_fraction_static"}.isdisjoint(found)
 
 
-def test_a_gpu_gets_the_options(small_model):
-    """Sizes, sleep and memory; what is not set is left to SGLang."""
-    found = started_with(
+def test_arguments_on_a_gpu(small_model):
+    """Options become arguments, and unset options are left to SGLang."""
+    found = arguments_for(
         small_model,
         device="cuda",
         tensor_parallel_size=4,
@@ -60,9 +60,9 @@ def test_a_gpu_gets_the_options(small_model):
     assert {"attention_backend", "max_running_requests", "max_total_tokens", "random_seed"}.isdisjoint(found)
 
 
-def test_engine_args_may_set_what_a_cpu_gets(small_model):
-    """They are the last word on what is no option."""
-    found = started_with(small_model, device="cpu", engine_args={"attention_backend": "intel_amx"})
+def test_engine_args_override_our_defaults(small_model):
+    """A user's argument wins."""
+    found = arguments_for(small_model, device="cpu", engine_args={"attention_backend": "intel_amx"})
 
     assert "intel_amx" == found["attention_backend"]
 
@@ -70,15 +70,15 @@ def test_engine_args_may_set_what_a_cpu_gets(small_model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine_args": {"tp_size": 2}}, "'engine_args' must not hold 'tp_size': set tensor_parallel_size"),
-        ({"engine_args": {"skip_tokenizer_init": False}}, "must not hold 'skip_tokenizer_init': the engine sets it"),
+        ({"engine_args": {"tp_size": 2}}, "'engine_args' must not contain 'tp_size': set tensor_parallel_size"),
+        ({"engine_args": {"skip_tokenizer_init": False}}, "must not contain 'skip_tokenizer_init': the engine sets it"),
         ({"max_context": 1}, "'max_context' must be >= 2"),
         ({"mem_fraction_static": 1.0}, "'mem_fraction_static' must be < 1"),
         ({"tensor_parallel_size": 0}, "'tensor_parallel_size' must be >= 1"),
     ],
 )
 def test_bad_options_are_refused(options, message):
-    """The error names the option, and what to set in its place."""
+    """The error names the option, and the one to set instead."""
     with pytest.raises(ValueError, match=message):
         SglangConfig(**options)
 
@@ -87,36 +87,32 @@ def test_bad_options_are_refused(options, message):
     ("options", "expected"),
     [({}, 4096), ({"max_context": 100}, 100), ({"max_total_tokens": 208}, 200)],
 )
-def test_the_context_is_as_long_as_the_least_of_all_limits(small_model, options, expected):
-    """Option, model and cache; known before the start."""
+def test_the_least_limit_bounds_the_context(small_model, options, expected):
+    """The least of option, model and KV cache, known before the start."""
     engine = SglangEngine(SglangConfig(model=small_model, device="cpu", **options), Resources())
 
     assert expected == engine.capabilities.max_context
 
 
-def test_a_model_that_says_nothing_of_its_length_has_the_options(tmp_path):
-    """Also when its file is broken, of which the start speaks."""
+def test_a_model_without_a_limit_gets_the_options(tmp_path):
+    """A missing or broken config.json sets no limit; the start reports it."""
     assert 8192 == arguments.max_context(SglangConfig(), ModelSpec(path=tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": 64}}))
     assert 64 == arguments.max_context(SglangConfig(), ModelSpec(path=tmp_path))
 
 
-def test_hidden_gpus_are_no_gpus(monkeypatch):
-    """A Ray actor without a GPU has an empty list of them."""
-    monkeypatch.setattr(arguments, "_DRIVERS", ("/proc/self",))
-
+def test_auto_uses_a_visible_gpu(monkeypatch):
+    """An explicit device wins."""
     found = []
-    for visible in ("0", "", "-1"):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        found.append(arguments.resolve_device(SglangConfig()))
-    monkeypatch.setattr(arguments, "_DRIVERS", ("/no such driver",))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    for gpu in (True, False):
+        monkeypatch.setattr(arguments, "has_gpu", lambda gpu=gpu: gpu)
+        found += [arguments.resolve_device(SglangConfig()), arguments.resolve_device(SglangConfig(device="cuda"))]
 
-    assert ["cuda", "cpu", "cpu", "cpu"] == [*found, arguments.resolve_device(SglangConfig())]
+    assert ["cuda", "cuda", "cpu", "cuda"] == found
 
 
 def test_ranks_on_a_cpu_share_the_cores(monkeypatch):
-    """Every core belongs to one rank; with fewer cores than ranks each rank has them all."""
+    """Every core belongs to one rank. With fewer cores than ranks, each rank gets all of them."""
     monkeypatch.delenv("SGLANG_CPU_OMP_THREADS_BIND", raising=False)
     found = []
     for cores in ({0, 1, 2, 3}, {5}):
@@ -128,21 +124,11 @@ def test_ranks_on_a_cpu_share_the_cores(monkeypatch):
     assert "1" == environment["OMP_NUM_THREADS"]
 
 
-def test_remote_code_is_trusted_for_the_runs_model_alone(tmp_path):
-    """A directory of the engine's own is not what the pinned revision speaks of."""
-    trusted = ModelSpec(path=tmp_path / "run", trust_remote_code=True, revision="abc")
-
-    own = arguments.model_spec(SglangConfig(model=tmp_path / "own"), Resources(model=trusted))
-    run = arguments.model_spec(SglangConfig(), Resources(model=trusted))
-
-    assert (own, run) == (ModelSpec(path=tmp_path / "own"), trusted)
-
-
-STAND_INS = """
+STUBS = """
 import sys
-from turnwise_sglang_engine import stand_ins
-stand_ins.install()
-stand_ins.install()
+from turnwise_sglang_engine import stub_packages
+stub_packages.install()
+stub_packages.install()
 import numpy, triton, triton.language as tl, torchvision.ops
 from sgl_kernel import assign_req_to_token_pool_cpu
 from sgl_kernel.mamba import causal_conv1d_fn_cpu
@@ -162,19 +148,19 @@ except NotImplementedError as error:
 try:
     import sgl_kernel.scalar_type
 except ImportError:
-    print("no more than needed")
-found = [each for each in sys.meta_path if isinstance(each, stand_ins.StandIns)]
+    print("only the listed names exist")
+found = [each for each in sys.meta_path if isinstance(each, stub_packages.StubFinder)]
 print(plain(1), tuned(1), type(Inherits()).__name__, numpy.__name__, len(found))
 """
 
 
-def test_stand_ins_can_be_imported_and_not_called():
-    """Decorators leave functions alone, classes can be inherited from, functions raise, and real packages win."""
-    command = [sys.executable, "-c", STAND_INS]
+def test_stubs_can_be_imported_but_not_called():
+    """Stub decorators return their function, classes can be subclassed, functions raise, and real packages win."""
+    command = [sys.executable, "-c", STUBS]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
 
     assert done.stdout.splitlines() == [
-        "sgl_kernel.assign_req_to_token_pool_cpu was called, and its package is not installed",
-        "no more than needed",
+        "sgl_kernel.assign_req_to_token_pool_cpu was called, but its package is not installed",
+        "only the listed names exist",
         "2 3 Inherits numpy 1",
     ]

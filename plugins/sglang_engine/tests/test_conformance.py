@@ -1,34 +1,35 @@
-"""The SGLang engine does what every engine must do: with a pretended SGLang everywhere, and with the real one."""
+"""Engine conformance: with a fake SGLang everywhere, and with SGLang where it is installed."""
 
 import pytest
 
-from turnwise.testing.engine_probe import EngineProbe
-from turnwise.testing.engine_suite import EngineSuite
 from turnwise_sglang_engine import SglangConfig
+from turnwise_testing.engine_probe import EngineProbe
+from turnwise_testing.engine_suite import EngineSuite
+from turnwise_testing.suite import PluginSuite
 
 
-class TestPretended(EngineSuite):
-    """The standard tests, on the engine, its process and what is between them."""
+class TestAroundFake(EngineSuite):
+    """The standard tests of the engine and its process, with a fake SGLang."""
 
     entry_point = "sglang_engine"
     module = "turnwise_sglang_engine"
     registered = "sglang"
 
     @pytest.fixture
-    def make_engine(self, make_pretended):
-        """Engines whose process runs the pretended SGLang."""
-        return make_pretended
+    def make_engine(self, make_fake_engine):
+        """Engines around the fake SGLang."""
+        return make_fake_engine
 
     @pytest.fixture
     def probe(self):
-        """The vocabulary of the pretended model."""
+        """The vocabulary of the fake."""
         return EngineProbe(vocab_size=512)
 
 
 @pytest.mark.sglang
 @pytest.mark.slow
 class TestSglang(EngineSuite):
-    """The standard tests, with SGLang and the model of the calculator demo."""
+    """The standard tests with SGLang and the calculator demo's model."""
 
     entry_point = "sglang_engine"
     module = "turnwise_sglang_engine"
@@ -37,16 +38,16 @@ class TestSglang(EngineSuite):
 
     @pytest.fixture
     def config(self):
-        """A small context, and one thread: the model is tiny."""
+        """A small context, and one thread for the tiny model."""
         from turnwise_calculator_demo import model_dir
 
         return SglangConfig(model=model_dir(), device="cpu", max_context=1024, num_threads=1)
 
     @pytest.fixture
     def probe(self):
-        """The vocabulary of the model, a forward pass of it, and requests long enough to be caught in flight."""
-        from turnwise.testing.reference_model import TransformersReference
+        """The vocabulary of the model, its forward pass, and requests long enough to interrupt."""
         from turnwise_calculator_demo import model_dir
+        from turnwise_testing.reference_model import TransformersReference
 
         return EngineProbe(
             vocab_size=365,
@@ -55,3 +56,12 @@ class TestSglang(EngineSuite):
             logprob_bound=2e-5,
             timeout_s=300.0,
         )
+
+
+class TestDiagnostic(PluginSuite):
+    """The standard tests of the registration."""
+
+    entry_point = "sglang_engine"
+    module = "turnwise_sglang_engine"
+    registered = "sglang"
+    hook = "register_diagnostics"

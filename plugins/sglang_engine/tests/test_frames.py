@@ -1,4 +1,4 @@
-"""What travels between the engine and SGLang's process comes out as it went in."""
+"""Frames between the engine and SGLang's process arrive unchanged."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -18,7 +18,7 @@ frames = st.builds(Frame, heads, st.lists(columns, max_size=3))
 @given(sent=st.lists(frames, max_size=4), cuts=st.lists(st.integers(1, 50), min_size=1, max_size=20))
 @settings(deadline=None)
 def test_frames_survive_any_cut(sent, cuts):
-    """Whatever pieces the bytes come in, the same frames come out, in order."""
+    """The frames arrive in order, however the bytes are split."""
     data = b"".join(map(pack, sent))
     decoder, received, start, number = Decoder(), [], 0, 0
     while start < len(data):

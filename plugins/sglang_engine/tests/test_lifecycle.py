@@ -1,4 +1,4 @@
-"""How SGLang's process starts, dies and ends, and what it leaves behind: nothing."""
+"""SGLang's process: start, death and stop, without leftovers."""
 
 import asyncio
 import os
@@ -10,20 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.errors import EngineError, ReplicaDiedError
+from turnwise.errors import ReplicaDiedError
 from turnwise.protocols import ModelSpec, Resources
 from turnwise.types import FinishReason
 from turnwise_sglang_engine import SglangConfig, SglangEngine
-
-
-async def failure_of(awaitable):
-    with pytest.raises(EngineError) as caught:
-        await awaitable
-    return caught.value
+from turnwise_testing.engine_scenarios import failure_of
 
 
 def group_of(engine):
-    """The processes of SGLang's group, by number."""
+    """Return the ids of the processes in SGLang's group."""
     leader, found = engine._server._process.pid, []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -37,40 +32,38 @@ def group_of(engine):
 
 def start_failure(make, **options):
     engine = make(**options)
-    text = str(asyncio.run(failure_of(engine.start())))
-    assert "\n" not in text
-    return text
+    return str(asyncio.run(failure_of(engine.start())))
 
 
-def test_start_without_sglang_says_so(small_model, monkeypatch):
-    """One line with what to install."""
+def test_a_missing_sglang_is_reported(small_model, monkeypatch):
+    """The error contains the install command."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     engine = SglangEngine(SglangConfig(model=small_model, device="cpu"), Resources())
 
     assert str(asyncio.run(failure_of(engine.start()))).startswith(
-        "the sglang engine needs SGLang: pip install 'turnwise-sglang-engine[cuda]'"
+        "SGLang is not installed in this virtual environment: pip install 'turnwise-sglang-engine[cuda]'"
     )
 
 
-def test_start_with_a_wrong_directory_says_so(tmp_path):
-    """One line for none, one that is not there, and one that holds no model."""
+def test_a_wrong_model_directory_is_refused(tmp_path):
+    """The error names the option, the directory, or what the directory lacks."""
 
     def make(path):
         return lambda: SglangEngine(SglangConfig(device="cpu"), Resources(model=ModelSpec(path=path)))
 
-    assert start_failure(make(None)) == "the sglang engine has no model: set model.path, or 'model' of the engine"
+    assert start_failure(make(None)) == "the sglang engine has no model: set model.path, or engine.model"
     missing = tmp_path / "no"
     assert start_failure(make(missing)) == f"the model directory '{missing}' does not exist"
-    assert start_failure(make(tmp_path)) == f"'{tmp_path}' is no model directory: it has no config.json"
+    assert start_failure(make(tmp_path)) == f"'{tmp_path}' is not a model directory: it has no config.json"
     (tmp_path / "config.json").write_text("{}")
-    assert start_failure(make(tmp_path)) == f"'{tmp_path}' is no language model: its config.json has no vocab_size"
+    assert start_failure(make(tmp_path)) == f"'{tmp_path}' is not a language model: its config.json has no vocab_size"
 
 
-def test_an_unknown_argument_is_named(make_pretended):
-    """With the version of SGLang, and what was probably meant."""
-    text = start_failure(make_pretended, engine_args={"schedule_polcy": "lpm"})
+def test_an_unknown_argument_is_named(make_fake_engine):
+    """The error has the version of SGLang and the closest known name."""
+    text = start_failure(make_fake_engine, engine_args={"schedule_polcy": "lpm"})
 
-    assert text == "SGLang 0.0 has no argument 'schedule_polcy' for engine_args; did you mean 'schedule_policy'?"
+    assert text == "SGLang 0.0 has no argument 'schedule_polcy' (engine_args); did you mean 'schedule_policy'?"
 
 
 @pytest.mark.parametrize(
@@ -80,16 +73,16 @@ def test_an_unknown_argument_is_named(make_pretended):
         ("die", "SGLang did not start: ValueError: this model cannot be loaded"),
     ],
 )
-def test_a_failing_start_has_a_cause(make_pretended, monkeypatch, mood, expected):
-    """SGLang's own exception, or the last error in its log when it killed itself."""
+def test_a_failed_start_has_a_cause(make_fake_engine, monkeypatch, mood, expected):
+    """SGLang's exception, or the last error in its log if it killed itself."""
     monkeypatch.setenv("FAKE_SGLANG", mood)
 
-    assert start_failure(make_pretended) == expected
+    assert start_failure(make_fake_engine) == expected
 
 
-def test_a_start_that_takes_too_long_is_ended(make_pretended):
-    """The process does not stay."""
-    engine = make_pretended(start_timeout_s=0.001)
+def test_a_slow_start_is_stopped(make_fake_engine):
+    """The process is killed."""
+    engine = make_fake_engine(start_timeout_s=0.001)
 
     text = str(asyncio.run(failure_of(engine.start())))
 
@@ -97,15 +90,15 @@ def test_a_start_that_takes_too_long_is_ended(make_pretended):
     assert group_of(engine) == []
 
 
-def test_a_cache_that_one_request_overflows_is_refused(make_pretended):
-    """SGLang would clip that request without a word."""
-    text = start_failure(make_pretended, max_context=4096)
+def test_a_cache_smaller_than_one_context_is_refused(make_fake_engine):
+    """SGLang would truncate a long request silently."""
+    text = start_failure(make_fake_engine, max_context=4096)
 
-    assert text.startswith("the cache of 4096 tokens cannot hold max_context, 4096 tokens: raise mem_fraction_static")
+    assert text.startswith("the KV cache has 4096 tokens, but max_context needs 4096: raise mem_fraction_static")
 
 
 def test_starting_twice_is_refused(serve):
-    """An engine is started once, and not again after it was stopped."""
+    """An engine starts once, and not again after a stop."""
 
     async def scenario(engine):
         again = await failure_of(engine.start())
@@ -115,14 +108,14 @@ def test_starting_twice_is_refused(serve):
     assert serve(scenario) == ("the sglang engine has been started already", "the sglang engine was stopped")
 
 
-def test_stopping_while_starting_leaves_nothing(make_pretended):
-    """`start` says why, and no process stays."""
+def test_stopping_while_starting_leaves_no_process(make_fake_engine):
+    """`start` raises, and the process is killed."""
 
     async def scenario():
-        engine = make_pretended()
+        engine = make_fake_engine()
         async with asyncio.TaskGroup() as group:
             start = group.create_task(failure_of(engine.start()))
-            while engine._server is None or engine._server._link is None:  # noqa: ASYNC110 - tells nobody
+            while engine._server is None or engine._server._link is None:  # noqa: ASYNC110 - an engine has no event for it
                 await asyncio.sleep(0)
             await engine.stop()
         return str(start.result()), str(await failure_of(engine.generate(None))), group_of(engine)
@@ -134,12 +127,12 @@ def test_stopping_while_starting_leaves_nothing(make_pretended):
     )
 
 
-def test_stopping_ends_its_children_and_nobody_elses(make_pretended, monkeypatch):
-    """SGLang's own end would kill every child of this process."""
+def test_stopping_ends_only_its_own_children(make_fake_engine, monkeypatch):
+    """SGLang's own shutdown would kill every child of its process."""
     monkeypatch.setenv("FAKE_SGLANG", "child")
 
     async def scenario():
-        engine = make_pretended()
+        engine = make_fake_engine()
         await engine.start()
         before = group_of(engine)
         await engine.stop()
@@ -154,8 +147,8 @@ def test_stopping_ends_its_children_and_nobody_elses(make_pretended, monkeypatch
             bystander.kill()
 
 
-def test_a_dead_process_leaves_nobody_waiting(serve, ask):
-    """All waiters and later calls raise, with the cause; `stop` still works."""
+def test_a_dead_process_fails_all_requests(serve, ask):
+    """Running and later requests raise with the cause; `stop` still works."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:
@@ -173,8 +166,8 @@ def test_a_dead_process_leaves_nobody_waiting(serve, ask):
     assert num_running == 0
 
 
-def test_what_is_in_flight_at_stop_keeps_what_it_had(serve, ask):
-    """As by an abort."""
+def test_requests_keep_their_tokens_at_stop(serve, ask):
+    """They end like aborted ones."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:
@@ -209,8 +202,8 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("end", ["killed", "forgotten"])
-def test_an_engine_that_nobody_stops_leaves_no_process(pretended, small_model, monkeypatch, end):
-    """Neither when its process ends nor when it is killed."""
+def test_an_abandoned_engine_leaves_no_process(fake_sglang, small_model, monkeypatch, end):
+    """SGLang ends with the process that holds the engine, even if that was killed."""
     monkeypatch.setenv("FAKE_SGLANG", "child")
     command = [sys.executable, "-W", "ignore", "-c", ABANDON, str(small_model), end]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

@@ -1,4 +1,4 @@
-"""How requests fare between the engine and a pretended SGLang that has the real one's ways."""
+"""Requests through the engine to a fake SGLang that behaves like the real one."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ EOS = 9
 
 
 def greedy_ids(context, num_tokens):
-    """What the pretended model takes for the best ids."""
+    """Return the best ids of the fake model."""
     ids = list(context)
     for _ in range(num_tokens):
         ids.append((sum(ids) * 7 + len(ids)) % VOCAB_SIZE)
@@ -21,7 +21,7 @@ def greedy_ids(context, num_tokens):
 
 
 def context_before_eos():
-    """A context behind which the pretended model ends its turn at the second token."""
+    """Return a context that the fake model continues with an end-of-turn id as the second token."""
     for first in range(VOCAB_SIZE):
         for second in range(VOCAB_SIZE):
             if greedy_ids([first, second], 2)[1] == EOS:
@@ -30,7 +30,7 @@ def context_before_eos():
 
 
 def test_the_models_end_of_turn_ends_only_turns_that_ask_for_it(serve, ask):
-    """SGLang stops at it, and `ignore_eos` would switch the request's own stop ids off: the turn goes on behind it."""
+    """SGLang stops at it, as `ignore_eos` would disable the request's stop ids too; the turn continues after it."""
     context = context_before_eos()
     expected = greedy_ids(context, 6)
 
@@ -46,8 +46,8 @@ def test_the_models_end_of_turn_ends_only_turns_that_ask_for_it(serve, ask):
     assert (expected[:2], FinishReason.STOP, EOS) == (asked.token_ids.tolist(), asked.finish_reason, asked.stop_reason)
 
 
-def test_a_turn_whose_last_token_is_a_foreign_end_is_as_long_as_asked(serve, ask):
-    """Nothing is left to sample behind it."""
+def test_a_turn_may_end_with_an_unnamed_end_of_turn(serve, ask):
+    """No tokens remain to be sampled after it, so the reason is `length`."""
     context = context_before_eos()
     request = ask(token_ids=context, max_tokens=2, stop_token_ids=(VOCAB_SIZE - 1,))
 
@@ -56,18 +56,18 @@ def test_a_turn_whose_last_token_is_a_foreign_end_is_as_long_as_asked(serve, ask
     assert (2, FinishReason.LENGTH, None) == (len(result.token_ids), result.finish_reason, result.stop_reason)
 
 
-def test_each_way_of_drawing_has_its_logprobs(serve, ask):
-    """Greedy draws from one id; filtered tokens have the log-probability among what the filters leave."""
+def test_logprobs_of_each_sampling_method(serve, ask):
+    """Greedy ones are 0; filtered ones are of the distribution that the filters leave."""
 
     async def scenario(engine):
-        ways = [
+        methods = [
             {"temperature": 0.0},
             {"temperature": 1.0},
             {"temperature": 1.0, "top_p": 0.9},
             {"temperature": 1.0, "top_k": 5},
             {"temperature": 1.0, "top_k": 10_000},
         ]
-        return [(await engine.generate(ask(max_tokens=3, **way))).logprobs.tolist() for way in ways]
+        return [(await engine.generate(ask(max_tokens=3, **method))).logprobs.tolist() for method in methods]
 
     greedy, plain, top_p, top_k, all_ids = serve(scenario)
 
@@ -76,8 +76,8 @@ def test_each_way_of_drawing_has_its_logprobs(serve, ask):
     assert [-0.25] * 3 == top_p == top_k
 
 
-def test_an_abort_that_overtakes_its_request_is_not_lost(serve, ask):
-    """SGLang forgets an abort of what its scheduler has not got yet."""
+def test_an_early_abort_is_not_lost(serve, ask):
+    """SGLang drops an abort that reaches its scheduler before the request."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:
@@ -92,8 +92,8 @@ def test_an_abort_that_overtakes_its_request_is_not_lost(serve, ask):
     assert len(result.token_ids) < 20
 
 
-def test_ids_that_begin_alike_are_aborted_one_by_one(serve, ask):
-    """SGLang aborts by prefix: its names are not ours."""
+def test_ids_with_a_common_prefix_are_aborted_separately(serve, ask):
+    """SGLang aborts by prefix, so the engine gives it unrelated ids."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:
@@ -105,8 +105,8 @@ def test_ids_that_begin_alike_are_aborted_one_by_one(serve, ask):
     assert [FinishReason.ABORT, FinishReason.LENGTH] == serve(scenario)
 
 
-def test_the_context_may_be_as_long_as_promised(serve, ask):
-    """SGLang refuses some tokens before its limit and clips the output before it: ours is inside."""
+def test_the_context_may_have_the_promised_length(serve, ask):
+    """SGLang refuses inputs and truncates outputs near its limit, which is longer than ours."""
 
     async def scenario(engine):
         longest = engine.capabilities.max_context
@@ -124,11 +124,11 @@ def test_the_context_may_be_as_long_as_promised(serve, ask):
     [
         ({"token_ids": [512]}, "request 'a' has ids outside the vocabulary of 512"),
         ({"token_ids": []}, "request 'a' has an empty context"),
-        ({"stop": ("x",)}, "this sglang engine has no stop strings: set its option stop_strings, or use stop_token_i"),
+        ({"stop": ("x",)}, "the sglang engine has no tokenizer, which stop strings need: set its option stop_strings"),
     ],
 )
-def test_what_sglang_would_die_of_is_refused(serve, ask, change, message):
-    """One line, before SGLang sees it."""
+def test_requests_that_crash_sglang_are_refused(serve, ask, change, message):
+    """The engine refuses them before SGLang sees them."""
 
     async def scenario(engine):
         with pytest.raises(EngineError, match=message):
@@ -139,7 +139,7 @@ def test_what_sglang_would_die_of_is_refused(serve, ask, change, message):
 
 
 def test_an_id_in_flight_is_refused(serve, ask):
-    """Whom an abort meant would be open."""
+    """`abort` could not tell the two requests apart."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:
@@ -152,7 +152,7 @@ def test_an_id_in_flight_is_refused(serve, ask):
 
 
 def test_prefix_hits_are_counted(serve, ask):
-    """By result and in all; none when the cache is switched off."""
+    """In the result and in the totals; none if the cache is off."""
 
     async def scenario(engine):
         results = [await engine.generate(ask()) for _ in range(2)]
@@ -163,7 +163,7 @@ def test_prefix_hits_are_counted(serve, ask):
 
 
 def test_seeds_need_deterministic_inference(serve, ask):
-    """With it they are passed on, and the capability is there."""
+    """With that option seeds are passed on, and the capability is true."""
 
     async def scenario(engine):
         request = ask(temperature=1.0, seed=3)

@@ -1,4 +1,4 @@
-"""New weights on their way into SGLang, whole or not at all, and what sleeps meanwhile."""
+"""Weight updates of the engine, whole or not at all, and sleep."""
 
 import asyncio
 
@@ -9,17 +9,15 @@ import torch
 
 from turnwise.errors import EngineError, ReplicaDiedError, TornWeightsError
 from turnwise.types import FinishReason
-from turnwise_sglang_engine.staging import Expected, checkpoint_shapes, stage
+from turnwise_engine_support.model_directory import checkpoint_shapes
+from turnwise_engine_support.weight_checks import ExpectedWeights
+from turnwise_sglang_engine.staging import stage
+from turnwise_testing.engine_scenarios import failure_of
 
 GOOD = {"a.weight": np.full((2, 3), 2.0, np.float32), "b.weight": np.ones(4, np.float32)}
 TORN, DEADLY = np.full(4, -13.0, np.float32), np.full(4, -14.0, np.float32)
-"""Weights at which the pretended SGLang says no, and dies."""
-
-
-async def failure_of(awaitable):
-    with pytest.raises(EngineError) as caught:
-        await awaitable
-    return caught.value
+"""Weights that the fake SGLang refuses, and that kill it."""
+NO_WEIGHTS = "the engine has no valid weights, so all must be sent"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +32,7 @@ async def failure_of(awaitable):
     ids=["float32", "a view", "ml_dtypes", "torch", "a torch view"],
 )
 def test_every_kind_of_array_arrives(serve, ask, array):
-    """The pretended model adds up its last weight; each value is exact in each dtype."""
+    """The fake model adds up its last weight; the values are exact in each dtype."""
 
     async def scenario(engine):
         before = await engine.generate(ask(max_tokens=1))
@@ -48,8 +46,8 @@ def test_every_kind_of_array_arrives(serve, ask, array):
     assert 0 == after.num_cached_tokens
 
 
-def test_buckets_are_as_large_as_asked(serve, ask):
-    """Weights that come one per bucket arrive as well, and one version comes of it."""
+def test_any_bucket_size_works(serve, ask):
+    """Several buckets make one version."""
 
     async def scenario(engine):
         await engine.update_weights(iter(GOOD.items()), 5)
@@ -61,8 +59,8 @@ def test_buckets_are_as_large_as_asked(serve, ask):
     assert results[0].token_ids.tolist() == results[1].token_ids.tolist()
 
 
-def test_requests_in_flight_wait_and_go_on(serve, ask):
-    """Each token says which weights it is of."""
+def test_requests_in_flight_continue_after_an_update(serve, ask):
+    """Each token has the version that sampled it."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:
@@ -87,7 +85,7 @@ def test_requests_in_flight_wait_and_go_on(serve, ask):
     ],
 )
 def test_bad_weights_change_nothing(serve, ask, name, array, message):
-    """One bad weight refuses all of them."""
+    """One bad weight refuses the update."""
 
     async def scenario(engine):
         with pytest.raises(EngineError, match=message):
@@ -97,8 +95,8 @@ def test_bad_weights_change_nothing(serve, ask, name, array, message):
     assert serve(scenario).weight_version == 0
 
 
-def test_a_source_that_breaks_off_changes_nothing(serve, ask):
-    """Whatever it raises."""
+def test_a_failing_source_changes_nothing(serve, ask):
+    """The error text contains the cause."""
 
     def broken():
         yield "a.weight", GOOD["a.weight"]
@@ -108,11 +106,11 @@ def test_a_source_that_breaks_off_changes_nothing(serve, ask):
         failure = await failure_of(engine.update_weights(broken(), 1))
         return str(failure), (await engine.generate(ask())).weight_version
 
-    assert serve(scenario) == ("the weights could not be read: OSError: the trainer has gone", 0)
+    assert serve(scenario) == ("cannot read the new weights: OSError: the trainer has gone", 0)
 
 
-def test_half_an_update_serves_nobody_until_a_whole_one(serve, ask):
-    """Requests in flight and later ones raise; a part of the weights does not mend it."""
+def test_a_failure_midway_tears_the_weights(serve, ask):
+    """Running and later requests fail until an update with all weights succeeds."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:
@@ -127,12 +125,15 @@ def test_half_an_update_serves_nobody_until_a_whole_one(serve, ask):
     torn, part, version = serve(scenario)
 
     assert [TornWeightsError] * 3 == [type(each) for each in torn]
-    assert {"a weight update failed half-way: SGLang refused: cannot load b.weight"} == {str(each) for each in torn}
-    assert (part, version) == ("1 weights are missing, such as 'a.weight': the model holds none", 3)
+    assert {"a weight update failed midway: SGLang refused: cannot load b.weight"} == {str(each) for each in torn}
+    assert (part, version) == (
+        f"1 weights are missing, such as 'a.weight': {NO_WEIGHTS}",
+        3,
+    )
 
 
-def test_weights_that_kill_sglang_take_the_replica_out(serve):
-    """The process is gone, and so is the replica."""
+def test_weights_that_kill_sglang(serve):
+    """The error is a dead replica."""
 
     async def scenario(engine):
         return type(await failure_of(engine.update_weights([("b.weight", DEADLY)], 1)))
@@ -141,19 +142,19 @@ def test_weights_that_kill_sglang_take_the_replica_out(serve):
 
 
 def test_weights_need_one_copy_and_one_stage(serve):
-    """SGLang asserts it; the capability says it."""
+    """SGLang asserts it, and the capability agrees."""
 
     async def scenario(engine):
         return engine.capabilities.weight_updates, str(await failure_of(engine.update_weights([], 1)))
 
     assert serve(scenario, data_parallel_size=2) == (
         False,
-        "SGLang takes weights with data_parallel_size and pipeline_parallel_size 1 only",
+        "SGLang can update weights only if data_parallel_size and pipeline_parallel_size are 1",
     )
 
 
-def test_level_2_wants_all_weights(serve, ask):
-    """Without a copy in host memory nothing serves before a whole update."""
+def test_level_2_needs_all_weights(serve, ask):
+    """Without a copy in host memory, nothing is served until a whole update."""
 
     async def scenario(engine):
         await engine.sleep(2)
@@ -167,15 +168,15 @@ def test_level_2_wants_all_weights(serve, ask):
 
     assert serve(scenario, weights_cpu_backup=False) == (
         {2},
-        "the weights are asleep: wake them up before an update",
-        "1 weights are missing, such as 'b.weight': the model holds none",
-        "the sglang engine dropped its weights when it went asleep: update them first",
+        "the weights of the sglang engine are asleep: wake them up before an update",
+        f"1 weights are missing, such as 'b.weight': {NO_WEIGHTS}",
+        "sleep level 2 freed the weights of the sglang engine: call update_weights",
         1,
     )
 
 
-def test_sleep_ends_requests_and_stages_of_waking_are_told(serve, ask):
-    """What runs is aborted with what it had; the refusal names what still sleeps."""
+def test_sleep_aborts_requests(serve, ask):
+    """Requests keep their tokens, and a refusal names the tags that are still asleep."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:
@@ -191,14 +192,14 @@ def test_sleep_ends_requests_and_stages_of_waking_are_told(serve, ask):
 
     assert serve(scenario) == (
         FinishReason.ABORT,
-        "the sglang engine is asleep: wake up kv_cache, weights",
-        "the sglang engine is asleep: wake up kv_cache",
+        "the sglang engine is asleep (level 1): wake up weights and kv_cache",
+        "the sglang engine is asleep (level 1): wake up kv_cache",
         2,
     )
 
 
 def test_a_cpu_has_no_sleep(serve):
-    """Freeing memory there is not what SGLang does."""
+    """SGLang frees memory only on a GPU."""
 
     async def scenario(engine):
         return engine.capabilities.sleep_levels, str(await failure_of(engine.sleep(1)))
@@ -211,23 +212,23 @@ def test_a_cpu_has_no_sleep(serve):
     )
 
 
-def test_tied_weights_may_come_and_stay_out():
-    """State dicts name the output layer also when it is the input's table."""
+def test_a_tied_output_layer_is_not_sent():
+    """State dicts contain the output layer also if it is tied to the embedding table."""
     shapes = {"model.embed_tokens.weight": (4, 2)}
     table = np.zeros((4, 2), np.float32)
 
     staged = stage(
-        [("model.embed_tokens.weight", table), ("lm_head.weight", table)], Expected(shapes, True), whole=True
+        [("model.embed_tokens.weight", table), ("lm_head.weight", table)], ExpectedWeights(shapes, True), whole=True
     )
 
     assert {"model.embed_tokens.weight"} == staged.names
     staged.close()
     with pytest.raises(EngineError, match=r"has shape \(4, 2\), got \(8, 2\)"):
-        stage([("lm_head.weight", np.zeros((8, 2), np.float32))], Expected(shapes, True), whole=False)
+        stage([("lm_head.weight", np.zeros((8, 2), np.float32))], ExpectedWeights(shapes, True), whole=False)
 
 
-def test_what_a_source_says_of_itself_is_checked_first(small_model):
-    """Nothing is asked of its iterator."""
+def test_specs_of_a_source_are_checked_first(small_model):
+    """A wrong spec refuses the update before the first weight is read."""
 
     class Source:
         specs = (type("Spec", (), {"name": "c.weight", "shape": (1,), "dtype": "float32"}),)
@@ -236,16 +237,16 @@ def test_what_a_source_says_of_itself_is_checked_first(small_model):
             raise AssertionError("was iterated")
 
     with pytest.raises(EngineError, match=r"no weight 'c\.weight'"):
-        stage(Source(), Expected(checkpoint_shapes(small_model)), whole=False)
+        stage(Source(), ExpectedWeights(checkpoint_shapes(small_model)), whole=False)
 
 
-def test_a_cancelled_update_serves_nobody_until_a_whole_one(serve, ask):
-    """How it ended is not known; it may have changed a part."""
+def test_a_cancelled_update_tears_the_weights(serve, ask):
+    """It is unknown how much SGLang had loaded."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:
             update = group.create_task(engine.update_weights(GOOD.items(), 1))
-            while not engine._answers:  # noqa: ASYNC110 - an engine has no event for it
+            while not engine._calls:  # noqa: ASYNC110 - an engine has no event for it
                 await asyncio.sleep(0)
             update.cancel()
         text = str(await failure_of(engine.generate(ask())))

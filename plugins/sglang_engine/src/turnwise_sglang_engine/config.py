@@ -1,4 +1,4 @@
-"""Options of the SGLang engine. Nothing is loaded or looked up here."""
+"""Options of the SGLang engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from attrs import Attribute, field, frozen, validators
+from attrs import field, frozen, validators
+
+from turnwise_engine_support.arguments import engine_args_validator
 
 _at_least_one = validators.ge(1)
 _optional_at_least_one = validators.optional(_at_least_one)
@@ -30,7 +32,7 @@ OWNED_ARGUMENTS = {
     "tp_size": "tensor_parallel_size",
     "trust_remote_code": "model.trust_remote_code",
 }
-"""Arguments of SGLang that are options here, with the option's name."""
+"""Arguments of SGLang that are options of this plugin, with the name of the option."""
 
 FIXED_ARGUMENTS = frozenset(
     {
@@ -43,43 +45,35 @@ FIXED_ARGUMENTS = frozenset(
         "weight_version",
     }
 )
-"""Arguments of SGLang without which the engine would not be what it says it is."""
-
-
-def _check_engine_args(_config: object, _attribute: Attribute[Any], engine_args: Mapping[str, Any]) -> None:
-    for name in engine_args:
-        if name in OWNED_ARGUMENTS:
-            raise ValueError(f"'engine_args' must not hold {name!r}: set {OWNED_ARGUMENTS[name]}")
-        if name in FIXED_ARGUMENTS:
-            raise ValueError(f"'engine_args' must not hold {name!r}: the engine sets it")
+"""Arguments of SGLang that the engine depends on, so that only the plugin sets them."""
 
 
 @frozen(kw_only=True)
 class SglangConfig:
     """
-    How SGLang runs a model.
+    Options for a model that SGLang runs.
 
     Attributes:
-        model: directory of the model, in place of the run's own; its remote code is never trusted.
-        dtype: of weights and cache; `auto` is float32 on a CPU and the checkpoint's own elsewhere.
-        device: `cpu` or `cuda`; `auto` is a GPU when there is one.
-        max_context: most tokens of context and output together; the model's own limit when that is smaller.
+        model: model directory, instead of the run's `model.path`; its remote code is never trusted.
+        dtype: of weights and KV cache; `auto` is float32 on a CPU and the checkpoint's dtype on a GPU.
+        device: `cpu` or `cuda`; `auto` is a GPU if there is one.
+        max_context: most tokens of context and output together; a smaller limit of the model wins.
         tensor_parallel_size: devices that share each layer.
-        pipeline_parallel_size: groups of devices that share the layers among them.
-        data_parallel_size: copies of the model behind this one engine; weights can be updated with one copy only.
-        max_running_requests: requests that sample in one step; None is 64 on a CPU and SGLang's choice elsewhere.
-        mem_fraction_static: share of a GPU's memory for weights and KV cache; None leaves it to SGLang.
-        max_total_tokens: tokens of the KV cache; None is eight contexts on a CPU, and what the memory holds on a GPU.
-        prefix_caching: keep keys and values of finished requests for contexts that begin alike.
-        sleep_mode: make sleep possible; it needs a GPU and torch_memory_saver, which SGLang brings there.
-        weights_cpu_backup: sleep is level 1 and keeps the weights in host memory; without it, level 2 drops them.
-        stop_strings: load the model's tokenizer into SGLang so that requests may have stop strings.
-        seed: of what requests draw; None draws one. Replicas need different seeds, or they sample alike.
-        num_threads: threads of OpenMP in each of SGLang's processes; None leaves it to torch.
-        weight_bucket_bytes: most bytes of weights that are handed to SGLang at once, unless one weight is larger.
-        start_timeout_s: seconds for SGLang to start.
-        log_level: of SGLang's own log, which is shown when it dies.
-        engine_args: any other argument of SGLang's `ServerArgs`.
+        pipeline_parallel_size: groups of devices that share the layers.
+        data_parallel_size: copies of the model behind this engine; weights can be updated with one copy only.
+        max_running_requests: most requests in one step; None is 64 on a CPU and SGLang's choice on a GPU.
+        mem_fraction_static: fraction of a GPU's memory for weights and KV cache; None leaves it to SGLang.
+        max_total_tokens: tokens of the KV cache; None is eight contexts on a CPU, and on a GPU what fits its memory.
+        prefix_caching: keep keys and values of finished requests for contexts with the same prefix.
+        sleep_mode: support sleep; needs a GPU and torch_memory_saver, which SGLang installs for GPUs.
+        weights_cpu_backup: sleep is level 1 and keeps the weights in host memory; false is level 2, which frees them.
+        stop_strings: load the model's tokenizer, which stop strings need.
+        seed: for sampling; None draws one. Give replicas different seeds, or they sample the same.
+        num_threads: OpenMP threads of each SGLang process; None leaves it to torch.
+        weight_bucket_bytes: most bytes of weights that SGLang receives at once; a larger weight comes alone.
+        start_timeout_s: seconds that SGLang may take to start.
+        log_level: of SGLang's own log, whose end is shown if SGLang dies.
+        engine_args: other arguments of SGLang's `ServerArgs`.
     """
 
     model: Path | None = None
@@ -103,9 +97,11 @@ class SglangConfig:
     weight_bucket_bytes: int = field(default=512 << 20, validator=_at_least_one)
     start_timeout_s: float = field(default=900.0, validator=validators.gt(0))
     log_level: Literal["debug", "info", "warning", "error"] = "error"
-    engine_args: Mapping[str, Any] = field(factory=dict, validator=_check_engine_args)
+    engine_args: Mapping[str, Any] = field(
+        factory=dict, validator=engine_args_validator(OWNED_ARGUMENTS, FIXED_ARGUMENTS)
+    )
 
     @property
     def world_size(self) -> int:
-        """Devices that this engine takes."""
+        """Number of devices that the engine needs."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size

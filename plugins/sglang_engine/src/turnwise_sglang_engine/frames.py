@@ -1,8 +1,8 @@
 """
-What travels between the engine and SGLang's process: a JSON head and arrays, one frame after the other.
+Messages between the engine and SGLang's process: frames of a JSON head and arrays.
 
 A frame is the length of its head and of its arrays in bytes (4 and 8, little endian), the head, and the arrays one
-after the other; the head says their dtypes and sizes. Nothing that is read is ever run.
+after the other. The head contains their dtypes and sizes. Received data is never executed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.generic]
 DTYPES: dict[str, Any] = {"float32": np.float32, "int32": np.int32}
-"""What arrays may be of."""
+"""Allowed dtypes of arrays."""
 _LENGTHS = struct.Struct("<IQ")
 _ARRAYS = "arrays"
 
@@ -31,7 +31,7 @@ class Frame:
 
     Attributes:
         head: JSON values by name.
-        arrays: one-dimensional, of the dtypes above.
+        arrays: one-dimensional arrays with a dtype of `DTYPES`.
     """
 
     head: dict[str, Any]
@@ -39,7 +39,7 @@ class Frame:
 
 
 def pack(frame: Frame) -> bytes:
-    """Return a frame's bytes."""
+    """Return the bytes of a frame."""
     described = [(array.dtype.name, len(array)) for array in frame.arrays]
     head = json.dumps({**frame.head, _ARRAYS: described}, separators=(",", ":")).encode()
     num_bytes = sum(array.nbytes for array in frame.arrays)
@@ -47,13 +47,13 @@ def pack(frame: Frame) -> bytes:
 
 
 class Decoder:
-    """Makes frames of bytes that come in pieces."""
+    """Decodes frames from a byte stream."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that are complete with these bytes."""
+        """Yield the frames that these bytes complete."""
         self._rest += data
         while len(self._rest) >= _LENGTHS.size:
             head_size, num_bytes = _LENGTHS.unpack_from(self._rest)
@@ -79,37 +79,34 @@ class Link(asyncio.Protocol):
     One end of the connection.
 
     Args:
-        on_frame: called with each frame that comes.
-        on_lost: called once, when the other end has gone or `close` was called.
+        on_frame: called with each received frame.
+        on_lost: called once, when the other end has closed the connection or `close` was called.
     """
 
     def __init__(self, on_frame: Callable[[Frame], None], on_lost: Callable[[], None]) -> None:
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._decoder = Decoder()
-        # Of uvloop in one process: its transports are not asyncio's by inheritance.
+        # Any, because SGLang's process uses uvloop, whose transports do not inherit from asyncio's.
         self._transport: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what is complete."""
         for frame in self._decoder.feed(data):
             self._on_frame(frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Say so."""
         self._transport = None
         self._on_lost()
 
     def send(self, head: dict[str, Any], *arrays: Array) -> None:
-        """Send a frame; nothing happens when the other end has gone, which `on_lost` tells."""
+        """Send a frame. A lost connection is ignored here, because `on_lost` reports it."""
         if self._transport is not None:
             self._transport.write(pack(Frame(head, arrays)))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.close()

@@ -1,4 +1,4 @@
-"""SGLang's process from outside: started, connected, and gone without a trace."""
+"""Starts and stops SGLang's process, without leaving anything behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from turnwise.errors import EngineError
 from turnwise_sglang_engine.frames import Array, Frame, Link
 
 _STOP_S = 60.0
-"""How long SGLang may take to free its devices before it is killed."""
+"""Seconds that SGLang may take to free its devices before it is killed."""
 _STOP_POLL_S = 0.02
 _ERROR = re.compile(r"^(?:\[[^\]]*\] )?(?:[\w.]*(?:Error|Exception|Interrupt|Died))\b.*")
 _LOG_TAIL_BYTES = 64 << 10
@@ -31,7 +31,7 @@ COMMAND = (sys.executable, "-m", "turnwise_sglang_engine.server")
 
 
 def living_members(group: int) -> list[int]:
-    """Return the ids of the processes of a group that have not ended; one that nobody has reaped has ended."""
+    """Return the ids of the running processes of a group, without zombies."""
     found = []
     for process in psutil.process_iter():
         with suppress(ProcessLookupError, psutil.Error):
@@ -43,12 +43,12 @@ def living_members(group: int) -> list[int]:
 @define(eq=False)
 class ServerProcess:
     """
-    One process with SGLang in it, and all that SGLang starts.
+    SGLang's process and its children.
 
     Attributes:
-        on_frame: called with each frame that comes from it, once it is ready.
-        on_lost: called when the connection has ended, whoever ended it.
-        command: starts it.
+        on_frame: called with each frame that it sends once it is ready.
+        on_lost: called when the connection has ended, from either side.
+        command: starts the process.
     """
 
     on_frame: Callable[[Frame], None]
@@ -63,10 +63,10 @@ class ServerProcess:
 
     async def start(self, arguments: dict[str, Any], environment: dict[str, str], timeout_s: float) -> dict[str, Any]:
         """
-        Start it, and return what it says of itself when it is ready.
+        Start the process, and return the head of its first frame when it is ready.
 
         Raises:
-            EngineError: why it did not start, as far as it or its log can tell.
+            EngineError: it did not start; the text has the cause from the process or from its log.
         """
         loop = asyncio.get_running_loop()
         self._ready = loop.create_future()
@@ -77,7 +77,7 @@ class ServerProcess:
         ours.setblocking(False)
         await loop.create_connection(lambda: link, sock=ours)
         self._link = link
-        await asyncio.to_thread(self._give, {"parent": os.getpid(), "arguments": arguments})
+        await asyncio.to_thread(self._write_settings, {"parent": os.getpid(), "arguments": arguments})
         try:
             async with asyncio.timeout(timeout_s):
                 frame = await self._ready
@@ -88,16 +88,15 @@ class ServerProcess:
         return frame.head
 
     def send(self, head: dict[str, Any], *arrays: Array) -> None:
-        """Send a frame."""
         if self._link is not None:
             self._link.send(head, *arrays)
 
     async def stop(self) -> None:
-        """End it and everything that it started; harmless at any time, and again."""
+        """Stop the process and its children. Idempotent, and allowed at any time."""
         self.send({"op": "stop"})
         try:
             async with asyncio.timeout(_STOP_S):
-                while self._link is not None and not self._has_ended():  # noqa: ASYNC110 - a process has no event
+                while self._link is not None and not self._has_ended():  # noqa: ASYNC110 - processes have no event
                     await asyncio.sleep(_STOP_POLL_S)
         except TimeoutError:
             pass
@@ -106,23 +105,23 @@ class ServerProcess:
         while self._link is not None:
             self._link.close()
             await asyncio.sleep(0)
-        # A killed process goes when the kernel comes to it; until then it holds its memory and its ports.
+        # A killed process keeps its memory and ports until the kernel has removed it.
         with suppress(TimeoutError):
             async with asyncio.timeout(_STOP_S):
                 while self._process is not None and living_members(self._process.pid):  # noqa: ASYNC110 - no event either
                     await asyncio.sleep(_STOP_POLL_S)
 
     def _has_ended(self) -> bool:
-        # Not reaped yet, so that its number stays that of its group.
+        # WNOWAIT does not reap the process, so that its id remains the id of its group.
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return self._process is None or self._exited or os.waitid(os.P_PID, self._process.pid, options) is not None
 
     def kill(self) -> None:
-        """End it and everything that it started, at once; also when there is no event loop any more."""
+        """Kill the process and its children at once. Needs no event loop, so that a finalizer can call it."""
         if self._process is None or self._exited:
             return
         self._exited = True
-        # All its processes are of the group that began with it.
+        # The process leads a group that contains all its children.
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -132,7 +131,7 @@ class ServerProcess:
             self._log = None
 
     def cause(self) -> str:
-        """Return the last error in the log, or its last line."""
+        """Return the last error in the log, or else its last line."""
         if self._log is None:
             return self._cause
         size = self._log.seek(0, os.SEEK_END)
@@ -142,7 +141,7 @@ class ServerProcess:
         return (errors or lines or [self._cause])[-1].strip()
 
     def _spawn(self, theirs: socket.socket, environment: dict[str, str]) -> None:
-        # Nameless, so that nothing is left behind; its end is shown when SGLang dies.
+        # The file has no name, so nothing stays behind. Its end is shown if SGLang dies.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process has ended
         self._process = subprocess.Popen(
             [*self.command, str(theirs.fileno())],
@@ -151,14 +150,14 @@ class ServerProcess:
             stderr=self._log,
             env=environment,
             pass_fds=[theirs.fileno()],
-            # A group of its own: it is ended as a whole, and an interrupt in a terminal is ours to handle.
+            # A separate group: it is killed as a whole, and Ctrl-C in a terminal reaches only our process.
             start_new_session=True,
         )
 
-    def _give(self, settings: dict[str, Any]) -> None:
+    def _write_settings(self, settings: dict[str, Any]) -> None:
         pipe = self._process.stdin if self._process is not None else None
         if pipe is not None:
-            # One that has ended already is told by its end.
+            # If the process has ended already, the lost connection reports it.
             with suppress(BrokenPipeError), pipe:
                 pipe.write(json.dumps(settings).encode())
 

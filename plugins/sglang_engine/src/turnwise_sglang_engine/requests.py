@@ -1,73 +1,65 @@
-"""A request on its way to SGLang and its answer on the way back: plain data in and out, and no SGLang."""
+"""Requests and results in SGLang's terms, as plain data: SGLang is not imported."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from turnwise.errors import EngineError
-from turnwise.types import FinishReason, GenerateRequest, GenerateResult, SamplingParams, TokenArray
+from turnwise.types import FinishReason, FloatArray, GenerateRequest, GenerateResult, SamplingParams
+from turnwise_engine_support.requests import check_context, is_greedy, num_new_tokens
+from turnwise_engine_support.results import clip_logprobs, weight_versions
 from turnwise_sglang_engine.frames import Frame
 
 GREEDY, PLAIN, FILTERED = "greedy", "plain", "filtered"
-"""How a token is drawn: the best id, one of all, or one of those that top-k and top-p leave."""
-
-_GREEDY_BELOW = 1e-5
-"""Temperatures under this overflow the scaled logits; vLLM draws the line at the same place."""
+"""How a token is sampled: the best id, one of all ids, or one of those that top-k and top-p leave."""
 
 
-def num_new_tokens(request: GenerateRequest, *, max_context: int, vocab_size: int, stop_strings: bool) -> int:
+def check_request(request: GenerateRequest, *, max_context: int, vocab_size: int, stop_strings: bool) -> int:
     """
-    Return how many tokens may be sampled.
+    Return the most tokens to sample for a request.
 
     Raises:
-        EngineError: SGLang would refuse the request, cut it short without a word, or die of it.
+        EngineError: SGLang would refuse the request, truncate it silently, or crash.
     """
-    num_context, sampling = len(request.token_ids), request.sampling
-    if num_context == 0:
-        raise EngineError(f"request {request.request_id!r} has an empty context")
-    if num_context >= max_context:
+    check_context(request, max_context=max_context, vocab_size=vocab_size)
+    if request.sampling.stop and not stop_strings:
         raise EngineError(
-            f"request {request.request_id!r} has a context of {num_context} tokens: max_context is {max_context},"
-            " output included"
+            "the sglang engine has no tokenizer, which stop strings need: set its option stop_strings, or use"
+            " stop_token_ids"
         )
-    if request.token_ids.min() < 0 or request.token_ids.max() >= vocab_size:
-        raise EngineError(f"request {request.request_id!r} has ids outside the vocabulary of {vocab_size}")
-    if sampling.stop and not stop_strings:
-        raise EngineError("this sglang engine has no stop strings: set its option stop_strings, or use stop_token_ids")
-    room = max_context - num_context
-    return min(sampling.max_tokens or room, room)
+    return num_new_tokens(request, max_context)
 
 
-def drawing(sampling: SamplingParams, vocab_size: int) -> str:
-    """Return which of the three ways SGLang draws in."""
-    if sampling.temperature < _GREEDY_BELOW:
+def sampling_method(sampling: SamplingParams, vocab_size: int) -> str:
+    """Return `GREEDY`, `PLAIN` or `FILTERED`."""
+    if is_greedy(sampling):
         return GREEDY
     return FILTERED if sampling.top_p < 1 or 0 < sampling.top_k < vocab_size else PLAIN
 
 
 def sampling_options(sampling: SamplingParams, max_tokens: int, vocab_size: int, *, seeds: bool) -> dict[str, Any]:
     """
-    Return SGLang's sampling parameters that draw as asked.
+    Return SGLang's sampling parameters.
 
-    `ignore_eos` also switches the request's own stop ids off, so it is set only for requests without any. For the
-    others the model's end-of-turn ids end a turn too; the server goes on after one that the request does not name.
+    SGLang's `ignore_eos` also disables the request's own stop ids, so it is set only for requests without any. With
+    stop ids, the model's end-of-turn ids end a turn as well, and the server continues it if the request does not name
+    them.
     """
-    way = drawing(sampling, vocab_size)
+    method = sampling_method(sampling, vocab_size)
     options: dict[str, Any] = {
         "max_new_tokens": max_tokens,
-        "temperature": 0.0 if way == GREEDY else float(sampling.temperature),
+        "temperature": 0.0 if method == GREEDY else float(sampling.temperature),
         "ignore_eos": not sampling.stop_token_ids,
         "stop_token_ids": list(sampling.stop_token_ids),
-        # A stop string may hold the text of a special token.
+        # A stop string may contain the text of a special token.
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
     }
-    if way == FILTERED:
+    if method == FILTERED:
         options["top_p"] = float(sampling.top_p)
-        # What survives the filters is told for a finite top-k only.
+        # SGLang reports which ids survive the filters only for a finite top-k.
         options["top_k"] = vocab_size if sampling.top_k == -1 else min(sampling.top_k, vocab_size)
     if sampling.stop:
         options["stop"] = list(sampling.stop)
@@ -76,15 +68,15 @@ def sampling_options(sampling: SamplingParams, max_tokens: int, vocab_size: int,
     return options
 
 
-def result_of(request: GenerateRequest, frame: Frame, *, version: int) -> GenerateResult:
+def parse_result(request: GenerateRequest, frame: Frame, *, version: int) -> GenerateResult:
     """
-    Return the answer that a frame of the server holds.
+    Return the result that a frame of the server contains.
 
     Args:
-        request: what was asked.
-        frame: with `reason`, `stop`, `num_cached_tokens` and `spans` of weight versions, the ids, and their
-            log-probabilities unless it was greedy.
-        version: of the weights now: an answer without tokens carries it.
+        request: the request.
+        frame: with `reason`, `stop`, `num_cached_tokens` and `spans` of weight versions in its head. Its arrays are the
+            ids and, unless the request is greedy, their log-probabilities.
+        version: current weight version, for a result without tokens.
     """
     token_ids = np.asarray(frame.arrays[0], np.int32)
     reason = FinishReason(frame.head["reason"])
@@ -93,27 +85,18 @@ def result_of(request: GenerateRequest, frame: Frame, *, version: int) -> Genera
         logprobs=_logprobs(frame, len(token_ids)),
         finish_reason=reason,
         stop_reason=frame.head["stop"] if reason is FinishReason.STOP else None,
-        weight_version=_versions(frame.head["spans"], len(token_ids), version),
+        weight_version=weight_versions(frame.head["spans"], len(token_ids), version),
         num_cached_tokens=min(frame.head["num_cached_tokens"], len(request.token_ids)),
     )
 
 
 def empty_result(version: int) -> GenerateResult:
-    """Return the answer to a request that was ended before anything came back."""
+    """Return the result of a request that was aborted before its first token."""
     return GenerateResult(token_ids=[], logprobs=[], finish_reason=FinishReason.ABORT, weight_version=version)
 
 
-def _logprobs(frame: Frame, num_tokens: int) -> NDArray[np.float32]:
-    """Greedy draws from one id, so there is nothing to tell; a sure token may round to a little over 1."""
+def _logprobs(frame: Frame, num_tokens: int) -> FloatArray:
+    """Return (num_tokens,) log-probabilities, which are 0 for a greedy request."""
     if len(frame.arrays) == 1:
         return np.zeros(num_tokens, np.float32)
-    return np.minimum(np.asarray(frame.arrays[1], np.float32), np.float32(0.0))
-
-
-def _versions(spans: list[tuple[int, int, int]], num_tokens: int, current: int) -> int | TokenArray:
-    known = [(version, end - start) for version, start, end in spans if end > start]
-    if not num_tokens or not known:
-        return current
-    if len({version for version, _ in known}) == 1:
-        return known[0][0]
-    return np.repeat(np.array([version for version, _ in known], np.int32), [size for _, size in known])
+    return clip_logprobs(frame.arrays[1])

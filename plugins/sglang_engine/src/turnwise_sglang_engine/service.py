@@ -1,9 +1,9 @@
 """
-What SGLang's process does for each frame: requests, aborts, new weights, sleep.
+Serves the frames of the engine in SGLang's process: requests, aborts, weight updates, sleep.
 
-It calls SGLang's tokenizer manager, always on one event loop. What SGLang does not do is done here: an abort that comes
-before the request has reached the scheduler, an end-of-turn id of the model that the request did not ask for, and
-requests that wait outside while weights change.
+It calls SGLang's tokenizer manager, always on one event loop, and handles three cases that SGLang does not: an abort
+that arrives before the request has reached the scheduler, an end-of-turn id of the model that the request did not name,
+and requests that arrive while weights change.
 """
 
 from __future__ import annotations
@@ -17,29 +17,36 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
+from turnwise_engine_support.error_lines import error_line
 from turnwise_sglang_engine.frames import Frame
-from turnwise_sglang_engine.loading import check_shared_memory, map_file, tensors_of
+from turnwise_sglang_engine.loading import check_shared_memory, make_tensors, map_file
 from turnwise_sglang_engine.requests import FILTERED, GREEDY, PLAIN
 
 _DISPATCH_POLL_S = 0.001
 
 
 class ServiceError(Exception):
-    """Why something cannot be done, in one line for a person."""
+    """Something cannot be done. The text is one line for the user."""
 
 
 @define(eq=False)
 class Turn:
     """
-    One request: what was asked, and what has come back of it.
+    A request and the output received so far.
 
     Attributes:
-        head: of its frame.
+        head: head of the request's frame.
         context: (n,) ids.
-        rid: SGLang's name for it; aborts match by prefix there, so no name begins like another.
-        aborted: end it with what it has.
-        state: what SGLang's tokenizer manager holds of it, once it is being aborted.
-        task: that serves it.
+        rid: SGLang's id. SGLang aborts by prefix, so no id is a prefix of another.
+        aborted: whether to end the request with the tokens it has.
+        state: the request's state in SGLang's tokenizer manager, kept when it is aborted.
+        task: the task that serves the request.
+        ids: sampled ids.
+        logprobs: of these ids; empty for a greedy request.
+        spans: weight version, start and end of runs of these ids.
+        num_cached: context tokens found in the prefix cache.
+        reason: finish reason; empty while the request continues.
+        stop: stop id or stop string that ended it.
     """
 
     head: dict[str, Any]
@@ -57,18 +64,18 @@ class Turn:
 
     @property
     def options(self) -> dict[str, Any]:
-        """SGLang's sampling parameters for what is left to sample."""
+        """SGLang's sampling parameters for the remaining tokens."""
         options: dict[str, Any] = self.head["options"]
         return options | {"max_new_tokens": options["max_new_tokens"] - len(self.ids)}
 
     def add(self, output: dict[str, Any]) -> None:
-        """Take what SGLang answered; `reason` stays empty when the request must go on."""
+        """Add an output of SGLang. `reason` stays empty if the request must continue."""
         meta = output["meta_info"]
         ids = list(output["output_ids"])
         start = len(self.ids)
         logprobs = self._logprobs_in(meta)
-        if self.head["draw"] != GREEDY:
-            # An abort in a queue may tell fewer of one than of the other.
+        if self.head["method"] != GREEDY:
+            # The output of a request aborted in a queue may have fewer log-probabilities than ids.
             ids = ids[: len(logprobs)]
             self.logprobs += logprobs[: len(ids)]
         if not self.ids:
@@ -81,9 +88,9 @@ class Turn:
         self._end(meta["finish_reason"])
 
     def _logprobs_in(self, meta: dict[str, Any]) -> list[float]:
-        if self.head["draw"] == PLAIN:
+        if self.head["method"] == PLAIN:
             return [value for value, *_ in meta.get("output_token_logprobs") or ()]
-        if self.head["draw"] == FILTERED:
+        if self.head["method"] == FILTERED:
             name = "output_token_sampling_logprobs"
             return list(meta.get(name) or getattr(self.state, name, None) or [])
         return []
@@ -91,9 +98,9 @@ class Turn:
     def _end(self, finish: dict[str, Any]) -> None:
         matched = finish.get("matched")
         if finish["type"] == "abort" and not self.aborted:
-            raise ServiceError(f"SGLang ended it: {finish.get('message') or 'no reason given'}")
+            raise ServiceError(f"SGLang ended the request: {finish.get('message') or 'no reason given'}")
         if finish["type"] == "stop" and isinstance(matched, int) and matched not in self.options["stop_token_ids"]:
-            # The model's own end of turn, which the request did not name: go on behind it.
+            # The model's own end of turn, which the request did not name, so the request continues after it.
             self.reason = "" if self.options["max_new_tokens"] else "length"
             return
         self.reason, self.stop = finish["type"], matched
@@ -102,13 +109,13 @@ class Turn:
 @define(eq=False)
 class Service:
     """
-    Answers frames.
+    Handles frames and sends replies.
 
     Attributes:
         manager: SGLang's tokenizer manager.
-        structs: the module of its request classes.
-        serialize: makes bytes of named tensors, for one rank.
-        num_ranks: how many ranks want such bytes.
+        structs: the module of SGLang's request classes.
+        serialize: serializes named tensors for one rank.
+        num_ranks: number of ranks.
         group: owns the tasks.
         send: sends a frame's head and arrays.
     """
@@ -126,11 +133,11 @@ class Service:
     _asleep: set[str] = field(factory=set, init=False)
 
     def receive(self, frame: Frame) -> None:
-        """Take a frame; what it asks for is done by a task."""
+        """Start a task that handles a frame."""
         head = frame.head
         if head["op"] == "generate":
             turn = self._turns[head["id"]] = Turn(head, frame.arrays[0].tolist())
-            turn.task = self.group.create_task(self._answer(turn))
+            turn.task = self.group.create_task(self._serve(turn))
         elif head["op"] == "cancel":
             running = self._turns.get(head["id"])
             if running is not None and running.task is not None:
@@ -141,12 +148,11 @@ class Service:
         else:
             self.group.create_task(self._control(head))
 
-    async def _answer(self, turn: Turn) -> None:
+    async def _serve(self, turn: Turn) -> None:
         try:
             await self._sample(turn)
-        except Exception as error:  # noqa: BLE001 - whatever SGLang raises belongs to this request alone
-            text = str(error) if isinstance(error, ServiceError) else f"{type(error).__name__}: {error}"
-            self.send({"id": turn.head["id"], "error": text})
+        except Exception as error:  # noqa: BLE001 - any error of SGLang fails only this request
+            self.send({"id": turn.head["id"], "error": _error_text(error)})
             return
         finally:
             del self._turns[turn.head["id"]]
@@ -158,7 +164,7 @@ class Service:
             "spans": turn.spans,
         }
         arrays = [np.array(turn.ids, np.int32)]
-        if turn.head["draw"] != GREEDY:
+        if turn.head["method"] != GREEDY:
             arrays.append(np.array(turn.logprobs, np.float32))
         self.send(head, *arrays)
 
@@ -169,23 +175,25 @@ class Service:
             if turn.aborted:
                 turn.reason = "abort"
                 return
-            # Nothing waits between here and SGLang's own note of the request, so an abort finds one or the other.
+            # There is no await between here and SGLang's registration of the request, so `_abort` finds either no rid
+            # or its state.
             turn.rid = uuid.uuid4().hex
             request = self.structs.GenerateReqInput(
                 input_ids=turn.context + turn.ids,
                 sampling_params=turn.options,
                 rid=turn.rid,
-                return_logprob=turn.head["draw"] == PLAIN,
-                return_sampling_mask=turn.head["draw"] == FILTERED,
+                return_logprob=turn.head["method"] == PLAIN,
+                return_sampling_mask=turn.head["method"] == FILTERED,
             )
-            answers = [each async for each in self.manager.generate_request(request, None)]
-            turn.add(answers[-1])
+            outputs = [output async for output in self.manager.generate_request(request, None)]
+            turn.add(outputs[-1])
 
     async def _abort(self, turn: Turn) -> None:
+        # First the flag: a turn that waits at the gate checks it when it wakes up.
         turn.aborted = True
         async with self._gate:
             self._gate.notify_all()
-        # Before it has been sent to the scheduler, an abort would overtake it and be forgotten.
+        # SGLang drops an abort that reaches the scheduler before the request, so wait until it was dispatched.
         while (state := self.manager.rid_to_state.get(turn.rid)) is not None:
             turn.state = state
             if state.dispatched:
@@ -203,33 +211,32 @@ class Service:
                     await self._sleep(set(head["tags"]))
                 else:
                     await self._wake_up(set(head["tags"]))
-        except Exception as error:  # noqa: BLE001 - whatever SGLang raises is told to who asked
-            text = str(error) if isinstance(error, ServiceError) else f"{type(error).__name__}: {error}"
-            reply["error"] = text
+        except Exception as error:  # noqa: BLE001 - any error of SGLang is sent to the engine
+            reply["error"] = _error_text(error)
         self.send(reply)
 
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
-        """Keep new requests outside, and put those that run back into the queue, without keys and values."""
+        """Hold new requests back, and return running ones to the queue without their keys and values."""
         await self._pause()
         try:
             yield
         finally:
             if not self._asleep:
-                await self._continue()
+                await self._resume()
 
     async def _pause(self) -> None:
         self._open = False
         await self.manager.pause_generation(self.structs.PauseGenerationReqInput(mode="retract"))
 
-    async def _continue(self) -> None:
+    async def _resume(self) -> None:
         await self.manager.continue_generation(self.structs.ContinueGenerationReqInput(torch_empty_cache=False))
         self._open = True
         async with self._gate:
             self._gate.notify_all()
 
     async def _update(self, head: dict[str, Any], reply: dict[str, Any]) -> None:
-        """Load weights in the pause; `reply` says `torn` as soon as something may have changed."""
+        """Load weights during a pause. `reply` has `torn` from the moment that weights may have changed."""
         buckets = head["buckets"]
         memory = map_file(head["path"], head["size"]) if buckets else None
         check_shared_memory(buckets)
@@ -237,7 +244,7 @@ class Service:
             if memory is not None:
                 await self._load_all(memory, head, reply)
             else:
-                await self._load_nothing(head["version"])
+                await self._change_version(head["version"])
 
     async def _load_all(self, memory: Any, head: dict[str, Any], reply: dict[str, Any]) -> None:
         _check(await self.manager.begin_weight_update(self.structs.BeginWeightUpdateReqInput()))
@@ -245,15 +252,15 @@ class Service:
         try:
             for number, bucket in enumerate(head["buckets"], start=1):
                 version = head["version"] if number == len(head["buckets"]) else None
-                await self._load(tensors_of(memory, bucket), version)
+                await self._load(make_tensors(memory, bucket), version)
         finally:
-            # Also behind a failure, or the next update would find the session open.
+            # After a failure too, or the next update would find the session open.
             ended = await self.manager.end_weight_update(self.structs.EndWeightUpdateReqInput())
         _check(ended)
         reply["torn"] = False
 
     async def _load(self, tensors: list[tuple[str, Any]], version: int | None) -> None:
-        """Load one bucket; the last one brings the version and empties the cache."""
+        """Load one bucket. The last one sets the version and flushes the cache."""
         request = self.structs.UpdateWeightsFromTensorReqInput(
             serialized_named_tensors=[self.serialize(tensors) for _ in range(self.num_ranks)],
             flush_cache=version is not None,
@@ -261,14 +268,14 @@ class Service:
         )
         _check(await self.manager.update_weights_from_tensor(request))
 
-    async def _load_nothing(self, version: int) -> None:
+    async def _change_version(self, version: int) -> None:
         request = self.structs.UpdateWeightVersionReqInput(new_version=str(version), abort_all_requests=False)
         await self.manager.update_weight_version(request)
         flushed = await self.manager.flush_cache()
         _check((flushed.success, flushed.message))
 
     async def _sleep(self, tags: set[str]) -> None:
-        """Free memory. SGLang's scheduler dies of it unless it is idle or paused, so it stays paused."""
+        """Free memory. SGLang's scheduler crashes unless it is idle or paused, so it stays paused."""
         if tags := tags - self._asleep:
             if not self._asleep:
                 await self._pause()
@@ -277,17 +284,21 @@ class Service:
             self._asleep |= tags
 
     async def _wake_up(self, tags: set[str]) -> None:
-        """Take memory again. SGLang's scheduler dies of a tag that is awake."""
+        """Restore memory. SGLang's scheduler crashes on a tag that is awake, so those are left out."""
         if tags := tags & self._asleep:
             request = self.structs.ResumeMemoryOccupationReqInput(tags=sorted(tags))
             await self.manager.resume_memory_occupation(request)
             self._asleep -= tags
             if not self._asleep:
-                await self._continue()
+                await self._resume()
 
 
-def _check(answer: tuple[bool, str]) -> None:
-    """Raise for an answer of SGLang that says no: it does not."""
-    success, message = answer
+def _error_text(error: Exception) -> str:
+    return str(error) if isinstance(error, ServiceError) else error_line(error)
+
+
+def _check(reply: tuple[bool, str]) -> None:
+    """Raise if SGLang replied that it failed: it raises nothing itself."""
+    success, message = reply
     if not success:
         raise ServiceError(f"SGLang refused: {message}")

@@ -1,9 +1,10 @@
 """
-Stand-ins for packages that SGLang imports everywhere and uses on a GPU only.
+Stubs of packages that SGLang always imports but uses only on a GPU.
 
 SGLang imports `triton`, `torchvision` and, on a CPU, `sgl_kernel` while it loads. Generation on a plain CPU calls none
-of them, but their wheels are large, or need CUDA to load. A finder at the end of the path answers for those that are
-not installed: real packages win. What is called all the same raises, so that no number ever comes from here.
+of them, but their wheels are large or need CUDA to load. A finder at the end of the import path provides stubs for
+those that are not installed, so a real package always wins. A stub raises when it is called, so it can never produce a
+wrong number.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-NEVER_CALLED = {
+UNCALLED_FUNCTIONS = {
     "sgl_kernel": (
         "assign_draft_cache_locs_contiguous_cpu",
         "assign_extend_cache_locs_cpu",
@@ -34,13 +35,13 @@ NEVER_CALLED = {
         "chunk_gated_delta_rule_cpu",
     ),
 }
-"""Functions that SGLang imports without a condition. It asks for others too, and has a way round when they lack."""
-DECORATING = ("torchvision", "triton")
-"""Their names also decorate, annotate and are inherited from while modules load, so every name is there."""
+"""Functions that SGLang imports unconditionally. It imports others too, with a fallback if they are missing."""
+WILDCARD_PACKAGES = ("torchvision", "triton")
+"""Packages whose names serve as decorators, annotations and base classes at import time: their stubs have any name."""
 
 
 class _Anything(type):
-    """A class whose every attribute is a class like it."""
+    """A class whose every attribute is the class itself."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -49,7 +50,7 @@ class _Anything(type):
 
 
 class _Name(metaclass=_Anything):
-    """Any name of a decorating package: a decorator with or without arguments, a base class, a constant."""
+    """Any name of a wildcard package: a decorator with or without arguments, a base class, a constant."""
 
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
         if cls is not _Name:
@@ -68,37 +69,35 @@ class _Module(types.ModuleType):
         return _Name
 
 
-def _absent(name: str) -> Any:
-    def call(*_arguments: Any, **_options: Any) -> Any:
-        raise NotImplementedError(f"{name} was called, and its package is not installed")
+def _make_stub(name: str) -> Any:
+    def stub(*_arguments: Any, **_options: Any) -> Any:
+        raise NotImplementedError(f"{name} was called, but its package is not installed")
 
-    return call
+    return stub
 
 
-class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the packages above and everything in them."""
+class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds and makes the stubs."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Answer for a package above that nobody else has found."""
-        if fullname not in NEVER_CALLED and fullname.partition(".")[0] not in DECORATING:
+        if fullname not in UNCALLED_FUNCTIONS and fullname.partition(".")[0] not in WILDCARD_PACKAGES:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """Make a module that has the names that are asked for."""
-        module = types.ModuleType(spec.name) if spec.name in NEVER_CALLED else _Module(spec.name)
+        module = types.ModuleType(spec.name) if spec.name in UNCALLED_FUNCTIONS else _Module(spec.name)
         module.__dict__["__version__"] = "0.0"
-        for name in NEVER_CALLED.get(spec.name, ()):
-            setattr(module, name, _absent(f"{spec.name}.{name}"))
+        for name in UNCALLED_FUNCTIONS.get(spec.name, ()):
+            setattr(module, name, _make_stub(f"{spec.name}.{name}"))
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Do nothing: the module is complete."""
+        """Do nothing: `create_module` returned a complete module."""
 
 
 def install() -> None:
-    """Answer for the packages in this process, behind all other finders."""
-    if not any(isinstance(finder, StandIns) for finder in sys.meta_path):
-        sys.meta_path.append(StandIns())
+    """Provide the stubs in this process, after all other finders. Idempotent."""
+    if not any(isinstance(finder, StubFinder) for finder in sys.meta_path):
+        sys.meta_path.append(StubFinder())

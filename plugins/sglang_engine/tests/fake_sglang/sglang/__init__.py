@@ -1,10 +1,10 @@
 """
-A pretended SGLang: the few names that the engine's process uses, with SGLang's ways and without its weight.
+A fake SGLang with the names that the engine's process uses.
 
-What it copies, each seen in SGLang 0.5.23: aborts match by prefix and are forgotten when they come before the request;
-`ignore_eos` switches stop ids off as well; the model's end-of-turn ids end turns; outputs are clipped without a word;
-weights are refused outside a session, by an answer and not by an exception; the scheduler dies of sleeping while it is
-busy, and of waking what is awake.
+It copies this behaviour of SGLang 0.5.23: aborts match by prefix and are dropped if they arrive before the request;
+`ignore_eos` also disables stop ids; the model's end-of-turn ids end turns; outputs are truncated silently; weights
+outside a session are refused by a return value and not by an exception; the scheduler crashes if it has to sleep while
+it is busy, or to wake up a tag that is awake.
 """
 
 import os
@@ -16,7 +16,7 @@ __version__ = "0.0"
 
 
 class Engine:
-    """Makes a manager of the arguments; `FAKE_SGLANG` in the environment makes it fail."""
+    """Makes a manager; the environment variable `FAKE_SGLANG` makes it fail."""
 
     def __init__(self, **arguments):
         mood = os.environ.get("FAKE_SGLANG", "")
@@ -32,11 +32,11 @@ class Engine:
             print(f"child {self.child}", flush=True)
 
     def shutdown(self):
-        """End the children: left to the engine."""
+        """Do nothing, so that the engine has to end the children."""
 
 
 class Sizes:
-    """What the schedulers tell of themselves."""
+    """The sizes that the schedulers report."""
 
     def __init__(self, arguments):
         self.scheduler_infos = [{"max_total_num_tokens": arguments.get("max_total_tokens", 4096)}]

@@ -1,4 +1,4 @@
-"""The pretended tokenizer manager and its scheduler: after a context comes what its sum and the weights say."""
+"""The fake tokenizer manager and scheduler. Sampled ids depend on the sum of the context and on the weights."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ STEP_S = 0.002
 
 
 class Manager:
-    """Samples one token per step for each request, and forgets nothing that SGLang would remember."""
+    """Samples one token per step for each request."""
 
     def __init__(self, arguments):
         self.arguments = arguments
@@ -31,7 +31,7 @@ class Manager:
     async def generate_request(self, request, _http=None):
         state = self.rid_to_state[request.rid] = SimpleNamespace(dispatched=False, aborted=False)
         try:
-            await asyncio.sleep(STEP_S)  # the way to the scheduler
+            await asyncio.sleep(STEP_S)  # the request is on its way to the scheduler
             state.dispatched = True
             yield await self._run(request, state)
         finally:
@@ -42,7 +42,7 @@ class Manager:
         limit = self.arguments["context_length"]
         if len(context) >= limit - 6:
             raise ValueError(f"the input of {len(context)} tokens is too long")
-        # Clipped without a word.
+        # Truncated silently.
         wanted = min(options["max_new_tokens"], limit - 2 - len(context))
         ids, versions, logprobs = [], [], []
         cached = self._cached(context)
@@ -70,7 +70,7 @@ class Manager:
         return {"output_ids": ids, "meta_info": meta}
 
     async def _step(self, state):
-        while not self.running.is_set() and not state.aborted:  # noqa: ASYNC110 - as a scheduler polls
+        while not self.running.is_set() and not state.aborted:  # noqa: ASYNC110 - SGLang's scheduler polls too
             await asyncio.sleep(STEP_S)
 
     def _next(self, context, options):

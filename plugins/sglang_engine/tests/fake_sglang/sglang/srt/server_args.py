@@ -1,8 +1,8 @@
-"""The arguments that the pretended SGLang knows."""
+"""The arguments of the fake SGLang."""
 
 
 class ServerArgs:
-    """Known by its signature."""
+    """The engine reads the argument names from the signature."""
 
     def __init__(
         self,

@@ -1,12 +1,12 @@
-"""How the pretended SGLang makes bytes of tensors."""
+"""Serialization of tensors in the fake SGLang."""
 
 import pickle
 
 
 class MultiprocessingSerializer:
-    """Copies; the real one shares memory."""
+    """Copies tensors; the real one shares their memory."""
 
     @staticmethod
     def serialize(tensors):
-        """Return bytes of named tensors."""
+        """Serialize named tensors."""
         return pickle.dumps([(name, tensor.float().numpy().copy()) for name, tensor in tensors])

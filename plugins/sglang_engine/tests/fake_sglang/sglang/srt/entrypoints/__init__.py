@@ -1,1 +1,1 @@
-"""Part of the pretended SGLang."""
+"""Part of the fake SGLang."""

@@ -1,1 +1,1 @@
-"""Imports, and that is all that is asked of it."""
+"""Importable, which is all that the engine's process needs of it."""

@@ -1,39 +1,39 @@
-"""Requests: whatever they are given."""
+"""Request classes that accept any field."""
 
 from types import SimpleNamespace
 
 
 class GenerateReqInput(SimpleNamespace):
-    """A request."""
+    """A request for tokens."""
 
 
 class PauseGenerationReqInput(SimpleNamespace):
-    """A pause."""
+    """Pauses generation."""
 
 
 class ContinueGenerationReqInput(SimpleNamespace):
-    """Its end."""
+    """Resumes generation."""
 
 
 class BeginWeightUpdateReqInput(SimpleNamespace):
-    """A session of weights."""
+    """Opens a session of weight updates."""
 
 
 class EndWeightUpdateReqInput(SimpleNamespace):
-    """Its end."""
+    """Closes the session."""
 
 
 class UpdateWeightsFromTensorReqInput(SimpleNamespace):
-    """Weights."""
+    """Sends weights."""
 
 
 class UpdateWeightVersionReqInput(SimpleNamespace):
-    """A version without weights."""
+    """Sets the version without weights."""
 
 
 class ReleaseMemoryOccupationReqInput(SimpleNamespace):
-    """Sleep."""
+    """Frees memory."""
 
 
 class ResumeMemoryOccupationReqInput(SimpleNamespace):
-    """Its end."""
+    """Restores memory."""

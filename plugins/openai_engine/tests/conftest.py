@@ -1,4 +1,4 @@
-"""A small server that speaks both protocols over real sockets, and fails when it is told to."""
+"""A small server for both protocols over real sockets, which fails on request."""
 
 import asyncio
 import json
@@ -10,22 +10,20 @@ import pytest
 from aiohttp import web
 
 from turnwise.protocols import Resources
-from turnwise.types import GenerateRequest, SamplingParams
 from turnwise_openai_engine import OpenAIConfig, OpenAIEngine
-
-VOCAB_SIZE = 512
+from turnwise_testing.engine_scenarios import VOCAB_SIZE, run_scenario, simple_request
 
 
 class FakeServer:
     """
-    Serves pseudo-random ids, one a millisecond. What comes depends on the context, what was sampled, and the seed.
+    Serves pseudo-random ids, one per millisecond, which depend on the context, the sampled ids, and the seed.
 
     Attributes:
-        faults: what the next requests for tokens meet, one each; see `_meet`.
-        bodies: of all requests for tokens.
-        headers: the same.
-        running: wire ids of requests in flight.
-        healthy: what `/health` says.
+        faults: faults of the next generation requests, one for each; see `_start_request`.
+        bodies: bodies of all generation requests.
+        headers: headers of all generation requests.
+        running: ids of requests in flight.
+        healthy: the result of `/health`.
     """
 
     def __init__(self, ssl_context=None):
@@ -69,11 +67,11 @@ class FakeServer:
         self.port = listening.getsockname()[1]
         self._ready.set()
         await self._stopped.wait()
-        # What is accepted becomes a connection some turns of the loop later, and is never closed if the server is then.
+        # An accepted socket becomes a connection some turns of the loop later, and would never be closed after that.
         self._loop.remove_reader(listening.fileno())
         for _ in range(10):
             await asyncio.sleep(0)
-        # Also those on which no request came.
+        # Include connections without a request.
         self._transports |= {each.transport for each in runner.server.connections}
         await runner.cleanup()
         for transport in filter(None, self._transports):
@@ -102,8 +100,8 @@ class FakeServer:
                 event.set()
         return web.Response()
 
-    async def _begin(self, request):
-        """Take a request down and let it meet its fault."""
+    async def _start_request(self, request):
+        """Record a request, and apply its fault."""
         body = await request.json()
         self.bodies.append(body)
         self.headers.append(request.headers.copy())
@@ -115,7 +113,7 @@ class FakeServer:
         return body, fault
 
     async def _completions(self, request):
-        body, fault = await self._begin(request)
+        body, fault = await self._start_request(request)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         aborted = self.running[body["request_id"]] = asyncio.Event()
@@ -146,14 +144,14 @@ class FakeServer:
         return response
 
     async def _generate(self, request):
-        body, fault = await self._begin(request)
+        body, fault = await self._start_request(request)
         rid, options = body["rid"], body["sampling_params"]
         if rid in self.running:
             return web.json_response({"error": {"message": f"Duplicate request ID detected: {rid}"}}, status=400)
         aborted = self.running[rid] = asyncio.Event()
         if fault == "drop":
             request.transport.abort()
-            # The server has not noticed and samples on, until it is told to end.
+            # The server does not notice, and continues to sample until the abort call.
             self._left = asyncio.ensure_future(self._forget(rid, aborted))
             return web.Response()
         try:
@@ -193,7 +191,7 @@ class FakeServer:
         del self.running[rid]
 
     async def _sample(self, context, body, aborted):
-        """Yield each id, and how the answer ends with it."""
+        """Yield each id with the fields that end the response, if it is the last."""
         ids = []
         seed = body.get("seed") if body["temperature"] else None
         while not aborted.is_set():
@@ -221,7 +219,7 @@ async def _event(response, value):
 
 @pytest.fixture
 def make_server():
-    """A function that starts servers; they end with the test."""
+    """A function that starts servers, which stop with the test."""
     servers = []
 
     def make(**options):
@@ -247,45 +245,34 @@ def protocol(request):
 
 @pytest.fixture
 def serve():
-    """A function that runs `scenario(engine)` on an engine around servers, and stops it whatever happens."""
+    """A function that runs `scenario(engine)` on a started engine for some servers."""
 
     def run(scenario, *servers, **options):
         fast = {"backoff_s": 0.01, "health_interval_s": 0.05, "abort_timeout_s": 2.0, "read_timeout_s": 10.0}
         config = OpenAIConfig(**{"urls": [each.url for each in servers], "max_context": 256, **fast, **options})
-
-        async def main():
-            engine = OpenAIEngine(config, Resources())
-            await engine.start()
-            try:
-                async with asyncio.timeout(30):
-                    return await scenario(engine)
-            finally:
-                await engine.stop()
-
-        return asyncio.run(main())
+        return run_scenario(OpenAIEngine(config, Resources()), scenario)
 
     return run
 
 
 @pytest.fixture(scope="session")
 def ask():
-    """A function that makes a request of 16 tokens on 9 ids, unless told otherwise."""
+    """A function that returns a request of 16 tokens on 9 ids, unless told otherwise."""
 
     def make(request_id="a", token_ids=tuple(range(3, 12)), trajectory_id="t", **sampling):
-        params = SamplingParams(**{"max_tokens": 16, **sampling})
-        return GenerateRequest(request_id=request_id, trajectory_id=trajectory_id, token_ids=token_ids, sampling=params)
+        return simple_request(request_id, token_ids, trajectory_id, **sampling)
 
     return make
 
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory):
-    """Paths of a key and a certificate for localhost that signs itself."""
+    """Paths of a key and a self-signed certificate for localhost."""
     import shutil
     import subprocess
 
     if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed, and it makes the certificate")
+        pytest.skip("openssl, which makes the certificate, is not installed")
     folder = tmp_path_factory.mktemp("tls")
     key, cert = folder / "key.pem", folder / "cert.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"

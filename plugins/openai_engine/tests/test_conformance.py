@@ -1,10 +1,11 @@
-"""The engine of servers does what every engine must do, with both protocols."""
+"""Engine conformance with both protocols."""
 
 import pytest
 
-from turnwise.testing.engine_probe import EngineProbe
-from turnwise.testing.engine_suite import EngineSuite
 from turnwise_openai_engine import OpenAIConfig
+from turnwise_testing.engine_probe import EngineProbe
+from turnwise_testing.engine_suite import EngineSuite
+from turnwise_testing.suite import PluginSuite
 
 
 class TestVllmProtocol(EngineSuite):
@@ -41,3 +42,12 @@ class TestSglangProtocol(EngineSuite):
     def probe(self):
         """The vocabulary of the server."""
         return EngineProbe(vocab_size=512, num_long_tokens=150)
+
+
+class TestDiagnostic(PluginSuite):
+    """The standard tests of the registration."""
+
+    entry_point = "openai_engine"
+    module = "turnwise_openai_engine"
+    registered = "openai"
+    hook = "register_diagnostics"

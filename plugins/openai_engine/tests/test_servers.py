@@ -1,4 +1,4 @@
-"""What becomes of requests when servers fail, and where they go when they do not."""
+"""Retries after server failures, routing, errors and keys."""
 
 import asyncio
 import logging
@@ -12,19 +12,16 @@ from turnwise.protocols import Resources
 from turnwise.types import FinishReason
 from turnwise_openai_engine import OpenAIConfig, OpenAIEngine
 from turnwise_openai_engine.servers import Servers
+from turnwise_testing.engine_scenarios import failure_of
 
 
-async def failure_of(awaitable, kind=EngineError):
-    with pytest.raises(kind) as caught:
-        await awaitable
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+async def error_text(awaitable, kind=EngineError):
+    return str(await failure_of(awaitable, kind))
 
 
-async def becomes(condition):
-    """Wait until something holds that nobody announces."""
+async def wait_until(condition):
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - see above
+        while not condition():  # noqa: ASYNC110 - neither engine nor server has an event for it
             await asyncio.sleep(0.005)
 
 
@@ -36,21 +33,25 @@ def one(request):
 
 
 @pytest.mark.parametrize("fault", [500, 502, 503, 429, "drop", "error"])
-def test_a_request_is_sent_again(server, serve, ask, protocol, fault):
-    """Whatever fails on the way, the answer is whole, from the start, and what a server that never fails gives."""
+def test_a_failed_request_is_retried(server, serve, ask, protocol, fault):
+    """After any server failure the result is the same as from a server that never fails."""
     undisturbed = serve(one(ask(seed=3)), server, protocol=protocol)
     server.faults = [fault, fault]
 
-    result = serve(one(ask(seed=3)), server, protocol=protocol)
+    async def scenario(engine):
+        result = await engine.generate(ask(seed=3))
+        await wait_until(lambda: not server.running)  # a handler ends after its last byte is read
+        return result
+
+    result = serve(scenario, server, protocol=protocol)
 
     assert undisturbed.token_ids.tolist() == result.token_ids.tolist()
     assert (16, FinishReason.LENGTH) == (len(result.logprobs), result.finish_reason)
     assert 1 + 3 == len(server.bodies)
-    assert {} == server.running
 
 
-def test_an_attempt_that_is_sent_again_has_the_id_that_it_had(server, serve, ask, protocol):
-    """A server or proxy can tell that it is the same; what an attempt left behind was ended first."""
+def test_a_retry_has_the_same_id(server, serve, ask, protocol):
+    """Servers and proxies can recognise a retry; the failed attempt was ended first."""
     server.faults = ["drop", 503]
 
     serve(one(ask()), server, protocol=protocol)
@@ -61,29 +62,29 @@ def test_an_attempt_that_is_sent_again_has_the_id_that_it_had(server, serve, ask
     assert {headers["X-Request-Id"] for headers in server.headers} == {server.bodies[0][key]}
 
 
-def test_a_stream_that_ends_in_the_middle_is_no_answer(server, serve, ask):
-    """The connection is closed in good order, but the answer is not whole."""
+def test_an_incomplete_stream_is_retried(server, serve, ask):
+    """The connection is closed properly, but the response is incomplete."""
     server.faults = ["end"]
 
     assert 16 == len(serve(one(ask()), server).token_ids)
     assert 2 == len(server.bodies)
 
 
-def test_attempts_come_to_an_end(server, serve, ask, protocol):
-    """Then it is the infrastructure's fault, and never the model's."""
+def test_retries_are_limited(server, serve, ask, protocol):
+    """After the last one the error is an `InfrastructureError`."""
     server.faults = [503] * 10
 
     async def scenario(engine):
-        return await failure_of(engine.generate(ask()), InfrastructureError)
+        return await error_text(engine.generate(ask()), InfrastructureError)
 
     text = serve(scenario, server, protocol=protocol, retries=2)
 
-    assert text.startswith("request 'a' failed 3 times, at last: http://localhost:")
-    assert text.endswith("answered 503: fault 503")
+    assert text.startswith("request 'a' failed 3 times; last error: http://localhost:")
+    assert text.endswith("returned status 503: fault 503")
 
 
-def test_a_slow_server_is_given_up(make_server, serve, ask, protocol):
-    """After `read_timeout_s` without a word another one is asked."""
+def test_a_slow_server_is_a_failure(make_server, serve, ask, protocol):
+    """After `read_timeout_s` without data another server is tried."""
     servers = [make_server(), make_server()]
     for each in servers:
         each.faults = ["slow"]
@@ -99,18 +100,18 @@ def test_a_slow_server_is_given_up(make_server, serve, ask, protocol):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (400, "answered 400: fault 400"),
-        (404, "answered 404: fault 404"),
-        (401, "answered 401: it wants a key; name its environment variable in api_key_env"),
-        ("no ids", "the server returned no token ids: it may be too old, or another kind of server"),
+        (400, "returned status 400: fault 400"),
+        (404, "returned status 404: fault 404"),
+        (401, "returned status 401: it needs a key; set api_key_env to the environment variable with the key"),
+        ("no ids", "the server returned no token ids: it may be too old, or not a vLLM or SGLang server"),
     ],
 )
-def test_what_would_fail_again_is_not_sent_again(server, serve, ask, protocol, fault, message):
-    """One line that says what the server did, at once, and the engine lives on."""
+def test_permanent_errors_are_not_retried(server, serve, ask, protocol, fault, message):
+    """The error is raised at once, in one line."""
     server.faults = [fault]
 
     async def scenario(engine):
-        text = await failure_of(engine.generate(ask()))
+        text = await error_text(engine.generate(ask()))
         return text, len((await engine.generate(ask())).token_ids)
 
     text, num_tokens = serve(scenario, server, protocol=protocol)
@@ -122,24 +123,24 @@ def test_what_would_fail_again_is_not_sent_again(server, serve, ask, protocol, f
 @pytest.mark.parametrize(
     ("protocol", "fault", "message"),
     [
-        ("vllm", "no json", "the server's answer is no JSON: b'not json'"),
-        ("vllm", "no logprobs", "the server returned 1 token ids and no log-probability for each of them"),
-        ("sglang", "no json", "the server's answer is no JSON: b'<html>'"),
+        ("vllm", "no json", "the server's response is not JSON: b'not json'"),
+        ("vllm", "no logprobs", "the server returned 1 token ids, but not one log-probability for each"),
+        ("sglang", "no json", "the server's response is not JSON: b'<html>'"),
         ("sglang", "refused", "the server refused the request: too long"),
     ],
 )
-def test_bad_answers_say_so(server, serve, ask, protocol, fault, message):
-    """Each in one line."""
+def test_unusable_responses(server, serve, ask, protocol, fault, message):
+    """Each has a one-line error."""
     server.faults = [fault]
 
     async def scenario(engine):
-        return await failure_of(engine.generate(ask()))
+        return await error_text(engine.generate(ask()))
 
     assert message == serve(scenario, server, protocol=protocol)
 
 
 def test_a_trajectory_stays_on_its_server(make_server, serve, ask, protocol):
-    """Also its paths; others are spread."""
+    """Its paths stay there too; other trajectories are spread over the servers."""
     servers = [make_server() for _ in range(3)]
 
     async def scenario(engine):
@@ -156,26 +157,26 @@ def test_a_trajectory_stays_on_its_server(make_server, serve, ask, protocol):
     assert [2, 2, 2] == [len(counter) for counter in seen]
 
 
-def test_a_dead_server_is_left_and_found_again(make_server, serve, ask, protocol):
-    """Its trajectories go on elsewhere; when it is well it is used again."""
+def test_an_unhealthy_server_is_avoided_until_it_recovers(make_server, serve, ask, protocol):
+    """Its trajectories continue on another server meanwhile."""
     servers = [make_server(), make_server()]
 
     async def scenario(engine):
         await engine.generate(ask("0", trajectory_id="t0"))
-        home = next(each for each in servers if each.bodies)
-        home.healthy = False
-        await becomes(lambda: engine.stats()["num_healthy"] == 1)
+        first = next(each for each in servers if each.bodies)
+        first.healthy = False
+        await wait_until(lambda: engine.stats()["num_healthy"] == 1)
         await engine.generate(ask("1", trajectory_id="t0"))
         moved = [len(each.bodies) for each in servers]
-        home.healthy = True
-        await becomes(lambda: engine.stats()["num_healthy"] == 2)
+        first.healthy = True
+        await wait_until(lambda: engine.stats()["num_healthy"] == 2)
         return moved, engine.stats()["num_retries"]
 
     assert ([1, 1], 0) == serve(scenario, *servers, protocol=protocol)
 
 
-def test_a_server_that_goes_away_costs_nothing(make_server, serve, ask, protocol):
-    """Requests in flight to it are answered by the other."""
+def test_a_stopped_server_loses_no_request(make_server, serve, ask, protocol):
+    """Requests in flight to it are retried on the other."""
     servers = [make_server(), make_server()]
 
     async def scenario(engine):
@@ -189,11 +190,13 @@ def test_a_server_that_goes_away_costs_nothing(make_server, serve, ask, protocol
     assert [100] * 10 == serve(scenario, *servers, protocol=protocol)
 
 
-def test_no_server_at_all(serve, server):
-    """The start says so, of each."""
+def test_no_healthy_server(serve, server):
+    """The start fails with the problem of each server."""
     server.healthy = False
 
-    with pytest.raises(EngineError, match=r"no server is well: .*/health answered 503: .*; http://localhost:1"):
+    with pytest.raises(
+        EngineError, match=r"no server is healthy: .*/health returned status 503: .*; http://localhost:1"
+    ):
         serve(None, server, urls=[server.url, "http://localhost:1"])
 
 
@@ -202,18 +205,18 @@ def test_no_server_at_all(serve, server):
     [
         ({"model": "large"}, "does not serve 'large'; it has tiny"),
         ({"max_context": 512}, "max_context is 512, but http://localhost:.* serves 'tiny' with 256"),
-        ({"api_key_env": "NO_SUCH_KEY"}, "the environment variable 'NO_SUCH_KEY', which api_key_env names, is not set"),
+        ({"api_key_env": "NO_SUCH_KEY"}, "the environment variable 'NO_SUCH_KEY', named by api_key_env, is not set"),
         ({"ca_file": "/no/such.pem"}, "cannot read the certificates in '/no/such.pem'"),
     ],
 )
-def test_starts_that_cannot_work(server, serve, options, message):
-    """One line, before any request."""
+def test_failing_starts(server, serve, options, message):
+    """The error comes before any request."""
     with pytest.raises(EngineError, match=message):
         serve(None, server, **options)
 
 
 def test_several_models_need_a_name(server, serve, ask):
-    """None is guessed."""
+    """The engine does not guess one."""
     server.models.append({"id": "other"})
 
     with pytest.raises(EngineError, match="serves several models: set model; it has other, tiny"):
@@ -222,8 +225,8 @@ def test_several_models_need_a_name(server, serve, ask):
     assert "other" == server.bodies[0]["model"]
 
 
-def test_a_key_is_sent_and_never_told(server, serve, ask, monkeypatch, caplog, capsys, protocol):
-    """Not in errors, logs, stats or the config; a wrong one is told from a server that is down."""
+def test_a_key_is_sent_but_never_logged(server, serve, ask, monkeypatch, caplog, capsys, protocol):
+    """It is not in errors, logs, stats or the config; a wrong key has an error text that names api_key_env."""
     server.key = "sesame-4711"
     monkeypatch.setenv("MY_KEY", "sesame-4711")
     caplog.set_level(logging.DEBUG)
@@ -231,30 +234,30 @@ def test_a_key_is_sent_and_never_told(server, serve, ask, monkeypatch, caplog, c
     async def scenario(engine):
         num_tokens = len((await engine.generate(ask())).token_ids)
         server.key = "another-12"
-        return num_tokens, await failure_of(engine.generate(ask())), repr(engine._config), str(engine.stats())
+        return num_tokens, await error_text(engine.generate(ask())), repr(engine._config), str(engine.stats())
 
-    num_tokens, *told = serve(scenario, server, protocol=protocol, api_key_env="MY_KEY")
-    with pytest.raises(EngineError, match=r"no server is well: .*/health answered 401: it wants a key") as caught:
+    num_tokens, *texts = serve(scenario, server, protocol=protocol, api_key_env="MY_KEY")
+    with pytest.raises(EngineError, match=r"no server is healthy: .* status 401: it needs a key") as caught:
         serve(None, server, protocol=protocol, api_key_env="MY_KEY")
 
-    assert (16, True) == (num_tokens, "answered 401: it wants a key" in told[0])
-    assert "sesame-4711" not in " ".join([*told, str(caught.value), caplog.text, *capsys.readouterr()])
+    assert (16, True) == (num_tokens, "returned status 401: it needs a key" in texts[0])
+    assert "sesame-4711" not in " ".join([*texts, str(caught.value), caplog.text, *capsys.readouterr()])
 
 
 def test_certificates(make_server, serve, ask, certificate):
-    """A certificate that nobody signed is refused, unless it is named, or none is checked."""
+    """A self-signed certificate is refused, unless `ca_file` contains it or `verify` is false."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate.cert, certificate.key)
     secure = make_server(ssl_context=context)
 
-    with pytest.raises(EngineError, match="failed: no certificate that is trusted"):
+    with pytest.raises(EngineError, match="failed: untrusted certificate"):
         serve(None, secure)
     assert 16 == len(serve(one(ask()), secure, ca_file=certificate.cert).token_ids)
     assert 16 == len(serve(one(ask()), secure, verify=False).token_ids)
 
 
-def test_what_a_server_tells_besides(server, serve, ask, protocol):
-    """Cached tokens from both, and weight versions from SGLang."""
+def test_cached_tokens_and_versions(server, serve, ask, protocol):
+    """Both servers report cached tokens, and SGLang also weight versions."""
     server.version = "7"
 
     result = serve(one(ask()), server, protocol=protocol)
@@ -262,8 +265,8 @@ def test_what_a_server_tells_besides(server, serve, ask, protocol):
     assert (4, 7 if protocol == "sglang" else 0) == (result.num_cached_tokens, result.weight_version)
 
 
-def test_tokens_of_several_weights(server, serve, ask):
-    """One version for each token."""
+def test_several_versions(server, serve, ask):
+    """Each token has its version."""
     server.version = "mixed"
 
     result = serve(one(ask()), server, protocol="sglang")
@@ -272,36 +275,36 @@ def test_tokens_of_several_weights(server, serve, ask):
 
 
 def test_a_cancelled_request_ends_on_the_server(server, serve, ask, protocol):
-    """Its slot there is free again."""
+    """The slot there is free again."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:
             task = group.create_task(engine.generate(ask(max_tokens=200)))
-            await becomes(lambda: server.running)
+            await wait_until(lambda: server.running)
             task.cancel()
-        await becomes(lambda: not server.running)
+        await wait_until(lambda: not server.running)
         return task.cancelled()
 
     assert serve(scenario, server, protocol=protocol)
 
 
-def test_what_belongs_to_others_is_refused(server, serve):
-    """Weights and memory of the servers."""
+def test_weights_and_memory_are_refused(server, serve):
+    """They belong to the servers."""
 
     async def scenario(engine):
         calls = [engine.sleep(1), engine.wake_up(), engine.update_weights([], 3)]
-        return [await failure_of(each) for each in calls]
+        return [await error_text(each) for each in calls]
 
-    assert all(text.endswith("the servers belong to somebody else") for text in serve(scenario, server))
+    assert all(text.endswith("it does not control the servers") for text in serve(scenario, server))
 
 
 def test_starting_twice_is_refused(server, serve):
-    """Nor is it started again after it was stopped."""
+    """An engine starts once, and not again after a stop."""
 
     async def scenario(engine):
-        again = await failure_of(engine.start())
+        again = await error_text(engine.start())
         await engine.stop()
-        return again, await failure_of(engine.start())
+        return again, await error_text(engine.start())
 
     assert ("the openai engine has been started already", "the openai engine was stopped") == serve(scenario, server)
 
@@ -309,27 +312,27 @@ def test_starting_twice_is_refused(server, serve):
 @pytest.mark.parametrize(
     ("urls", "message"),
     [
-        ([], "'urls' must name one server at least"),
-        ("localhost:8000", "'urls' must be such as http://host:8000"),
-        (["http://a:1", "http://a:1/"], "'urls' must name each server once"),
-        ("http://me:secret@a:1", "'urls' must hold no password"),
+        ([], "'urls' must contain at least one server"),
+        ("localhost:8000", "'urls' must have the form http://host:8000, got 'localhost:8000'"),
+        (["http://a:1", "http://a:1/"], "'urls' must contain each server once"),
+        ("http://me:secret@a:1", "'urls' must not contain a password: use api_key_env"),
     ],
 )
 def test_bad_urls_are_refused(urls, message):
-    """Before anything is looked up."""
+    """The config is checked before any connection."""
     with pytest.raises(ValueError, match=message):
         OpenAIConfig(urls=urls)
 
 
-def test_a_server_without_a_context_limit_is_not_asked_for_one(server, serve, ask):
-    """The capability says that it is not known."""
+def test_without_a_limit_the_servers_decide(server, serve, ask):
+    """`max_context` None is not checked here."""
     assert OpenAIEngine(OpenAIConfig(urls=server.url), Resources()).capabilities.max_context is None
     assert 300 == len(serve(one(ask(max_tokens=300)), server, max_context=None).token_ids)
 
 
 def test_the_least_busy_server_is_chosen():
-    """By context tokens, and of those that have not just failed."""
-    servers = Servers.of(["http://a", "http://b", "http://c"])
+    """The load is in context tokens; servers that have just failed the request are avoided."""
+    servers = Servers.from_urls(["http://a", "http://b", "http://c"])
     a, b, c = servers.all
     a.num_tokens, b.num_tokens, c.healthy = 5, 3, False
 

@@ -1,4 +1,4 @@
-"""A real vLLM server on loopback, when vLLM is installed: token ids in and out over HTTP."""
+"""A real vLLM server on loopback, if vLLM is installed."""
 
 import asyncio
 import importlib.util
@@ -13,8 +13,9 @@ import pytest
 
 from turnwise.errors import EngineError
 from turnwise.protocols import Resources
-from turnwise.types import FinishReason, GenerateRequest, SamplingParams
+from turnwise.types import FinishReason
 from turnwise_openai_engine import OpenAIConfig, OpenAIEngine
+from turnwise_testing.engine_scenarios import forward_logprobs, generate_together, run_scenario, simple_request
 
 pytestmark = [
     pytest.mark.vllm,
@@ -63,7 +64,7 @@ def model_path():
 
 @pytest.fixture(scope="module")
 def url(model_path, tmp_path_factory):
-    """Address of a server that runs for all tests of this file."""
+    """The address of a server for all tests of this file."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -86,62 +87,42 @@ def url(model_path, tmp_path_factory):
 
 @pytest.fixture
 def serve(url, monkeypatch):
-    """A function that runs `scenario(engine)` on the server."""
+    """A function that runs `scenario(engine)` on a started engine for the server."""
     monkeypatch.setenv("SERVER_KEY", SETTINGS["VLLM_API_KEY"])
 
     def run(scenario, **options):
         config = OpenAIConfig(**{"urls": url, "max_context": 512, "api_key_env": "SERVER_KEY", **options})
 
-        async def main():
-            engine = OpenAIEngine(config, Resources())
-            await engine.start()
-            try:
-                async with asyncio.timeout(120):
-                    return await scenario(engine)
-            finally:
-                await engine.stop()
-
-        return asyncio.run(main())
+        return run_scenario(OpenAIEngine(config, Resources()), scenario, timeout_s=120)
 
     return run
 
 
 def request(number, **sampling):
-    params = SamplingParams(**{"max_tokens": 24, **sampling})
     context = np.random.default_rng(number).integers(3, 360, 8 + number)
-    return GenerateRequest(request_id=f"r{number}", trajectory_id=f"t{number}", token_ids=context, sampling=params)
-
-
-async def together(engine, requests):
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(engine.generate(each)) for each in requests]
-    return [task.result() for task in tasks]
+    return simple_request(f"r{number}", context, f"t{number}", **{"max_tokens": 24, **sampling})
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_ids_and_logprobs_are_those_of_the_model(serve, model_path, temperature):
-    """Of 16 requests at once, to 5e-5 nats of a float32 forward pass."""
+def test_logprobs_equal_a_forward_pass(serve, model_path, temperature):
+    """For 16 concurrent requests they differ by less than 5e-5 nats, float32 against float32."""
     import torch
     import transformers
 
     requests = [request(i, temperature=temperature) for i in range(16)]
-    results = serve(lambda engine: together(engine, requests))
+    results = serve(lambda engine: generate_together(engine, requests))
 
     model = transformers.AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     worst = 0.0
-    for asked, result in zip(requests, results, strict=True):
-        ids = torch.tensor(np.concatenate([asked.token_ids, result.token_ids]).astype(np.int64))
-        with torch.no_grad():
-            logits = model(ids[None]).logits[0, len(asked.token_ids) - 1 : -1].double() / temperature
-        expected = logits.log_softmax(-1).gather(-1, ids[len(asked.token_ids) :, None])[:, 0].numpy()
-        worst = max(worst, float(np.abs(expected - result.logprobs).max()))
+    for each, result in zip(requests, results, strict=True):
+        worst = max(worst, float(np.abs(forward_logprobs(model, each, result.token_ids) - result.logprobs).max()))
         assert (24, FinishReason.LENGTH) == (len(result.token_ids), result.finish_reason)
     print(f"largest difference of {16 * 24} log-probabilities at temperature {temperature}: {worst:.2g}")
     assert worst < 5e-5
 
 
 def test_seeds_stops_and_aborts(serve):
-    """What the conformance suite asks of the protocol, of the real server."""
+    """Stop ids, seeds and aborts work with the real server."""
 
     async def scenario(engine):
         free = await engine.generate(request(1, temperature=0.0))
@@ -164,16 +145,16 @@ def test_seeds_stops_and_aborts(serve):
     assert 0 < len(aborted.token_ids) == len(aborted.logprobs) < 400
 
 
-def test_a_wrong_key_and_a_long_context_say_so(serve, monkeypatch):
-    """In one line, by the server's own word."""
+def test_errors_of_the_server(serve, monkeypatch):
+    """A wrong key and a long context give one-line errors."""
     monkeypatch.setenv("WRONG_KEY", "wrong")
-    long = GenerateRequest(request_id="l", trajectory_id="l", token_ids=[5] * 600, sampling=SamplingParams())
+    long = simple_request("l", [5] * 600, max_tokens=None)
 
     async def too_long(engine):
-        with pytest.raises(EngineError, match="answered 400: ") as caught:
+        with pytest.raises(EngineError, match="returned status 400: ") as caught:
             await engine.generate(long)
         return str(caught.value)
 
     assert "\n" not in serve(too_long, max_context=None)
-    with pytest.raises(EngineError, match="answered 401: it wants a key"):
+    with pytest.raises(EngineError, match="returned status 401: it needs a key"):
         serve(too_long, api_key_env="WRONG_KEY")

@@ -1,4 +1,4 @@
-"""Tiny models with random, sharpened weights, an engine around a scenario, and the truth by a plain forward pass."""
+"""Tiny models with random, sharpened weights, and engines around scenarios."""
 
 import asyncio
 import gc
@@ -9,17 +9,23 @@ import torch
 import transformers
 
 from turnwise.protocols import Resources
-from turnwise.testing.reference_model import TransformersReference, save_random_model
-from turnwise.types import GenerateRequest, SamplingParams
+from turnwise_testing.engine_scenarios import (
+    CONTEXT,
+    VOCAB_SIZE,
+    forward_logprobs,
+    generate_together,
+    run_scenario,
+    simple_request,
+)
+from turnwise_testing.reference_model import TransformersReference, save_random_model
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 
-VOCAB_SIZE = 512
 CONFIGS = {"qwen3": transformers.Qwen3Config, "llama": transformers.LlamaConfig}
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _two_shared_cores():
-    """More threads make tiny models slower, and `stop` collects garbage among all that torch has imported."""
+def _fast_tiny_models():
+    """Use one thread, which is fastest for tiny models, and keep torch's objects out of each garbage collection."""
     torch.set_num_threads(1)
     gc.freeze()
     yield
@@ -28,7 +34,7 @@ def _two_shared_cores():
 
 @pytest.fixture(scope="session")
 def save_model():
-    """A function that writes a model of two layers and 512 ids into a directory, and returns the directory."""
+    """A function that writes a model of two layers and 512 ids to a directory, and returns the directory."""
 
     def save(directory, kind="qwen3"):
         config = CONFIGS[kind](
@@ -49,19 +55,19 @@ def save_model():
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory, save_model):
-    """Directory of a Qwen3."""
+    """The directory of a Qwen3."""
     return save_model(tmp_path_factory.mktemp("qwen3"))
 
 
 @pytest.fixture(scope="session")
 def tiny_reference(tiny_model):
-    """The tiny model's truth, with its own and with other weights."""
+    """The forward pass of the tiny model, with its own and with other weights."""
     return TransformersReference(tiny_model)
 
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory, save_model):
-    """Directory of a Llama."""
+    """The directory of a Llama."""
     return save_model(tmp_path_factory.mktemp("llama"), "llama")
 
 
@@ -78,100 +84,66 @@ def other_model(tiny_model):
 
 @pytest.fixture(scope="session")
 def other_weights(other_model):
-    """Its weights, as the argument of `update_weights`."""
+    """The weights of `other_model`, as the argument of `update_weights`."""
     return [(name, weight.detach().numpy()) for name, weight in other_model.named_parameters()]
 
 
 @pytest.fixture(scope="session")
 def context():
-    """(37,) ids: two full pages and a piece."""
-    return np.arange(3, 40) * 11 % VOCAB_SIZE
+    """(37,) ids: two full pages, and part of a third."""
+    return np.array(CONTEXT)
 
 
 @pytest.fixture(scope="session")
-def ask(context):
-    """A function that makes a request of 16 tokens on the context, unless told otherwise."""
-
-    def make(request_id="a", token_ids=context, **sampling):
-        params = SamplingParams(**{"max_tokens": 16, **sampling})
-        return GenerateRequest(request_id=request_id, trajectory_id="t", token_ids=token_ids, sampling=params)
-
-    return make
+def ask():
+    """A function that returns a request of 16 tokens on the context, unless told otherwise."""
+    return simple_request
 
 
 @pytest.fixture(scope="session")
 def serve():
-    """A function that runs `scenario(engine)` on an engine that is started and, whatever happens, stopped."""
+    """A function that runs `scenario(engine)` on a started engine."""
 
     def run(model, scenario, **options):
         config = TransformersConfig(model=model, device="cpu", **{"max_context": 256, **options})
-
-        async def main():
-            engine = TransformersEngine(config, Resources())
-            await engine.start()
-            try:
-                async with asyncio.timeout(120):
-                    return await scenario(engine)
-            finally:
-                await engine.stop()
-
-        return asyncio.run(main())
+        return run_scenario(TransformersEngine(config, Resources()), scenario, timeout_s=120)
 
     return run
 
 
 @pytest.fixture(scope="session")
 def together():
-    """A coroutine function that sends requests at once and returns their results in order."""
-
-    async def send(engine, requests):
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(engine.generate(each)) for each in requests]
-        return [task.result() for task in tasks]
-
-    return send
+    """A coroutine function that sends requests at the same time and returns their results in order."""
+    return generate_together
 
 
 @pytest.fixture(scope="session")
 def in_flight():
-    """A coroutine function that waits until a request has got some tokens."""
+    """A coroutine function that waits until a request has some tokens."""
 
     async def wait(engine, request_id="a", num_tokens=5):
         def enough():
             return request_id in engine._pending and engine._pending[request_id].num_sampled >= num_tokens
 
         async with asyncio.timeout(30):
-            while not enough():  # noqa: ASYNC110 - the engine tells nobody how far it is
+            while not enough():  # noqa: ASYNC110 - the engine has no event for it
                 await asyncio.sleep(0.001)
 
     return wait
 
 
 @pytest.fixture(scope="session")
-def assert_logprobs(context):
+def assert_logprobs():
     """
-    A function that compares a result with a plain forward pass in float32, to 1e-4.
+    A function that compares a result with a forward pass in float32, to 1e-4.
 
-    Filters are those of vLLM: temperature, then the `top_k` best, then the fewest best that hold `top_p`. `part` picks
-    the tokens to compare.
+    Filters are those of the request; `part` selects the tokens to compare.
     """
 
-    def check(result, model, token_ids=context, part=slice(None), **filters):
-        expected = forward_logprobs(model, token_ids, result.token_ids, **filters)
+    def check(result, model, token_ids=CONTEXT, part=slice(None), **filters):
+        if not isinstance(model, torch.nn.Module):
+            model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        expected = forward_logprobs(model, simple_request("a", token_ids, **filters), result.token_ids)
         np.testing.assert_allclose(result.logprobs[part], expected[part], atol=1e-4, rtol=0)
 
     return check
-
-
-@torch.no_grad()
-def forward_logprobs(model, context, token_ids, temperature=1.0, top_k=-1, top_p=1.0):
-    if not isinstance(model, torch.nn.Module):
-        model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    ids = torch.tensor(np.concatenate([context, token_ids]).astype(np.int64))
-    logits = model(ids[None]).logits[0, len(context) - 1 : -1].double() / temperature
-    if top_k != -1:
-        logits[logits < logits.topk(top_k).values[:, -1:]] = -torch.inf
-    values, order = logits.softmax(-1).sort(descending=True)
-    outside = values.cumsum(-1) - values >= top_p
-    logits[torch.zeros_like(outside).scatter(-1, order, outside)] = -torch.inf
-    return logits.log_softmax(-1).gather(-1, ids[len(context) :, None])[:, 0].numpy()

@@ -1,9 +1,10 @@
-"""The embedded engine does what every engine must do."""
+"""Conformance of the embedded engine."""
 
 import pytest
 
-from turnwise.testing.engine_probe import EngineProbe
-from turnwise.testing.engine_suite import EngineSuite
+from turnwise_testing.engine_probe import EngineProbe
+from turnwise_testing.engine_suite import EngineSuite
+from turnwise_testing.suite import PluginSuite
 from turnwise_transformers_engine import TransformersConfig
 
 
@@ -22,5 +23,14 @@ class TestTransformers(EngineSuite):
 
     @pytest.fixture
     def probe(self, tiny_reference):
-        """The vocabulary of the tiny model, and its truth."""
+        """The vocabulary of the tiny model, and its forward pass."""
         return EngineProbe(vocab_size=512, reference=tiny_reference)
+
+
+class TestDiagnostic(PluginSuite):
+    """The standard tests of the registration."""
+
+    entry_point = "transformers_engine"
+    module = "turnwise_transformers_engine"
+    registered = "transformers"
+    hook = "register_diagnostics"

@@ -1,9 +1,8 @@
-"""Everything at once: no request is lost, and each token is still from the weights that its version says."""
+"""Aborts, cancels and updates at once: no request is lost, and every token agrees with its weight version."""
 
 import asyncio
 
 import numpy as np
-import pytest
 import torch
 import transformers
 
@@ -11,7 +10,7 @@ NUM_WORKERS, NUM_TURNS = 16, 12
 
 
 async def disturb(engine, task, request, number):
-    """Cancel one request in five and abort another, a little after it was sent."""
+    """Cancel one request in five and abort another, soon after it was sent."""
     await asyncio.sleep(0.001 * (number % 20))
     if number % 5 == 0:
         task.cancel()
@@ -29,7 +28,7 @@ async def work(engine, requests, done):
 
 
 async def crowd(engine, requests, updates):
-    """Send each worker's requests one after the other, with new weights five times a second; return what was served."""
+    """Run all workers with a weight update five times a second, and return the results."""
     done, version = [], 0
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(work(engine, each, done)) for each in requests]
@@ -40,9 +39,8 @@ async def crowd(engine, requests, updates):
     return done, engine.stats()["num_running"], dict(engine._manager.output_router.result_handlers)
 
 
-@pytest.mark.slow
 def test_no_request_is_lost(tiny_model, other_model, other_weights, serve, ask, context, assert_logprobs):
-    """A cache that is far too small, aborts, cancels and weight updates: every request ends, and rightly."""
+    """With a cache that is far too small, every request ends with correct log-probabilities."""
     first_model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     first_weights = [(name, weight.detach().numpy()) for name, weight in first_model.named_parameters()]
     requests = [

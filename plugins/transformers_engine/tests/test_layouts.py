@@ -1,4 +1,4 @@
-"""Requests with layouts: exact log-probabilities, shared prefixes, joins, weight updates, aborts, and the traps."""
+"""Requests with layouts: exact log-probabilities, shared prefixes, joins, weight updates, aborts, and pitfalls."""
 
 import asyncio
 
@@ -10,17 +10,17 @@ from attrs import evolve
 
 from turnwise.errors import EngineError
 from turnwise.layout import Layout
-from turnwise.testing.dense import dense_attention, token_logprobs, visibility
-from turnwise.trajectory import Trajectory
+from turnwise.record.trajectory import Trajectory
 from turnwise.types import FinishReason, GenerateRequest, SamplingParams
+from turnwise_testing.dense import dense_attention, token_logprobs, visibility
 from turnwise_transformers_engine.layout_decoder import LayoutDecoder
-from turnwise_transformers_engine.loading import takes_layouts
+from turnwise_transformers_engine.loading import supports_layouts
 
 STOPS = (7, 8, 9)
 
 
 class Player:
-    """Plays episodes with blocks on something that samples, and keeps what was sampled where."""
+    """Plays episodes with blocks, and records the log-probability of each sampled token."""
 
     def __init__(self, sample, prompt, num_paths, **sampling):
         self._sample, self._num_paths = sample, num_paths
@@ -28,7 +28,7 @@ class Player:
         self._sampling = SamplingParams(stop_token_ids=STOPS, **sampling)
 
     async def write(self, record, max_tokens):
-        """Let the model go on; return the log-probabilities at full precision."""
+        """Continue a record, and return the log-probabilities at full precision."""
         request = GenerateRequest(
             request_id=f"{id(self)}-{id(record)}-{len(record)}",
             trajectory_id="t",
@@ -41,11 +41,11 @@ class Player:
         return logprobs
 
     def note(self, start, logprobs):
-        """Keep what was sampled from an index on."""
+        """Record log-probabilities from an index on."""
         self.exact.update(enumerate(logprobs, start))
 
     async def play(self, num_blocks=2):
-        """Main text, blocks with forced tags and summaries, and text after the last one."""
+        """Play main text, blocks with forced tags and summaries, and text after the last block."""
         trajectory = self.trajectory
         for _ in range(num_blocks):
             self.note(len(trajectory), await self.write(trajectory, 5))
@@ -67,8 +67,8 @@ class Player:
         return self
 
 
-def of_decoder(decoder, rows=None):
-    """Return how to sample from a decoder, with log-probabilities at the model's precision; `rows` keeps its rows."""
+def decoder_sampler(decoder, rows=None):
+    """Return a function that samples from a decoder at the model's precision, and appends its rows to `rows`."""
 
     async def sample(request):
         ended = asyncio.get_running_loop().create_future()
@@ -88,8 +88,8 @@ def of_decoder(decoder, rows=None):
     return sample
 
 
-def of_engine(engine):
-    """Return how to sample from an engine."""
+def engine_sampler(engine):
+    """Return a function that samples from an engine."""
 
     async def sample(request):
         result = await engine.generate(request)
@@ -99,25 +99,25 @@ def of_engine(engine):
 
 
 def load(directory, dtype=torch.float32, **options):
-    """Return the model of a directory."""
+    """Load the model of a directory."""
     return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, **options).eval()
 
 
 def largest_difference(model, player, temperature=1.0):
-    """Return the largest difference between what was sampled and the forward pass under the layout."""
+    """Return the largest difference of sampled log-probabilities to the forward pass under the layout."""
     expected = token_logprobs(model, player.trajectory, temperature)
     return max(abs(expected[index] - logprob) for index, logprob in player.exact.items())
 
 
-def prompt_of(number):
-    """Return a prompt of its own length and ids."""
+def make_prompt(number):
+    """Return a prompt whose length and ids depend on the number."""
     return np.random.default_rng(number).integers(10, 500, 4 + 3 * number)
 
 
 async def play_all(sample, numbers, **sampling):
-    """Play episodes at once, of one to eight paths."""
+    """Play concurrent episodes of one to eight paths."""
     async with asyncio.TaskGroup() as group:
-        players = [Player(sample, prompt_of(i), 1 + i % 8, **sampling) for i in numbers]
+        players = [Player(sample, make_prompt(i), 1 + i % 8, **sampling) for i in numbers]
         tasks = [group.create_task(player.play()) for player in players]
     return [task.result() for task in tasks]
 
@@ -126,16 +126,16 @@ async def play_all(sample, numbers, **sampling):
 @pytest.mark.parametrize("kind", ["tiny_model", "tiny_llama"])
 def test_logprobs_equal_the_training_forward(kind, dtype, tolerance, request):
     """
-    Main text, paths, summaries, a second block and text after it, eight episodes at once.
+    Eight concurrent episodes agree in main text, paths, summaries, a second block and the text after it.
 
-    The decoder is asked itself, because results keep log-probabilities in float32.
+    The test calls the decoder itself, because results round log-probabilities to float32.
     """
     model = load(request.getfixturevalue(kind), dtype)
     decoder = LayoutDecoder(model, capacity=4096, max_batch_tokens=64)
 
     async def main():
         try:
-            return await play_all(of_decoder(decoder), range(8))
+            return await play_all(decoder_sampler(decoder), range(8))
         finally:
             await decoder.stop()
 
@@ -146,16 +146,16 @@ def test_logprobs_equal_the_training_forward(kind, dtype, tolerance, request):
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7}])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_the_engine_samples_exactly(sampling, implementation, tiny_model, serve):
-    """Through the engine, with plain requests of other episodes beside it."""
+def test_the_engines_logprobs_equal_the_training_forward(sampling, implementation, tiny_model, serve):
+    """The same holds through the engine, next to plain requests."""
 
     async def scenario(engine):
         plain = GenerateRequest(
-            request_id="plain", trajectory_id="p", token_ids=prompt_of(3), sampling=SamplingParams(max_tokens=30)
+            request_id="plain", trajectory_id="p", token_ids=make_prompt(3), sampling=SamplingParams(max_tokens=30)
         )
         async with asyncio.TaskGroup() as group:
             beside = group.create_task(engine.generate(plain))
-            playing = group.create_task(play_all(of_engine(engine), range(1, 6), **sampling))
+            playing = group.create_task(play_all(engine_sampler(engine), range(1, 6), **sampling))
         assert 30 == len(beside.result().token_ids)
         return playing.result()
 
@@ -166,10 +166,10 @@ def test_the_engine_samples_exactly(sampling, implementation, tiny_model, serve)
 
 
 def test_filters_and_greedy(tiny_model, serve):
-    """Top-k of one, and temperature 0: the best id each time, and a log-probability of 0."""
+    """Top-k 1 and temperature 0 take the best id, with log-probability 0."""
 
     async def scenario(engine):
-        return [await play_all(of_engine(engine), [2], **each) for each in ({"top_k": 1}, {"temperature": 0.0})]
+        return [await play_all(engine_sampler(engine), [2], **each) for each in ({"top_k": 1}, {"temperature": 0.0})]
 
     (filtered,), (greedy,) = serve(tiny_model, scenario)
     assert filtered.trajectory.input_ids.tolist() == greedy.trajectory.input_ids.tolist()
@@ -177,47 +177,47 @@ def test_filters_and_greedy(tiny_model, serve):
 
 
 def test_seeds_repeat_paths(tiny_model, serve):
-    """Requests with layouts honour their seed, whatever runs beside them."""
+    """Requests with layouts follow their seed in any batch."""
 
     async def scenario(engine):
-        alone = await play_all(of_engine(engine), [1], seed=3)
-        return [*alone, *await play_all(of_engine(engine), [1, 2, 1, 3], seed=3)]
+        alone = await play_all(engine_sampler(engine), [1], seed=3)
+        return [*alone, *await play_all(engine_sampler(engine), [1, 2, 1, 3], seed=3)]
 
     first, again, _, third, _ = (p.trajectory.input_ids.tolist() for p in serve(tiny_model, scenario))
     assert first == again == third
 
 
-def test_joins_reuse_what_the_paths_computed(tiny_model):
-    """Behind a join only the last token of each path, its closing tag, and the join are read; paths share a prefix."""
+def test_joins_reuse_the_keys_of_the_paths(tiny_model):
+    """After a join only the last token of each path, its closing tag, and the join are prefilled."""
     model = load(tiny_model)
     decoder = LayoutDecoder(model, capacity=4096, seed=0)
     cached = []
 
     async def main():
         try:
-            await Player(of_decoder(decoder, cached), prompt_of(20), 4).play(num_blocks=1)
+            await Player(decoder_sampler(decoder, cached), make_prompt(20), 4).play(num_blocks=1)
         finally:
             await decoder.stop()
 
     asyncio.run(main())
     main_text, *paths, summary, answer = cached
-    unread = {row: len(row.token_ids) - len(row.progress.generated_tokens) - row.num_cached for row in cached}
-    assert unread[main_text] == len(prompt_of(20))
-    assert [2, 1, 1, 1] == [unread[row] for row in paths], "the first path reads the fork's last token too"
-    assert 4 * 2 + 3 == unread[summary]
-    assert 1 == unread[answer]
+    prefilled = {row: len(row.token_ids) - len(row.progress.generated_tokens) - row.num_cached for row in cached}
+    assert prefilled[main_text] == len(make_prompt(20))
+    assert [2, 1, 1, 1] == [prefilled[row] for row in paths], "the first path prefills the fork's last token too"
+    assert 4 * 2 + 3 == prefilled[summary]
+    assert 1 == prefilled[answer]
 
 
-def test_paths_take_the_steps_of_the_longest(tiny_model):
-    """Four paths of up to forty tokens together take as many passes as one alone, and one more to begin."""
+def test_paths_decode_together(tiny_model):
+    """Four paths of up to forty tokens take as many passes as one, and one more at the start."""
     model = load(tiny_model)
 
     async def passes(num_paths):
         decoder = LayoutDecoder(model, capacity=4096)
-        trajectory = Trajectory(prompt_of(5))
+        trajectory = Trajectory(make_prompt(5))
         try:
             paths = trajectory.fork(num_paths)
-            player = Player(of_decoder(decoder), [1], 1)
+            player = Player(decoder_sampler(decoder), [1], 1)
             player._sampling = SamplingParams()
             async with asyncio.TaskGroup() as group:
                 for path in paths:
@@ -232,15 +232,15 @@ def test_paths_take_the_steps_of_the_longest(tiny_model):
     assert together <= alone + 1
 
 
-def test_weights_change_between_tokens(tiny_model, other_model, other_weights, serve):
-    """A path in flight is read again under the new weights: each token has its version, and that version's value."""
-    trajectory = Trajectory(prompt_of(4))
+def test_an_update_during_a_path(tiny_model, other_model, other_weights, serve):
+    """A path in flight is prefilled again; each token has the log-probability of its version."""
+    trajectory = Trajectory(make_prompt(4))
 
     async def scenario(engine):
         paths = trajectory.fork(2)
         for path in paths:
             path.add_forced([1])
-        player = Player(of_engine(engine), [1], 1)
+        player = Player(engine_sampler(engine), [1], 1)
         player._sampling = SamplingParams()
         async with asyncio.TaskGroup() as group:
             for path in paths:
@@ -263,12 +263,12 @@ def test_weights_change_between_tokens(tiny_model, other_model, other_weights, s
         np.testing.assert_allclose(trajectory.logprobs[own], expected[own], atol=1e-4, rtol=0)
 
 
-def test_abort_keeps_what_was_sampled_and_cancel_frees(tiny_model, serve, in_flight):
-    """An aborted path returns its tokens; afterwards nothing is pinned in the cache."""
+def test_abort_returns_tokens_and_cancel_frees_slots(tiny_model, serve, in_flight):
+    """An aborted path returns its tokens, and no cache slot stays pinned."""
 
     async def scenario(engine):
         request = GenerateRequest(
-            request_id="a", trajectory_id="t", token_ids=prompt_of(2), sampling=SamplingParams(max_tokens=200),
+            request_id="a", trajectory_id="t", token_ids=make_prompt(2), sampling=SamplingParams(max_tokens=200),
             layout=Layout(),
         )  # fmt: skip
         async with asyncio.TaskGroup() as group:
@@ -291,10 +291,10 @@ def test_abort_keeps_what_was_sampled_and_cancel_frees(tiny_model, serve, in_fli
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_sleep_frees_the_cache_of_layouts(level, tiny_model, other_model, other_weights, serve):
-    """Keys and values are gone while it sleeps; afterwards it samples exactly, by the weights that it then has."""
+    """The pool is freed during sleep; afterwards log-probabilities are exact under the current weights."""
 
     async def scenario(engine):
-        first = await play_all(of_engine(engine), [2])
+        first = await play_all(engine_sampler(engine), [2])
         pool = engine._layouts._pool
         before = pool.pool.num_bytes
         await engine.sleep(level)
@@ -303,7 +303,7 @@ def test_sleep_frees_the_cache_of_layouts(level, tiny_model, other_model, other_
         if level == 2:
             await engine.update_weights(other_weights, 1)
         await engine.wake_up(["kv_cache"])
-        return first, before, asleep, await play_all(of_engine(engine), [2, 3])
+        return first, before, asleep, await play_all(engine_sampler(engine), [2, 3])
 
     (first,), before, asleep, after = serve(tiny_model, scenario)
     assert before > 0
@@ -314,13 +314,13 @@ def test_sleep_frees_the_cache_of_layouts(level, tiny_model, other_model, other_
 
 
 def test_a_full_cache_makes_requests_wait(tiny_model):
-    """Eight episodes in a cache for two: all finish, exactly, and slots are used again."""
+    """Eight episodes in a cache for two all finish with exact log-probabilities, and reuse slots."""
     model = load(tiny_model)
     decoder = LayoutDecoder(model, capacity=400, max_batch_tokens=32)
 
     async def main():
         try:
-            return await play_all(of_decoder(decoder), range(8))
+            return await play_all(decoder_sampler(decoder), range(8))
         finally:
             await decoder.stop()
 
@@ -330,10 +330,10 @@ def test_a_full_cache_makes_requests_wait(tiny_model):
 
 @pytest.mark.parametrize(
     ("layout", "num_tokens", "text"),
-    [(Layout(((2, 2, 30),)), 10, "layout ends at token 30, the context has 10")],
+    [(Layout(((2, 2, 30),)), 10, "layout ends at token 30, but the context has 10")],
 )
 def test_a_layout_that_does_not_fit_is_refused(layout, num_tokens, text, tiny_model, serve):
-    """A path behind the end of the context is an error of the request, and the engine lives on."""
+    """A path that ends after the context fails only its own request."""
 
     async def scenario(engine):
         request = GenerateRequest(
@@ -359,23 +359,23 @@ def test_a_layout_that_does_not_fit_is_refused(layout, num_tokens, text, tiny_mo
     ],
 )
 def test_which_models_take_layouts(changes, expected, tmp_path):
-    """Full attention and rotary positions that do not depend on the length of the context."""
+    """They need full attention, and rotary positions that do not depend on the context length."""
     import json
 
     config = {"layer_types": ["full_attention"], "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
     config = {key: value for key, value in (config | changes).items() if value is not None}
     (tmp_path / "config.json").write_text(json.dumps(config))
 
-    assert expected is takes_layouts(tmp_path)
+    assert expected is supports_layouts(tmp_path)
 
 
-# The traps that the decoder and every trainer must know
+# Pitfalls for the decoder and for every trainer
 
 
 @pytest.fixture
 def forked():
     """A record with a block of two paths."""
-    trajectory = Trajectory(prompt_of(1))
+    trajectory = Trajectory(make_prompt(1))
     paths = trajectory.fork(2)
     for path, ids in zip(paths, ([11, 12, 13], [14, 15]), strict=True):
         path.add_forced(ids)
@@ -395,8 +395,8 @@ def logits_of(model, trajectory, mask):
         ).logits[0]
 
 
-def test_no_mask_is_taken_for_packed_sequences(tiny_model, forked):
-    """Without a mask transformers cuts the sequence at every jump of positions: that is why masks are explicit."""
+def test_a_missing_mask_means_packed_sequences(tiny_model, forked):
+    """Without a mask transformers splits the sequence at every jump of positions, so masks are explicit."""
     model = load(tiny_model)
     jump = 1 + int((np.diff(forked.position_ids) != 1).argmax())
     alone = Trajectory(forked.input_ids[jump : jump + 2])
@@ -410,19 +410,19 @@ def test_no_mask_is_taken_for_packed_sequences(tiny_model, forked):
 
 
 def test_a_boolean_mask_is_wrong_under_eager_attention(tiny_model, forked):
-    """It is added to the scores as 0 and 1, without a word; sdpa takes it for what it is."""
+    """eager silently adds it to the scores as 0 and 1; sdpa interprets it correctly."""
     visible = torch.from_numpy(visibility(forked))[None, None]
     additive = torch.zeros(visible.shape).masked_fill_(~visible, torch.finfo(torch.float32).min)
     eager, sdpa = (load(tiny_model, attn_implementation=name) for name in ("eager", "sdpa"))
-    truth = logits_of(sdpa, forked, additive)
+    expected = logits_of(sdpa, forked, additive)
 
-    torch.testing.assert_close(logits_of(eager, forked, additive), truth, atol=1e-3, rtol=0)
-    torch.testing.assert_close(logits_of(sdpa, forked, visible), truth, atol=1e-3, rtol=0)
-    assert (logits_of(eager, forked, visible) - truth).abs().max() > 0.1
+    torch.testing.assert_close(logits_of(eager, forked, additive), expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(logits_of(sdpa, forked, visible), expected, atol=1e-3, rtol=0)
+    assert (logits_of(eager, forked, visible) - expected).abs().max() > 0.1
 
 
 def test_the_dense_reference_is_attention(forked):
-    """It equals torch's own with the same matrix."""
+    """It equals torch's attention with the same mask."""
     torch.manual_seed(0)
     size = len(forked)
     query, key, value = torch.randn(1, 4, size, 8), torch.randn(1, 2, size, 8), torch.randn(1, 2, size, 8)

@@ -1,4 +1,4 @@
-"""How the embedded engine starts, changes its weights, dies and stops."""
+"""Start, weight updates, death and stop of the embedded engine."""
 
 import asyncio
 import copy
@@ -13,13 +13,15 @@ from safetensors.torch import load_file, save_file
 
 from turnwise.errors import EngineError, ReplicaDiedError
 from turnwise.protocols import ModelSpec, Resources
+from turnwise.weights.sources import as_numpy
+from turnwise_testing.engine_scenarios import failure_of
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
-from turnwise_transformers_engine.loading import load_manager, model_spec
+from turnwise_transformers_engine.loading import load_manager
 from turnwise_transformers_engine.requests import Pending
 
 
-def test_new_weights_leave_nothing_of_the_old_ones(tiny_model, other_model, other_weights, serve, ask, assert_logprobs):
-    """After an update the same context is read again: log-probabilities are those of the new weights."""
+def test_an_update_drops_the_cache(tiny_model, other_model, other_weights, serve, ask, assert_logprobs):
+    """After an update the same context is prefilled again under the new weights."""
 
     async def scenario(engine):
         before = await engine.generate(ask())
@@ -34,11 +36,11 @@ def test_new_weights_leave_nothing_of_the_old_ones(tiny_model, other_model, othe
     assert_logprobs(after, other_model)
 
 
-def test_new_weights_in_mid_flight(tiny_model, other_model, other_weights, serve, ask, in_flight, assert_logprobs):
+def test_an_update_during_a_request(tiny_model, other_model, other_weights, serve, ask, in_flight, assert_logprobs):
     """
-    A request in flight has a version for each token, and each token the log-probability of its version.
+    A request in flight has a version per token, and each token has the log-probability of its version.
 
-    A second request with the same context, begun after the update while the first still runs, reads nothing of it.
+    A second request with the same context, sent after the update while the first still runs, uses none of its cache.
     """
 
     async def scenario(engine):
@@ -69,7 +71,7 @@ def test_new_weights_in_mid_flight(tiny_model, other_model, other_weights, serve
     ],
 )
 def test_bad_weights_change_nothing(tiny_model, other_weights, serve, ask, assert_logprobs, name, array, message):
-    """One bad weight refuses all of them: the engine goes on with the old ones and their version."""
+    """One bad weight refuses the update; the engine continues with the old weights and their version."""
 
     async def scenario(engine):
         with pytest.raises(EngineError, match=message):
@@ -82,8 +84,8 @@ def test_bad_weights_change_nothing(tiny_model, other_weights, serve, ask, asser
     assert_logprobs(result, tiny_model)
 
 
-def test_a_full_cache_whose_requests_all_went_away_serves_again(tiny_model, serve, ask):
-    """The manager closes its door when the cache is full, and opens it only when a request finishes."""
+def test_a_blocked_scheduler_without_requests_serves_again(tiny_model, serve, ask):
+    """The manager blocks new requests while the cache is full, and unblocks only when a request finishes."""
 
     async def scenario(engine):
         engine._manager.batch_processor.scheduler.block_new_requests = True
@@ -93,40 +95,28 @@ def test_a_full_cache_whose_requests_all_went_away_serves_again(tiny_model, serv
     assert len(serve(tiny_model, scenario).token_ids) == 16
 
 
-def test_versions_that_sampled_nothing_leave_no_trace(ask):
-    """Two updates between two tokens, and one after the last: only versions that drew a token are told."""
+def test_only_versions_that_sampled_a_token_are_reported(ask):
+    """Two updates may come between two tokens, and one after the last."""
     pending = Pending(request=ask(), handle="a#0", ended=None, spans=[(0, 0)])
     output = SimpleNamespace(generated_tokens=[], logprobs=[])
-    pending.begin_version(1)
+    pending.start_version(1)
     pending.output = output
     for version in (2, 3, 4):
         output.generated_tokens, output.logprobs = [5] * version, [-1.0] * version
-        pending.begin_version(version)
+        pending.start_version(version)
 
     assert pending.result(aborted=False).weight_version.tolist() == [1, 1, 2, 3]
     output.generated_tokens, output.logprobs = [5], [-1.0]
     assert pending.result(aborted=True).weight_version == 1
 
 
-class Bfloat16Array:
-    """What `update_weights` uses of an array of ml_dtypes, which need not be installed."""
-
-    dtype = SimpleNamespace(name="bfloat16", kind="V")
-
-    def __init__(self, tensor):
-        self.shape, self._bits = tensor.shape, tensor.bfloat16().view(torch.int16).numpy()
-
-    def view(self, _dtype):
-        return self._bits
-
-
 def test_bfloat16_weights_are_read(tiny_model, other_model, serve, ask, assert_logprobs):
-    """numpy has no bfloat16 of its own; the bits of a foreign one are taken as they are."""
+    """Arrays of `ml_dtypes.bfloat16` are loaded bit by bit."""
     rounded = copy.deepcopy(other_model)
     with torch.no_grad():
         for weight in rounded.parameters():
             weight.copy_(weight.bfloat16())
-    weights = [(name, Bfloat16Array(weight.detach())) for name, weight in other_model.named_parameters()]
+    weights = [(name, as_numpy(weight.bfloat16())) for name, weight in other_model.named_parameters()]
 
     async def scenario(engine):
         await engine.update_weights(weights, 1)
@@ -135,19 +125,13 @@ def test_bfloat16_weights_are_read(tiny_model, other_model, serve, ask, assert_l
     assert_logprobs(serve(tiny_model, scenario), rounded)
 
 
-async def failure_of(awaitable):
-    with pytest.raises(EngineError) as caught:
-        await awaitable
-    return caught.value
-
-
 @pytest.mark.parametrize(
     ("error", "cause"),
     [(RuntimeError("the device is gone"), "the device is gone"), (SystemExit(3), "it left no error")],
 )
 @pytest.mark.filterwarnings("ignore:Exception in thread:pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_dead_thread_leaves_nobody_waiting(tiny_model, serve, ask, in_flight, error, cause):
-    """A step that fails ends the manager's thread, with a word or without: all waiters and later calls raise."""
+def test_a_dead_thread_fails_all_requests(tiny_model, serve, ask, in_flight, error, cause):
+    """A failing step ends the manager's thread, with or without an error text; running and later requests raise."""
 
     def broken(**_inputs):
         raise error
@@ -168,18 +152,18 @@ def test_a_dead_thread_leaves_nobody_waiting(tiny_model, serve, ask, in_flight, 
     assert num_running == 0
 
 
-def test_sleep_can_be_switched_off(tiny_model, serve):
-    """Sleeping is refused in one line, as the capabilities say."""
+def test_sleep_can_be_disabled(tiny_model, serve):
+    """The error agrees with the capabilities."""
 
     async def scenario(engine):
         return engine.capabilities.sleep_levels, str(await failure_of(engine.sleep(1)))
 
-    expected = frozenset(), "the transformers engine has no sleep level 1"
+    expected = frozenset(), "the transformers engine has no sleep level 1; it has none"
     assert expected == serve(tiny_model, scenario, sleep=False)
 
 
 def test_starting_twice_is_refused(tiny_model, serve):
-    """An engine is started once, and not again after it was stopped."""
+    """An engine starts once, and not again after a stop."""
 
     async def scenario(engine):
         again = await failure_of(engine.start())
@@ -193,7 +177,7 @@ def test_starting_twice_is_refused(tiny_model, serve):
 
 
 def test_stopping_while_starting_leaves_nothing_running(tiny_model):
-    """The loaded model is let go, and `start` says why."""
+    """The loaded model is freed, and `start` raises."""
 
     async def scenario():
         engine = TransformersEngine(TransformersConfig(model=tiny_model, device="cpu"), Resources())
@@ -212,29 +196,21 @@ def test_stopping_while_starting_leaves_nothing_running(tiny_model):
 
 def start_failure(path, **options):
     engine = TransformersEngine(TransformersConfig(device="cpu", **options), Resources(model=ModelSpec(path=path)))
-    text = str(asyncio.run(failure_of(engine.start())))
-    assert "\n" not in text
-    return text
+    return str(asyncio.run(failure_of(engine.start())))
 
 
-def test_start_without_a_model_says_so():
-    """One line that names the options."""
-    assert start_failure(None) == "the transformers engine has no model: set model.path, or 'model' of the engine"
-
-
-def test_start_with_a_wrong_directory_says_so(tmp_path):
-    """One line for a directory that is not there, one that holds no model, and one of another kind of model."""
-    missing, empty = start_failure(tmp_path / "no"), start_failure(tmp_path)
+def test_a_wrong_model_directory_is_refused(tmp_path):
+    """The directory may be missing, or contain another kind of model."""
+    missing = start_failure(tmp_path / "no")
     (tmp_path / "config.json").write_text('{"model_type": "clip"}')
     other = start_failure(tmp_path)
 
     assert missing == f"the model directory '{tmp_path / 'no'}' does not exist"
-    assert empty == f"'{tmp_path}' is no model directory: it has no config.json"
     assert other.startswith(f"cannot load a causal language model from '{tmp_path}': ValueError: ")
 
 
-def test_start_without_all_weights_says_so(tmp_path, save_model):
-    """transformers would fill them with random numbers."""
+def test_missing_weights_are_reported(tmp_path, save_model):
+    """transformers would initialise them randomly."""
     path = save_model(tmp_path) / "model.safetensors"
     weights = load_file(path)
     del weights["model.layers.1.mlp.up_proj.weight"]
@@ -245,16 +221,16 @@ def test_start_without_all_weights_says_so(tmp_path, save_model):
     )
 
 
-def test_start_with_too_little_memory_says_so(tiny_model):
-    """The sizes are at fault, not the model."""
+def test_too_little_memory_is_reported(tiny_model):
+    """The error is about the cache, not about the model."""
     assert start_failure(tiny_model, memory_fraction=1e-9).startswith("cannot make the cache: MemoryError")
 
 
-def test_a_cache_that_one_request_overflows_is_refused(tiny_model):
-    """The manager would not fail that request but die of it."""
+def test_a_cache_smaller_than_one_context_is_refused(tiny_model):
+    """The manager would crash on a long request instead of failing it."""
     config = TransformersConfig(device="cpu", num_blocks=2)
 
-    with pytest.raises(EngineError, match="the cache of 2 pages cannot hold max_context, 100 tokens: raise num_blocks"):
+    with pytest.raises(EngineError, match="the KV cache has 2 pages, too few for max_context, 100 tokens"):
         load_manager(config, ModelSpec(path=tiny_model), max_context=100)
 
 
@@ -282,29 +258,19 @@ def fresh_process(*arguments):
     return done.returncode, done.stdout
 
 
-def test_start_without_torch_says_so(tiny_model):
-    """One line that names the packages."""
+def test_a_missing_torch_is_reported(tiny_model):
+    """The error names the packages in one line."""
     returncode, output = fresh_process(tiny_model, "no torch")
 
     assert returncode == 0
-    assert output.startswith("the transformers engine needs torch and transformers to import: ")
+    assert output.startswith("the transformers engine cannot import torch and transformers: ")
     assert output.count("\n") == 1
 
 
 @pytest.mark.slow
-def test_an_engine_that_nobody_stops_does_not_keep_the_process(tiny_model):
+def test_an_abandoned_engine_does_not_keep_the_process_alive(tiny_model):
     """The manager's thread ends with the main thread."""
     assert fresh_process(tiny_model) == (0, "started\n")
-
-
-def test_remote_code_is_trusted_for_the_runs_model_alone(tmp_path):
-    """A directory of the engine's own is not what the pinned revision speaks of."""
-    trusted = ModelSpec(path=tmp_path / "run", trust_remote_code=True, revision="abc")
-
-    own = model_spec(TransformersConfig(model=tmp_path / "own"), Resources(model=trusted))
-    run = model_spec(TransformersConfig(), Resources(model=trusted))
-
-    assert (own, run) == (ModelSpec(path=tmp_path / "own"), trusted)
 
 
 @pytest.mark.parametrize(

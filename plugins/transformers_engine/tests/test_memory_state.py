@@ -1,4 +1,4 @@
-"""What sleeping frees, measured as this process's resident memory, and what waking up brings back."""
+"""Memory that sleep frees and waking up restores, measured as resident memory of this process."""
 
 import asyncio
 from collections import Counter
@@ -9,15 +9,15 @@ import torch
 import transformers
 
 from turnwise.errors import EngineError
-from turnwise.weight_sources import source_of
-from turnwise_transformers_engine import sleeping
+from turnwise.weights.sources import source_of
+from turnwise_transformers_engine import memory_state
 
 MIB = 2**20
 
 
 @pytest.fixture(scope="module")
 def large_model(tmp_path_factory):
-    """Directory of a Llama whose weights take 200 MiB, and (bytes of weights, bytes of a full cache)."""
+    """The directory of a Llama with 200 MiB of weights, the bytes of its weights, and those of a full cache."""
     config = transformers.LlamaConfig(
         vocab_size=48000,
         hidden_size=512,
@@ -38,17 +38,17 @@ def large_model(tmp_path_factory):
 
 
 def long_requests(ask):
-    """Requests that fill most pages of the cache: memory that was never written takes no room."""
+    """Return requests that fill most pages of the cache, because untouched memory is not resident."""
     return [ask(str(i), np.arange(4000) * (7 + i) % 48000, max_tokens=2, temperature=0.0) for i in range(2)]
 
 
 @pytest.mark.slow
-def test_levels_free_what_they_say(large_model, serve, ask, together):
-    """Level 1 frees the cache, level 2 the weights as well; each stage of waking up takes its own memory again."""
+def test_memory_of_each_level(large_model, serve, ask, together):
+    """Level 1 frees the cache, level 2 also the weights; each tag restores its own memory."""
     directory, weights_bytes, cache_bytes = large_model
 
     async def scenario(engine):
-        await engine.update_weights(source_of(directory), 1)  # rows of a file that nothing has read yet take no room
+        await engine.update_weights(source_of(directory), 1)  # unread pages of a mapped file are not resident
         before = [each.token_ids.tolist() for each in await together(engine, long_requests(ask))]
         used = {"awake": engine.stats()["memory_bytes"]}
         await engine.sleep(1)
@@ -57,7 +57,7 @@ def test_levels_free_what_they_say(large_model, serve, ask, together):
         used["level 2"] = engine.stats()["memory_bytes"]
         await engine.wake_up(["weights"])
         await engine.update_weights(source_of(directory), 2)
-        sleeping.give_back()
+        memory_state.release_memory()
         used["weights awake"] = engine.stats()["memory_bytes"]
         await engine.wake_up(["kv_cache"])
         after = [each.token_ids.tolist() for each in await together(engine, long_requests(ask))]
@@ -73,28 +73,28 @@ def test_levels_free_what_they_say(large_model, serve, ask, together):
 
 
 def test_level_2_needs_every_weight(tiny_model, other_weights, serve, ask):
-    """Requests are refused until all weights have been brought; a part of them is not enough."""
+    """Requests are refused until updates have loaded all weights."""
 
     async def scenario(engine):
         await engine.sleep(2)
         await engine.wake_up()
-        said = []
+        texts = []
         for weights in ([], other_weights[:1]):
             await engine.update_weights(weights, 1)
             with pytest.raises(EngineError) as refusal:
                 await engine.generate(ask())
-            said.append(str(refusal.value))
+            texts.append(str(refusal.value))
         await engine.update_weights(other_weights[1:], 2)
-        return said, len((await engine.generate(ask())).token_ids)
+        return texts, len((await engine.generate(ask())).token_ids)
 
-    said, num_tokens = serve(tiny_model, scenario)
+    texts, num_tokens = serve(tiny_model, scenario)
 
-    assert [f"lacks {n} weights" in text for n, text in zip((25, 24), said, strict=True)] == [True, True]
+    assert [f"lacks {n} weights" in text for n, text in zip((25, 24), texts, strict=True)] == [True, True]
     assert num_tokens == 16
 
 
-def test_requests_that_come_while_it_falls_asleep_are_refused(tiny_model, serve, ask, in_flight):
-    """Between the abort of what runs and the end of `sleep` nothing gets in; many cycles leave nothing behind."""
+def test_requests_during_sleep_are_refused(tiny_model, serve, ask, in_flight):
+    """No request starts between the aborts and the end of `sleep`, also in repeated cycles."""
 
     async def late(engine, number):
         try:
@@ -104,7 +104,7 @@ def test_requests_that_come_while_it_falls_asleep_are_refused(tiny_model, serve,
 
     async def scenario(engine):
         ends = []
-        # Taken before: level 2 gives the weights back as memory of any content.
+        # A copy, because level 2 leaves the weights uninitialised.
         state = {name: tensor.clone() for name, tensor in engine._manager.model.state_dict().items()}
         for cycle in range(5):
             async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""Many requests for one context at once: it is read once, whatever becomes of the request that reads it."""
+"""Concurrent requests with one context: it is prefilled once, even if the prefilling request ends early."""
 
 import asyncio
 
@@ -7,8 +7,8 @@ import pytest
 GROUP = [f"g{i}" for i in range(8)]
 
 
-def test_a_group_reads_its_prompt_once(tiny_model, serve, ask, together):
-    """All but one find its two full pages."""
+def test_a_group_prefills_its_prompt_once(tiny_model, serve, ask, together):
+    """All but one find the two full pages in the cache."""
     results = serve(tiny_model, lambda engine: together(engine, [ask(name) for name in GROUP]))
 
     assert [0, *[32] * 7] == sorted(result.num_cached_tokens for result in results)
@@ -16,8 +16,8 @@ def test_a_group_reads_its_prompt_once(tiny_model, serve, ask, together):
 
 
 @pytest.mark.parametrize("end", ["abort", "cancel"])
-def test_the_one_that_reads_ends_early(tiny_model, serve, ask, end):
-    """The others do not wait for it for ever; and one of them that is aborted while it waits ends at once."""
+def test_the_prefilling_request_ends_early(tiny_model, serve, ask, end):
+    """The others continue, and a waiting request that is aborted ends at once."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:
@@ -29,17 +29,17 @@ def test_the_one_that_reads_ends_early(tiny_model, serve, ask, end):
             else:
                 tasks[0].cancel()
         ended = [None if task.cancelled() else task.result() for task in tasks]
-        return ended, engine.stats()["num_running"], len(engine._reads._by_context)
+        return ended, engine.stats()["num_running"], len(engine._deduplicator._by_context)
 
-    (first, *others, last), num_running, num_reads = serve(tiny_model, scenario)
+    (first, *others, last), num_running, num_prefills = serve(tiny_model, scenario)
     assert first is None if end == "cancel" else first.finish_reason == "abort"
     assert [16] * 6 == [len(result.token_ids) for result in others]
     assert (0, "abort") == (len(last.token_ids), last.finish_reason)
-    assert (0, 0) == (num_running, num_reads)
+    assert (0, 0) == (num_running, num_prefills)
 
 
-def test_falling_asleep_ends_those_that_wait(tiny_model, serve, ask, together):
-    """They were never sent, and nothing is sent afterwards."""
+def test_sleep_aborts_waiting_requests(tiny_model, serve, ask, together):
+    """They are not sent to the manager afterwards."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:

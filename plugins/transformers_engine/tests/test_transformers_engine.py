@@ -1,4 +1,4 @@
-"""What the embedded engine samples, and what it refuses."""
+"""Samples of the embedded engine, and requests that it refuses."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ from turnwise_transformers_engine.sampling import request_options
 @pytest.mark.parametrize("kind", ["tiny_model", "tiny_llama"])
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
 def test_logprobs_over_turns_equal_a_forward_pass(kind, temperature, request, serve, ask, context, assert_logprobs):
-    """Three turns, each on the tokens of the one before, from the prefix cache: log-probabilities to 1e-4."""
+    """Over three turns with the prefix cache, log-probabilities are within 1e-4 of a forward pass."""
     model = request.getfixturevalue(kind)
 
     async def scenario(engine):
@@ -36,22 +36,22 @@ def test_logprobs_over_turns_equal_a_forward_pass(kind, temperature, request, se
 
 
 def test_eager_attention_gives_the_same_distribution(tiny_model, serve, ask, assert_logprobs):
-    """Another implementation of attention, and threads as asked."""
+    """`attn_implementation` and `num_threads` do not change the distribution."""
     result = serve(tiny_model, lambda engine: engine.generate(ask()), attn_implementation="eager", num_threads=1)
 
     assert_logprobs(result, tiny_model)
 
 
 def test_half_precision_runs_on_a_cpu(tiny_model, serve, ask):
-    """Weights and cache in bfloat16; log-probabilities are still those of what was drawn."""
+    """Weights and cache may be bfloat16."""
     result = serve(tiny_model, lambda engine: engine.generate(ask()), dtype="bfloat16")
 
     assert len(result.token_ids) == 16
     assert np.isfinite(result.logprobs).all()
 
 
-def test_prefix_caching_can_be_switched_off(tiny_model, serve, ask, assert_logprobs):
-    """Then nothing comes from the cache, and nothing else changes."""
+def test_prefix_caching_can_be_disabled(tiny_model, serve, ask, assert_logprobs):
+    """No tokens are cached then, and log-probabilities are the same."""
 
     async def scenario(engine):
         return [await engine.generate(ask(str(i))) for i in range(2)]
@@ -62,8 +62,8 @@ def test_prefix_caching_can_be_switched_off(tiny_model, serve, ask, assert_logpr
     assert_logprobs(results[1], tiny_model)
 
 
-def test_filters_are_those_of_the_distribution_drawn_from(tiny_model, serve, ask, together, assert_logprobs):
-    """Requests that filter and requests that do not share a batch; each has its own distribution."""
+def test_filters_apply_per_request(tiny_model, serve, ask, together, assert_logprobs):
+    """Requests with and without filters share a batch, and each has its own distribution."""
     options = [{}, {"top_k": 3}, {"top_p": 0.6}, {"top_k": 8, "top_p": 0.8, "temperature": 1.7}, {"temperature": 0.3}]
 
     results = serve(
@@ -75,7 +75,7 @@ def test_filters_are_those_of_the_distribution_drawn_from(tiny_model, serve, ask
 
 
 def test_greedy_takes_the_best_id(tiny_model, serve, ask, context):
-    """Temperature 0 is the argmax, drawn with probability 1."""
+    """Temperature 0 is the argmax, with probability 1."""
     result = serve(tiny_model, lambda engine: engine.generate(ask(temperature=0.0)))
 
     ids = np.concatenate([context, result.token_ids])
@@ -86,7 +86,7 @@ def test_greedy_takes_the_best_id(tiny_model, serve, ask, context):
 
 
 def test_greedy_breaks_ties_the_same_way(tmp_path, save_model, serve, ask, together):
-    """When all ids tie, greedy gives the same ones each time, still with probability 1."""
+    """If all ids tie, greedy always takes the same one, still with probability 1."""
     model = transformers.AutoModelForCausalLM.from_pretrained(save_model(tmp_path))
     torch.nn.init.zeros_(model.lm_head.weight)
     model.save_pretrained(tmp_path)
@@ -98,7 +98,7 @@ def test_greedy_breaks_ties_the_same_way(tmp_path, save_model, serve, ask, toget
 
 
 def test_many_requests_share_steps(tiny_model, serve, ask, together):
-    """64 requests of 8 tokens take about as many steps as one, not 64 times as many."""
+    """64 requests of 8 tokens take about as many steps as one."""
 
     async def scenario(engine):
         steps, model = [], engine._manager.model
@@ -111,7 +111,7 @@ def test_many_requests_share_steps(tiny_model, serve, ask, together):
 
 
 def test_max_context_bounds_context_and_output(tiny_model, serve, ask, context):
-    """A context that leaves room for three tokens gets three; one that leaves none is refused, and a longer one too."""
+    """A context that leaves space for three tokens gets three; one that leaves none is refused."""
 
     async def scenario(engine):
         result = await engine.generate(ask("fits", np.resize(context, 253), max_tokens=100))
@@ -126,14 +126,14 @@ def test_max_context_bounds_context_and_output(tiny_model, serve, ask, context):
 
 
 def test_without_max_tokens_the_context_is_the_limit(tiny_model, serve, ask, context):
-    """None leaves it to the room that the context has."""
+    """`max_tokens` None samples until `max_context`."""
     result = serve(tiny_model, lambda engine: engine.generate(ask(max_tokens=None)), max_context=50)
 
     assert len(result.token_ids) == 50 - len(context)
 
 
 def test_max_context_is_known_before_start(tiny_model):
-    """It is the least of the option, the model's own limit and the cache."""
+    """It is the least of the option, the model's limit and the cache."""
     sizes = [{}, {"max_context": 100}, {"num_blocks": 5, "page_size": 8}]
 
     engines = [TransformersEngine(TransformersConfig(model=tiny_model, **each), Resources()) for each in sizes]
@@ -141,8 +141,8 @@ def test_max_context_is_known_before_start(tiny_model):
     assert [engine.capabilities.max_context for engine in engines] == [512, 100, 40]
 
 
-def test_requests_that_overflow_the_cache_together_all_end(tiny_model, serve, ask, context, together, assert_logprobs):
-    """With a cache of exactly one context, requests wait for one another and none is lost."""
+def test_requests_share_a_small_cache(tiny_model, serve, ask, context, together, assert_logprobs):
+    """With a cache of one context, requests wait for each other and none is lost."""
     results = serve(
         tiny_model,
         lambda engine: together(engine, [ask(str(i), max_tokens=500) for i in range(3)]),
@@ -157,7 +157,7 @@ def test_requests_that_overflow_the_cache_together_all_end(tiny_model, serve, as
 
 @pytest.mark.parametrize("wrong", [[1, 512], [-1, 2]])
 def test_ids_outside_the_vocabulary_are_refused(tiny_model, serve, ask, wrong):
-    """They would kill the manager's thread; the engine lives on."""
+    """They would crash the manager's thread."""
 
     async def scenario(engine):
         with pytest.raises(EngineError, match="ids outside the vocabulary of 512"):
@@ -168,21 +168,21 @@ def test_ids_outside_the_vocabulary_are_refused(tiny_model, serve, ask, wrong):
 
 
 def test_top_k_beyond_the_vocabulary_keeps_all(tiny_model, serve, ask):
-    """As it is, it would kill the manager's thread."""
+    """Unchanged, it would crash the manager's thread."""
     result = serve(tiny_model, lambda engine: engine.generate(ask(top_k=100_000, top_p=0.99)))
 
     assert len(result.token_ids) == 16
 
 
 def test_tiny_temperatures_are_greedy():
-    """Logits scaled by 1e-38 would overflow to NaN and kill the manager's thread."""
+    """Logits scaled by 1e-38 would overflow to NaN and crash the manager's thread."""
     tiny, zero = SamplingParams(temperature=1e-38), SamplingParams(temperature=0.0)
 
     assert request_options(tiny, 512) == request_options(zero, 512)
 
 
 def test_a_duplicate_in_flight_is_refused(tiny_model, serve, ask, in_flight):
-    """Two requests of one id at once: the second raises and the first goes on; later the id is free."""
+    """The second request with an id raises and the first continues; later the id is free again."""
 
     async def scenario(engine):
         async with asyncio.TaskGroup() as group:
@@ -196,13 +196,13 @@ def test_a_duplicate_in_flight_is_refused(tiny_model, serve, ask, in_flight):
 
 
 def test_stop_strings_are_refused(tiny_model, serve, ask):
-    """The engine never sees text."""
+    """The engine has no tokenizer."""
     with pytest.raises(EngineError, match="no stop strings"):
         serve(tiny_model, lambda engine: engine.generate(ask(stop=("x",))))
 
 
 def test_an_aborted_id_can_be_used_at_once(tiny_model, serve, ask, in_flight, assert_logprobs):
-    """The late cancel of a request does not hit the next one of its id, and nothing of it is kept."""
+    """A late cancel does not hit the next request with the same id, and no handler stays."""
 
     async def aborted(engine):
         async with asyncio.TaskGroup() as group:
@@ -227,7 +227,7 @@ def test_an_aborted_id_can_be_used_at_once(tiny_model, serve, ask, in_flight, as
 
 
 def test_a_seed_repeats_a_run(tiny_model, serve, ask):
-    """With a seed, the same requests one after the other give the same ids on a new engine."""
+    """With a seed, the same requests in the same order give the same ids on a new engine."""
 
     async def scenario(engine):
         return [(await engine.generate(ask(str(i)))).token_ids.tolist() for i in range(3)]
@@ -239,7 +239,7 @@ def test_a_seed_repeats_a_run(tiny_model, serve, ask):
 
 
 def test_stats_add_up(tiny_model, serve, ask, together):
-    """Totals count what was asked, sampled and found in the cache."""
+    """Totals count requests, sampled tokens and cached tokens."""
 
     async def scenario(engine):
         await together(engine, [ask(str(i), max_tokens=4) for i in range(3)])

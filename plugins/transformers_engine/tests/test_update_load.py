@@ -1,16 +1,16 @@
-"""A hundred versions of the weights while requests run: every token is what its version gives."""
+"""100 weight updates while requests run: every token agrees with its version."""
 
 import pytest
 
-from turnwise.testing.engine_load_checks import updates_under_load
-from turnwise.testing.engine_probe import EngineProbe
+from turnwise_testing.engine_load_checks import updates_under_load
+from turnwise_testing.engine_probe import EngineProbe
 
 NUM_UPDATES = 100
 
 
 @pytest.mark.slow
 def test_a_hundred_updates_under_load(tiny_model, tiny_reference, serve):
-    """Every token of every answer is what a greedy replay gives under the weights of the version that it claims."""
+    """Every token is the greedy one under the weight version that it claims."""
     probe = EngineProbe(vocab_size=512, num_long_tokens=100, reference=tiny_reference, logprob_bound=1e-4)
 
     async def scenario(engine):

@@ -1,4 +1,4 @@
-"""Attention of many sequences at once is the attention of each alone."""
+"""Attention over many sequences at once equals the attention of each sequence alone."""
 
 from types import SimpleNamespace
 
@@ -13,24 +13,24 @@ HEADS, GROUPS, DEPTH = 4, 2, 8
 
 
 class SlidingCache:
-    """Stands for the paged cache of layers with a window: it hands out keys and values laid end to end."""
+    """A fake cache of layers with a sliding window, which returns concatenated keys and values."""
 
     def __init__(self, keys, values, starts):
         self.keys, self.values, self.starts = keys, values, starts
         self.layer_to_allocator = {0: SimpleNamespace(layer_type="sliding_attention", index=0, layer_indices=[0])}
 
     def options(self, _new):
-        """Return what the manager gives to the layers."""
+        """Return the keyword arguments that the manager passes to layers."""
         return {}
 
     def update(self, *, key_states, value_states, layer_idx, kwargs):
-        """Return what was read before and what is new."""
+        """Return the keys and values of old and new tokens."""
         kwargs["cu_seq_lens_k"] = self.starts
         return self.keys, self.values
 
 
 class PagedCache:
-    """Stands for that of layers with full attention: pages of four tokens, anywhere in the pool, and garbage behind."""
+    """A fake cache of layers with full attention: pages of four tokens in random order, padded with garbage."""
 
     PAGE = 4
 
@@ -55,7 +55,7 @@ class PagedCache:
         self.layer_to_allocator = {0: allocator}
 
     def options(self, new):
-        """Return what the manager gives to the layers: nothing to read where all is new."""
+        """Return the keyword arguments that the manager passes to layers; no read slots if all tokens are new."""
         ends = self.starts[1:].tolist()
         write = torch.cat([self.slots[end - count : end] for end, count in zip(ends, new, strict=True)])
         read = self.slots if len(write) < len(self.slots) else self.slots[:0]
@@ -63,17 +63,17 @@ class PagedCache:
 
 
 def packed(lengths):
-    """Return where sequences of these lengths begin and end."""
+    """Return the bounds of sequences with these lengths."""
     return torch.tensor([0, *lengths]).cumsum(0).int()
 
 
 def alone(query, key, value, window):
-    """Return the attention of the last tokens of one sequence to all of it, by hand."""
+    """Return the attention of the last tokens of one sequence to all its tokens, by explicit softmax."""
     num_new, num_all = query.shape[1], key.shape[1]
     key, value = key.repeat_interleave(HEADS // GROUPS, 0), value.repeat_interleave(HEADS // GROUPS, 0)
     rows, columns = torch.arange(num_all - num_new, num_all)[:, None], torch.arange(num_all)[None]
-    seen = (columns <= rows) & (columns > rows - (window or num_all))
-    scores = (query @ key.transpose(1, 2) * 0.3).masked_fill(~seen, -torch.inf)
+    visible = (columns <= rows) & (columns > rows - (window or num_all))
+    scores = (query @ key.transpose(1, 2) * 0.3).masked_fill(~visible, -torch.inf)
     return (scores.softmax(-1) @ value).transpose(0, 1)
 
 
@@ -87,15 +87,15 @@ NUM_NEW = st.sampled_from([1, 1, 1, 2, 3, 4, 5, 130])
     window=st.sampled_from([None, 1, 3]),
     num_padding=st.integers(0, 2),
 )
-def test_every_sequence_meets_its_own_keys(sequences, kind, window, num_padding):
-    """Whatever is read and decoded in one step, with a sliding window or without, and with padding behind it."""
+def test_every_sequence_attends_to_its_own_keys(sequences, kind, window, num_padding):
+    """For any mix of prefill and decode, with and without a sliding window and padding."""
     torch.manual_seed(0)
     new, known = [count for _past, count in sequences], [past + count for past, count in sequences]
     query = torch.randn(1, HEADS, sum(new) + num_padding, DEPTH)
     keys, values = torch.randn(2, sum(known), GROUPS, DEPTH).transpose(1, 2)[:, None]
     cache = kind(keys, values, packed(known))
     window = window if kind is SlidingCache else None
-    # What is new is in the pool already, and written once more; a step may be padded behind the last token.
+    # New tokens are in the pool already and are written again. The step may be padded after the last token.
     ends = packed(known)[1:].tolist()
     fresh = torch.cat([torch.arange(end - count, end) for end, count in zip(ends, new, strict=True)])
     out, _weights = varlen_attention(
@@ -121,8 +121,8 @@ def test_every_sequence_meets_its_own_keys(sequences, kind, window, num_padding)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_plain_calls_are_transformers_own(tiny_model, implementation):
-    """Without a paged cache a model computes what it computes with `sdpa` or `eager`."""
+def test_calls_without_a_cache_use_transformers_sdpa(tiny_model, implementation):
+    """Without a paged cache the result is the same as with `sdpa` or `eager`."""
     from transformers import AutoModelForCausalLM
 
     ids = torch.tensor([[3, 5, 7, 9, 11]])

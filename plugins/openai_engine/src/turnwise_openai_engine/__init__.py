@@ -1,4 +1,4 @@
-"""Servers that somebody else runs, as one engine. Only the hook stands here."""
+"""External inference servers as one engine of turnwise. This module only registers it."""
 
 from __future__ import annotations
 
@@ -11,3 +11,16 @@ from turnwise_openai_engine.engine import OpenAIEngine
 def register_engines(registry: turnwise.Registry[turnwise.Engine]) -> None:
     """Add `openai`."""
     registry.add("openai", OpenAIEngine, config=OpenAIConfig)
+
+
+def make_diagnostic(_config: turnwise.NoConfig, _resources: turnwise.Resources) -> turnwise.Diagnostic:
+    """Return the checks of this engine: a module with a function `diagnose` is a `Diagnostic`."""
+    from turnwise_openai_engine import diagnosis
+
+    return diagnosis
+
+
+@turnwise.hookimpl
+def register_diagnostics(registry: turnwise.Registry[turnwise.Diagnostic]) -> None:
+    """Add the checks of `openai`."""
+    registry.add("openai", make_diagnostic)

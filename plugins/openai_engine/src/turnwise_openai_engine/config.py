@@ -1,4 +1,4 @@
-"""Options of the engine that uses servers. No address is looked up here, and no key is held."""
+"""Options of the engine for external servers. The config contains no key."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ def _check_urls(_config: object, attribute: Attribute[Any], urls: tuple[str, ...
     for url in urls:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"'{attribute.name}' must be such as http://host:8000: {url!r}")
+            raise ValueError(f"'{attribute.name}' must have the form http://host:8000, got {url!r}")
         if parts.username or parts.password:
-            raise ValueError(f"'{attribute.name}' must hold no password: name it in api_key_env")
+            raise ValueError(f"'{attribute.name}' must not contain a password: use api_key_env")
     if not urls:
-        raise ValueError(f"'{attribute.name}' must name one server at least")
+        raise ValueError(f"'{attribute.name}' must contain at least one server")
     if len(set(urls)) < len(urls):
-        raise ValueError(f"'{attribute.name}' must name each server once")
+        raise ValueError(f"'{attribute.name}' must contain each server once")
 
 
 @frozen(kw_only=True)
 class OpenAIConfig:
     """
-    Which servers there are, and how they are spoken to.
+    The servers, and the protocol to use.
 
     Attributes:
-        urls: of the servers, without `/v1`; they all serve one model.
+        urls: of the servers, without `/v1`. All serve the same model.
         protocol: `vllm` for `/v1/completions` with token ids, `sglang` for `/generate`.
-        model: name that a vLLM server gives its model; None takes the only one that it serves.
+        model: a vLLM server's name of its model; None uses the only one that it serves.
         max_context: most tokens of context and output together; None leaves it to the servers.
-        api_key_env: environment variable that holds the key; it is sent as a bearer token and never written anywhere.
-        ca_file: certificates that the servers' are checked against; None takes those of the system.
-        verify: check certificates at all.
+        api_key_env: environment variable with the key, which is sent as a bearer token and never written anywhere.
+        ca_file: certificates to check the servers' with; None uses the system's.
+        verify: whether to check certificates.
         max_connections: to each server, and so the most requests that it gets at once.
         connect_timeout_s: for a connection.
-        read_timeout_s: between two pieces of an answer; an SGLang answer comes in one piece.
-        abort_timeout_s: for an aborted request to hand back what it had.
-        health_interval_s: between two looks at each server.
-        retries: how often a request is sent again when a server fails.
-        backoff_s: before the first of these; it doubles each time.
+        read_timeout_s: between two pieces of a response; an SGLang response comes in one piece.
+        abort_timeout_s: for an aborted request to return its tokens.
+        health_interval_s: between two health checks of each server.
+        retries: most retries of a request after server failures.
+        backoff_s: wait before the first retry; it doubles each time.
     """
 
     urls: tuple[str, ...] = field(converter=_urls, validator=_check_urls)

@@ -1,8 +1,8 @@
 """
-The two protocols: what is posted where, and what an answer means.
+The protocols of vLLM and SGLang servers: request bodies, and the interpretation of responses.
 
-A vLLM server streams, so that an aborted request keeps what it had: closing the connection ends it there. An SGLang
-server is told to end a request by its id, and then answers with what it had.
+A vLLM server streams its response, so an aborted request keeps the tokens received before the connection was closed. An
+SGLang server ends a request on a call with its id, and then returns the tokens it has.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from turnwise.types import GenerateRequest
-from turnwise_openai_engine.answers import Answer, BadAnswerError, ServerFailure, as_version
+from turnwise_openai_engine.output import BadOutputError, Output, ServerFailure, parse_version
 
 
 class Dialect(Protocol):
-    """How one kind of server is spoken to."""
+    """The protocol of one kind of server."""
 
     @property
     def path(self) -> str:
-        """Where requests go."""
+        """The path of generation requests."""
 
     def body(self, request: GenerateRequest, wire_id: str, max_tokens: int | None) -> dict[str, Any]:
-        """Return what is posted."""
+        """Return the JSON body of a request."""
 
-    async def read(self, lines: AsyncIterator[bytes], answer: Answer) -> None:
-        """Fill an answer from the lines of a response; `BadAnswerError` and `ServerFailure` as they say."""
+    async def read(self, lines: AsyncIterator[bytes], output: Output) -> None:
+        """Add the lines of a response to the output; raises `BadOutputError` and `ServerFailure`."""
 
     def abort(self, wire_id: str) -> tuple[str, dict[str, Any]] | None:
-        """Return where and what to post to end a request; None when closing its connection does."""
+        """Return path and body of the call that ends a request; None if closing its connection ends it."""
 
 
 @frozen
@@ -40,14 +40,13 @@ class VllmDialect:
     `/v1/completions` of vLLM 0.32.
 
     Attributes:
-        model: what the server calls its model.
+        model: the server's name of its model.
     """
 
     model: str
     path: str = "/v1/completions"
 
     def body(self, request: GenerateRequest, wire_id: str, max_tokens: int | None) -> dict[str, Any]:
-        """Return what is posted."""
         sampling = request.sampling
         return {
             "model": self.model,
@@ -70,33 +69,33 @@ class VllmDialect:
             "request_id": wire_id,
         }
 
-    async def read(self, lines: AsyncIterator[bytes], answer: Answer) -> None:
-        """Read server-sent events up to `[DONE]`."""
+    async def read(self, lines: AsyncIterator[bytes], output: Output) -> None:
+        """Read server-sent events until `[DONE]`."""
         async for line in lines:
             if not line.startswith(b"data:"):
                 continue
             data = line[5:].strip()
             if data == b"[DONE]":
                 return
-            self._take(_parsed(data), answer)
-        raise ServerFailure("the server ended its answer in the middle")
+            self._add_event(_parse_json(data), output)
+        raise ServerFailure("the server ended its response too early")
 
     def abort(self, wire_id: str) -> None:
         """Return None: closing the connection ends a request."""
 
     @staticmethod
-    def _take(event: Any, answer: Answer) -> None:
+    def _add_event(event: Any, output: Output) -> None:
         if "error" in event:
-            raise ServerFailure(f"the server failed: {_text(event['error'])}")
+            raise ServerFailure(f"the server failed: {_error_text(event['error'])}")
         for choice in event.get("choices", ()):
             if choice.get("finish_reason"):
-                answer.finish_reason, answer.stop_reason = choice["finish_reason"], choice.get("stop_reason")
+                output.finish_reason, output.stop_reason = choice["finish_reason"], choice.get("stop_reason")
             logprobs = choice.get("logprobs") or {}
             token_ids = choice.get("token_ids")
             if token_ids or not choice.get("finish_reason"):
-                answer.extend(token_ids, logprobs.get("token_logprobs"))
+                output.extend(token_ids, logprobs.get("token_logprobs"))
         details = (event.get("usage") or {}).get("prompt_tokens_details") or {}
-        answer.num_cached_tokens = details.get("cached_tokens") or answer.num_cached_tokens
+        output.num_cached_tokens = details.get("cached_tokens") or output.num_cached_tokens
 
 
 @frozen
@@ -106,8 +105,8 @@ class SglangDialect:
     path: str = "/generate"
 
     def body(self, request: GenerateRequest, wire_id: str, max_tokens: int | None) -> dict[str, Any]:
-        """Return what is posted. `ignore_eos` would switch off the stop ids too, so the model's own ends a turn."""
         sampling = request.sampling
+        # No `ignore_eos`, because it would disable the stop ids too. So the model's own end of turn ends a turn.
         options: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -127,39 +126,39 @@ class SglangDialect:
             "return_logprob": True,
         }
 
-    async def read(self, lines: AsyncIterator[bytes], answer: Answer) -> None:
+    async def read(self, lines: AsyncIterator[bytes], output: Output) -> None:
         """Read one JSON object."""
-        body = _parsed(b"".join([line async for line in lines]))
+        body = _parse_json(b"".join([line async for line in lines]))
         meta: dict[str, Any] = body.get("meta_info") or {}
         reason = meta.get("finish_reason") or {}
         if reason.get("type") == "abort" and int(reason.get("status_code") or 0) >= 500:
-            raise ServerFailure(f"the server failed: {_text(reason)}")
+            raise ServerFailure(f"the server failed: {_error_text(reason)}")
         if reason.get("type") == "abort" and reason.get("status_code"):
-            raise BadAnswerError(f"the server refused the request: {_text(reason)}")
+            raise BadOutputError(f"the server refused the request: {_error_text(reason)}")
         logprobs = meta.get("output_token_logprobs")
-        answer.extend(body.get("output_ids"), [each[0] for each in logprobs or ()])
-        answer.finish_reason, answer.stop_reason = reason.get("type", ""), reason.get("matched")
-        answer.num_cached_tokens = meta.get("cached_tokens") or 0
-        answer.weight_version = as_version(meta.get("weight_version", 0))
+        output.extend(body.get("output_ids"), [each[0] for each in logprobs or ()])
+        output.finish_reason, output.stop_reason = reason.get("type", ""), reason.get("matched")
+        output.num_cached_tokens = meta.get("cached_tokens") or 0
+        output.weight_version = parse_version(meta.get("weight_version", 0))
         spans = meta.get("weight_versions") or ()
-        answer.weight_versions = tuple((as_version(each["version"]), each["start"], each["end"]) for each in spans)
+        output.version_spans = tuple((parse_version(each["version"]), each["start"], each["end"]) for each in spans)
 
     def abort(self, wire_id: str) -> tuple[str, dict[str, Any]]:
-        """Return the call that ends a request; the server looks for ids that begin with this one."""
+        """Return the call that ends a request. The server aborts all ids with this prefix."""
         return "/abort_request", {"rid": wire_id}
 
 
-def _parsed(data: bytes) -> dict[str, Any]:
+def _parse_json(data: bytes) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except ValueError:
-        raise BadAnswerError(f"the server's answer is no JSON: {data[:80]!r}") from None
+        raise BadOutputError(f"the server's response is not JSON: {data[:80]!r}") from None
     if not isinstance(value, dict):
-        raise BadAnswerError(f"the server's answer is no JSON object: {data[:80]!r}")
+        raise BadOutputError(f"the server's response is not a JSON object: {data[:80]!r}")
     return value
 
 
-def _text(error: Any) -> str:
-    """Return one line of what a server says went wrong."""
+def _error_text(error: Any) -> str:
+    """Return one line of a server's error."""
     message = error.get("message", error) if isinstance(error, dict) else error
-    return str(message).strip().splitlines()[0][:300] if str(message).strip() else "it left no word"
+    return str(message).strip().splitlines()[0][:300] if str(message).strip() else "no text"

@@ -1,4 +1,4 @@
-"""What has come back of a request, and what was wrong with what came."""
+"""The output of a server for one request, and errors about it."""
 
 from __future__ import annotations
 
@@ -8,38 +8,32 @@ import numpy as np
 from attrs import define, field
 
 from turnwise.errors import EngineError, InfrastructureError
-from turnwise.types import FinishReason, GenerateRequest, GenerateResult, SamplingParams, TokenArray
-
-_GREEDY_BELOW = 1e-5
-"""Where both servers draw the line between drawing and taking the best id."""
-
-
-class ServerFailure(InfrastructureError):  # noqa: N818 - it is about the server, as opposed to the request
-    """A server, or the way to it, failed: the same request may succeed at another."""
+from turnwise.types import FinishReason, GenerateRequest, GenerateResult, TokenArray
+from turnwise_engine_support.requests import is_greedy
+from turnwise_engine_support.results import VersionSpan, clip_logprobs, weight_versions
 
 
-class BadAnswerError(EngineError):
-    """A server answered what cannot be used, and would again."""
+class ServerFailure(InfrastructureError):  # noqa: N818 - the server failed, and the request is not an error
+    """A server or the connection to it failed. The same request may succeed on another server."""
 
 
-def is_greedy(sampling: SamplingParams) -> bool:
-    """Return whether a server takes the best id at every step."""
-    return sampling.temperature < _GREEDY_BELOW
+class BadOutputError(EngineError):
+    """A server's response cannot be used, and a retry would give the same."""
 
 
 @define
-class Answer:
+class Output:
     """
-    What one attempt has brought.
+    The output of one attempt.
 
     Attributes:
-        token_ids: so far.
-        logprobs: one for each.
-        finish_reason: in the server's words; empty until it has ended.
+        token_ids: received so far.
+        logprobs: one for each id.
+        finish_reason: in the server's words; empty while the attempt runs.
         stop_reason: the id or string that ended it.
-        num_cached_tokens: of the context.
-        weight_versions: (version, start, end) of the tokens, when the server tells.
-        weight_version: of all of them, when it tells only that.
+        num_cached_tokens: context tokens found in the server's prefix cache.
+        version_spans: weight versions of the tokens, if the server reports them.
+        weight_version: of all tokens, if the server reports only that.
     """
 
     token_ids: list[int] = field(factory=list)
@@ -47,39 +41,39 @@ class Answer:
     finish_reason: str = ""
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
-    weight_versions: tuple[tuple[int, int, int], ...] = ()
+    version_spans: tuple[VersionSpan, ...] = ()
     weight_version: int = 0
 
     def extend(self, token_ids: Any, logprobs: Any) -> None:
-        """Take more tokens; `BadAnswerError` when the two do not fit together."""
+        """Append tokens; `BadOutputError` if ids or log-probabilities are missing."""
         if not isinstance(token_ids, list) or not all(type(each) is int for each in token_ids):
-            raise BadAnswerError("the server returned no token ids: it may be too old, or another kind of server")
+            raise BadOutputError("the server returned no token ids: it may be too old, or not a vLLM or SGLang server")
         if not isinstance(logprobs, list) or len(logprobs) != len(token_ids):
-            raise BadAnswerError(
-                f"the server returned {len(token_ids)} token ids and no log-probability for each of them"
+            raise BadOutputError(
+                f"the server returned {len(token_ids)} token ids, but not one log-probability for each"
             )
         self.token_ids += token_ids
         self.logprobs += logprobs
 
     def result(self, request: GenerateRequest, *, aborted: bool) -> GenerateResult:
-        """Return the engine's answer; `BadAnswerError` for an ending that is not known."""
-        reason = FinishReason.ABORT if aborted else self._reason()
+        """Return the result of the request; `BadOutputError` for an unknown finish reason."""
+        reason = FinishReason.ABORT if aborted else self._finish_reason()
         num_tokens, greedy = len(self.token_ids), is_greedy(request.sampling)
         return GenerateResult(
             token_ids=np.array(self.token_ids, np.int32),
-            # Greedy draws from one id, and servers tell its log-probability among all.
-            logprobs=np.zeros(num_tokens) if greedy else np.minimum(np.array(self.logprobs, np.float32), 0.0),
+            # For greedy requests servers report the log-probability among all ids.
+            logprobs=np.zeros(num_tokens) if greedy else clip_logprobs(self.logprobs),
             finish_reason=reason,
             stop_reason=self._stop_reason() if reason is FinishReason.STOP else None,
             weight_version=self._versions(),
             num_cached_tokens=min(self.num_cached_tokens, len(request.token_ids)),
         )
 
-    def _reason(self) -> FinishReason:
+    def _finish_reason(self) -> FinishReason:
         try:
             return FinishReason(self.finish_reason)
         except ValueError:
-            raise BadAnswerError(f"the server ended the request with {self.finish_reason!r}") from None
+            raise BadOutputError(f"the server ended the request with {self.finish_reason!r}") from None
 
     def _stop_reason(self) -> int | str | None:
         if self.stop_reason is None and self.token_ids:
@@ -87,17 +81,15 @@ class Answer:
         return self.stop_reason
 
     def _versions(self) -> int | TokenArray:
-        spans = [(version, end - start) for version, start, end in self.weight_versions if end > start]
-        if len({version for version, _ in spans}) < 2:
-            return spans[0][0] if spans else self.weight_version
-        versions, lengths = zip(*spans, strict=True)
-        array = np.repeat(np.array(versions, np.int32), lengths)
-        if len(array) != len(self.token_ids):
-            raise BadAnswerError(f"the server told the weights of {len(array)} of {len(self.token_ids)} tokens")
-        return array
+        versions = weight_versions(self.version_spans, len(self.token_ids), self.weight_version)
+        if not isinstance(versions, int) and len(versions) != len(self.token_ids):
+            raise BadOutputError(
+                f"the server reported weight versions of {len(versions)} tokens, but returned {len(self.token_ids)}"
+            )
+        return versions
 
 
-def as_version(text: Any) -> int:
-    """Return a server's label of its weights as a number; 0 for one that is none, such as `default`."""
-    text = str(text)
+def parse_version(label: Any) -> int:
+    """Return a server's label of its weights as a number; 0 for a label that is none, such as `default`."""
+    text = str(label)
     return int(text) if text.isascii() and text.isdigit() else 0

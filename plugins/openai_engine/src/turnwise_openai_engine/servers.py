@@ -1,4 +1,4 @@
-"""Which of the servers a request goes to: that of its trajectory while it lives, else the one with the least to do."""
+"""Chooses the server of a request: its trajectory's server while it is healthy, else the one with the least load."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from attrs import define, field
 
-_MOST_REMEMBERED = 100_000
-"""Trajectories whose server is remembered: nobody tells an engine that one has ended."""
+_MAX_TRAJECTORIES = 100_000
+"""Most trajectories whose server is remembered, because an engine does not learn when one ends."""
 
 
 @define(eq=False)
@@ -18,8 +18,8 @@ class Server:
 
     Attributes:
         url: without a path.
-        healthy: it answered last time.
-        num_requests: in flight to it.
+        healthy: result of the last health check.
+        num_requests: requests in flight.
         num_tokens: context tokens of these.
         num_failures: since the start.
     """
@@ -41,30 +41,30 @@ class Servers:
     """
 
     all: tuple[Server, ...]
-    _homes: OrderedDict[str, Server] = field(factory=OrderedDict, init=False)
+    _assigned: OrderedDict[str, Server] = field(factory=OrderedDict, init=False)
 
     @classmethod
-    def of(cls, urls: Iterable[str]) -> Servers:
-        """Return servers that nobody has looked at yet."""
+    def from_urls(cls, urls: Iterable[str]) -> Servers:
+        """Return servers that have not been checked yet."""
         return cls(tuple(Server(url) for url in urls))
 
     def choose(self, trajectory_id: str, avoid: Iterable[Server] = ()) -> Server:
         """
-        Return where a request of a trajectory goes, and remember it.
+        Return the server for a request of a trajectory, and remember it.
 
         Args:
-            trajectory_id: what stands before a slash counts: paths of an episode share a prefix.
-            avoid: servers that have just failed it; used when there is no other.
+            trajectory_id: only the part before a slash counts, because paths of an episode share a prefix.
+            avoid: servers that have just failed the request; used if there are no others.
         """
         name, avoided = trajectory_id.partition("/")[0], set(map(id, avoid))
-        home = self._homes.get(name)
-        if home is None or not home.healthy or id(home) in avoided:
-            home = min(
+        server = self._assigned.get(name)
+        if server is None or not server.healthy or id(server) in avoided:
+            server = min(
                 self.all,
                 key=lambda each: (not each.healthy, id(each) in avoided, each.num_tokens, each.num_requests),
             )
-        self._homes[name] = home
-        self._homes.move_to_end(name)
-        if len(self._homes) > _MOST_REMEMBERED:
-            self._homes.popitem(last=False)
-        return home
+        self._assigned[name] = server
+        self._assigned.move_to_end(name)
+        if len(self._assigned) > _MAX_TRAJECTORIES:
+            self._assigned.popitem(last=False)
+        return server

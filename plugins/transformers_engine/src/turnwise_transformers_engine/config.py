@@ -1,4 +1,4 @@
-"""Options of the embedded engine. Nothing is loaded or looked up here."""
+"""Options of the embedded engine."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _optional_at_least_one = validators.optional(_at_least_one)
 @frozen(kw_only=True)
 class TransformersConfig:
     """
-    How the embedded engine runs a model.
+    Options for a model that the embedded engine runs.
 
     Attributes:
-        model: directory of the model, in place of the run's own; its remote code is never trusted.
-        dtype: of weights and cache; `auto` is float32 on a CPU and the checkpoint's own elsewhere.
-        device: any device of torch; `auto` is a GPU when there is one.
-        attn_implementation: `sdpa` and `eager` need nothing; the others need a flash attention package and a GPU.
-        max_context: most tokens of context and output together; the model's own limit when that is smaller.
-        page_size: tokens of one page of the cache, the grain of prefix caching; None is 16, or 256 with flash
-            attention, whose kernels ask for it.
-        num_blocks: pages of the cache; None is room for two full contexts on a CPU and what `memory_fraction` allows
-            on a GPU.
-        max_batch_tokens: most tokens of one forward pass; longer prompts are read in pieces.
-        memory_fraction: share of the device's free memory that cache and batch may take.
-        layout_cache_tokens: tokens of the cache for records with parallel paths, which grows as it is used; None is
-            room for eight full contexts.
-        prefix_caching: keep full pages of finished requests for contexts that begin alike. Of requests for one context
-            at once, as for a GRPO group, the first reads it and the others wait for its pages.
-        sleep: offer sleep levels. On a GPU that costs CUDA graphs, whose addresses would be stale after waking up.
-        num_threads: threads of torch, in the whole process; None leaves them alone.
-        seed: of torch's random numbers, in the whole process; None draws one. With a seed the same requests, sent in
-            the same order and batched alike, give the same ids; replicas need different seeds.
+        model: model directory, instead of the run's `model.path`; its remote code is never trusted.
+        dtype: of weights and KV cache; `auto` is float32 on a CPU and the checkpoint's dtype on a GPU.
+        device: any torch device; `auto` is a GPU if there is one.
+        attn_implementation: `sdpa` and `eager` always work; the others need a flash attention package and a GPU.
+        max_context: most tokens of context and output together; a smaller limit of the model wins.
+        page_size: tokens of a page of the KV cache, the unit of prefix caching; None is 16, or 256 with flash
+            attention, whose kernels require it.
+        num_blocks: pages of the KV cache; None is two full contexts on a CPU, and on a GPU what `memory_fraction`
+            allows.
+        max_batch_tokens: most tokens of a forward pass; longer prompts are prefilled in chunks.
+        memory_fraction: fraction of the device's free memory for cache and batch.
+        layout_cache_tokens: most tokens of the cache for records with parallel paths, which grows as it is used; None
+            is eight full contexts.
+        prefix_caching: keep full pages of finished requests for contexts with the same prefix. Of concurrent requests
+            with one context, such as a GRPO group, the first prefills it and the others wait for its pages.
+        sleep: support sleep. On a GPU this disables CUDA graphs, whose addresses would be stale after waking up.
+        num_threads: torch threads of the whole process; None leaves them alone.
+        seed: of torch's random numbers in the whole process; None draws one. With a seed, the same requests in the same
+            order and batches give the same ids. Give replicas different seeds.
     """
 
     model: Path | None = None
@@ -43,7 +43,7 @@ class TransformersConfig:
     device: str = "auto"
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "sdpa"
     max_context: int = field(default=8192, validator=validators.ge(2))
-    # Pages of fewer than 4 tokens are refused by transformers.
+    # transformers refuses pages of fewer than 4 tokens.
     page_size: int | None = field(default=None, validator=validators.optional(validators.ge(4)))
     num_blocks: int | None = field(default=None, validator=_optional_at_least_one)
     max_batch_tokens: int = field(default=1024, validator=_at_least_one)
@@ -56,12 +56,12 @@ class TransformersConfig:
 
     @property
     def tokens_per_page(self) -> int:
-        """The page size in force."""
+        """The page size, with its default."""
         if self.page_size is not None:
             return self.page_size
         return 256 if self.attn_implementation.startswith("flash") else 16
 
     @property
     def num_cache_tokens(self) -> int | None:
-        """Tokens that the cache holds, when that is set."""
+        """Tokens of the KV cache if `num_blocks` is set."""
         return None if self.num_blocks is None else self.num_blocks * self.tokens_per_page

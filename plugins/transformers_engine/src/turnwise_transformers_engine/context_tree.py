@@ -1,9 +1,9 @@
 """
-Which keys and values of a cache belong to which contexts: a tree over tokens, with joins.
+Maps contexts to cache slots: a tree over tokens, with joins.
 
-A node is a token in the context that it sees, so its keys and values are those of any request that has the same
-beginning. The paths of a block are branches of one node; a join is a node without a token of its own, below all paths
-of a block at once. Nothing here knows tensors: a slot is a number.
+A node is a token together with the context that it attends to, so requests with the same prefix share its keys and
+values. The paths of a block are branches of one node. A join is a node without a token, below all paths of a block.
+There are no tensors here: a slot is a number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = 0
 """The empty context."""
 
 TRASH = 0
-"""A slot that nobody reads: where pads are written."""
+"""A slot that is never read; padding is written to it."""
 
 _Key = tuple[int, int] | tuple[int, ...]
 
@@ -31,11 +31,11 @@ class Node:
     A token in its context, or a join.
 
     Attributes:
-        number: never used twice; above those of all nodes before it.
-        key: by what it is found: parent and token, or -1 and the ends of all paths.
-        slot: where its keys and values are; -1 for a join.
-        pins: how many rows stand on it.
-        used: when a row last stood on it.
+        number: unique and increasing.
+        key: lookup key: parent and token, or -1 and the ends of all paths.
+        slot: slot of its keys and values; -1 for a join.
+        pins: number of rows that use it.
+        used: time of its last release.
     """
 
     number: int
@@ -51,9 +51,9 @@ class Placement:
     A context in the tree.
 
     Attributes:
-        nodes: of its tokens and joins; pinned until `ContextTree.release`.
-        slots: (n,) where the keys and values of its tokens are, or will be.
-        missing: (m,) indices of the tokens that have no keys and values yet.
+        nodes: nodes of its tokens and joins, pinned until `ContextTree.release`.
+        slots: (n,) slots of its tokens.
+        missing: (m,) indices of the tokens without keys and values.
         end: number of the node that the next token follows.
     """
 
@@ -66,10 +66,10 @@ class Placement:
 @define(eq=False)
 class ContextTree:
     """
-    Gives slots to tokens, the same ones to contexts that begin alike, and takes them back from those least used.
+    Assigns slots to tokens. Contexts share the slots of a common prefix, and the least recently used are evicted.
 
     Attributes:
-        capacity: slots that there are, besides the trash.
+        capacity: number of slots, without `TRASH`.
     """
 
     capacity: int
@@ -82,16 +82,16 @@ class ContextTree:
 
     @property
     def num_slots(self) -> int:
-        """Slots that were ever given out: the highest number among them."""
+        """The highest slot that was ever assigned."""
         return self._num_slots
 
     @property
     def num_pinned(self) -> int:
-        """Slots that rows stand on, and that stay."""
+        """Number of slots that are in use and cannot be evicted."""
         return self._num_pinned
 
     def num_needed(self, token_ids: Sequence[int], layout: Layout) -> int:
-        """Return how many slots a context would pin that are not pinned now; nothing changes."""
+        """Return the number of additional slots that a context would pin, without pinning them."""
         walk = _Walk(layout)
         needed = 0
         for index, token in enumerate(token_ids):
@@ -105,33 +105,33 @@ class ContextTree:
         return needed
 
     def place(self, token_ids: Sequence[int], layout: Layout) -> Placement:
-        """Give slots to a context and pin it."""
+        """Assign slots to a context and pin it."""
         walk, placement = _Walk(layout), Placement([], np.empty(len(token_ids), np.int64), np.empty(0, np.int64), ROOT)
         missing = []
         for index, token in enumerate(token_ids):
             key = walk.key(index, token)
             if key not in self._nodes:
                 missing.append(index)
-            node = self._pinned(key)
+            node = self._pin(key)
             placement.nodes.append(node)
             placement.slots[index] = node.slot
             walk.follow(index, node.number)
             if walk.join_due(index + 1):
-                joined = self._pinned(walk.join_key(), is_join=True)
+                joined = self._pin(walk.join_key(), is_join=True)
                 placement.nodes.append(joined)
                 walk.follow_join(joined.number)
         placement.missing, placement.end = np.array(missing, np.int64), walk.end
         return placement
 
     def extend(self, placement: Placement, token: int) -> int:
-        """Let a token follow a placed context, pin it, and return its slot. `slots` and `missing` stay as they are."""
-        node = self._pinned((placement.end, token))
+        """Append a token to a placed context, pin it, and return its slot. `slots` and `missing` do not change."""
+        node = self._pin((placement.end, token))
         placement.nodes.append(node)
         placement.end = node.number
         return node.slot
 
     def release(self, placement: Placement) -> None:
-        """Unpin a context; its slots stay findable until others need them."""
+        """Unpin a context. Its slots can be reused until they are evicted."""
         self._clock += 1
         for node in placement.nodes:
             node.pins -= 1
@@ -140,21 +140,21 @@ class ContextTree:
         placement.nodes.clear()
 
     def clear(self) -> None:
-        """Forget every context; what was placed must be placed anew."""
+        """Forget every context. Placed contexts must be placed again."""
         self._nodes.clear()
         self._free.clear()
         self._num_slots = self._num_pinned = 0
 
-    def _pinned(self, key: _Key, *, is_join: bool = False) -> Node:
+    def _pin(self, key: _Key, *, is_join: bool = False) -> Node:
         node = self._nodes.get(key)
         if node is None:
             self._count += 1
-            node = self._nodes[key] = Node(self._count, key, -1 if is_join else self._slot())
+            node = self._nodes[key] = Node(self._count, key, -1 if is_join else self._assign_slot())
         self._num_pinned += not node.pins and node.slot >= 0
         node.pins += 1
         return node
 
-    def _slot(self) -> int:
+    def _assign_slot(self) -> int:
         if not self._free and self._num_slots >= self.capacity:
             self._evict()
         if self._free:
@@ -163,10 +163,10 @@ class ContextTree:
         return self._num_slots
 
     def _evict(self) -> None:
-        """Free a quarter of what nobody stands on, the longest unused first, and of one age the last token first."""
-        idle = sorted((n for n in self._nodes.values() if not n.pins), key=lambda n: (n.used, -n.number))
-        wanted = max(1, sum(n.slot >= 0 for n in idle) // 4)
-        for node in idle:
+        """Free a quarter of the unpinned slots: least recently used first, and of equal age the last token first."""
+        unpinned = sorted((n for n in self._nodes.values() if not n.pins), key=lambda n: (n.used, -n.number))
+        wanted = max(1, sum(n.slot >= 0 for n in unpinned) // 4)
+        for node in unpinned:
             del self._nodes[node.key]
             if node.slot >= 0:
                 self._free.append(node.slot)
@@ -177,7 +177,7 @@ class ContextTree:
 
 
 class _Walk:
-    """Where one stands in the tree on the way through a context."""
+    """The current node while a context is traversed."""
 
     def __init__(self, layout: Layout) -> None:
         self._starts = {start: block for block, start, _stop in layout.paths}
@@ -189,7 +189,7 @@ class _Walk:
 
     @property
     def known(self) -> bool:
-        """Whether all that the next token follows is in the tree."""
+        """Whether the node that the next token follows is in the tree."""
         return self._last is not None
 
     @property
@@ -198,7 +198,7 @@ class _Walk:
         return ROOT if self._last is None else self._last
 
     def key(self, index: int, token: int) -> _Key:
-        """Return by what the token at this index is found."""
+        """Return the key of the token at an index."""
         if index in self._starts:
             if self._starts[index] == index:
                 self._fork = self._last
@@ -206,7 +206,7 @@ class _Walk:
         return (self.end, token)
 
     def follow(self, index: int, number: int | None) -> None:
-        """Go on to the token's node, None where the tree has none."""
+        """Move to the token's node; None if the tree does not have it."""
         self._last = number
         if self._inside and index + 1 in self._stops:
             self._ends.append(number)
@@ -218,9 +218,9 @@ class _Walk:
         return ended and (index not in self._starts or self._starts[index] == index)
 
     def join_key(self) -> _Key:
-        """Return by what the join of the ended paths is found."""
+        """Return the key of the join of the ended paths."""
         return (-1, *(-1 if end is None else end for end in self._ends))
 
     def follow_join(self, number: int | None) -> None:
-        """Go on behind the block."""
+        """Move to the join, after the block."""
         self._last, self._ends = number, []

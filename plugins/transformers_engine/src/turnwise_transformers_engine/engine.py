@@ -1,10 +1,9 @@
 """
 transformers' continuous batching as an engine.
 
-The manager runs its steps on a thread of its own; everything here but `swap_weights` runs on the event loop, to which
-the manager brings every token. What the manager does not do is done here: it dies of a request that its cache cannot
-hold or whose ids it does not know, says nothing about cancelled ones, and leaves those that wait for it waiting when
-its thread has ended.
+The manager runs its steps on a thread. Everything here except `swap_weights` runs on the event loop, where the manager
+delivers every token. This module adds what the manager lacks: it crashes on a request that its cache cannot hold or
+with unknown ids, reports nothing about cancelled requests, and if its thread ends, the requests wait forever.
 """
 
 from __future__ import annotations
@@ -19,23 +18,21 @@ from typing import Any
 
 from turnwise.errors import EngineError, ReplicaDiedError
 from turnwise.protocols import Resources
+from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
+from turnwise.weights.sleep import SleepState
+from turnwise_engine_support.model_directory import model_limit, model_spec
+from turnwise_engine_support.requests import check_context, check_not_in_flight, num_new_tokens
+from turnwise_engine_support.results import RequestCounters
 from turnwise_transformers_engine.config import TransformersConfig
-from turnwise_transformers_engine.loading import (
-    load_layout_decoder,
-    load_manager,
-    model_limit,
-    model_spec,
-    takes_layouts,
-    vocab_size,
-)
-from turnwise_transformers_engine.requests import Pending, Reads
+from turnwise_transformers_engine.loading import load_manager, make_layout_decoder, supports_layouts, vocab_size
+from turnwise_transformers_engine.memory_state import MemoryState, memory_bytes
+from turnwise_transformers_engine.requests import Pending, PrefillDeduplicator
 from turnwise_transformers_engine.sampling import request_options
-from turnwise_transformers_engine.sleeping import TAGS, Residence, memory_bytes
 from turnwise_transformers_engine.weights import swap_weights
 
 _WATCH_S = 0.5
-"""How often a thread that ended without a word is looked for, while requests wait for it."""
+"""Seconds between checks of the manager's thread, while requests wait for it."""
 
 
 class TransformersEngine:
@@ -43,13 +40,13 @@ class TransformersEngine:
     Any causal language model of transformers, in this process, on a CPU or a GPU.
 
     Args:
-        config: its options.
-        resources: `model` says which model, unless the config does.
+        config: the options.
+        resources: its `model` is loaded, unless the config names one.
     """
 
     def __init__(self, config: TransformersConfig, resources: Resources) -> None:
         self._config = config
-        self._spec = model_spec(config, resources)
+        self._spec = model_spec(config.model, resources)
         self._manager: Any = None
         self._layouts: Any = None
         self._started = False
@@ -57,31 +54,32 @@ class TransformersEngine:
         self._ended = ""
         self._last_failure = ""
         self._pending: dict[str, Pending] = {}
-        self._reads = Reads(config.tokens_per_page)
+        self._deduplicator = PrefillDeduplicator(config.tokens_per_page)
         self._handles = count()
         self._version = 0
+        # Sleep, wake-up and update pause the manager, so only one of them runs at a time.
         self._switching = asyncio.Lock()
-        self._falling_asleep = False
-        self._residence: Residence | None = None
+        self.sleep_state = SleepState("the transformers engine")
+        self._memory: MemoryState | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._unstopped: weakref.finalize[..., Any] | None = None
-        self._totals = {"num_requests": 0, "num_sampled_tokens": 0, "num_cached_tokens": 0}
+        self._counters = RequestCounters()
 
     @property
     def capabilities(self) -> Capabilities:
-        """No seeds: the manager draws all requests of a step from one stream. No stop strings."""
+        # No seeds: the manager samples all requests of a step from one random stream.
         levels = frozenset({1, 2} if self._config.sleep else ())
         return Capabilities(
             abort=True,
-            layouts=self._takes_layouts,
+            layouts=self._supports_layouts,
             weight_updates=True,
             sleep_levels=levels,
             max_context=self._max_context,
         )
 
     @cached_property
-    def _takes_layouts(self) -> bool:
-        return takes_layouts(self._spec.path)
+    def _supports_layouts(self) -> bool:
+        return supports_layouts(self._spec.path)
 
     @cached_property
     def _max_context(self) -> int:
@@ -89,7 +87,6 @@ class TransformersEngine:
         return min(limit for limit in limits if limit is not None)
 
     async def start(self) -> None:
-        """Load the model; `EngineError` says in one line what is wrong with it, the packages or the sizes."""
         if self._started or self._ended:
             raise EngineError(f"the transformers engine {self._ended or 'has been started already'}")
         self._started = True
@@ -98,24 +95,25 @@ class TransformersEngine:
             raise EngineError(f"the transformers engine {self._ended} while it was starting")
         self._vocab_size = vocab_size(manager)
         self._count_cached_tokens(manager.batch_processor.cache)
-        self._layouts = load_layout_decoder(self._config, manager, self._max_context)
-        # A thread is a daemon if the one that starts it is: an engine that nobody stops must not keep the process.
+        self._layouts = make_layout_decoder(self._config, manager, self._max_context)
+        # The manager's thread inherits `daemon` from the thread that starts it. An engine that is never stopped must
+        # not keep the process alive.
         starter = threading.Thread(target=manager.start, daemon=True)
         starter.start()
         starter.join()
         self._manager = manager
-        # Also for an engine that nobody stops: a thread inside torch while the interpreter ends aborts the process.
+        # For an engine that is never stopped: a thread inside torch at interpreter exit would abort the process.
         self._unstopped = weakref.finalize(self, manager.stop, hard_stop=True)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """
-        Sample a continuation. The log-probabilities are those of the distribution drawn from: after temperature, top-k
-        and top-p; greedy draws from one id, so they are 0. A request's seed is looked at if it has a layout.
+        Sample a continuation. The seed of a request counts only if it has a layout.
+
+        Log-probabilities are of the sampling distribution, after temperature, top-k and top-p; for greedy they are 0.
         """
         manager = self._running_manager()
-        if why_not := "is falling asleep" if self._falling_asleep else self._residence_of(manager).why_not:
-            raise EngineError(f"the transformers engine {why_not}")
-        max_tokens = self._room(request)
+        self._check_serving(manager)
+        max_tokens = self._check_request(request)
         pending = Pending(
             request=request,
             handle=f"{request.request_id}#{next(self._handles)}",
@@ -128,78 +126,73 @@ class TransformersEngine:
                 self._submit_layout(pending, max_tokens)
             else:
                 if self._config.prefix_caching:
-                    await self._reads.wait(pending)
+                    await self._deduplicator.wait(pending)
                 if not pending.ended.done():
                     self._submit(manager, pending, max_tokens)
             aborted = await pending.ended
         finally:
             del self._pending[request.request_id]
-            pending.let_go()
+            pending.release_waiters()
             if request.layout is not None:
                 self._layouts.cancel(pending.handle)
             elif pending.output is None or not pending.output.is_finished():
                 self._cancel(manager, pending)
         result = pending.result(aborted=aborted)
-        self._count(result)
+        self._counters.count(result)
         return result
 
     async def abort(self, request_id: str) -> None:
-        """End a request with the tokens that have come back; unknown ids are ignored."""
         if request_id in self._pending:
             self._pending[request_id].end(aborted=True)
 
     async def sleep(self, level: int) -> None:
         """
-        Free the KV cache, and at level 2 the weights too; at level 1 they are kept in host memory.
+        Free the KV cache, and at level 2 also the weights. Level 1 keeps them in host memory.
 
-        On a CPU level 1 leaves the weights where they are: that is host memory. Requests in flight end with `abort`.
+        On a CPU the weights are in host memory already, so level 1 frees only the KV cache.
         """
-        if level not in self.capabilities.sleep_levels:
-            raise EngineError(f"the transformers engine has no sleep level {level}")
+        self.sleep_state.check_level(level, self.capabilities.sleep_levels)
         async with self._switching:
-            residence = self._residence_of(self._running_manager())
-            self._falling_asleep = True
-            try:
-                while self._pending:  # each is gone when its `generate` has run on
+            memory = self._memory_of(self._running_manager())
+            # Refuses new requests while those in flight are aborted.
+            with self.sleep_state.falling_asleep(level):
+                while self._pending:  # each leaves when its `generate` continues
                     for pending in self._pending.values():
                         pending.end(aborted=True)
                     await asyncio.sleep(0)
-                await self._while_paused(residence.sleep, level)
-            finally:
-                self._falling_asleep = False
+                await self._while_paused(memory.free, level)
 
     async def wake_up(self, tags: Iterable[str] = TAGS) -> None:
-        """Take memory again; after level 2 requests are refused until `update_weights` has brought every weight."""
-        tags = tuple(tags)
-        if unknown := sorted(set(tags) - set(TAGS)):
-            raise EngineError(f"unknown memory tags {unknown}; known: {', '.join(TAGS)}")
+        """Restore memory. After level 2, requests are refused until `update_weights` has loaded every weight."""
         async with self._switching:
-            await self._while_paused(self._residence_of(self._running_manager()).wake_up, tags)
+            memory = self._memory_of(self._running_manager())
+            for tag in self.sleep_state.tags_to_wake(tags):
+                await self._while_paused(memory.restore, tag)
+                self.sleep_state.mark_awake(tag)
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """
-        Replace weights by name, all or none, and drop every key and value of the old ones.
+        Replace weights by name, all or none, and drop the KV cache of the old ones.
 
-        They are copied to host memory first, so that nothing is changed when their source breaks off. Requests in
-        flight go on from their own tokens, read again under the new weights; their results carry a version for each
-        token. `EngineError` for a name or shape that the model has not.
+        They are copied to host memory first, so a failing source changes nothing. Requests in flight are prefilled
+        again under the new weights, and their results have a version per token.
         """
         loop = asyncio.get_running_loop()
 
         def on_swapped(names: Iterable[str]) -> None:
-            # Behind every token of the old weights in the loop's queue, and before any of the new ones.
-            residence.brought(names)
-            loop.call_soon_threadsafe(self._begin_version, version)
+            # Runs in the pause, so the callback is queued after every token of the old weights and before any of the
+            # new ones.
+            memory.mark_loaded(names)
+            loop.call_soon_threadsafe(self._start_version, version)
 
         async with self._switching:
             manager = self._running_manager()
-            residence = self._residence_of(manager)
-            if "weights" not in residence.awake:
-                raise EngineError("cannot update the weights: their memory is asleep; wake up weights first")
+            memory = self._memory_of(manager)
+            self.sleep_state.check_update()
             await self._while_paused(swap_weights, manager, weights, on_swapped)
 
     async def _while_paused(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Run what pauses the manager, on a thread; a manager that has died says so."""
+        """Run a function that pauses the manager, on a thread; `ReplicaDiedError` if the manager has died."""
         try:
             async with self._layouts.paused():
                 try:
@@ -207,26 +200,30 @@ class TransformersEngine:
                 finally:
                     self._layouts.forget(free=not self._pending)
         except RuntimeError as error:
-            manager = self._running_manager()  # raises its death, if that is why
+            manager = self._running_manager()  # raises if the manager has died
             raise EngineError(f"the transformers engine could not be paused: {error}") from (error if manager else None)
 
-    def _residence_of(self, manager: Any) -> Residence:
-        if self._residence is None or self._residence.manager is not manager:
-            self._residence = Residence(manager)
-        return self._residence
+    def _memory_of(self, manager: Any) -> MemoryState:
+        if self._memory is None or self._memory.manager is not manager:
+            self._memory = MemoryState(manager)
+        return self._memory
+
+    def _check_serving(self, manager: Any) -> None:
+        self.sleep_state.check_serving()
+        if missing := self._memory_of(manager).missing:
+            raise EngineError(
+                f"the transformers engine lacks {len(missing)} weights, which sleep level 2 freed: call update_weights"
+            )
 
     def stats(self) -> Mapping[str, float]:
         """Return `num_running`, `num_context_tokens` of these, `weight_version`, `memory_bytes`, and totals."""
         return {
-            "num_running": len(self._pending),
+            **self._counters.stats([pending.request for pending in self._pending.values()]),
             "memory_bytes": memory_bytes(self._manager.model.device) if self._manager else 0,
-            "num_context_tokens": sum(len(pending.request.token_ids) for pending in self._pending.values()),
             "weight_version": self._version,
-            **self._totals,
         }
 
     async def stop(self) -> None:
-        """End requests in flight with `abort`, the manager's thread, and free the model. Harmless at any time."""
         self._ended = self._ended or "was stopped"
         for pending in self._pending.values():
             pending.end(aborted=True)
@@ -247,52 +244,42 @@ class TransformersEngine:
         return self._manager
 
     def _death(self, manager: Any) -> ReplicaDiedError | None:
-        """Return why the manager's thread serves no more, or None while it does."""
+        """Return the error of a manager whose thread has ended, or None while it runs."""
         status = manager.background_thread_status
         if manager.is_running() and status.can_accept_new_requests() is None:
             return None
-        # A thread that dies fails its requests first, and notes the cause after that.
+        # A dying thread fails its requests before it stores the cause.
         cause = status.fatal_error or self._last_failure or "it left no error"
         return ReplicaDiedError(f"the transformers engine's thread died: {cause}")
 
-    def _room(self, request: GenerateRequest) -> int:
-        """Return how many tokens may be sampled; `EngineError` for what the manager would die of."""
-        num_context, sampling = len(request.token_ids), request.sampling
-        if num_context == 0:
-            raise EngineError(f"request {request.request_id!r} has an empty context")
-        if num_context >= self._max_context:
-            raise EngineError(
-                f"request {request.request_id!r} has a context of {num_context} tokens: max_context is"
-                f" {self._max_context}, output included"
-            )
-        if request.token_ids.min() < 0 or request.token_ids.max() >= self._vocab_size:
-            raise EngineError(f"request {request.request_id!r} has ids outside the vocabulary of {self._vocab_size}")
-        if sampling.stop:
+    def _check_request(self, request: GenerateRequest) -> int:
+        """Return the most tokens to sample; `EngineError` for a request that would crash the manager."""
+        check_context(request, max_context=self._max_context, vocab_size=self._vocab_size)
+        if request.sampling.stop:
             raise EngineError("the transformers engine has no stop strings: use stop_token_ids")
-        if request.request_id in self._pending:
-            raise EngineError(f"request {request.request_id!r} is in flight already")
-        return min(sampling.max_tokens or self._max_context, self._max_context - num_context)
+        check_not_in_flight(request, self._pending)
+        return num_new_tokens(request, self._max_context)
 
     def _submit(self, manager: Any, pending: Pending, max_tokens: int) -> None:
         sampling = pending.request.sampling
-        manager.register_result_handler(pending.handle, self._receiver(manager, pending))
+        manager.register_result_handler(pending.handle, self._make_receiver(manager, pending))
         accepted = manager.add_request(
             pending.request.token_ids.tolist(),
             request_id=pending.handle,
             max_new_tokens=max_tokens,
             eos_token_id=list(sampling.stop_token_ids),
-            # Every token is brought at once: a request that is cut short must not lose what it had.
+            # Deliver every token as it is sampled, so that an aborted request has them.
             streaming=True,
             **request_options(sampling, self._vocab_size),
         )
         if accepted is None:
-            raise self._death(manager) or EngineError("the transformers engine refused the request")
+            raise self._death(manager) or EngineError("transformers refused the request")
         if self._watch is None:
-            self._watch = asyncio.get_running_loop().call_later(_WATCH_S, self._look_after, manager)
+            self._watch = asyncio.get_running_loop().call_later(_WATCH_S, self._check_thread, manager)
 
     def _submit_layout(self, pending: Pending, max_tokens: int) -> None:
         if not self.capabilities.layouts:
-            raise EngineError("this model takes no layouts: it needs full attention and rotary positions")
+            raise EngineError("the model does not support layouts: they need full attention and rotary positions")
 
         def on_end(error: Exception | None) -> None:
             pending.num_cached_tokens = row.num_cached
@@ -304,7 +291,7 @@ class TransformersEngine:
         row = self._layouts.submit(pending.handle, pending.request, max_tokens, on_end)
         pending.output = row.progress
 
-    def _receiver(self, manager: Any, pending: Pending) -> Callable[[Any], None]:
+    def _make_receiver(self, manager: Any, pending: Pending) -> Callable[[Any], None]:
         def receive(output: Any) -> None:
             if pending.ended.done():
                 return
@@ -313,46 +300,41 @@ class TransformersEngine:
                 failure = EngineError(f"request {pending.request.request_id!r} failed: {output.error}")
                 pending.fail(self._death(manager) or failure)
             else:
-                pending.bring(output)
+                pending.on_output(output)
 
         return receive
 
     def _cancel(self, manager: Any, pending: Pending) -> None:
-        """Free the manager's slot, and what it keeps for a request of which it will say no more."""
+        """Free the manager's slot and result handler: it reports nothing about a cancelled request."""
         manager.cancel_request(pending.handle)
         manager.output_router.result_handlers.pop(pending.handle, None)
-        # Tokens that were under way find no handler and would gather in the queue for results nobody handles.
+        # Without a handler, late tokens go to the queue of unhandled results, which would grow forever.
         while manager.get_result(timeout=0) is not None:
             pass
 
-    def _look_after(self, manager: Any) -> None:
-        """Fail all that wait for a thread that ended without failing them itself."""
+    def _check_thread(self, manager: Any) -> None:
+        """Fail the waiting requests if the manager's thread has ended without failing them."""
         self._watch = None
         if death := self._death(manager):
             for pending in self._pending.values():
                 pending.fail(death)
         elif self._pending:
-            self._watch = asyncio.get_running_loop().call_later(_WATCH_S, self._look_after, manager)
+            self._watch = asyncio.get_running_loop().call_later(_WATCH_S, self._check_thread, manager)
 
-    def _begin_version(self, version: int) -> None:
+    def _start_version(self, version: int) -> None:
         self._version = version
         for pending in self._pending.values():
-            pending.begin_version(version)
+            pending.start_version(version)
 
     def _count_cached_tokens(self, cache: Any) -> None:
-        """Listen to the cache's search for known prefixes, the only place that knows how much it found."""
+        """Wrap the cache's prefix search, the only place where the number of cached tokens is known."""
         search = cache.search_prefix_match
 
-        def searched(handle: str, prompt_ids: list[int]) -> int:
+        def search_and_count(handle: str, prompt_ids: list[int]) -> int:
             num_found: int = search(handle, prompt_ids)
             pending = self._pending.get(handle.rpartition("#")[0])
             if pending is not None and pending.handle == handle and pending.output is None:
                 pending.num_cached_tokens = num_found
             return num_found
 
-        cache.search_prefix_match = searched
-
-    def _count(self, result: GenerateResult) -> None:
-        self._totals["num_requests"] += 1
-        self._totals["num_sampled_tokens"] += len(result.token_ids)
-        self._totals["num_cached_tokens"] += result.num_cached_tokens
+        cache.search_prefix_match = search_and_count

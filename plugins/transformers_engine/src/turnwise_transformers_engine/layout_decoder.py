@@ -1,12 +1,12 @@
 """
-Decodes records with parallel paths, many at once, under the layout that they are trained under.
+Decodes records with parallel paths, many at once, under the layout that they are trained with.
 
-All paths of a block go on together, over one copy of what they share. When they are joined, their keys and values are
-reused as they were computed, each path blind to its siblings; only tokens that were never fed are read: the last one of
-each path and the join. So the distribution sampled from is that of a forward pass over the finished record under its
-layout. The manager's batches cannot do this: their positions are those of plain text.
+All paths of a block decode together, over one copy of their shared context. A join reuses the keys and values that the
+paths computed, where no path attends to its siblings. Only tokens that never ran are prefilled: the last one of each
+path, and the join. So tokens are sampled from the distribution of a forward pass over the finished record under its
+layout. The manager's batches cannot do this, because their positions are consecutive.
 
-Everything here runs on the event loop but the forward passes, which run one after the other on a thread.
+Everything runs on the event loop except the forward passes, which run one after the other on a thread.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
-import torch  # noqa: TID253 - loaded by an engine that has loaded torch
+import torch  # noqa: TID253 - imported after the engine has loaded torch
 from attrs import define, field
 
 from turnwise.errors import EngineError
 from turnwise.layout import Layout
 from turnwise.types import GenerateRequest
+from turnwise_engine_support.error_lines import error_line
 from turnwise_transformers_engine.context_tree import ContextTree
-from turnwise_transformers_engine.layout_rows import Row, decoding_input, reading_input
+from turnwise_transformers_engine.layout_rows import Row, decode_input, prefill_input
 from turnwise_transformers_engine.row_sampling import sample
 from turnwise_transformers_engine.slot_cache import ForwardInput, PoolModel
 
 _MAX_MASK_ENTRIES = 1 << 25
-_WASTE = 2
-"""A pass over rows of different lengths may be this much larger than what it reads."""
+_MAX_PADDING_FACTOR = 2
+"""Largest size of a pass over rows of different lengths, relative to its tokens without padding."""
 
 
 @define(eq=False)
 class _Pass:
-    """A forward pass, and the rows that get a token of it; None for rows that are still read."""
+    """A forward pass, and the rows that sample a token from it; None for rows that are still prefilled."""
 
     batch: ForwardInput
     rows: list[Row | None]
@@ -51,9 +52,9 @@ class LayoutDecoder:
         model: a causal language model of transformers, on its device.
         capacity: slots of the cache; every request must fit.
         max_batch_tokens: most tokens of a pass, and most rows.
-        seed: of requests that have none; None draws one.
+        seed: for requests without a seed; None draws one.
         num_passes: forward passes so far.
-        num_read: tokens that went through the model so far.
+        num_processed: tokens that the model has processed, padding included.
     """
 
     model: Any
@@ -61,12 +62,12 @@ class LayoutDecoder:
     max_batch_tokens: int = 1024
     seed: int | None = None
     num_passes: int = field(default=0, init=False)
-    num_read: int = field(default=0, init=False)
+    num_processed: int = field(default=0, init=False)
     _pool: PoolModel = field(init=False)
     _tree: ContextTree = field(init=False)
     _rows: dict[str, Row] = field(factory=dict, init=False)
     _waiting: deque[Row] = field(factory=deque, init=False)
-    _reading: deque[Row] = field(factory=deque, init=False)
+    _prefilling: deque[Row] = field(factory=deque, init=False)
     _decoding: list[Row] = field(factory=list, init=False)
     _generator: Any = field(default=None, init=False)
     _thread: ThreadPoolExecutor = field(init=False)
@@ -75,79 +76,74 @@ class LayoutDecoder:
     _pauses: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Begin empty."""
         self._pool, self._tree = PoolModel(self.model), ContextTree(self.capacity)
         self._thread = ThreadPoolExecutor(1, "layout-decoder")
         self._idle.set()
-
-    # What the engine calls
 
     def submit(
         self, handle: str, request: GenerateRequest, max_tokens: int, on_end: Callable[[Exception | None], None]
     ) -> Row:
         """
-        Begin a request; its tokens appear in the row's `progress`.
+        Start a request. Its tokens appear in the row's `progress`.
 
         Args:
-            handle: for `cancel`.
-            request: with a layout.
-            max_tokens: most tokens to sample; context and output fit the capacity.
-            on_end: called when the request has ended by itself, with an error or None.
+            handle: the argument of `cancel`.
+            request: the request, with a layout.
+            max_tokens: most tokens to sample.
+            on_end: called when the request has finished, with None, or has failed, with an error.
 
         Raises:
             EngineError: the layout does not fit the context, or the request does not fit the cache.
         """
         layout, num_tokens = request.layout or Layout(), len(request.token_ids)
         if layout.num_tokens > num_tokens:
-            raise EngineError(f"the layout ends at token {layout.num_tokens}, the context has {num_tokens}")
+            raise EngineError(f"the layout ends at token {layout.num_tokens}, but the context has {num_tokens}")
         if num_tokens + max_tokens > self.capacity:
-            raise EngineError(f"{num_tokens} + {max_tokens} tokens do not fit a layout cache of {self.capacity}")
-        generator = self._random(request.sampling.seed)
+            raise EngineError(f"the layout cache has {self.capacity} tokens, too few for {num_tokens} + {max_tokens}")
+        generator = self._make_generator(request.sampling.seed)
         row = Row(request.token_ids.tolist(), layout, request.sampling, max_tokens, generator, on_end)
         self._rows[handle] = row
         self._waiting.append(row)
-        self._wake()
+        self._schedule_pass()
         return row
 
     def cancel(self, handle: str) -> None:
-        """Forget a request; unknown handles are ignored."""
+        """Forget a request. Unknown handles are ignored."""
         row = self._rows.pop(handle, None)
         if row is not None:
             row.ended = True
-            self._wake()
+            self._schedule_pass()
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """Run no forward pass meanwhile; the one that runs ends first."""
+        """Wait for the running forward pass, and start none during the block."""
         self._pauses += 1
         try:
             await self._idle.wait()
             yield
         finally:
             self._pauses -= 1
-            self._wake()
+            self._schedule_pass()
 
     def forget(self, *, free: bool = False) -> None:
-        """Drop all keys and values, while paused; requests that run are read again. `free` gives the memory back."""
-        for row in (*self._decoding, *self._reading):
+        """Drop all keys and values, while paused, so that running requests prefill again. `free` frees the memory."""
+        for row in (*self._decoding, *self._prefilling):
             row.displace()
-        self._waiting.extendleft(reversed([*self._decoding, *self._reading]))
+        self._waiting.extendleft(reversed([*self._decoding, *self._prefilling]))
         self._decoding.clear()
-        self._reading.clear()
+        self._prefilling.clear()
         self._tree.clear()
         if free:
             self._pool.free()
 
     async def stop(self) -> None:
-        """End the thread and free the memory; requests that run are forgotten."""
+        """End the thread, free the memory, and forget running requests."""
         self._pauses += 1
         await asyncio.to_thread(self._thread.shutdown, wait=True)
         self.forget(free=True)
         self._waiting.clear()
 
-    # Inside
-
-    def _random(self, seed: int | None) -> torch.Generator:
+    def _make_generator(self, seed: int | None) -> torch.Generator:
         if seed is not None:
             return torch.Generator(self.model.device).manual_seed(seed)
         if self._generator is None:
@@ -159,34 +155,36 @@ class LayoutDecoder:
         generator: torch.Generator = self._generator
         return generator
 
-    def _wake(self) -> None:
-        # Soon, and not at once: requests that are sent together then run together from their first token on.
+    def _schedule_pass(self) -> None:
+        # On the next turn of the loop, so that requests that are sent together run together from their first token.
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._go_on)
+            asyncio.get_running_loop().call_soon(self._start_pass)
 
-    def _go_on(self) -> None:
+    def _start_pass(self) -> None:
         self._scheduled = False
         if self._pauses or not self._idle.is_set():
             return
         forward = self._next_pass()
         if forward is None:
             return
+        # Set again by `_finish_pass`, so at most one pass runs, and `paused` waits for it.
         self._idle.clear()
-        run = asyncio.get_running_loop().run_in_executor(self._thread, self._run, forward, self._tree.num_slots)
-        run.add_done_callback(lambda done: self._ran(forward, done))
+        run = asyncio.get_running_loop().run_in_executor(self._thread, self._run_pass, forward, self._tree.num_slots)
+        run.add_done_callback(lambda done: self._finish_pass(forward, done))
 
     def _next_pass(self) -> _Pass | None:
         self._drop_ended()
         self._admit()
-        if self._reading:
-            return self._reading_pass()
+        if self._prefilling:
+            return self._prefill_pass()
         if self._decoding:
-            return _Pass(decoding_input([row.feed(self._tree) for row in self._decoding]), list(self._decoding))
+            placed = [row.place_last_token(self._tree) for row in self._decoding]
+            return _Pass(decode_input(placed), list(self._decoding))
         return None
 
     def _drop_ended(self) -> None:
-        # A row that is being read stays until it has been: others may have found its slots and count on them.
+        # A prefilling row stays until it is done: rows placed after it may share its slots and depend on its keys.
         for row in self._decoding:
             if row.ended:
                 row.leave(self._tree)
@@ -194,7 +192,7 @@ class LayoutDecoder:
         self._waiting = deque(row for row in self._waiting if not row.ended)
 
     def _admit(self) -> None:
-        running = [*self._reading, *self._decoding]
+        running = [*self._prefilling, *self._decoding]
         reserved = sum(row.num_left for row in running)
         while self._waiting and len(running) < self.max_batch_tokens:
             row = self._waiting[0]
@@ -205,32 +203,32 @@ class LayoutDecoder:
             row.place(self._tree)
             reserved += row.num_left
             running.append(row)
-            self._reading.append(row)
+            self._prefilling.append(row)
 
-    def _reading_pass(self) -> _Pass:
-        """Read the next rows, in the order in which they came: a row may count on what those before it have read."""
+    def _prefill_pass(self) -> _Pass:
+        """Prefill the next rows in order of arrival: a row may depend on keys of those before it."""
         rows: list[Row | None] = []
-        pieces: list[Any] = []
+        chunks: list[Any] = []
         tokens, width, length = 0, 0, 0
-        while self._reading:
-            row = self._reading[0]
-            room = min(self.max_batch_tokens, max(1, _MAX_MASK_ENTRIES // len(row.token_ids)))
-            size = min(row.num_unread, room)
+        while self._prefilling:
+            row = self._prefilling[0]
+            limit = min(self.max_batch_tokens, max(1, _MAX_MASK_ENTRIES // len(row.token_ids)))
+            size = min(row.num_unprefilled, limit)
             wide, long = max(width, size), max(length, len(row.token_ids))
             area = (len(rows) + 1) * wide
-            wasteful = area > _WASTE * (tokens + size) or area > self.max_batch_tokens
-            if rows and (size < row.num_unread or wasteful or area * long > _MAX_MASK_ENTRIES):
+            wasteful = area > _MAX_PADDING_FACTOR * (tokens + size) or area > self.max_batch_tokens
+            if rows and (size < row.num_unprefilled or wasteful or area * long > _MAX_MASK_ENTRIES):
                 break
-            pieces.append(row.reading(row.read(size)))
+            chunks.append(row.prefill_columns(row.take_unprefilled(size)))
             tokens, width, length = tokens + size, wide, long
-            if row.num_unread:
+            if row.num_unprefilled:
                 rows.append(None)
                 break
             rows.append(row)
-            self._reading.popleft()
-        return _Pass(reading_input(pieces), rows)
+            self._prefilling.popleft()
+        return _Pass(prefill_input(chunks), rows)
 
-    def _run(self, forward: _Pass, num_slots: int) -> tuple[list[int], list[float]]:
+    def _run_pass(self, forward: _Pass, num_slots: int) -> tuple[list[int], list[float]]:
         logits = self._pool.forward(forward.batch, num_slots)
         due = [index for index, row in enumerate(forward.rows) if row is not None]
         if not due:
@@ -238,23 +236,23 @@ class LayoutDecoder:
         rows = [row for row in forward.rows if row is not None]
         return sample(logits[due], [row.sampling for row in rows], [row.generator for row in rows])
 
-    def _ran(self, forward: _Pass, done: asyncio.Future[tuple[list[int], list[float]]]) -> None:
+    def _finish_pass(self, forward: _Pass, done: asyncio.Future[tuple[list[int], list[float]]]) -> None:
         self._idle.set()
         self.num_passes += 1
-        self.num_read += int(forward.batch.token_ids.size)
+        self.num_processed += int(forward.batch.token_ids.size)
         error = None if done.cancelled() else done.exception()
         if error is not None:
             self._fail(error)
         elif not done.cancelled():
             rows = [row for row in forward.rows if row is not None]
             for row, token, logprob in zip(rows, *done.result(), strict=True):
-                self._take(row, token, logprob)
+                self._add_token(row, token, logprob)
         if not self._pauses:
-            self._wake()
+            self._schedule_pass()
 
-    def _take(self, row: Row, token: int, logprob: float) -> None:
+    def _add_token(self, row: Row, token: int, logprob: float) -> None:
         if not row.ended:
-            row.take(token, logprob)
+            row.add_token(token, logprob)
         over = row.ended or row.progress.finished
         if over:
             row.leave(self._tree)
@@ -268,9 +266,9 @@ class LayoutDecoder:
             row.on_end(None)
 
     def _fail(self, error: BaseException) -> None:
-        """End all that run: what a pass that failed has written is not known."""
-        rows = [row for row in (*self._decoding, *self._reading, *self._rows.values()) if not row.ended]
+        """Fail all running requests, because a failed pass leaves the cache in an unknown state."""
+        rows = [row for row in (*self._decoding, *self._prefilling, *self._rows.values()) if not row.ended]
         self.forget()
         for row in dict.fromkeys(rows):
             row.ended = True
-            row.on_end(EngineError(f"decoding under a layout failed: {type(error).__name__}: {error}"))
+            row.on_end(EngineError(f"decoding under a layout failed: {error_line(error)}"))

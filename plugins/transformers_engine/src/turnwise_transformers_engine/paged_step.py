@@ -1,12 +1,11 @@
 """
-What the sequences of one step read from the manager's paged cache.
+Reads of one step from the manager's paged KV cache.
 
-The manager hands out the keys of all sequences end to end, token by token. Here those with few new tokens get whole
-pages, padded into one tensor for all that are alike: one copy, in pieces as large as a page, into memory that is used
-again.
+The manager concatenates the keys of all sequences token by token. Here sequences with few new tokens read whole pages
+instead, and similar sequences are padded into one tensor: a single copy in page-sized pieces, into a reused buffer.
 """
 
-# ruff: noqa: TID253 - loaded by an engine that has loaded torch
+# ruff: noqa: TID253 - imported after the engine has loaded torch
 
 from __future__ import annotations
 
@@ -18,24 +17,24 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-_LEAST_ROWS = 16
-"""Fewer sequences that decode than this are not worth a call of their own."""
+_MIN_ROWS = 16
+"""Fewest decoding sequences that are worth a separate batch."""
 
 _SIZES = (0, 1, 2, 4, 8, 16, 32, 64, 128)
-"""Up to how many new tokens are alike; a sequence with more than the last has work enough for a call of its own."""
+"""Bounds of the groups by number of new tokens; a sequence with more than the last runs alone."""
 
-_MOST_SEEN = 1 << 22
-"""Pairs of a new token and one that it may see, padding included, that one call looks at."""
+_MAX_PAIRS = 1 << 22
+"""Most pairs of a new token and a key in one batch, padding included."""
 
 
 @frozen(eq=False)
-class Alone:
+class SingleSequence:
     """
     A sequence with many new tokens.
 
     Attributes:
-        new: where these stand among the new tokens of the step.
-        slots: (K,) of all its tokens in the pool.
+        new: slice of its new tokens among those of the step.
+        slots: (K,) slots of all its tokens in the pool.
     """
 
     new: slice
@@ -43,33 +42,33 @@ class Alone:
 
 
 @frozen(eq=False)
-class Together:
+class SequenceBatch:
     """
     S sequences of similar length, with up to Q new tokens each; each reads P pages of T tokens.
 
     Attributes:
-        rows: (S, Q) where their tokens stand among the new tokens of the step; behind its end each has its last again.
-        pages: (S * P,) that they read; behind its end each reads its first page.
-        seen: (S, 1, Q, P * T) bool, what each new token sees of these pages.
+        rows: (S, Q) indices of their tokens among the new tokens of the step; a shorter row repeats its last one.
+        pages: (S * P,) page numbers; a shorter sequence repeats its first page.
+        visible: (S, 1, Q, P * T) bool, the tokens of these pages that each new token attends to.
     """
 
     rows: Tensor
     pages: Tensor
-    seen: Tensor
+    visible: Tensor
 
 
 @frozen(eq=False)
 class StepPlan:
     """
-    What all layers of one kind share in a step.
+    The reads of a step, shared by all layers of one kind.
 
     Attributes:
-        together: most sequences.
-        alone: the other ones.
+        batches: sequences that are padded together.
+        singles: the others.
     """
 
-    together: tuple[Together, ...]
-    alone: tuple[Alone, ...]
+    batches: tuple[SequenceBatch, ...]
+    singles: tuple[SingleSequence, ...]
 
 
 @frozen(eq=False)
@@ -81,10 +80,10 @@ class LayerPool:
         keys: (N, G, D), by slot.
         values: of the same shape.
         page_size: tokens of a page.
-        slots: (M,) of the tokens of all sequences, end to end.
-        starts: (sequences + 1,) int64, where they begin among these.
-        kind: plans are shared by the layers of a kind.
-        is_first: whether it is the first of its kind in the step.
+        slots: (M,) slots of the tokens of all sequences, concatenated.
+        starts: (sequences + 1,) int64, start of each sequence in `slots`.
+        kind: layers of one kind share their plans.
+        is_first: whether the layer is the first of its kind in the step.
     """
 
     keys: Tensor
@@ -97,27 +96,27 @@ class LayerPool:
 
 
 @define(eq=False)
-class _Memory:
-    """Plans of the running step by kind, and the two tensors that pages are copied into."""
+class _StepState:
+    """Plans of the running step by kind, and the two buffers that pages are copied into."""
 
     plans: dict[int, StepPlan] = field(factory=dict)
     buffers: dict[str, Tensor] = field(factory=dict)
 
 
-_MEMORIES: WeakKeyDictionary[Any, _Memory] = WeakKeyDictionary()
+_STATES: WeakKeyDictionary[Any, _StepState] = WeakKeyDictionary()
 
 
 def forget(cache: Any) -> None:
-    """Give back what the steps of a cache keep between them."""
-    _MEMORIES.pop(cache, None)
+    """Free the buffers that are kept for a cache between its steps."""
+    _STATES.pop(cache, None)
 
 
-def written(cache: Any, layer: int, key: Tensor, value: Tensor, options: dict[str, Any]) -> LayerPool:
+def write_keys_values(cache: Any, layer: int, key: Tensor, value: Tensor, options: dict[str, Any]) -> LayerPool:
     """
-    Write the new keys and values of a layer, (1, G, N, D), and say where everything is that may be read.
+    Write the new keys and values of a layer, (1, G, N, D), and return the pool to read from.
 
-    A layer with full attention is read where it is. One with a sliding window writes over what it reads in the same
-    step, so there the cache's own copy is taken, whose pages are single tokens.
+    Layers with full attention are read in place. A layer with a sliding window overwrites keys that it reads in the
+    same step, so there the cache's own copy is used, as pages of one token.
     """
     allocator = cache.layer_to_allocator[layer]
     is_first = layer == allocator.layer_indices[0]
@@ -129,81 +128,83 @@ def written(cache: Any, layer: int, key: Tensor, value: Tensor, options: dict[st
             keys[0].transpose(0, 1), values[0].transpose(0, 1), 1, slots, starts, allocator.index, is_first
         )
     write, read = options["write_index"][allocator.index], options["read_index"][allocator.index]
-    keys, values = allocator._kv_token_views[layer]  # noqa: SLF001 - there is no public way to the pool
+    keys, values = allocator._kv_token_views[layer]  # noqa: SLF001 - transformers has no public way to the pool
     keys.index_copy_(0, write, key[0].transpose(0, 1))
     values.index_copy_(0, write, value[0].transpose(0, 1))
     starts = options["cu_seq_lens_k"][allocator.layer_type].long()
-    # Without anything to read but what is new, the manager names that only where it is written.
+    # If all tokens are new, the manager lists them only under the write slots.
     slots = read if len(read) else write
     return LayerPool(keys, values, allocator.tokens_per_page, slots, starts, allocator.index, is_first)
 
 
-def plan_of(cache: Any, pool: LayerPool, starts_q: Tensor, window: int | None) -> StepPlan:
-    """Return the plan of a step: made by the first layer of a kind, and found by the others."""
-    memory = _MEMORIES.setdefault(cache, _Memory())
+def get_plan(cache: Any, pool: LayerPool, starts_q: Tensor, window: int | None) -> StepPlan:
+    """Return the plan of a step. The first layer of a kind makes it, and the others reuse it."""
+    state = _STATES.setdefault(cache, _StepState())
     if pool.is_first:
-        memory.plans[pool.kind] = _planned(pool, starts_q.long(), window)
-    return memory.plans[pool.kind]
+        state.plans[pool.kind] = _make_plan(pool, starts_q.long(), window)
+    return state.plans[pool.kind]
 
 
-def _planned(pool: LayerPool, starts_q: Tensor, window: int | None) -> StepPlan:
+def _make_plan(pool: LayerPool, starts_q: Tensor, window: int | None) -> StepPlan:
     num_new, lengths = starts_q.diff(), pool.starts.diff()
-    together, alone = [], (num_new > _SIZES[-1]).nonzero().squeeze(1).tolist()
-    for some in _alike(num_new, lengths):
-        if len(some) == 1 and num_new[some[0]] > 1:
-            alone.append(int(some[0]))
+    batches, singles = [], (num_new > _SIZES[-1]).nonzero().squeeze(1).tolist()
+    for group in _similar_groups(num_new, lengths):
+        if len(group) == 1 and num_new[group[0]] > 1:
+            singles.append(int(group[0]))
         else:
-            together.append(_together(pool, starts_q[some], num_new[some], pool.starts[some], lengths[some], window))
+            batch = _make_batch(pool, starts_q[group], num_new[group], pool.starts[group], lengths[group], window)
+            batches.append(batch)
     ends_q, ends_k = starts_q.tolist(), pool.starts.tolist()
-    singled_out = (
-        Alone(slice(*ends_q[index : index + 2]), pool.slots[slice(*ends_k[index : index + 2])]) for index in alone
+    single_sequences = (
+        SingleSequence(slice(*ends_q[index : index + 2]), pool.slots[slice(*ends_k[index : index + 2])])
+        for index in singles
     )
-    return StepPlan(tuple(together), tuple(singled_out))
+    return StepPlan(tuple(batches), tuple(single_sequences))
 
 
-def _alike(num_new: Tensor, lengths: Tensor) -> Iterator[Tensor]:
-    """Yield which sequences are padded into one batch: what is padded is computed, and read."""
+def _similar_groups(num_new: Tensor, lengths: Tensor) -> Iterator[Tensor]:
+    """Yield groups of sequences to pad together. Similar sequences waste little: padding is read and computed too."""
     by_length = lengths.argsort()
     size = torch.bucketize(num_new[by_length], torch.tensor(_SIZES, device=num_new.device))
     for number in range(1, len(_SIZES)):
-        some = by_length[size == number]
-        if not len(some):
+        group = by_length[size == number]
+        if not len(group):
             continue
-        pairs = len(some) * int(num_new[some].max()) * int(lengths[some].max())
-        parts = max(-(-pairs // _MOST_SEEN), min(4, len(some) // _LEAST_ROWS) if _SIZES[number] == 1 else 1)
-        yield from some.tensor_split(min(parts, len(some)))
+        pairs = len(group) * int(num_new[group].max()) * int(lengths[group].max())
+        parts = max(-(-pairs // _MAX_PAIRS), min(4, len(group) // _MIN_ROWS) if _SIZES[number] == 1 else 1)
+        yield from group.tensor_split(min(parts, len(group)))
 
 
-def _together(
+def _make_batch(
     pool: LayerPool, starts_q: Tensor, num_new: Tensor, starts: Tensor, lengths: Tensor, window: int | None
-) -> Together:
+) -> SequenceBatch:
     page = torch.arange(0, int(lengths.max()), pool.page_size, device=starts.device)[None]
-    begins = torch.where(page < lengths[:, None], starts[:, None] + page, starts[:, None])
-    pages = (pool.slots[begins.flatten()] // pool.page_size).long()
+    first = torch.where(page < lengths[:, None], starts[:, None] + page, starts[:, None])
+    pages = (pool.slots[first.flatten()] // pool.page_size).long()
     offset = torch.arange(int(num_new.max()), device=starts.device).minimum(num_new[:, None] - 1)
     last = (lengths - num_new)[:, None, None] + offset[..., None]
     token = torch.arange(page.shape[1] * pool.page_size, device=starts.device)
-    seen = token <= last
+    visible = token <= last
     if window is not None:
-        seen &= token > last - window
-    return Together(starts_q[:, None] + offset, pages, seen[:, None])
+        visible &= token > last - window
+    return SequenceBatch(starts_q[:, None] + offset, pages, visible[:, None])
 
 
-def padded(cache: Any, name: str, tokens: Tensor, pages: Tensor, page_size: int, num_rows: int) -> Tensor:
+def gather_pages(cache: Any, name: str, tokens: Tensor, pages: Tensor, page_size: int, num_rows: int) -> Tensor:
     """
-    Return (S, P * T, G, D): whole pages of each row. The memory is that of the last call of this name.
+    Return (S, P * T, G, D): whole pages of each row. The next call with the same name reuses the memory.
 
     Args:
-        cache: whose memory is used.
-        name: of the memory.
-        tokens: (N, G, D) of a layer.
-        pages: (S * P,) numbers.
+        cache: owner of the buffers.
+        name: name of the buffer.
+        tokens: (N, G, D) keys or values of a layer.
+        pages: (S * P,) page numbers.
         page_size: T.
         num_rows: S.
     """
     num_pages = len(tokens) // page_size
     paged = tokens[: num_pages * page_size].view(num_pages, -1)
-    buffers = _MEMORIES[cache].buffers
+    buffers = _STATES[cache].buffers
     size = len(pages) * paged.shape[1]
     if name not in buffers or buffers[name].numel() < size:
         buffers[name] = tokens.new_empty(size)

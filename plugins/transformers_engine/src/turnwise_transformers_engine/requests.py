@@ -1,4 +1,4 @@
-"""A request between `generate` and its answer: what has come back of it, under which weights, and who waits for it."""
+"""Requests in flight: received output, weight versions, and deduplication of prefills."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from turnwise.types import FinishReason, GenerateRequest, GenerateResult, TokenArray
+from turnwise.types import FinishReason, GenerateRequest, GenerateResult
+from turnwise_engine_support.results import VersionSpan, clip_logprobs, weight_versions
 
 
 @define(eq=False)
 class Pending:
     """
-    One request in flight. It lives on the event loop; only `num_cached_tokens` is set by the manager's thread.
+    One request in flight. It belongs to the event loop; only `num_cached_tokens` is set by the manager's thread.
 
     Attributes:
-        request: what was asked.
-        handle: the manager's name for it, never used twice: a late cancel cannot hit a later request of the same id.
-        ended: resolves when it has ended, early or not.
-        output: the manager's latest word: all tokens so far, and their log-probabilities.
+        request: the request.
+        handle: the manager's id for it. Each is used once, so that a late cancel cannot hit a later request with the
+            same request id.
+        ended: resolves when the request has ended; true if it was aborted.
         spans: index of the first token of each weight version, and the version.
-        num_cached_tokens: tokens of the context that were found in the cache.
-        read: resolves when its context has been read, or will not be; None for one that others do not wait for.
+        output: the manager's latest output: all tokens so far, and their log-probabilities.
+        num_cached_tokens: context tokens found in the prefix cache.
+        prefilled: resolves when the context has been prefilled, or will not be; None if no other request waits for it.
     """
 
     request: GenerateRequest
@@ -32,27 +34,27 @@ class Pending:
     spans: list[tuple[int, int]]
     output: Any = None
     num_cached_tokens: int = 0
-    read: asyncio.Future[None] | None = None
+    prefilled: asyncio.Future[None] | None = None
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that have come back."""
+        """Number of tokens received."""
         return 0 if self.output is None else len(self.output.generated_tokens)
 
-    def bring(self, output: Any) -> None:
-        """Take the manager's latest word."""
+    def on_output(self, output: Any) -> None:
+        """Store the manager's latest output."""
         self.output = output
-        self.let_go()
+        self.release_waiters()
         if output.is_finished():
             self.end(aborted=False)
 
-    def let_go(self) -> None:
-        """Let those go on that wait for the context to be read."""
-        if self.read is not None and not self.read.done():
-            self.read.set_result(None)
+    def release_waiters(self) -> None:
+        """Wake the requests that wait for this prefill."""
+        if self.prefilled is not None and not self.prefilled.done():
+            self.prefilled.set_result(None)
 
     def end(self, *, aborted: bool) -> None:
-        """Let `generate` answer with what has come back."""
+        """Let `generate` return the tokens received so far."""
         if not self.ended.done():
             self.ended.set_result(aborted)
 
@@ -61,64 +63,62 @@ class Pending:
         if not self.ended.done():
             self.ended.set_exception(error)
 
-    def begin_version(self, version: int) -> None:
-        """Count the tokens from here on to other weights."""
+    def start_version(self, version: int) -> None:
+        """Record that later tokens are sampled under new weights."""
         if self.spans[-1][0] == self.num_sampled:
             self.spans.pop()
         self.spans.append((self.num_sampled, version))
 
     def result(self, *, aborted: bool) -> GenerateResult:
-        """Return the answer."""
+        """Return the result of the request."""
         token_ids = np.array([] if self.output is None else self.output.generated_tokens, np.int32)
-        logprobs = np.array([] if self.output is None else self.output.logprobs, np.float32)
         last = int(token_ids[-1]) if len(token_ids) else None
         stopped = not aborted and last in self.request.sampling.stop_token_ids
         reason = FinishReason.ABORT if aborted else FinishReason.STOP if stopped else FinishReason.LENGTH
         return GenerateResult(
             token_ids=token_ids,
-            # The softmax of a sure token may round to a little over 1.
-            logprobs=np.minimum(logprobs, 0.0),
+            logprobs=clip_logprobs([] if self.output is None else self.output.logprobs),
             finish_reason=reason,
             stop_reason=last if stopped else None,
-            weight_version=self._versions(len(token_ids)),
+            weight_version=weight_versions(self._version_spans(len(token_ids)), len(token_ids), self.spans[0][1]),
             num_cached_tokens=min(self.num_cached_tokens, len(self.request.token_ids)),
         )
 
-    def _versions(self, num_tokens: int) -> int | TokenArray:
-        spans = [span for span in self.spans if span[0] < num_tokens] or self.spans[:1]
-        if len(spans) == 1:
-            return spans[0][1]
-        starts = [start for start, _ in spans] + [num_tokens]
-        return np.repeat(np.array([version for _, version in spans], np.int32), np.diff(starts))
+    def _version_spans(self, num_tokens: int) -> list[VersionSpan]:
+        # The output may end before the last version starts: an update came after the last token.
+        ends = [min(start, num_tokens) for start, _ in self.spans[1:]] + [num_tokens]
+        return [(version, start, end) for (start, version), end in zip(self.spans, ends, strict=True)]
 
 
 @define(eq=False)
-class Reads:
+class PrefillDeduplicator:
     """
-    Contexts that are being read now: a GRPO group asks for one prompt many times at once.
+    Lets one of several concurrent requests with the same context prefill it, as a GRPO group sends them.
 
-    Only what has been read is shared, so the others wait for the first, a step or two, and find its pages.
+    The prefix cache shares only prefilled pages, so the other requests wait a step or two for the first one.
 
     Attributes:
-        page_size: tokens; there is nothing to share in a context that fills no page.
+        page_size: tokens of a page; a context that fills no page has nothing to share.
     """
 
     page_size: int
     _by_context: dict[bytes, asyncio.Future[None]] = field(factory=dict)
 
     async def wait(self, pending: Pending) -> None:
-        """Return when the request is the one to read its context, when another has read it, or when it has ended."""
+        """Return if the request has to prefill its context, if another request has prefilled it, or if it has ended."""
         context = pending.request.token_ids
         if len(context) <= self.page_size:
             return
         key = context.tobytes()
-        read = self._by_context.get(key)
-        if read is not None and not read.done():
-            await asyncio.wait((read, pending.ended), return_when=asyncio.FIRST_COMPLETED)
+        prefilled = self._by_context.get(key)
+        if prefilled is not None and not prefilled.done():
+            await asyncio.wait((prefilled, pending.ended), return_when=asyncio.FIRST_COMPLETED)
             return
-        own = self._by_context[key] = pending.read = pending.ended.get_loop().create_future()
+        # No await between the lookup and this line, so each context has one prefilling request.
+        own = self._by_context[key] = pending.prefilled = pending.ended.get_loop().create_future()
 
-        def forget(_read: asyncio.Future[None]) -> None:
+        def forget(_done: asyncio.Future[None]) -> None:
+            # A later request may have registered the same context before this callback runs.
             if self._by_context.get(key) is own:
                 del self._by_context[key]
 

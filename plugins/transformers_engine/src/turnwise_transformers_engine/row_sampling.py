@@ -1,6 +1,6 @@
-"""Draws the next token of each row by the parameters of its own request."""
+"""Samples the next token of each row with the parameters of its request."""
 
-# ruff: noqa: TID253 - loaded by an engine that has loaded torch
+# ruff: noqa: TID253 - imported after the engine has loaded torch
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from turnwise.types import SamplingParams
-from turnwise_transformers_engine.sampling import GREEDY_BELOW
+from turnwise_engine_support.requests import is_greedy
 
 
 @torch.inference_mode()
@@ -18,9 +18,9 @@ def sample(
     logits: Tensor, params: Sequence[SamplingParams], generators: Sequence[Generator]
 ) -> tuple[list[int], list[float]]:
     """
-    Draw a token for each row.
+    Sample a token for each row.
 
-    The filters are those of the manager, in the same order: temperature, top-k, top-p. Greedy draws from one id.
+    The filters run in the same order as the manager's: temperature, top-k, top-p.
 
     Args:
         logits: (B, V).
@@ -28,11 +28,11 @@ def sample(
         generators: of each row, on the device of the logits.
 
     Returns:
-        Ids, and the log-probability of each under the distribution that it was drawn from.
+        Ids, and the log-probability of each under its sampling distribution, which is 0 for greedy rows.
     """
     scores = logits if logits.dtype == torch.float64 else logits.float()
-    greedy = [each.temperature < GREEDY_BELOW for each in params]
-    scales = [1.0 if is_greedy else each.temperature for each, is_greedy in zip(params, greedy, strict=True)]
+    greedy = [is_greedy(each) for each in params]
+    scales = [1.0 if best else each.temperature for each, best in zip(params, greedy, strict=True)]
     scores = scores / scores.new_tensor(scales)[:, None]
     for row, each in enumerate(params):
         if not greedy[row] and (each.top_k != -1 or each.top_p < 1):
@@ -41,16 +41,16 @@ def sample(
     keys = logprobs.clone()
     for row, generator in enumerate(generators):
         if not greedy[row]:
-            # The largest of log p - log e with e exponential is drawn by p (the Gumbel trick).
+            # The argmax of log p - log e, with e exponential, is a sample of p (the Gumbel trick).
             noise = torch.empty_like(keys[row]).exponential_(generator=generator)
             keys[row] -= noise.clamp_min_(torch.finfo(noise.dtype).tiny).log_()
     chosen = keys.argmax(-1)
     values = logprobs.gather(-1, chosen[:, None])[:, 0].tolist()
-    return chosen.tolist(), [0.0 if is_greedy else value for value, is_greedy in zip(values, greedy, strict=True)]
+    return chosen.tolist(), [0.0 if best else value for value, best in zip(values, greedy, strict=True)]
 
 
 def _filtered(scores: Tensor, params: SamplingParams) -> Tensor:
-    """Return (V,) scores with what top-k and top-p leave out at -inf."""
+    """Return (V,) scores, with -inf for ids outside top-k and top-p."""
     if params.top_k != -1 and params.top_k < len(scores):
         scores = scores.masked_fill(scores < scores.topk(params.top_k).values[-1], -torch.inf)
     if params.top_p < 1:

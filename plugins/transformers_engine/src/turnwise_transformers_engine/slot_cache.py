@@ -1,13 +1,12 @@
 """
-Keys and values of many contexts in one pool of slots, and one forward pass of any causal language model over them.
+Keys and values of many contexts in one pool of slots, and a forward pass of any causal language model over the pool.
 
-A row reads its keys by a list of slots, in any order and from wherever they are: rows that begin alike share slots, and
-a join is a longer list. Rotary positions are in the keys already. What a token sees is said by an explicit additive
-mask: without one, transformers takes jumps in positions for packed sequences, and a boolean mask is wrong under eager
-attention.
+A row reads its keys through a list of slots in any order: rows with a common prefix share slots, and a join is a longer
+list. The keys contain their rotary positions. Visibility is an explicit additive mask. Without a mask, transformers
+interprets jumps in positions as packed sequences, and a boolean mask is wrong under eager attention.
 """
 
-# ruff: noqa: TID253 - loaded by an engine that has loaded torch
+# ruff: noqa: TID253 - imported after the engine has loaded torch
 
 from __future__ import annotations
 
@@ -31,14 +30,14 @@ _FIRST_SLOTS = 2048
 @frozen(eq=False)
 class ForwardInput:
     """
-    One forward pass: B rows of up to Q queries over up to L keys. Queries stand at the right end, keys at the left.
+    One forward pass: B rows of up to Q queries over up to L keys. Queries are right-aligned, keys left-aligned.
 
     Attributes:
         token_ids: (B, Q).
         positions: (B, Q).
-        write: (B, Q) slots that the queries' keys and values go to; `TRASH` for pads, and for what is there already.
+        write: (B, Q) slots for the queries' keys and values; `TRASH` for padding and for tokens that are cached.
         read: (B, L) slots of the keys.
-        visible: (B, Q, L) bool; every query sees a key.
+        visible: (B, Q, L) bool; every query attends to at least one key.
     """
 
     token_ids: NDArray[np.int64]
@@ -49,7 +48,7 @@ class ForwardInput:
 
 
 class SlotPool(Cache):
-    """The pool, in the place of a cache of transformers; it grows up to the slots that are asked for."""
+    """The pool, with the interface of a transformers cache. It grows on demand."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -60,7 +59,7 @@ class SlotPool(Cache):
         self._read: Tensor | None = None
 
     def reserve(self, num_slots: int) -> None:
-        """Make room for slots up to this number."""
+        """Grow to contain slots up to this number."""
         if num_slots < self._num_slots:
             return
         self._num_slots = max(_FIRST_SLOTS, 2 * self._num_slots, num_slots + 1)
@@ -71,7 +70,7 @@ class SlotPool(Cache):
 
     @contextmanager
     def rows(self, write: Tensor, read: Tensor) -> Iterator[None]:
-        """Say where the next forward pass writes, (B, Q), and reads, (B, L)."""
+        """Set the slots that the next forward pass writes, (B, Q), and reads, (B, L)."""
         self._write, self._read = write, read
         try:
             yield
@@ -79,7 +78,7 @@ class SlotPool(Cache):
             self._write = self._read = None
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """Store (B, H, Q, D) keys and values of a layer, and return all that the rows read, (B, H, L, D)."""
+        """Store (B, H, Q, D) keys and values of a layer, and return those that the rows read, (B, H, L, D)."""
         assert self._write is not None
         assert self._read is not None
         if layer_idx == len(self._keys):
@@ -91,17 +90,17 @@ class SlotPool(Cache):
         )
 
     def get_seq_length(self, *_: Any, **__: Any) -> int:
-        """Return 0: positions are always given."""
+        """Return 0, because positions are always given explicitly."""
         return 0
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the pool."""
+        """Size of the pool."""
         return sum(t.numel() * t.element_size() for t in (*self._keys, *self._values))
 
 
 def _exchange(pool: Tensor, states: Tensor, write: Tensor, read: Tensor) -> Tensor:
-    # Written before anything is read: a row may read what another row of the same pass has just computed.
+    # Write first: a row may read keys that another row of the same pass has just computed.
     pool[write.reshape(-1)] = states.transpose(1, 2).reshape(-1, *pool.shape[1:])
     return pool[read].transpose(1, 2)
 
@@ -109,10 +108,10 @@ def _exchange(pool: Tensor, states: Tensor, write: Tensor, read: Tensor) -> Tens
 @define(eq=False)
 class PoolModel:
     """
-    A model over a pool.
+    A model that reads and writes a pool.
 
     Attributes:
-        model: whose weights are used; its own attention and config are left alone.
+        model: provides the weights; its attention and config are not changed.
     """
 
     model: Any
@@ -120,8 +119,7 @@ class PoolModel:
     _twin: Any = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Make the twin."""
-        self._twin = _twin_of(self.model)
+        self._twin = _copy_with_shared_tensors(self.model)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardInput, num_slots: int) -> Tensor:
@@ -146,11 +144,11 @@ class PoolModel:
         return logits
 
     def free(self) -> None:
-        """Give the pool's memory back."""
+        """Free the pool's memory."""
         self.pool = SlotPool()
 
     def _shared_twin(self) -> Any:
-        # Shared anew each time, because whoever sleeps or loads may have replaced the tensors.
+        # Shared again at each pass, because sleep or a weight update may have replaced the tensors.
         theirs = dict(self.model.named_modules(remove_duplicate=False))
         for name, module in self._twin.named_modules(remove_duplicate=False):
             module._parameters.update(theirs[name]._parameters)  # noqa: SLF001 - shared, not copied
@@ -158,20 +156,20 @@ class PoolModel:
         return self._twin
 
 
-def _twin_of(model: Any) -> Any:
+def _copy_with_shared_tensors(model: Any) -> Any:
     """
-    Return a model once more, with `sdpa` attention and the very same tensors.
+    Return a copy of a model with `sdpa` attention and the same tensors.
 
-    The manager may have switched the model itself to attention that only a paged cache can feed.
+    The manager may have switched the model itself to an attention that needs a paged cache.
     """
     tensors = [*model.parameters(), *model.buffers()]
     twin = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
-    twin.config._attn_implementation = "sdpa"  # noqa: SLF001 - how transformers itself sets it
+    twin.config._attn_implementation = "sdpa"  # noqa: SLF001 - transformers itself sets it so
     return twin
 
 
-def padded(rows: list[NDArray[Any]], *, right_aligned: bool, fill: int = TRASH) -> NDArray[np.int64]:
-    """Return (B, longest) of rows of different lengths."""
+def pad_rows(rows: list[NDArray[Any]], *, right_aligned: bool, fill: int = TRASH) -> NDArray[np.int64]:
+    """Pad rows of different lengths to (B, longest)."""
     width = max(map(len, rows))
     result = np.full((len(rows), width), fill, np.int64)
     for index, row in enumerate(rows):

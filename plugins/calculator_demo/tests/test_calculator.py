@@ -1,4 +1,4 @@
-"""The calculator: exact arithmetic for what is allowed, a clear ValueError for everything else."""
+"""The calculator computes allowed expressions exactly and rejects all others with a clear ValueError."""
 
 from fractions import Fraction
 
@@ -71,8 +71,8 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("expression", ATTACKS)
-def test_refuses_what_is_not_plain_arithmetic(expression: str) -> None:
-    """Names, calls, other syntax, huge numbers and other alphabets' digits are refused, and nothing else is raised."""
+def test_rejects_everything_but_arithmetic(expression: str) -> None:
+    """Names, calls, other syntax, huge numbers and non-ASCII digits raise ValueError and no other exception."""
     with pytest.raises(ValueError, match=r"\w"):
         evaluate_expression(expression)
 
@@ -99,12 +99,12 @@ def test_refuses_what_is_not_plain_arithmetic(expression: str) -> None:
     ],
 )
 def test_computes_one_operation(expression: str, expected: str) -> None:
-    """Whole results are written as integers, others as decimals."""
+    """Integer results print as integers, others as decimals."""
     assert expected == calculator(expression)
 
 
 def test_one_operation_per_call() -> None:
-    """The tool refuses a whole task, so that it takes several turns; the evaluator itself computes it."""
+    """The tool rejects several operations per call; the evaluator itself computes them."""
     with pytest.raises(ValueError, match="only one operation per call"):
         calculator("(23 + 48) * 7")
     with pytest.raises(ValueError, match="only 2 operations per call"):
@@ -112,8 +112,8 @@ def test_one_operation_per_call() -> None:
     assert Fraction(497) == evaluate_expression("(23 + 48) * 7")
 
 
-def test_errors_say_what_is_wrong() -> None:
-    """A model can act on the message."""
+def test_errors_state_the_reason() -> None:
+    """The message tells the model how to correct its call."""
     with pytest.raises(ValueError, match=r"^division by zero$"):
         calculator("4 / 0")
     with pytest.raises(ValueError, match=f"longer than {MAX_LENGTH} characters"):
@@ -126,14 +126,14 @@ def test_errors_say_what_is_wrong() -> None:
 
 @given(st.integers(-(10**6), 10**6), st.sampled_from("+-*"), st.integers(-(10**6), 10**6))
 def test_agrees_with_python_on_integers(left: int, symbol: str, right: int) -> None:
-    """Integer arithmetic is Python's."""
+    """Integer arithmetic agrees with Python's."""
     expected = {"+": left + right, "-": left - right, "*": left * right}[symbol]
     assert str(expected) == calculator(f"{left} {symbol} {right}")
 
 
 @given(st.text() | st.text("0123456789.+-*/%() ", max_size=MAX_LENGTH + 1))
 def test_any_text_gives_a_bounded_number_or_a_value_error(text: str) -> None:
-    """Nothing but ValueError leaves, no number grows past its bounds and no warning is given."""
+    """Any text gives a value within the bounds or a ValueError, without a warning."""
     try:
         value = evaluate_expression(text)
     except ValueError:

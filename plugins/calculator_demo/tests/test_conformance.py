@@ -1,13 +1,13 @@
-"""The reward keeps the promises of the test kit."""
+"""The reward passes the conformance suite."""
 
 import pytest
 
-from turnwise.testing.reward_checks import RewardExample
-from turnwise.testing.reward_suite import RewardSuite
+from turnwise_testing.reward_checks import RewardExample
+from turnwise_testing.reward_suite import RewardSuite
 
 
 class TestExactMatch(RewardSuite):
-    """`exact_match` through the standard suite."""
+    """The standard suite on `exact_match`."""
 
     entry_point = "calculator_demo"
     module = "turnwise_calculator_demo"
@@ -15,7 +15,7 @@ class TestExactMatch(RewardSuite):
 
     @pytest.fixture
     def examples(self):
-        """Answers with what they are worth."""
+        """Answers with their expected scores."""
         return (
             RewardExample(answer="The answer is 42.", ground_truth="42", expected=1.0),
             RewardExample(answer="The answer is 41.", ground_truth="42", expected=0.0),

@@ -1,4 +1,4 @@
-"""What the model imitates: right without slips, wrong at the rates that were asked for."""
+"""Demonstrations are correct without slips and wrong at the given rates."""
 
 import random
 from itertools import islice
@@ -15,20 +15,20 @@ PROBLEMS = list(islice(generate_problems("train", 0), 1000))
 
 
 def accuracy(rates: SlipRates) -> float:
-    """The share of the problems that a solver with these rates gets right."""
+    """Return the share of problems that a solver with these rates solves."""
     solver = NoisySolver(rates, random.Random(0))
     return sum(exact_match(solver.solve(p)[-1].text, str(p.answer)) for p in PROBLEMS) / len(PROBLEMS)
 
 
-def turns_of(rates: SlipRates, problem: Problem, seed: int = 0) -> list[Turn]:
-    """One demonstration."""
+def solve(rates: SlipRates, problem: Problem, seed: int = 0) -> list[Turn]:
+    """Return one demonstration."""
     return NoisySolver(rates, random.Random(seed)).solve(problem)
 
 
-def test_without_slips_every_demonstration_is_the_plan() -> None:
-    """One call a step, answered by the tool, then the right answer."""
+def test_without_slips_every_demonstration_is_correct() -> None:
+    """A demonstration has one call per step with its result, then the correct answer."""
     for problem in PROBLEMS:
-        *calls, answer = turns_of(CLEAN, problem)
+        *calls, answer = solve(CLEAN, problem)
         assert [step.expression for step in problem.steps] == [parse_call(turn.text) for turn in calls]
         assert [str(step.result) for step in problem.steps] == [turn.response for turn in calls]
         assert Turn(answer_text(problem.answer), None) == answer
@@ -36,21 +36,21 @@ def test_without_slips_every_demonstration_is_the_plan() -> None:
 
 @pytest.mark.parametrize("rates", [SlipRates(digit=0.2), SlipRates(order=0.4), SlipRates(early=0.4)])
 def test_each_kind_of_slip_costs_answers(rates: SlipRates) -> None:
-    """Slips make wrong answers, and leave right ones."""
+    """Every kind of slip makes some answers wrong, but not all."""
     assert 0.1 < accuracy(rates) < 0.95
 
 
-def test_a_rushed_call_is_refused_and_costs_nothing() -> None:
-    """The whole expression is refused; the steps then lead to the right answer."""
+def test_a_rushed_call_is_rejected_without_cost() -> None:
+    """The calculator rejects the whole expression, and the following steps give the correct answer."""
     assert accuracy(SlipRates(rushed=0.4)) == 1.0
     problem = next(p for p in PROBLEMS if len(p.steps) == 2)
-    refused = call_text(render(problem.expression))
-    seen = {turns_of(SlipRates(rushed=0.49), problem, seed)[0] for seed in range(20)}
-    assert Turn(refused, "Error: only one operation per call") in seen
+    rejected = call_text(render(problem.expression))
+    seen = {solve(SlipRates(rushed=0.49), problem, seed)[0] for seed in range(20)}
+    assert Turn(rejected, "Error: only one operation per call") in seen
 
 
 def test_every_response_is_the_tools_own() -> None:
-    """Also after a slip: nothing that the tool says is made up."""
+    """Every response is the tool's real output, also after a slip."""
     solver = NoisySolver(SlipRates(digit=0.3, order=0.3, early=0.3, rushed=0.3), random.Random(0))
     for problem in PROBLEMS[:300]:
         for turn in solver.solve(problem)[:-1]:
@@ -60,8 +60,8 @@ def test_every_response_is_the_tools_own() -> None:
 
 
 @pytest.mark.parametrize("rate", [-0.1, 0.5, 1.0])
-def test_a_slip_is_never_the_likeliest_choice(rate: float) -> None:
-    """Rates of one half and more are refused: sharpening could not mend them."""
+def test_a_slip_is_never_the_most_likely_choice(rate: float) -> None:
+    """Rates of 0.5 and more are rejected."""
     with pytest.raises(ValueError, match="digit"):
         SlipRates(digit=rate)
 
@@ -82,13 +82,13 @@ def test_a_slip_is_never_the_likeliest_choice(rate: float) -> None:
         "<tool_call>" + "[" * 100_000 + "</tool_call>",
     ],
 )
-def test_a_malformed_call_is_no_call(text: str) -> None:
-    """Anything but a whole call of the calculator is None, and nothing raises."""
+def test_a_malformed_call_parses_as_none(text: str) -> None:
+    """Any text without a complete calculator call gives None and raises no exception."""
     assert parse_call(text) is None
 
 
-def test_a_call_reads_back() -> None:
-    """What the demonstrations write is what the evaluator reads, in Hermes format."""
+def test_a_call_round_trips() -> None:
+    """The evaluator parses the calls of the demonstrations, which are in Hermes format."""
     text = call_text("23 + 48")
     expected = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "23 + 48"}}\n</tool_call>'
     assert expected == text

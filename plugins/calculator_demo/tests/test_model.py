@@ -1,4 +1,4 @@
-"""The shipped model: its folder, how it loads, and how well it plays."""
+"""The shipped model: its folder, loading and accuracy."""
 
 import json
 from pathlib import Path
@@ -23,13 +23,13 @@ FILES = {
 
 
 def test_the_folder_is_complete_and_small() -> None:
-    """Six files, no pickle among them, 3 MB at most."""
+    """The folder has six files, no pickle, and at most 3 MB."""
     assert {path.name for path in model_dir().iterdir()} == FILES
     assert sum(path.stat().st_size for path in model_dir().iterdir()) <= 3_000_000
 
 
 def test_it_loads_as_any_checkpoint() -> None:
-    """The auto classes find a float32 Qwen3 with tied embeddings and the tokenizer that goes with it."""
+    """The auto classes load a float32 Qwen3 with tied embeddings and a matching tokenizer."""
     model = AutoModelForCausalLM.from_pretrained(model_dir())
     tokenizer = AutoTokenizer.from_pretrained(model_dir())
     assert isinstance(model, Qwen3ForCausalLM)
@@ -41,20 +41,20 @@ def test_it_loads_as_any_checkpoint() -> None:
 
 
 def test_sampling_defaults_are_plain() -> None:
-    """An engine that reads the generation config samples at temperature 1 from the whole distribution."""
+    """The generation config samples at temperature 1 from the full distribution."""
     config = GenerationConfig.from_pretrained(model_dir())
     assert (config.do_sample, config.temperature, config.top_p, config.top_k) == (True, 1.0, 1.0, 0)
 
 
 def test_older_releases_find_the_tokenizer() -> None:
-    """The tokenizer's class has a name that transformers 4 knows."""
+    """transformers 4 knows the name of the tokenizer's class."""
     config = json.loads((model_dir() / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert isinstance(config.get("extra_special_tokens", {}), dict)
 
 
 def test_a_few_greedy_episodes(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command plays episodes that call the tool, and prints the figures."""
+    """The command runs episodes that call the tool and prints the metrics."""
     main(["--num", "16", "--temperature", "0", "--threads", "1"])
     printed = capsys.readouterr().out
     assert "episodes            16" in printed
@@ -62,7 +62,7 @@ def test_a_few_greedy_episodes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_episode_is_appended_to_and_never_re_encoded() -> None:
-    """What was sampled stays: the ids of an episode begin with its prompt and decode to its turns in order."""
+    """The ids of an episode start with its prompt and decode to its turns in order."""
     tokenizer = AutoTokenizer.from_pretrained(model_dir())
     player = Player(AutoModelForCausalLM.from_pretrained(model_dir()), tokenizer, temperature=1.0)
     torch.manual_seed(0)
@@ -74,7 +74,7 @@ def test_an_episode_is_appended_to_and_never_re_encoded() -> None:
         assert separator == turn
 
 
-def test_figures_of_known_episodes() -> None:
+def test_metrics_of_known_episodes() -> None:
     """Accuracy, tool use and lengths are means over the episodes."""
     problem = next(generate_problems("test", 0))
     right = Episode(problem, [1] * 10, num_calls=3, turns=[f"The answer is {problem.answer}."])
@@ -86,7 +86,7 @@ def test_figures_of_known_episodes() -> None:
 
 
 def test_training_writes_a_folder_that_evaluates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two steps of training give a folder with the same files as the shipped one."""
+    """Two training steps write a folder with the same files as the shipped one."""
     train_main(["--out", str(tmp_path / "model"), "--steps", "2", "--threads", "1"])
     assert {path.name for path in (tmp_path / "model").iterdir()} == FILES
     assert "step     2/2" in capsys.readouterr().out
@@ -96,8 +96,8 @@ def test_training_writes_a_folder_that_evaluates(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_quality_that_training_starts_from(seed: int) -> None:
-    """Sampled at temperature 1 it nearly always uses the tool, and is right on about half of held-out tasks."""
+def test_accuracy_at_the_start_of_training(seed: int) -> None:
+    """At temperature 1 the model nearly always calls the tool and solves about half of the held-out tasks."""
     report = evaluate(num=128, temperature=1.0, seed=seed)
     assert 0.30 < report.accuracy < 0.60
     assert report.tool_use >= 0.95
@@ -106,5 +106,5 @@ def test_the_quality_that_training_starts_from(seed: int) -> None:
 
 @pytest.mark.slow
 def test_there_is_room_above() -> None:
-    """Taken greedily it is right nearly always: the failures are noise that sharpening removes."""
+    """Greedy decoding solves nearly all tasks, so training has room to improve sampling."""
     assert evaluate(num=128, temperature=0.0).accuracy > 0.9

@@ -1,4 +1,4 @@
-"""The hooks, and the tool and reward behind them as turnwise calls them."""
+"""The hooks, and the tool and reward that they register."""
 
 import asyncio
 import subprocess
@@ -20,7 +20,7 @@ TASK = Task(messages=({"role": "user", "content": "What is 23 + 48?"},), uid="ta
 
 
 def call(expression: str, config: CalculatorConfig | None = None) -> ToolResult:
-    """One call of the registered tool, its session begun and ended."""
+    """Call the registered tool in a session."""
 
     async def run() -> ToolResult:
         tool = make_calculator(config or CalculatorConfig(), Resources())
@@ -34,7 +34,7 @@ def call(expression: str, config: CalculatorConfig | None = None) -> ToolResult:
 
 
 def score(*messages: Message) -> float:
-    """What the registered reward gives an episode that ended with these messages."""
+    """Return the registered reward's score of an episode that ends with these messages."""
     episode = cast(Episode, SimpleNamespace(task=TASK, messages=list(messages)))
     given = make_exact_match(None, Resources()).score(episode)
     assert isinstance(given, TrajectoryScore)
@@ -42,7 +42,7 @@ def score(*messages: Message) -> float:
 
 
 def test_the_hooks_register_both() -> None:
-    """One tool and one reward, under their names."""
+    """The hooks register one tool and one reward by name."""
     tools: Registry[Tool] = Registry("tool")
     rewards: Registry[Reward] = Registry("reward")
     turnwise_calculator_demo.register_tools(tools)
@@ -56,7 +56,7 @@ def test_the_hooks_register_both() -> None:
 
 
 def test_importing_the_plugin_is_light() -> None:
-    """A host that only lists plugins loads no model library."""
+    """Importing the plugin loads no model library."""
     code = (
         "import sys, turnwise_calculator_demo; print(sorted({'torch', 'transformers', 'tokenizers'} & {*sys.modules}))"
     )
@@ -65,34 +65,34 @@ def test_importing_the_plugin_is_light() -> None:
 
 
 def test_the_tool_computes() -> None:
-    """The registered tool gives what the plain function gives."""
+    """The registered tool returns the same result as the function."""
     assert ToolResult(text="71") == call("23 + 48")
     assert calculator("23 + 48") == call("23 + 48").text
 
 
-def test_a_refused_call_reads_as_in_training() -> None:
-    """The message that the model sees is the one it was trained on."""
+def test_a_rejected_call_reads_as_in_training() -> None:
+    """The error message equals the one in the training data."""
     with pytest.raises(ToolError) as caught:
         call("(1 + 2) * 3")
     assert respond("(1 + 2) * 3") == str(caught.value) == "Error: only one operation per call"
 
 
 def test_the_limit_of_operations_is_an_option() -> None:
-    """Without a limit one call takes a whole expression; a limit below one is refused."""
+    """Without a limit a call computes a whole expression; a limit below 1 is rejected."""
     assert call("(1 + 2) * 3", CalculatorConfig(max_operations=None)).text == "9"
     with pytest.raises(ValueError, match="max_operations"):
         CalculatorConfig(max_operations=0)
 
 
 def test_the_schema_describes_the_function() -> None:
-    """The registered schema is the one that a typed function gives."""
-    function_tool = pytest.importorskip("turnwise.function_tool").function_tool
+    """The registered schema equals the schema of the typed function."""
+    function_tool = pytest.importorskip("turnwise.tools.function").function_tool
     made: dict[str, Any] = dict(function_tool(calculator).schema)
     assert made == TOOL_SCHEMA
 
 
 def test_the_reward_reads_the_last_answer() -> None:
-    """Only an assistant message without calls, at the end, is an answer."""
+    """Only a final assistant message without calls is an answer."""
     answer = {"role": "assistant", "content": "The answer is 71."}
     calling = {"role": "assistant", "content": "It is 71.", "tool_calls": [{"function": {"name": "calculator"}}]}
     assert score({"role": "tool", "content": "5"}, answer) == 1.0

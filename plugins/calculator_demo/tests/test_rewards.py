@@ -1,4 +1,4 @@
-"""The reward: the last whole number of the last text, whatever stands around it."""
+"""The reward compares the last integer of the last text, whatever text surrounds it."""
 
 import pytest
 from hypothesis import given
@@ -46,13 +46,13 @@ WRONG = [
 
 @pytest.mark.parametrize("text", RIGHT)
 def test_right_answers(text: str) -> None:
-    """Every usual way to write the right number scores 1."""
+    """Every usual spelling of the correct number scores 1."""
     assert exact_match(text, "497") == 1.0
 
 
 @pytest.mark.parametrize("text", WRONG)
 def test_wrong_answers(text: str) -> None:
-    """Other numbers, no number, and a right number inside a tool call score 0."""
+    """Other numbers, no number, and the correct number inside a tool call score 0."""
     assert exact_match(text, "497") == 0.0
 
 
@@ -73,13 +73,13 @@ def test_wrong_answers(text: str) -> None:
     ],
 )
 def test_final_answer(text: str, expected: str | None) -> None:
-    """Signs, separators and zeros come out in one spelling; a minus between two numbers is no sign."""
+    """Signs, separators and zeros are normalised; a minus between two numbers is not a sign."""
     assert expected == final_answer(text)
 
 
 @given(st.integers(), st.text(st.characters(categories=["L", "Zs"])))
 def test_any_integer_matches_itself(number: int, words: str) -> None:
-    """The right number scores 1 after any words, the next one 0."""
+    """The correct number scores 1 after any words, and the next number scores 0."""
     text = f"{words} : {number} ."
     assert exact_match(text, str(number)) == 1.0
     assert exact_match(text, str(number + 1)) == 0.0
@@ -87,12 +87,12 @@ def test_any_integer_matches_itself(number: int, words: str) -> None:
 
 @given(st.text())
 def test_any_text_scores_zero_or_one(text: str) -> None:
-    """No text raises."""
+    """Any text scores 0 or 1 and raises no exception."""
     assert exact_match(text, "497") in (0.0, 1.0)
 
 
 def test_long_texts_are_scored() -> None:
-    """Numbers longer than Python's int would read, and long texts of hard shapes, are scored at once."""
+    """Numbers beyond Python's int-parsing limit and adversarial long texts are scored quickly."""
     assert exact_match("9" * 100_000, "9" * 100_000) == 1.0
     assert exact_match("1," * 100_000, "1") == 0.0
     assert exact_match("<tool_call>" * 100_000, "1") == 0.0
@@ -100,7 +100,7 @@ def test_long_texts_are_scored() -> None:
 
 
 @pytest.mark.parametrize("ground_truth", ["", "abc", "4.5"])
-def test_a_ground_truth_that_is_no_whole_number_is_an_error(ground_truth: str) -> None:
-    """Wrong data raises and is not scored."""
+def test_a_ground_truth_must_be_an_integer(ground_truth: str) -> None:
+    """A ground truth that is not an integer raises instead of scoring."""
     with pytest.raises(ValueError, match="ground truth"):
         exact_match("497", ground_truth)

@@ -1,4 +1,4 @@
-"""The tasks: deterministic, solvable in one to three calls, and splits that share nothing."""
+"""The tasks are deterministic, solvable in one to three calls, and split without overlap."""
 
 import json
 from itertools import islice
@@ -20,7 +20,7 @@ from turnwise_calculator_demo.expressions import (
     solve,
 )
 from turnwise_calculator_demo.rewards import exact_match
-from turnwise_calculator_demo.tasks import generate_problems, generate_rows, main, split_of
+from turnwise_calculator_demo.tasks import assign_split, generate_problems, generate_rows, main
 
 EXPRESSIONS = st.recursive(
     st.integers(0, 99),
@@ -31,28 +31,28 @@ EXPRESSIONS = st.recursive(
 
 @given(EXPRESSIONS)
 def test_a_rendered_expression_has_the_value_of_its_steps(expression: Operand) -> None:
-    """Python reads the text as the tree was meant: parentheses are where they are needed."""
+    """The rendered text evaluates to the value of the tree."""
     expected = solve(expression)[-1].result if isinstance(expression, Operation) else expression
     assert expected == evaluate_expression(render(expression))
 
 
 @given(EXPRESSIONS)
 def test_each_step_is_one_call_of_the_calculator(expression: Operand) -> None:
-    """The tool takes every step and gives its result."""
+    """The tool computes every step and returns its result."""
     for step in solve(expression):
         assert str(step.result) == calculator(step.expression)
 
 
 @given(EXPRESSIONS, EXPRESSIONS, st.sampled_from("+-*"))
 def test_the_order_of_operands_does_not_change_the_split(left: Operand, right: Operand, symbol: str) -> None:
-    """An expression and the same one turned around are never in different splits."""
+    """An expression and its reordered form are in the same split."""
     one, other = Operation(left, symbol, right), Operation(right, symbol, left)
     assert signature(one) == signature(other)
-    assert split_of(one) == split_of(other) == split_of(left_to_right(one))
+    assert assign_split(one) == assign_split(other) == assign_split(left_to_right(one))
 
 
 def test_splits_are_disjoint() -> None:
-    """No signature of many training problems is one of many held-out problems, whatever the seeds."""
+    """Training and held-out problems share no signature, for several seeds."""
     train, test = (
         {signature(p.expression) for seed in range(3) for p in islice(generate_problems(split, seed), 2000)}
         for split in ("train", "test")
@@ -61,13 +61,13 @@ def test_splits_are_disjoint() -> None:
 
 
 def test_the_same_seed_gives_the_same_rows() -> None:
-    """Rows are a function of the seed, and a longer file begins with the shorter one."""
+    """The seed determines the rows, and a longer file starts with the rows of a shorter one."""
     assert generate_rows("test", 20, seed=3) == generate_rows("test", 50, seed=3)[:20]
     assert generate_rows("test", 20, seed=3) != generate_rows("test", 20, seed=4)
 
 
 def test_the_first_row_is_pinned() -> None:
-    """Published figures stay comparable: the stream of a seed must not change."""
+    """The stream of a seed does not change, so published results stay comparable."""
     first = generate_rows("test", 1, seed=0)[0]
     assert first["prompt"] == [{"role": "user", "content": "Work out 47 * (95 - 68)."}]
     assert first["reward_model"] == {"ground_truth": "1269"}
@@ -77,14 +77,14 @@ def test_the_first_row_is_pinned() -> None:
 
 
 def test_most_problems_take_two_calls() -> None:
-    """There are problems of one and of three steps, and more of two than of both together."""
+    """Problems have one, two or three steps, and more than half have two."""
     counts = [len(problem.steps) for problem in islice(generate_problems("test", 0), 1000)]
     assert {1, 2, 3} == set(counts)
     assert counts.count(2) > 500
 
 
-def test_rows_are_different_and_right() -> None:
-    """No expression comes twice, and the ground truth is its value."""
+def test_rows_are_distinct_and_correct() -> None:
+    """No expression occurs twice, and the ground truth is its value."""
     rows = generate_rows("test", 300, seed=1)
     expressions = [row["extra_info"]["expression"] for row in rows]
     assert len(rows) == len(set(expressions))
@@ -94,27 +94,27 @@ def test_rows_are_different_and_right() -> None:
 
 
 def test_the_question_alone_is_no_answer() -> None:
-    """Echoing the question earns nothing in nearly all tasks, so a reward of one means an answer."""
+    """Echoing the question scores 0 on nearly all tasks."""
     rows = generate_rows("test", 300, seed=1)
     hits = sum(exact_match(row["prompt"][0]["content"], row["reward_model"]["ground_truth"]) for row in rows)
     assert hits < 15
 
 
 def test_an_unknown_symbol_is_an_error() -> None:
-    """Only the three symbols of the tasks are known."""
+    """A symbol other than the three of the tasks raises ValueError."""
     with pytest.raises(ValueError, match="unknown symbol '/'"):
         apply_symbol(1, "/", 2)
 
 
 def test_a_number_needs_no_steps() -> None:
-    """A bare number is its own value."""
+    """A plain number has no steps and is its own value."""
     assert solve(5) == ()
     assert next_operation(5) is None
     assert left_to_right(5) == 5
 
 
 def test_the_command_writes_json_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One row a line, as the function gives them."""
+    """The command writes the function's rows, one per line."""
     path = tmp_path / "tasks.jsonl"
     main(["--split", "test", "--num", "5", "--seed", "2", "--out", str(path)])
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -123,7 +123,7 @@ def test_the_command_writes_json_lines(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_harder_tasks(tmp_path, capsys):
-    """The mix can be chosen; a bad one is refused in one line. What trains the example is such a file."""
+    """--step-weights sets the mix, as in the example's training file; a bad value exits with a one-line error."""
     path = tmp_path / "rows.jsonl"
     main(["--num", "512", "--step-weights", "5,50,45", "--out", str(path)])
 
@@ -131,11 +131,11 @@ def test_harder_tasks(tmp_path, capsys):
     for bad in ("5,50", "5,-1,2", "0,0,0", "a,b,c"):
         with pytest.raises(SystemExit):
             main(["--step-weights", bad, "--out", str(path)])
-        assert "is not three whole numbers from 0 on" in capsys.readouterr().err
+        assert "expected three integers >= 0" in capsys.readouterr().err
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    """--help ends with commands that can be copied."""
+    """--help ends with example commands."""
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "examples:" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from turnwise_calculator_demo import model_dir
 from turnwise_calculator_demo.encoding import EpisodeEncoder
 from turnwise_calculator_demo.episodes import TOOL_SCHEMA, call_text
-from turnwise_calculator_demo.train import TAGS, TrainConfig, recipe
+from turnwise_calculator_demo.train import TAGS, TrainConfig, build_training
 from turnwise_tiny_models import END_OF_TEXT, TURN_END, TURN_START
 
 TOKENIZER = PreTrainedTokenizerFast.from_pretrained(model_dir())
@@ -19,7 +19,7 @@ CONTENTS = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 def call(expression: str) -> dict[str, Any]:
-    """A tool call as OpenAI messages hold it."""
+    """Return a tool call in OpenAI's format."""
     return {"type": "function", "function": {"name": "calculator", "arguments": {"expression": expression}}}
 
 
@@ -36,11 +36,11 @@ MESSAGES = st.one_of(
         st.integers(1, 3),
     ),
 )
-"""Messages that come together: a turn with calls is followed by all its tool messages."""
+"""Groups of messages: one message, or a turn with calls and all its tool messages."""
 
 
 def rendered(messages: list[dict[str, Any]], tools: bool = True, prompt: bool = False) -> str:
-    """A conversation as text."""
+    """Return a conversation as text."""
     schemas = [TOOL_SCHEMA] if tools else None
     text = TOKENIZER.apply_chat_template(messages, tools=schemas, add_generation_prompt=prompt, tokenize=False)
     assert isinstance(text, str)
@@ -49,14 +49,14 @@ def rendered(messages: list[dict[str, Any]], tools: bool = True, prompt: bool = 
 
 @given(st.lists(MARKED).map("".join))
 def test_any_text_survives(text: str) -> None:
-    """Encoding and decoding lose nothing, tags and special tokens in the text included."""
+    """Encoding and decoding are lossless, also for tags and special tokens in the text."""
     ids = TOKENIZER.encode(text, add_special_tokens=False)
     assert text == TOKENIZER.decode(ids, skip_special_tokens=False)
 
 
 @given(st.integers(min_value=0), st.text())
 def test_every_digit_is_one_token(number: int, text: str) -> None:
-    """A number is its digits, each the same token wherever it stands."""
+    """Every digit is one token, the same in every context."""
     digit_ids = [TOKENIZER.encode(d, add_special_tokens=False)[0] for d in "0123456789"]
     ids = TOKENIZER.encode(f"{text}{number}{text}", add_special_tokens=False)
     expected = [digit_ids[int(d)] for d in f"{text}{number}{text}" if d in "0123456789"]
@@ -65,7 +65,7 @@ def test_every_digit_is_one_token(number: int, text: str) -> None:
 
 
 def test_special_tokens() -> None:
-    """Three special tokens in fixed roles; the tags are tokens that decoding keeps."""
+    """There are three special tokens; the tags are tokens that decoding keeps."""
     assert TOKENIZER.eos_token == TURN_END
     assert TOKENIZER.pad_token == END_OF_TEXT
     for token in (*TAGS, TURN_START, TURN_END, END_OF_TEXT):
@@ -75,12 +75,12 @@ def test_special_tokens() -> None:
 
 
 def test_encoding_adds_nothing() -> None:
-    """No token is put before or after a text."""
+    """Encoding adds no token before or after a text."""
     assert TOKENIZER.encode("What is 5?") == TOKENIZER.encode("What is 5?", add_special_tokens=False)
 
 
 def test_a_whole_conversation() -> None:
-    """The exact text of a prompt, a call, a tool message and an answer."""
+    """A prompt, a call, a tool message and an answer render to the exact expected text."""
     messages = [
         {"role": "user", "content": "What is 23 + 48?"},
         {"role": "assistant", "content": "", "tool_calls": [call("23 + 48")]},
@@ -100,7 +100,7 @@ def test_a_whole_conversation() -> None:
 
 
 def test_tool_calls_render_as_they_are_written() -> None:
-    """Calls given as objects, as strings and as raw text are the same text; several follow each other."""
+    """Calls as objects, as strings and as raw text render to the same text, also several in a turn."""
     as_object = {"role": "assistant", "content": None, "tool_calls": [call("1 + 2"), call("3 * 4")]}
     plain = {"name": "calculator", "arguments": '{"expression": "1 + 2"}'}
     as_string = {"role": "assistant", "content": "", "tool_calls": [plain, {"function": call("3 * 4")["function"]}]}
@@ -109,7 +109,7 @@ def test_tool_calls_render_as_they_are_written() -> None:
 
 
 def test_consecutive_tool_messages_share_a_turn() -> None:
-    """As Qwen's template does it."""
+    """Consecutive tool messages render as one user turn, as in Qwen's template."""
     messages = [{"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]
     expected = (
         "<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n"
@@ -118,7 +118,7 @@ def test_consecutive_tool_messages_share_a_turn() -> None:
 
 
 def test_a_system_message_and_the_tools_share_a_turn() -> None:
-    """A system message stays first, with the tools behind it; without either there is no system turn."""
+    """The system turn has the system message and then the tools; without both it is omitted."""
     messages = [{"role": "system", "content": "Be brief."}]
     assert rendered(messages) == "<|im_start|>system\nBe brief.\n\nTools: calculator(expression)<|im_end|>\n"
     assert rendered(messages, tools=False) == "<|im_start|>system\nBe brief.<|im_end|>\n"
@@ -128,7 +128,7 @@ def test_a_system_message_and_the_tools_share_a_turn() -> None:
 
 @given(st.lists(MESSAGES, min_size=1, max_size=5), st.booleans())
 def test_appending_messages_appends_text(groups: list[list[dict[str, Any]]], tools: bool) -> None:
-    """No message changes what stands before it, and text after a generation prompt goes on from it."""
+    """A message does not change the text before it, and an assistant turn continues the generation prompt."""
     messages = [message for group in groups for message in group]
     whole = rendered(messages, tools)
     for cut in range(1, len(groups)):
@@ -140,7 +140,7 @@ def test_appending_messages_appends_text(groups: list[list[dict[str, Any]]], too
 
 @given(CONTENTS.filter(lambda text: "\x00" not in text), CONTENTS.filter(lambda text: "\x00" not in text))
 def test_the_encoder_agrees_with_the_template(question: str, response: str) -> None:
-    """Parts encoded one by one decode to the rendering of the whole conversation."""
+    """Parts encoded one by one decode to the rendered conversation."""
     encoder = EpisodeEncoder(TOKENIZER)
     ids = encoder.prompt(question) + encoder.action(call_text("1 + 2")) + encoder.observation(response)
     messages = [
@@ -152,13 +152,13 @@ def test_the_encoder_agrees_with_the_template(question: str, response: str) -> N
 
 
 def test_an_unknown_role_is_an_error() -> None:
-    """The template says which."""
+    """An unknown role raises an error that names it."""
     with pytest.raises(Exception, match="unknown role narrator"):
         rendered([{"role": "narrator", "content": "Once"}])
 
 
-def test_training_begins_with_the_shipped_tokenizer() -> None:
-    """Vocabulary, merges and template are those that training makes."""
-    made = recipe(TrainConfig()).tokenizer
+def test_training_builds_the_shipped_tokenizer() -> None:
+    """Training builds the same vocabulary, merges and template as the shipped ones."""
+    made = build_training(TrainConfig()).tokenizer
     assert made.backend_tokenizer.to_str() == TOKENIZER.backend_tokenizer.to_str()
     assert made.chat_template == TOKENIZER.chat_template

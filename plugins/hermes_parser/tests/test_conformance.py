@@ -1,14 +1,14 @@
-"""`hermes` is a tool parser as every other."""
+"""`hermes` passes the conformance suite of tool parsers."""
 
 import json
 
 import pytest
 
-from turnwise.testing.parser_suite import ToolParserSuite
+from turnwise_testing.parser_suite import ToolParserSuite
 
 
 class TestHermes(ToolParserSuite):
-    """The standard suite."""
+    """The suite with default options."""
 
     entry_point = "hermes_parser"
     module = "turnwise_hermes_parser"
@@ -16,12 +16,12 @@ class TestHermes(ToolParserSuite):
 
     @pytest.fixture
     def write_call(self):
-        """The form that Hermes and Qwen models write."""
+        """Writes a call as Hermes and Qwen models do."""
         return lambda name, args: f"<tool_call>\n{json.dumps({'name': name, 'arguments': args})}\n</tool_call>"
 
     @pytest.fixture
     def malformed(self):
-        """Broken JSON, no JSON, no object, and no closing tag."""
+        """Invalid JSON, no JSON, no object, and no closing tag."""
         return (
             "<tool_call>{</tool_call>",
             "<tool_call></tool_call>",

@@ -1,4 +1,4 @@
-"""What the tests of the agent share: a tokenizer with the tags, and a model that writes given turns."""
+"""Fixtures of the agent's tests: a tokenizer with the tags, and a model with scripted turns."""
 
 import asyncio
 from collections import defaultdict, deque
@@ -7,12 +7,12 @@ import pytest
 from attrs import define, evolve, field
 
 from turnwise import Resources
-from turnwise.chat import ChatTemplate
-from turnwise.testing.agent_probe import AgentProbe, make_task
-from turnwise.testing.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
-from turnwise.testing.tokenizers import byte_tokenizer
+from turnwise.chat.template import ChatTemplate
 from turnwise_parallel_thinking import make_parallel_thinking
 from turnwise_parallel_thinking.config import ParallelThinkingConfig, Tags
+from turnwise_testing.agent_probe import AgentProbe, make_task
+from turnwise_testing.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
+from turnwise_testing.tokenizers import byte_tokenizer
 
 TAGS = ("<Parallel>", "</Parallel>", "<Path>", "</Path>", "<Summary>", "</Summary>")
 EXACT = evolve(SCRIPTED_CAPABILITIES, layouts=True)
@@ -26,7 +26,7 @@ def chat():
 
 @define
 class Script:
-    """A model that writes given turns, by what it is asked for: `main`, `summary`, or the number of a path."""
+    """A model with scripted turns for each kind of request: `main`, `summary`, or the number of a path."""
 
     chat: ChatTemplate
     turns: dict[object, deque[str]]
@@ -49,9 +49,9 @@ class Script:
 @pytest.fixture
 def play(chat):
     """
-    A function that runs an episode with given turns, `$` being the end of a turn, and returns run, text and script.
+    A function that runs an episode with given turns, where `$` ends a turn, and returns the run and the script.
 
-    Options of the agent are keyword arguments; `response_length`, `capabilities` and `task` are those of the run.
+    Options of the agent are keyword arguments; `response_length`, `capabilities` and `task` belong to the run.
     """
 
     def run(main, paths=(), summaries=(), *, response_length=400, capabilities=EXACT, task=None, **options):
@@ -77,7 +77,7 @@ def play(chat):
 
 @pytest.fixture
 def shown(chat):
-    """A function that shows a record's response: forced tokens in brackets."""
+    """A function that returns a record's response as text, with forced tokens in brackets."""
 
     def show(trajectory):
         parts, start = [], trajectory.num_prompt_tokens

@@ -1,4 +1,4 @@
-"""`parallel_thinking` is an agent, and `parallel_r1` a reward, as every other."""
+"""`parallel_thinking` and `parallel_r1` pass the conformance suites of agents and rewards."""
 
 from hashlib import blake2b
 
@@ -6,12 +6,12 @@ import pytest
 from attrs import frozen
 
 from turnwise import Resources
-from turnwise.testing.agent_probe import AgentProbe
-from turnwise.testing.agent_suite import AgentSuite
-from turnwise.testing.reward_checks import RewardExample
-from turnwise.testing.reward_suite import RewardSuite
-from turnwise.testing.scripted import SCRIPTED_CAPABILITIES
 from turnwise_parallel_thinking.config import ParallelR1Config, ParallelThinkingConfig
+from turnwise_testing.agent_probe import AgentProbe
+from turnwise_testing.agent_suite import AgentSuite
+from turnwise_testing.reward_checks import RewardExample
+from turnwise_testing.reward_suite import RewardSuite
+from turnwise_testing.scripted import SCRIPTED_CAPABILITIES
 
 MAIN = ("Final Answer: 42", "Let us see.<Parallel>", "<Parallel>", "Grüße, 世界", "No <Path> here</Path><Summary>")
 PATHS = ("One way</Path>", "</Path>", "Another, much longer way: 世界</Path>", "A <Parallel> in a path</Path>")
@@ -20,13 +20,13 @@ SUMMARIES = ("All agree</Summary>", "</Summary>")
 
 @frozen(kw_only=True)
 class ParallelProbe(AgentProbe):
-    """Its model writes what it is asked for, and never the end of its turn inside a block."""
+    """A probe whose model writes the requested kind of text, and ends a turn only outside blocks."""
 
     turns: tuple[str, ...] = (*MAIN, *PATHS, *SUMMARIES)
     exact: bool = False
 
     def choose(self, request):
-        """Return a turn of the kind that is asked for, by a hash of the context."""
+        """Return a turn of the requested kind, chosen by a hash of the context."""
         stops = {self.chat.tokenizer.decode([i]) for i in request.sampling.stop_token_ids}
         texts = PATHS if "</Path>" in stops else SUMMARIES if "</Summary>" in stops else MAIN
         key = f"{request.sampling.seed}".encode() + request.token_ids.astype("<i4").tobytes()
@@ -34,14 +34,14 @@ class ParallelProbe(AgentProbe):
         return [*self.chat.tokenizer.encode(text), self.chat.stop_token_ids[0]]
 
     def engine(self, **options):
-        """Return the scripted model, which takes layouts or not."""
+        """Return the scripted model, with or without layouts."""
         from attrs import evolve
 
         return AgentProbe.engine(self, **{"capabilities": evolve(SCRIPTED_CAPABILITIES, layouts=self.exact), **options})
 
 
 class TestExpanded(AgentSuite):
-    """The standard suite, on an engine that sees plain text."""
+    """The suite on an engine without layouts."""
 
     entry_point = "parallel_thinking"
     module = "turnwise_parallel_thinking"
@@ -50,7 +50,7 @@ class TestExpanded(AgentSuite):
 
     @pytest.fixture
     def config(self):
-        """Three paths, two blocks."""
+        """At most two blocks of three paths."""
         return ParallelThinkingConfig(num_paths=3, max_blocks=2, max_path_tokens=64)
 
     @pytest.fixture
@@ -68,13 +68,13 @@ class TestExpanded(AgentSuite):
 
 
 class TestExact(TestExpanded):
-    """The standard suite, on an engine that takes layouts."""
+    """The suite on an engine with layouts."""
 
     exact = True
 
 
 class TestParallelR1(RewardSuite):
-    """The standard suite."""
+    """The suite with the scheme `accuracy`."""
 
     entry_point = "parallel_thinking"
     module = "turnwise_parallel_thinking"
@@ -82,12 +82,12 @@ class TestParallelR1(RewardSuite):
 
     @pytest.fixture
     def config(self):
-        """Accuracy."""
+        """The default options, which score accuracy."""
         return ParallelR1Config()
 
     @pytest.fixture
     def examples(self):
-        """Answers that are right in other words, wrong, and missing."""
+        """Answers that are right in another notation, wrong, and missing."""
         return (
             RewardExample(answer="It is so.\nFinal Answer: $\\boxed{1,000}$.", ground_truth="1000", expected=1.0),
             RewardExample(answer="Final Answer: 1\nno:\nFinal Answer: 2", ground_truth="1", expected=-1.0),

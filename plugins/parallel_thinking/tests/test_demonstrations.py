@@ -1,23 +1,23 @@
-"""From tagged text to records, and what is well formed."""
+"""Tests of demonstrations: from tagged text to records, and well-formed text."""
 
 import numpy as np
 import pytest
 
 from turnwise.errors import DataError
-from turnwise.invariants import check_trajectory
+from turnwise.record.invariants import check_trajectory
 from turnwise_parallel_thinking.config import Tags
-from turnwise_parallel_thinking.demonstrations import trajectory_of
-from turnwise_parallel_thinking.tagged_text import is_well_formed, parse, paths_of
+from turnwise_parallel_thinking.demonstrations import build_trajectory
+from turnwise_parallel_thinking.tagged_text import extract_paths, is_well_formed, parse_tagged_text
 
 TEXT = "See.<Parallel>\n<Path>a</Path>\n<Path>bc</Path>\n</Parallel>\n<Summary>s</Summary> So 4."
 SAMPLED = ["See.<Parallel>", " So 4.$"], [["a</Path>", "bc</Path>"]], ["s</Summary>"]
 
 
 def test_a_demonstration_is_the_record_of_an_episode(play, chat):
-    """What the agent records of a model that writes a text, and what the converter makes of the text, are one."""
+    """The converter makes the same record from a text as the agent does from a model that writes it."""
     run, _ = play(*SAMPLED)
     (played,) = run.result.trajectories
-    made = trajectory_of(played.prompt_ids, TEXT, chat.tokenizer, end=chat.stop_token_ids)
+    made = build_trajectory(played.prompt_ids, TEXT, chat.tokenizer, end=chat.stop_token_ids)
 
     check_trajectory(made)
     for name in ("input_ids", "response_mask", "position_ids", "block_start", "path_start"):
@@ -26,18 +26,18 @@ def test_a_demonstration_is_the_record_of_an_episode(play, chat):
 
 
 def test_tags_in_the_prompt_are_left_alone(chat):
-    """Only the response is parsed."""
+    """Only the response is parsed, so the record has no block."""
     prompt = chat.tokenizer.encode("Write <Parallel><Path>..</Path> if you like")
-    record = trajectory_of(prompt, "no block", chat.tokenizer)
+    record = build_trajectory(prompt, "no block", chat.tokenizer)
 
     assert not record.has_blocks
     assert np.arange(len(record)).tolist() == record.position_ids.tolist()
 
 
 def test_empty_pieces(chat):
-    """Empty texts, paths and summaries are records of nothing but tags."""
+    """Empty texts, paths and summaries give a record that consists of tags."""
     text = "<Parallel><Path></Path><Path></Path></Parallel><Summary></Summary>"
-    record = trajectory_of([1], text, chat.tokenizer)
+    record = build_trajectory([1], text, chat.tokenizer)
 
     assert [1, 1, 1, 1] == record.response_mask[record.response_mask == 1].tolist(), "<Parallel>, two </Path>, a closer"
 
@@ -47,17 +47,20 @@ def test_empty_pieces(chat):
     [
         ("<Parallel><Path>a</Path>", "</Parallel> expected, found the end of the text"),
         ("<Parallel><Path>a</Parallel>", "</Path> expected"),
-        ("<Parallel></Parallel><Summary></Summary>", "holds no <Path>"),
+        ("<Parallel></Parallel><Summary></Summary>", "has no <Path>"),
         ("<Parallel><Path>a</Path></Parallel>", "<Summary> expected"),
-        ("<Parallel><Path>a</Path>text<Path>b</Path></Parallel><Summary></Summary>", "text between tags"),
-        ("a</Path>b", "out of its place"),
+        (
+            "<Parallel><Path>a</Path>text<Path>b</Path></Parallel><Summary></Summary>",
+            "only white space expected between the tags of a block, found 'text'",
+        ),
+        ("a</Path>b", "'</Path>' is misplaced"),
         ("<Parallel><Path>a<Parallel></Path></Parallel><Summary></Summary>", "</Path> expected, found '<Parallel>'"),
     ],
 )
-def test_broken_texts_are_refused(text, message):
-    """The text says what was expected and what was found."""
+def test_malformed_texts_are_refused(text, message):
+    """The error names the expected piece and the one that was found."""
     with pytest.raises(DataError, match=message):
-        parse(text, Tags())
+        parse_tagged_text(text, Tags())
 
 
 @pytest.mark.parametrize(
@@ -72,10 +75,10 @@ def test_broken_texts_are_refused(text, message):
     ],
 )
 def test_well_formed(text, expected):
-    """Two paths at least, a summary, everything closed, nothing astray."""
+    """Well-formed text has at least two paths per block, a summary, and every tag closed and in order."""
     assert expected is is_well_formed(text, Tags())
 
 
 def test_paths_of_a_text():
-    """The paths of each block, also of a text that goes wrong later."""
-    assert [["a", "bc"]] == paths_of(TEXT + "</Path>", Tags())
+    """The paths of each block are found, also in a text that is malformed after it."""
+    assert [["a", "bc"]] == extract_paths(TEXT + "</Path>", Tags())

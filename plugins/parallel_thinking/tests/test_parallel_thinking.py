@@ -1,23 +1,23 @@
-"""The agent: what is sampled and what is forced, budgets, hard cases, objectives."""
+"""Tests of the agent beyond the conformance suite: forced tokens, budgets, edge cases, and objectives."""
 
 import numpy as np
 import pytest
 
 from turnwise import Resources, Status
-from turnwise.chat import ChatTemplate
+from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ConfigError
 from turnwise.layout import Layout, Objective
-from turnwise.testing.agent_probe import make_task
-from turnwise.testing.scripted import SCRIPTED_CAPABILITIES
-from turnwise.testing.tokenizers import byte_tokenizer
 from turnwise_parallel_thinking import make_parallel_thinking
 from turnwise_parallel_thinking.config import ParallelThinkingConfig, Tags
+from turnwise_testing.agent_probe import make_task
+from turnwise_testing.scripted import SCRIPTED_CAPABILITIES
+from turnwise_testing.tokenizers import byte_tokenizer
 
 JOIN = "[</Parallel>\n<Summary>]"
 
 
 def test_two_blocks_and_an_answer(play, shown):
-    """Only tags that the model does not write are forced; everything that it samples is an action."""
+    """Only tags that the model does not write are forced; all sampled tokens are actions."""
     run, script = play(
         ["See.<Parallel>", " So<Parallel>", " 42$"],
         [["a</Path>", "bcd</Path>"], ["e</Path>", "</Path>"]],
@@ -34,7 +34,7 @@ def test_two_blocks_and_an_answer(play, shown):
 
 
 def test_end_of_turn_inside_a_block_is_replaced(play, shown):
-    """The end-of-turn token of a path or a summary is left out, and the closing tag in its place is forced."""
+    """A forced closing tag replaces the end-of-turn token of a path or a summary."""
     run, _ = play(["<Parallel>", "x$"], [["a$", "$"]], ["$"])
 
     (trajectory,) = run.result.trajectories
@@ -44,7 +44,7 @@ def test_end_of_turn_inside_a_block_is_replaced(play, shown):
 
 
 def test_a_path_that_hits_its_cap_is_closed(play, shown):
-    """`max_path_tokens` is what the engine is asked for, and the closing tag behind the cap is forced."""
+    """The engine is asked for `max_path_tokens` tokens, and the closing tag is forced after them."""
     run, script = play(["<Parallel>", "x$"], [["abcdefgh", "y</Path>"]], ["s</Summary>"], max_path_tokens=3)
 
     (trajectory,) = run.result.trajectories
@@ -54,7 +54,7 @@ def test_a_path_that_hits_its_cap_is_closed(play, shown):
 
 @pytest.mark.parametrize("num_paths", [1, 2, 3, 5, 8])
 def test_any_number_of_paths(play, num_paths):
-    """Every path begins at one position, and the join one behind the longest."""
+    """All paths start at one position, and the join is at the position after the longest path."""
     texts = ["x" * (3 * i % 7) + "</Path>" for i in range(num_paths)]
     run, _ = play(["ab<Parallel>", "x$"], [texts], ["s</Summary>"], num_paths=num_paths)
 
@@ -67,8 +67,8 @@ def test_any_number_of_paths(play, num_paths):
 
 
 @pytest.mark.parametrize("ending", ["$", ""])
-def test_an_empty_generation_ends_in_good_order(play, shown, ending):
-    """Nothing sampled, or the end of the turn at once, in the main text."""
+def test_an_empty_generation_completes_the_episode(play, shown, ending):
+    """The model samples nothing, or ends its turn at once."""
     run, _ = play([ending])
 
     assert Status.COMPLETED == run.result.status
@@ -76,7 +76,7 @@ def test_an_empty_generation_ends_in_good_order(play, shown, ending):
 
 
 def test_empty_paths_and_summary(play, shown):
-    """An engine that returns no token at all gives paths of nothing but tags."""
+    """Paths and a summary without sampled tokens consist of tags."""
     run, _ = play(["<Parallel>", "x$"], [["", ""]], [""])
 
     (trajectory,) = run.result.trajectories
@@ -85,8 +85,8 @@ def test_empty_paths_and_summary(play, shown):
     assert trajectory.has_blocks
 
 
-def test_tags_in_the_prompt_and_astray_are_text(play, shown):
-    """A prompt that spells every tag, and tags that the model writes out of place, make no structure."""
+def test_tags_in_the_prompt_and_misplaced_tags_are_text(play, shown):
+    """Tags in the prompt, and tags that the model writes in the wrong place, open and close nothing."""
     spelled = "Use <Parallel><Path>..</Path></Parallel>\n<Summary>..</Summary> please <Parallel>"
     task = make_task(messages=({"role": "user", "content": spelled},))
     run, _ = play(
@@ -107,7 +107,7 @@ def test_tags_in_the_prompt_and_astray_are_text(play, shown):
 
 
 def test_after_the_last_block_the_model_answers(play, shown):
-    """With no block left, the tag that opens one is text, and no stop."""
+    """After `max_blocks` blocks, the tag that opens a block is text and stops no request."""
     run, script = play(["<Parallel>", "42<Parallel>.$"], [["a</Path>", "b</Path>"]], ["s</Summary>"], max_blocks=1)
 
     assert shown(run.result.trajectories[0]).endswith("42<Parallel>.<|im_end|>")
@@ -116,7 +116,7 @@ def test_after_the_last_block_the_model_answers(play, shown):
 
 
 def test_every_budget(play):
-    """Whatever the budget: it is kept, no request is in vain, paths stay apart, and the ending is in good order."""
+    """Any budget is respected, every request may sample, and every opened block has a summary and text after it."""
     for budget in range(1, 60):
         run, script = play(
             ["ab<Parallel>", "cd<Parallel>", "end$"],
@@ -131,12 +131,12 @@ def test_every_budget(play):
         assert all(request.sampling.max_tokens >= 1 for _, request in script.asked)
         blocks = {segment.block for segment in trajectory.segments if segment.block >= 0}
         summaries = [kind for kind, _ in script.asked].count("summary")
-        assert len(blocks) == summaries, "every block that was opened was summed up"
-        assert [kind for kind, _ in script.asked].count("main") == summaries + 1, "and the model went on behind it"
+        assert len(blocks) == summaries, "a block has no summary"
+        assert [kind for kind, _ in script.asked].count("main") == summaries + 1, "no text follows a block"
 
 
-def test_layouts_go_to_engines_that_take_them(play):
-    """Exact: every path, and all that follows a block, carries a layout; plain text before it carries none."""
+def test_engines_with_layouts_receive_them(play):
+    """With `exact`, requests for paths and after a block have a layout; requests before the first block have none."""
     run, script = play(["x<Parallel>", "y$"], [["a</Path>", "bb</Path>"]], ["s</Summary>"])
 
     start = run.result.trajectories[0].num_prompt_tokens + 2
@@ -148,8 +148,8 @@ def test_layouts_go_to_engines_that_take_them(play):
 
 
 @pytest.mark.parametrize("objective", ["auto", "expanded"])
-def test_engines_without_layouts_get_plain_text(play, objective):
-    """Expanded: no request has a layout, and the result says so."""
+def test_engines_without_layouts_receive_plain_text(play, objective):
+    """With `expanded`, no request has a layout, and the result names the objective."""
     capabilities = SCRIPTED_CAPABILITIES
     turns = ["x<Parallel>", "y$"], [["a</Path>", "b</Path>"]], ["s</Summary>"]
     run, script = play(*turns, capabilities=capabilities, objective=objective)
@@ -158,8 +158,8 @@ def test_engines_without_layouts_get_plain_text(play, objective):
     assert Objective.EXPANDED == run.result.objective
 
 
-def test_expanded_can_be_chosen_where_layouts_are_taken(play):
-    """The choice of the config counts, not only what the engine can."""
+def test_expanded_can_be_chosen_with_layouts(play):
+    """The config has priority over the engine's capabilities."""
     run, script = play(["<Parallel>", "y$"], [["a</Path>", "b</Path>"]], ["s</Summary>"], objective="expanded")
 
     assert {None} == {request.layout for _, request in script.asked}
@@ -167,7 +167,7 @@ def test_expanded_can_be_chosen_where_layouts_are_taken(play):
 
 
 def test_exact_is_refused_without_layouts(play):
-    """An engine that sees plain text cannot sample what would be trained."""
+    """An engine without layouts cannot sample under the trained layout, so the episode fails before a request."""
     run, script = play(["x$"], capabilities=SCRIPTED_CAPABILITIES, objective="exact")
 
     assert Status.FAILED == run.result.status
@@ -176,7 +176,7 @@ def test_exact_is_refused_without_layouts(play):
 
 
 def test_paths_have_their_own_temperature_and_seeds(play):
-    """Temperature and seeds of paths leave those of the main text alone."""
+    """Temperature and seeds of paths do not change the sampling of the main text."""
     turns = ["<Parallel>", "y$"], [["a</Path>", "b</Path>"]], ["s</Summary>"]
     _, script = play(*turns, path_temperature=0.5, path_seeds=(7, 8))
 
@@ -187,7 +187,7 @@ def test_paths_have_their_own_temperature_and_seeds(play):
 
 
 def test_prompt_suffix_ends_the_question(play, chat):
-    """The instruction stands behind the last user message, also in the episode's messages."""
+    """The suffix is appended to the last user message, in the prompt and in the episode's messages."""
     run, _ = play(["x$"], prompt_suffix=" Think in parallel.")
 
     assert "Question 0? Think in parallel." == run.result.messages[0]["content"]
@@ -195,7 +195,7 @@ def test_prompt_suffix_ends_the_question(play, chat):
 
 
 def test_a_tag_of_several_tokens_is_refused():
-    """The text says which tag, how many tokens it is, and what to do."""
+    """The error names the tag, its number of tokens, and a remedy."""
     resources = Resources(chat=ChatTemplate(byte_tokenizer()))
 
     with pytest.raises(ConfigError, match=r"tag '<Parallel>' \(tags.block\) is 10 tokens of this model: add it"):
@@ -203,7 +203,7 @@ def test_a_tag_of_several_tokens_is_refused():
 
 
 def test_a_run_without_a_tokenizer_is_refused():
-    """There must be something that turns tags into ids."""
+    """The error says that the agent needs a tokenizer."""
     with pytest.raises(ConfigError, match="needs a tokenizer"):
         make_parallel_thinking(ParallelThinkingConfig(), Resources())
 
@@ -219,12 +219,12 @@ def test_a_run_without_a_tokenizer_is_refused():
     ],
 )
 def test_bad_options_are_named(options, text):
-    """A bad value is refused by the name of its option."""
+    """The error names the option."""
     with pytest.raises(ValueError, match=text):
         ParallelThinkingConfig(**options)
 
 
 def test_tags_must_differ():
-    """One tag cannot stand for two things."""
+    """Two equal tags are refused."""
     with pytest.raises(ValueError, match="must differ"):
         Tags(path="<Parallel>")

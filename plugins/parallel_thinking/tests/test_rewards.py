@@ -1,4 +1,4 @@
-"""The reward: answers, the schedule, format, diversity."""
+"""Tests of the reward: answers, the schedule, format, and diversity."""
 
 import asyncio
 import itertools
@@ -8,19 +8,19 @@ from attrs import evolve
 
 from turnwise import Resources
 from turnwise.errors import DataError
-from turnwise.testing.agent_probe import make_task
-from turnwise.trajectory import Trajectory
+from turnwise.record.trajectory import Trajectory
 from turnwise_parallel_thinking import make_parallel_r1
-from turnwise_parallel_thinking.answers import is_right, last_answer
+from turnwise_parallel_thinking.answers import extract_last_answer, is_correct
 from turnwise_parallel_thinking.config import ParallelR1Config
 from turnwise_parallel_thinking.diversity import self_bleu
+from turnwise_testing.agent_probe import make_task
 
 BLOCK = "<Parallel><Path>{}</Path><Path>{}</Path></Parallel>\n<Summary>s</Summary>"
 RIGHT, WRONG = "\nFinal Answer: 4", "\nFinal Answer: 5"
 
 
 class Finished:
-    """An episode that has ended."""
+    """The parts of a finished episode that the reward reads."""
 
     def __init__(self, text, *, blocks=0, step=1, validation=False, truth="4"):
         self.task = evolve(make_task(), ground_truth=truth)
@@ -58,14 +58,14 @@ VALUES = {
 @pytest.mark.parametrize("scheme", VALUES)
 @pytest.mark.parametrize("index", range(len(TEXTS)))
 def test_schemes(scheme, index):
-    """Every scheme on every kind of episode, `alternating` in a step that encourages blocks."""
+    """Every scheme has its score for every kind of episode, `alternating` in a step that rewards blocks."""
     text, blocks = list(TEXTS.values())[index]
 
     assert VALUES[scheme][index] == pytest.approx(score(text, scheme, blocks=blocks, step=9))
 
 
 def test_the_schedule():
-    """Of ten steps eight are scored by accuracy and two encourage blocks; validation is the same at every step."""
+    """Eight of ten steps score accuracy and two reward blocks; validation scores accuracy at every step."""
     text, blocks = TEXTS["right in a block"]
     values = [score(text, "alternating", blocks=blocks, step=step) for step in range(1, 22)]
 
@@ -74,14 +74,14 @@ def test_the_schedule():
 
 
 def test_blocks_are_counted_in_the_record():
-    """A text that merely spells a block has none."""
+    """A text with the tags of a block has no block in the record."""
     text, _ = TEXTS["right in a block"]
 
     assert -1.0 == score(text, "times_parallel", blocks=0)
 
 
-def test_same_paths_are_worth_less():
-    """Self-BLEU of equal paths is 1, of paths without a word in common 0."""
+def test_equal_paths_score_less():
+    """Self-BLEU is 1 for equal paths, and 0 for paths without a common word."""
     same, other = "one two three four five", "six seven eight nine ten"
 
     assert 1.0 == pytest.approx(self_bleu([same, same]))
@@ -92,10 +92,10 @@ def test_same_paths_are_worth_less():
 
 
 def test_the_last_answer_of_the_tail_counts():
-    """Earlier answers, and those further from the end than the tail, do not."""
-    assert "2" == last_answer("Final Answer: 1\nfinal answer:  2 \n", "Final Answer:", 300)
-    assert None is last_answer("Final Answer: 1" + "x" * 300, "Final Answer:", 300)
-    assert None is last_answer("Final Answer:\n", "Final Answer:", 300)
+    """Earlier answers, and answers before the tail, do not count."""
+    assert "2" == extract_last_answer("Final Answer: 1\nfinal answer:  2 \n", "Final Answer:", 300)
+    assert None is extract_last_answer("Final Answer: 1" + "x" * 300, "Final Answer:", 300)
+    assert None is extract_last_answer("Final Answer:\n", "Final Answer:", 300)
 
 
 @pytest.mark.parametrize(
@@ -113,24 +113,24 @@ def test_the_last_answer_of_the_tail_counts():
     ],
 )
 def test_normal_forms(answer, truth):
-    """Boxes, commas, units, currencies and spellings of fractions and roots make no difference."""
-    assert is_right(answer, truth)
+    """Boxes, commas, units, currencies and notations of fractions and roots do not matter."""
+    assert is_correct(answer, truth)
 
 
 def test_different_numbers_differ():
-    """No two of these are taken for each other."""
-    assert not any(is_right(a, b) for a, b in itertools.permutations(["1", "10", "-1", "1.0", "\\frac{1}{2}"], 2))
+    """Different values have different normal forms."""
+    assert not any(is_correct(a, b) for a, b in itertools.permutations(["1", "10", "-1", "1.0", "\\frac{1}{2}"], 2))
 
 
-def test_a_task_without_a_truth_is_the_datas_fault():
-    """Only the format can be scored without one."""
+def test_a_task_without_a_ground_truth_is_refused():
+    """Only the scheme `format` needs no ground truth."""
     assert -1.0 == score(RIGHT, "format", truth=None)
     with pytest.raises(DataError, match="has no ground truth"):
         score(RIGHT, truth=None)
 
 
 def test_in_an_episode(play):
-    """The reward of a real episode reads the model's message."""
+    """The reward reads the model's message and the blocks of a real episode."""
     run, _ = play(["<Parallel>", "\nFinal Answer: 4$"], [["a</Path>", "b</Path>"]], ["s</Summary>"])
     episode = run.episode
     episode.spec = evolve(episode.spec, task=evolve(episode.task, ground_truth="4"))

@@ -1,4 +1,4 @@
-"""The demo's tasks as files."""
+"""Tests of the demo's task files."""
 
 import json
 from pathlib import Path
@@ -17,8 +17,8 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
         ("heldout_parallel", ["--split", "test", "--lengths", "5", "--num", "48"]),
     ],
 )
-def test_the_files_of_the_example_are_what_the_command_writes(tmp_path, name, options):
-    """The example trains and is measured on sums that it does not get right without an effort."""
+def test_the_command_writes_the_files_of_the_example(tmp_path, name, options):
+    """The command reproduces the files of the example, which have distinct sums of five numbers."""
     path = tmp_path / "sums.jsonl"
     main([*options, "--out", str(path)])
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -29,7 +29,7 @@ def test_the_files_of_the_example_are_what_the_command_writes(tmp_path, name, op
 
 
 def test_no_sum_is_trained_on_and_held_out():
-    """Not even in another order of its numbers."""
+    """No held-out sum is a training sum in another order."""
     seen = [
         {
             tuple(sorted(row["prompt"][0]["content"].removeprefix("What is ").rstrip("?").split(" + ")))
@@ -40,8 +40,8 @@ def test_no_sum_is_trained_on_and_held_out():
     assert not seen[0] & seen[1]
 
 
-def test_more_than_there_are_is_refused(tmp_path, capsys):
-    """There are 81 sums of two numbers: the command says so, and does not look for others for ever."""
+def test_too_many_sums_are_refused(tmp_path, capsys):
+    """There are 81 sums of two numbers, so the command refuses to write 82."""
     with pytest.raises(SystemExit):
         main(["--lengths", "2", "--num", "82", "--out", str(tmp_path / "sums.jsonl")])
-    assert "no more than 81 such sums, 82 were asked for" in capsys.readouterr().err
+    assert "--num is 82, but there are only 81 such sums" in capsys.readouterr().err

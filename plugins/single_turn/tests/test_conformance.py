@@ -1,10 +1,10 @@
-"""`single_turn` is an agent as every other."""
+"""`single_turn` passes the conformance suite of agents."""
 
-from turnwise.testing.agent_suite import AgentSuite
+from turnwise_testing.agent_suite import AgentSuite
 
 
 class TestSingleTurn(AgentSuite):
-    """The standard suite."""
+    """The suite with default options."""
 
     entry_point = "single_turn"
     module = "turnwise_single_turn"

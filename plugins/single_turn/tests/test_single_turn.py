@@ -1,4 +1,4 @@
-"""What `single_turn` does beyond what every agent must."""
+"""Tests of `single_turn` beyond the conformance suite: the record, the prompt and the options."""
 
 import asyncio
 
@@ -6,13 +6,13 @@ import pytest
 
 from turnwise import Resources, Status
 from turnwise.errors import ConfigError
-from turnwise.testing.agent_probe import AgentProbe, make_task, probe_resources
 from turnwise_single_turn import make_single_turn
 from turnwise_single_turn.config import SingleTurnConfig
+from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
 
 
 def run(task=None, **options):
-    """Run one episode whose model answers with a call that nobody reads."""
+    """Run one episode whose model writes a tool call, which the agent treats as text."""
     resources = probe_resources()
     probe = AgentProbe(
         make_agent=lambda: make_single_turn(SingleTurnConfig(**options), resources),
@@ -21,8 +21,8 @@ def run(task=None, **options):
     return asyncio.run(probe.run(task or make_task())), probe
 
 
-def test_one_prompt_one_turn_and_the_end():
-    """The record holds the prompt without tools and one action; the conversation ends with the model's text."""
+def test_an_episode_is_one_prompt_and_one_turn():
+    """The record has the prompt, without tools, and one action. The conversation ends with the model's text."""
     done, probe = run()
     assert done.result.status is Status.COMPLETED
     (trajectory,) = done.result.trajectories
@@ -37,7 +37,7 @@ def test_one_prompt_one_turn_and_the_end():
 
 
 def test_a_system_prompt_comes_first():
-    """Unless the task has a system message of its own."""
+    """The config's prompt is inserted, and a system message of the task has priority."""
     done, _probe = run(system_prompt="Be brief.")
     assert done.result.messages[0] == {"role": "system", "content": "Be brief."}
     own = ({"role": "system", "content": "Own."}, {"role": "user", "content": "Hi"})
@@ -46,14 +46,14 @@ def test_a_system_prompt_comes_first():
 
 
 def test_the_turn_may_be_bounded():
-    """A turn that is cut leaves the episode truncated."""
+    """A turn that reaches `max_tokens` ends the episode as truncated."""
     done, _probe = run(max_tokens=3)
     assert done.result.status is Status.TRUNCATED
     assert done.result.trajectories[0].num_response_tokens == 3
 
 
-def test_it_needs_a_chat_template():
-    """Without one there is no prompt."""
+def test_a_bad_config_is_refused():
+    """The error names the missing chat template, or the option out of range."""
     with pytest.raises(ConfigError, match="agent 'single_turn' writes prompts"):
         make_single_turn(SingleTurnConfig(), Resources())
     with pytest.raises(ValueError, match="max_tokens"):

@@ -1,10 +1,10 @@
-"""`tool_agent` is an agent as every other."""
+"""`tool_agent` passes the conformance suite of agents."""
 
-from turnwise.testing.agent_suite import AgentSuite
+from turnwise_testing.agent_suite import AgentSuite
 
 
 class TestToolAgent(AgentSuite):
-    """The standard suite."""
+    """The suite with default options."""
 
     entry_point = "tool_agent"
     module = "turnwise_tool_agent"

@@ -1,4 +1,4 @@
-"""What `tool_agent` does beyond what every agent must."""
+"""Tests of `tool_agent` beyond the conformance suite: calls, limits, truncation, and the simulated user."""
 
 import asyncio
 import json
@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from turnwise import Reply, Resources, State, Status, ToolResult
 from turnwise.errors import ConfigError, InfrastructureError
-from turnwise.function_tool import function_tool
-from turnwise.record import Origin
-from turnwise.testing.agent_probe import AgentProbe, add, make_task, probe_resources
-from turnwise.testing.scripted import ScriptedEngine
+from turnwise.record.columns import Origin
+from turnwise.tools.function import function_tool
+from turnwise_testing.agent_probe import AgentProbe, add, make_task, probe_resources
+from turnwise_testing.scripted import ScriptedEngine
 from turnwise_tool_agent import make_tool_agent
 from turnwise_tool_agent.config import ToolAgentConfig
-from turnwise_tool_agent.truncation import MARK, truncated
+from turnwise_tool_agent.truncation import MARK, truncate
 
 
 def call(name="add", **arguments):
@@ -26,7 +26,7 @@ def call(name="add", **arguments):
 
 @define
 class User:
-    """A simulated user with set answers."""
+    """A simulated user with scripted replies."""
 
     replies: list[Reply]
     seen: list[int] = field(factory=list)
@@ -42,7 +42,7 @@ class User:
 
 
 def converse(*texts, tools=(add,), user=None, limits: Mapping = {}, task=None, closed=True, **options):
-    """Run one episode whose model writes these texts, one a turn; `closed` says whether it ends the first of them."""
+    """Run one episode whose model writes one text per turn; `closed` says whether the first ends with its end token."""
     resources = evolve(
         probe_resources(),
         tools={tool.__name__: function_tool(tool) for tool in tools},
@@ -66,7 +66,7 @@ def tool_texts(run):
 
 
 def test_a_conversation_with_a_tool():
-    """Record, messages, memory and metrics of two turns with a call between."""
+    """Two turns with a call between them leave the expected record, messages, memory and metrics."""
     done = converse("Let me add. " + call(a=2, b=3), "It is 5.")
     assert done.result.status is Status.COMPLETED
     assert done.result.messages == (
@@ -100,7 +100,7 @@ def test_a_conversation_with_a_tool():
 
 
 def test_the_record_reads_as_the_template_renders():
-    """What was appended is what a rendering of the whole conversation holds."""
+    """The appended tokens decode to the text that the template renders for the whole conversation."""
     done = converse(call(a=2, b=3), "It is 5.")
     resources = probe_resources()
     text = resources.chat.tokenizer.decode(done.result.trajectories[0].input_ids)
@@ -112,10 +112,10 @@ def test_the_record_reads_as_the_template_renders():
 
 
 class TestCalls:
-    """How calls of one turn are run."""
+    """Calls of one turn."""
 
-    def test_calls_of_one_turn_run_together_and_answer_in_order(self):
-        """The first to be asked is the first to be answered, whichever is done first."""
+    def test_calls_of_one_turn_run_concurrently_and_keep_their_order(self):
+        """Responses are in the order of the calls, whichever call finishes first."""
         running, most = set(), []
 
         async def slow(n: int) -> int:
@@ -130,8 +130,8 @@ class TestCalls:
         assert tool_texts(done) == ["1", "2", "3"]
         assert max(most) == 3
 
-    def test_calls_beyond_the_limit_are_answered_with_an_error(self):
-        """None is dropped, and the tool does not run for them."""
+    def test_calls_beyond_the_limit_return_an_error(self):
+        """Each has a response, and the tool does not run for it."""
         seen = []
 
         def note(n: int) -> str:
@@ -146,8 +146,8 @@ class TestCalls:
         metrics = done.result.metrics
         assert (metrics.num_tool_calls, metrics.num_tool_errors) == (4, 2)
 
-    def test_thousands_of_calls_have_one_answer_for_the_rest(self):
-        """A model that repeats itself gets no thousands of messages."""
+    def test_many_calls_have_one_response_for_the_rest(self):
+        """A turn of hundreds of calls gets 32 messages."""
         done = converse(call(a=1, b=1) * 500, "ok", limits={"response_length": 50_000})
         texts = tool_texts(done)
         assert len(texts) == 32
@@ -166,8 +166,8 @@ class TestCalls:
             (call("fail"), "Error: ValueError: broken"),
         ],
     )
-    def test_what_goes_wrong_is_shown_and_the_model_goes_on(self, text, answer):
-        """Malformed and unknown calls, wrong arguments and failing tools are read by the model."""
+    def test_the_model_reads_errors_and_continues(self, text, answer):
+        """A malformed call, an unknown tool, wrong arguments and a failing tool each return their error."""
 
         def fail() -> str:
             raise ValueError("broken")
@@ -179,18 +179,18 @@ class TestCalls:
         assert done.result.metrics.num_tool_errors == 1
 
     def test_a_malformed_call_keeps_its_text(self):
-        """In the message, as the arguments that could not be read."""
+        """The message has the sampled text as the arguments of the call."""
         done = converse('<tool_call>{"name": </tool_call>', "ok")
         (made,) = done.result.messages[1]["tool_calls"]
         assert made["function"] == {"name": "", "arguments": '{"name": '}
 
     def test_malformed_calls_beyond_the_limit_keep_their_own_error(self):
-        """What is wrong says more than that it was one too many."""
+        """The parser's error has priority over the limit's, because it tells the model more."""
         done = converse(call(a=1, b=1) + "<tool_call>{</tool_call>", "ok")
         assert tool_texts(done) == ["2", "Error: malformed call: JSONDecodeError"]
 
     def test_rewards_of_calls_are_kept(self):
-        """In memory one by one, in the metrics in sum."""
+        """The memory lists them, and the metrics have their sum."""
 
         def earn(x: float) -> ToolResult:
             return ToolResult(text="paid", reward=x)
@@ -201,7 +201,7 @@ class TestCalls:
         assert done.result.metrics.tool_reward == 0.75
 
     def test_an_infrastructure_failure_fails_the_episode(self):
-        """It is no answer to the model, and the calls beside it are cancelled."""
+        """The model gets no response, and concurrent calls are cancelled."""
 
         async def down() -> str:
             raise InfrastructureError("no sandbox")
@@ -218,10 +218,10 @@ class TestCalls:
 
 
 class TestLimits:
-    """The last turn is the model's."""
+    """The model has the last turn."""
 
     def test_no_tool_runs_when_no_turn_is_left(self):
-        """With `max_assistant_turns` reached, or `max_user_turns`, the call stays unanswered."""
+        """The call has no response once `max_assistant_turns` or `max_user_turns` is reached."""
         for options, why, num_turns in (
             ({"max_assistant_turns": 1}, "max_assistant_turns", 1),
             ({"max_assistant_turns": 2}, "max_assistant_turns", 2),
@@ -235,11 +235,11 @@ class TestLimits:
             assert done.result.trajectories[0].segments[-1].origin == Origin.ACTION
 
     def test_an_answer_at_the_limit_is_an_answer(self):
-        """A model that is done was not stopped."""
+        """`ended_by` is `answer` when the last allowed turn makes no call."""
         assert converse("done", max_assistant_turns=1).episode.memory["ended_by"] == "answer"
 
     def test_no_tool_runs_without_room(self):
-        """A tool must not act when its answer could never be read."""
+        """A tool has side effects, so it does not run when the budget has no room for its response."""
         ran = []
 
         def act() -> str:
@@ -256,7 +256,7 @@ class TestLimits:
         assert (done.result.status, ran) == (Status.TRUNCATED, [])
 
     def test_an_observation_that_does_not_fit_is_not_appended(self):
-        """Neither to the record nor to the messages."""
+        """The record and the messages end with the model's turn."""
 
         def long() -> str:
             return "x" * 200
@@ -266,8 +266,8 @@ class TestLimits:
         assert [message["role"] for message in done.result.messages] == ["user", "assistant"]
         assert done.result.trajectories[0].segments[-1].origin == Origin.ACTION
 
-    def test_a_turn_that_was_cut_is_closed_before_its_answer(self):
-        """A call without its end-of-turn token is malformed, and the answer begins with that token."""
+    def test_a_truncated_turn_is_closed_before_the_response(self):
+        """A call without its end-of-turn token is malformed, and the response starts with that token."""
         done = converse("<tool_call>{", "ok", closed=False)
         text = probe_resources().chat.tokenizer.decode(done.result.trajectories[0].response_ids)
         assert text == (
@@ -277,12 +277,12 @@ class TestLimits:
 
 
 class TestTruncation:
-    """Long answers of tools."""
+    """Truncation of tool responses."""
 
     @given(st.text(max_size=80), st.integers(1, 90), st.sampled_from(["left", "right", "middle"]))
-    def test_an_answer_never_exceeds_its_bound(self, text, max_chars, kept):
-        """A short one stays as it is; of a long one the named part stays."""
-        cut = truncated(text, max_chars, kept)
+    def test_a_response_never_exceeds_its_limit(self, text, max_chars, kept):
+        """A short response is unchanged; a long one consists of its head, the mark and its tail."""
+        cut = truncate(text, max_chars, kept)
         assert len(cut) == min(len(text), max_chars)
         if len(text) <= max_chars:
             assert cut == text
@@ -290,16 +290,16 @@ class TestTruncation:
             head, mark, tail = cut.partition(MARK)
             assert (head + tail, mark) == (text[: len(head)] + text[len(text) - len(tail) :], MARK)
 
-    def test_sides_are_those_of_verl(self):
-        """`left` keeps the beginning, `right` the end, `middle` both."""
+    def test_sides_match_verl(self):
+        """`left` keeps the beginning, `right` the end, `middle` both ends."""
         text = "0123456789" * 10
-        assert truncated(text, 25, "left") == "01234567...(truncated)..."
-        assert truncated(text, 25, "right") == "...(truncated)...23456789"
-        assert truncated(text, 25, "middle") == "0123...(truncated)...6789"
-        assert truncated(text, 3, "right") == "789"
+        assert truncate(text, 25, "left") == "01234567...(truncated)..."
+        assert truncate(text, 25, "right") == "...(truncated)...23456789"
+        assert truncate(text, 25, "middle") == "0123...(truncated)...6789"
+        assert truncate(text, 3, "right") == "789"
 
-    def test_the_model_sees_the_cut_answer(self):
-        """Errors are cut too."""
+    def test_the_model_reads_the_truncated_response(self):
+        """Errors are truncated too."""
 
         def long() -> str:
             return "x" * 1000
@@ -309,10 +309,10 @@ class TestTruncation:
 
 
 class TestInteraction:
-    """A simulated user answers turns that call no tool."""
+    """A simulated user replies to turns that call no tool."""
 
-    def test_a_user_answers_until_it_is_over(self):
-        """Rewards of turns are kept; the last reply is not seen by the model."""
+    def test_a_user_replies_until_it_terminates(self):
+        """Its rewards are kept, and the terminating reply is not appended."""
         user = User([Reply(content="More.", reward=0.5), Reply(content="Bye.", should_terminate=True, reward=1.0)])
         done = converse("One.", "Two.", user=user)
         assert done.result.status is Status.COMPLETED
@@ -322,21 +322,21 @@ class TestInteraction:
         assert user.seen == [2, 4]
 
     def test_tools_come_before_the_user(self):
-        """A turn with calls is answered by tools, one without by the user."""
+        """Tools respond to a turn with calls, and the user replies to a turn without."""
         user = User([Reply(content="And?"), Reply(should_terminate=True)])
         done = converse(call(a=1, b=1), "2", call(a=2, b=2), "4", user=user)
         roles = [message["role"] for message in done.result.messages]
         assert roles == ["user", "assistant", "tool", "assistant", "user", "assistant", "tool", "assistant"]
 
     def test_the_user_is_not_asked_when_no_turn_is_left(self):
-        """The last turn is the model's, with a user too."""
+        """The model has the last turn with a simulated user too."""
         user = User([Reply(content="More."), Reply(content="More.")])
         done = converse("One.", "Two.", user=user, max_assistant_turns=2)
         assert (done.episode.memory["ended_by"], user.seen) == ("max_assistant_turns", [2])
 
     def test_a_user_without_tools_or_parser(self):
-        """The agent is a plain chat then."""
-        user = User([Reply(content="Go on."), Reply(should_terminate=True)])
+        """The agent is then a plain chat."""
+        user = User([Reply(content="Continue."), Reply(should_terminate=True)])
         resources = evolve(probe_resources(), tools={}, parser=None, interaction=user)
         probe = AgentProbe(make_agent=lambda: make_tool_agent(ToolAgentConfig(), resources), resources=resources)
         done = asyncio.run(probe.run(make_task()))
@@ -344,17 +344,17 @@ class TestInteraction:
 
 
 class TestSetup:
-    """What the agent is built from."""
+    """Construction of the agent."""
 
     def test_a_system_prompt_comes_first(self):
-        """Unless the task has a system message of its own."""
+        """The config's prompt is inserted, and a system message of the task has priority."""
         done = converse("ok", system_prompt="Be brief.")
         assert done.result.messages[0] == {"role": "system", "content": "Be brief."}
         own = ({"role": "system", "content": "Own."}, {"role": "user", "content": "Hi"})
         assert converse("ok", task=make_task(messages=own), system_prompt="Be brief.").result.messages[:2] == own
 
-    def test_it_needs_a_chat_template_and_a_parser_for_tools(self):
-        """One line says which setting is missing."""
+    def test_missing_resources_are_refused(self):
+        """The error names the missing chat template or parser."""
         with pytest.raises(ConfigError, match="agent 'tool_agent' writes prompts"):
             make_tool_agent(ToolAgentConfig(), Resources())
         with pytest.raises(ConfigError, match="agent 'tool_agent' cannot find tool calls: set parser"):
@@ -371,12 +371,12 @@ class TestSetup:
         ],
     )
     def test_options_out_of_range_are_refused(self, options):
-        """The text names the option."""
+        """The error names the option."""
         with pytest.raises(ValueError, match=next(iter(options))):
             ToolAgentConfig(**options)
 
-    def test_states_are_the_common_ones(self):
-        """An unknown state is the agent's own error, named."""
+    def test_an_unknown_state_is_refused(self):
+        """The error names the agent and the state."""
         agent = make_tool_agent(ToolAgentConfig(), probe_resources())
 
         class Odd:

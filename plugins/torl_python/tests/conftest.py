@@ -1,4 +1,4 @@
-"""What the tests of the agent share: a model that writes given turns, and a tool that stands for a sandbox."""
+"""Fixtures of the agent's tests: a model with scripted turns, and a fake of the sandbox tool."""
 
 import asyncio
 
@@ -7,16 +7,16 @@ from attrs import define, field
 
 from turnwise import Resources, ToolResult
 from turnwise.errors import InfrastructureError
-from turnwise.function_tool import function_tool
-from turnwise.testing.agent_probe import AgentProbe, make_task, probe_chat
-from turnwise.testing.scripted import ScriptedEngine
+from turnwise.tools.function import function_tool
+from turnwise_testing.agent_probe import AgentProbe, make_task, probe_chat
+from turnwise_testing.scripted import ScriptedEngine
 from turnwise_torl_python import make_torl_python
 from turnwise_torl_python.config import TorlPythonConfig
 
 
 @define
 class Script:
-    """A model that writes given turns; where the engine stopped it in one, it goes on with it."""
+    """A model with scripted turns, which continues a turn in which the engine stopped it."""
 
     turns: list[list[int]]
     start: int = -1
@@ -37,10 +37,10 @@ class Script:
 
 def fake_python(code: str) -> ToolResult:
     """
-    Answers as a sandbox does.
+    Imitates a sandbox.
 
     Args:
-        code: A sum, or a word for what shall happen.
+        code: A sum, or a word that selects an outcome.
     """
     code = code.strip()
     if code == "crash":
@@ -56,12 +56,12 @@ def fake_python(code: str) -> ToolResult:
 
 
 def resources_with(python=fake_python, chat=None):
-    """Return a chat template over bytes, unless another is given, and the tool `python`."""
+    """Return resources with the tool `python` and a chat template, over bytes by default."""
     return Resources(chat=chat or probe_chat(), tools={"python": function_tool(python, name="python")})
 
 
 def play(turns, resources, *, limits=None, task=None, engine=None, agent=None, **options):
-    """Run one episode whose model writes turns of these ids."""
+    """Run one episode whose model writes turns of the given ids."""
     agent = agent or make_torl_python(TorlPythonConfig(**options), resources)
     probe = AgentProbe(make_agent=lambda: agent, resources=resources, turns=("",))
 
@@ -74,7 +74,7 @@ def play(turns, resources, *, limits=None, task=None, engine=None, agent=None, *
 
 
 def converse_in_bytes(*texts, python=fake_python, **options):
-    """Run one episode whose model writes these turns; the last one ends with the end-of-turn token."""
+    """Run one episode whose model writes the given turns; the last one ends with the end-of-turn token."""
     resources = resources_with(python)
     turns = [resources.chat.tokenizer.encode(text) for text in texts]
     turns[-1].append(resources.chat.stop_token_ids[0])
@@ -83,23 +83,23 @@ def converse_in_bytes(*texts, python=fake_python, **options):
 
 @pytest.fixture(scope="session")
 def converse():
-    """Runs one episode: texts of turns, and limits, a task, a tool or options of the agent as keywords."""
+    """A function that runs an episode with texts of turns; limits, task, tool and agent options are keywords."""
     return converse_in_bytes
 
 
 @pytest.fixture(scope="session")
 def played():
-    """Awaits one episode: ids of turns and resources, and the same keywords."""
+    """A coroutine function that runs an episode with ids of turns and resources, and the same keywords."""
     return play
 
 
 @pytest.fixture(scope="session")
 def make_resources():
-    """Makes resources of a tool and a chat template."""
+    """A function that makes resources with a tool and a chat template."""
     return resources_with
 
 
 @pytest.fixture(scope="session")
 def make_script():
-    """Makes a model that writes turns of given ids."""
+    """A function that makes a model with turns of given ids."""
     return Script

@@ -1,11 +1,11 @@
-"""Which code of a turn is run, and which boxed answer counts."""
+"""Extraction of programs and of boxed answers from text."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise_torl_python.answers import last_boxed
-from turnwise_torl_python.blocks import last_python_block, python_blocks
+from turnwise_torl_python.answers import extract_last_boxed
+from turnwise_torl_python.blocks import extract_last_python_block, extract_python_blocks
 
 
 @pytest.mark.parametrize(
@@ -33,23 +33,23 @@ from turnwise_torl_python.blocks import last_python_block, python_blocks
     ],
 )
 def test_blocks(text, blocks):
-    """Complete blocks only; a fence in a string or comment is no fence; a second opening begins anew."""
-    assert python_blocks(text) == blocks
-    assert last_python_block(text) == (blocks[-1] if blocks else None)
+    """Only complete blocks count, fences in strings and comments are ignored, and a second opening restarts a block."""
+    assert extract_python_blocks(text) == blocks
+    assert extract_last_python_block(text) == (blocks[-1] if blocks else None)
 
 
-def test_many_fences_take_no_time():
-    """A model that repeats itself costs one pass over its text."""
+def test_many_fences_are_read_in_linear_time():
+    """Quadratic time would exceed the time limit of the tests by far."""
     for text in ("```python\n" * 20_000, '```python\n"""' * 20_000, "```python\n'\"#`" * 20_000, "\\boxed{" * 50_000):
-        assert python_blocks(text) is not None
-        assert last_boxed(text) is None
+        assert extract_python_blocks(text) is not None
+        assert extract_last_boxed(text) is None
 
 
 @given(st.text(alphabet="`pythno\n '\"#\\x", max_size=80))
 def test_a_block_is_a_part_of_the_text(text):
-    """Whatever the text, blocks stand in it in order, each behind an opening fence."""
+    """In any text, blocks are in order, each after an opening fence."""
     rest = text
-    for block in python_blocks(text):
+    for block in extract_python_blocks(text):
         _, fence, rest = rest.partition("```")
         assert fence
         before, found, rest = rest.partition("\n" + block) if block else (rest, True, rest)
@@ -71,5 +71,5 @@ def test_a_block_is_a_part_of_the_text(text):
     ],
 )
 def test_the_last_boxed_answer(text, answer):
-    """Braces are balanced, escaped ones do not count, and one that is cut is none."""
-    assert last_boxed(text) == answer
+    """Braces balance, escaped braces do not count, and an unclosed box is ignored."""
+    assert extract_last_boxed(text) == answer

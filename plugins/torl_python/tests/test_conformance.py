@@ -1,14 +1,14 @@
-"""`torl_python` is an agent, and `torl_math` a reward, as every other."""
+"""`torl_python` and `torl_math` pass the conformance suites of agents and rewards."""
 
 import pytest
 from attrs import frozen
 
 from turnwise import Resources
-from turnwise.function_tool import function_tool
-from turnwise.testing.agent_probe import AgentProbe, probe_chat
-from turnwise.testing.agent_suite import AgentSuite
-from turnwise.testing.reward_checks import RewardExample
-from turnwise.testing.reward_suite import RewardSuite
+from turnwise.tools.function import function_tool
+from turnwise_testing.agent_probe import AgentProbe, probe_chat
+from turnwise_testing.agent_suite import AgentSuite
+from turnwise_testing.reward_checks import RewardExample
+from turnwise_testing.reward_suite import RewardSuite
 from turnwise_torl_python.config import TorlPythonConfig
 
 TURNS = (
@@ -24,7 +24,7 @@ TURNS = (
 
 def python(code: str) -> str:
     """
-    Stands for a sandbox.
+    Imitates a sandbox.
 
     Args:
         code: The program.
@@ -36,10 +36,10 @@ def python(code: str) -> str:
 
 @frozen(kw_only=True)
 class ContinuingProbe(AgentProbe):
-    """Its model goes on with the turn that it has begun, wherever the engine stopped it."""
+    """A probe whose model continues its unfinished turn, wherever the engine stopped it."""
 
     def choose(self, request):
-        """Return the rest of the turn whose beginning ends the context, or a new turn."""
+        """Return the rest of the turn whose start ends the context, or a new turn."""
         context = request.token_ids.tolist()
         for length in range(max(map(len, self.turn_ids)), 0, -1):
             for turn in self.turn_ids:
@@ -49,7 +49,7 @@ class ContinuingProbe(AgentProbe):
 
 
 class TestTorlPython(AgentSuite):
-    """The standard suite, with ToRL's plain prompt."""
+    """The suite with ToRL's plain prompt."""
 
     entry_point = "torl_python"
     module = "turnwise_torl_python"
@@ -57,7 +57,7 @@ class TestTorlPython(AgentSuite):
 
     @pytest.fixture
     def resources(self):
-        """A tokenizer and a tool that runs nothing."""
+        """A tokenizer, and a tool that runs nothing."""
         return Resources(chat=probe_chat(), tools={"python": function_tool(python)})
 
     @pytest.fixture
@@ -68,16 +68,16 @@ class TestTorlPython(AgentSuite):
 
 
 class TestTorlPythonWithTheChatTemplate(TestTorlPython):
-    """The standard suite, with the chat template."""
+    """The suite with the chat template."""
 
     @pytest.fixture
     def config(self):
-        """Up to two programs."""
+        """The chat template, and at most two programs."""
         return TorlPythonConfig(template="chat", max_tool_calls=2)
 
 
 class TestTorlMath(RewardSuite):
-    """The standard suite."""
+    """The suite with default options."""
 
     entry_point = "torl_python"
     module = "turnwise_torl_python"
@@ -85,7 +85,7 @@ class TestTorlMath(RewardSuite):
 
     @pytest.fixture
     def examples(self):
-        """Answers that are right in other words, wrong, and missing."""
+        """Answers that are right in another notation, wrong, and missing."""
         return (
             RewardExample(answer="It is \\boxed{\\frac{1}{2}}.", ground_truth="0.5", expected=1.0),
             RewardExample(answer="\\boxed{1} no, \\boxed{2}", ground_truth="1", expected=-1.0),

@@ -1,14 +1,12 @@
-"""The tiny model: its problems, what it imitates, its folder."""
+"""Tests of the tiny model: its problems, its solver, its training and its folder."""
 
 import json
 import random
 from itertools import islice
 
-import pytest
-
 from turnwise_torl_python import model_dir
-from turnwise_torl_python.answers import last_boxed
-from turnwise_torl_python.blocks import last_python_block
+from turnwise_torl_python.answers import extract_last_boxed
+from turnwise_torl_python.blocks import extract_last_python_block
 from turnwise_torl_python.config import TORL_PROMPT
 from turnwise_torl_python.demo.problems import generate_problems, generate_rows
 from turnwise_torl_python.demo.problems import main as problems_main
@@ -25,13 +23,13 @@ FILES = {
 
 
 def test_the_folder_is_complete_and_small():
-    """Six files, no pickle among them, 3 MB at most."""
+    """It has six files, none of them a pickle, and at most 3 MB."""
     assert {path.name for path in model_dir().iterdir()} == FILES
     assert sum(path.stat().st_size for path in model_dir().iterdir()) <= 3_000_000
 
 
 def test_problems_repeat_and_splits_are_disjoint():
-    """The same for a seed; answers are what Python says; no expression is in both splits."""
+    """A seed determines the problems, steps chain, and no expression is in both splits."""
     train, test = (list(islice(generate_problems(split, 0), 300)) for split in ("train", "test"))
     assert train == list(islice(generate_problems("train", 0), 300))
     assert not {problem.expression for problem in train} & {problem.expression for problem in test}
@@ -43,27 +41,29 @@ def test_problems_repeat_and_splits_are_disjoint():
 
 
 def test_the_solver_without_slips_is_right():
-    """It runs one program a step and boxes the answer."""
+    """It runs one program per step and boxes the answer."""
     solver = NoisySolver(CLEAN, random.Random(0))
     for problem in islice(generate_problems("train", 1), 100):
         *calls, answer = solver.solve(problem)
         assert [int(turn.output) for turn in calls] == [step.result for step in problem.steps]
-        assert [last_python_block(turn.text) for turn in calls] == [f"print({step.text})\n" for step in problem.steps]
-        assert last_boxed(answer.text) == str(problem.answer)
+        assert [extract_last_python_block(turn.text) for turn in calls] == [
+            f"print({step.text})\n" for step in problem.steps
+        ]
+        assert extract_last_boxed(answer.text) == str(problem.answer)
 
 
 def test_the_solver_with_slips_is_right_about_half_of_the_time():
-    """Its programs fail, are skipped or are wrong at known rates."""
+    """Its programs fail, are skipped or are wrong at the configured rates."""
     solver = NoisySolver(SHIPPED_SLIPS, random.Random(0))
     problems = list(islice(generate_problems("train", 1), 1000))
     turns = [solver.solve(problem) for problem in problems]
-    right = sum(last_boxed(t[-1].text) == str(p.answer) for t, p in zip(turns, problems, strict=True))
+    right = sum(extract_last_boxed(t[-1].text) == str(p.answer) for t, p in zip(turns, problems, strict=True))
     assert 400 < right < 700
     assert any("NameError" in (turn.output or "") for solution in turns for turn in solution)
 
 
 def test_problems_are_written_as_rows(tmp_path, capsys):
-    """The command writes what the example reads."""
+    """The command writes the rows that the example reads."""
     problems_main(["--split", "test", "--num", "5", "--out", str(tmp_path / "rows.jsonl")])
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert rows == generate_rows("test", 5, 0)
@@ -71,7 +71,7 @@ def test_problems_are_written_as_rows(tmp_path, capsys):
 
 
 def test_a_demonstration_is_encoded_piece_by_piece():
-    """Prompt and outputs are not learned, what the solver writes is; the text is that of the protocol."""
+    """The solver's text is learned, the prompt and outputs are not, and the text follows the agent's protocol."""
     from transformers import AutoTokenizer
 
     from turnwise_torl_python.demo.encoding import encode
@@ -85,9 +85,8 @@ def test_a_demonstration_is_encoded_piece_by_piece():
     assert tokenizer.decode(ids).startswith(TORL_PROMPT.replace("[PROMPT]", problem.question) + "```python\n")
 
 
-@pytest.mark.slow
 def test_training_writes_a_folder(tmp_path, capsys):
-    """Two steps of training give a folder with the same files as the shipped one."""
+    """Two steps of training write a folder with the same files as the shipped one."""
     from turnwise_torl_python.demo.train import main as train_main
 
     train_main(["--out", str(tmp_path / "model"), "--steps", "2"])
@@ -95,13 +94,13 @@ def test_training_writes_a_folder(tmp_path, capsys):
     assert "step     2/2" in capsys.readouterr().out
 
 
-def test_training_begins_with_the_shipped_tokenizer():
-    """Vocabulary and merges are those that training makes."""
+def test_training_makes_the_shipped_tokenizer():
+    """Training learns the vocabulary and merges of the shipped tokenizer."""
     from transformers import AutoTokenizer
 
-    from turnwise_torl_python.demo.train import TrainConfig, recipe
+    from turnwise_torl_python.demo.train import TrainConfig, build_training
 
     shipped = AutoTokenizer.from_pretrained(model_dir())
-    made = recipe(TrainConfig()).tokenizer
+    made = build_training(TrainConfig()).tokenizer
     assert made.backend_tokenizer.to_str() == shipped.backend_tokenizer.to_str()
     assert made.chat_template == shipped.chat_template

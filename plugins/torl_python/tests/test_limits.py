@@ -1,4 +1,4 @@
-"""Budgets, setup and prompts of `torl_python`."""
+"""Tests of `torl_python`'s budgets, construction and prompts."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import pytest
 
 from turnwise import Resources, State, Status
 from turnwise.errors import ConfigError
-from turnwise.testing.agent_probe import make_task, probe_chat
+from turnwise_testing.agent_probe import make_task, probe_chat
 from turnwise_torl_python import make_torl_python
 from turnwise_torl_python.config import TorlPythonConfig
 
@@ -22,10 +22,10 @@ def shown(run):
 
 
 class TestLimits:
-    """Budgets and setup."""
+    """Budgets and construction."""
 
     def test_no_program_runs_without_room(self, converse):
-        """Nobody could read its output."""
+        """A program has side effects, so it does not run when the budget has no room for its output."""
         text = call("1 + 1")
         done = converse(text, limits={"response_length": len(text)})
         assert done.result.status is Status.TRUNCATED
@@ -33,21 +33,21 @@ class TestLimits:
         assert done.result.messages[-1] == {"role": "assistant", "content": text}
 
     def test_an_output_that_does_not_fit_is_not_appended(self, converse):
-        """The program has run, and the record ends with the model's turn."""
+        """The program ran, and the record ends with the model's turn."""
         text = call("1 + 1")
         done = converse(text, limits={"response_length": len(text) + 5})
         assert done.result.status is Status.TRUNCATED
         assert (done.episode.memory["calls"], shown(done)) == (1, [])
 
     @pytest.mark.parametrize("room", range(1, 12))
-    def test_a_cut_turn_is_truncated(self, room, converse):
-        """Wherever the budget ends, in the middle of the stop string too, the text so far is in the messages."""
+    def test_a_turn_beyond_the_budget_is_truncated(self, room, converse):
+        """The messages have the text so far, also when the budget ends inside the stop string."""
         done = converse("`u`` ```output", limits={"response_length": room})
         assert done.result.status is Status.TRUNCATED
         assert done.result.messages[-1]["content"] == "`u`` ```output"[:room]
 
     def test_setup_errors(self):
-        """One line says what is missing."""
+        """The error names the missing resource, or the option out of range."""
         with pytest.raises(ConfigError, match="agent 'torl_python' needs a tokenizer"):
             make_torl_python(TorlPythonConfig(), Resources())
         with pytest.raises(ConfigError, match="runs code with the tool 'python': add it to tools"):
@@ -65,13 +65,13 @@ class TestLimits:
             ({"role": "user", "content": None},),
         ],
     )
-    def test_a_conversation_that_the_plain_prompt_cannot_hold(self, messages, converse):
-        """It is the data's fault, and nothing is dropped in silence."""
+    def test_a_conversation_that_does_not_fit_the_plain_prompt_fails(self, messages, converse):
+        """The episode fails with a fault of the data, and no message is dropped silently."""
         done = converse("x", task=make_task(messages=messages))
         assert (done.result.status, done.result.fault.owner) == (Status.FAILED, "data")
 
     def test_parts_of_text_are_joined(self, converse):
-        """As in the chat template."""
+        """Text parts of a message form one question, as in the chat template."""
         parts = [{"type": "text", "text": "What "}, {"type": "text", "text": "now?"}]
         (trajectory,) = converse(
             "x", task=make_task(messages=({"role": "user", "content": parts},))
@@ -79,7 +79,7 @@ class TestLimits:
         assert "What now?" in CHAT.tokenizer.decode(trajectory.prompt_ids)
 
     def test_an_unknown_state(self, make_resources):
-        """It is the agent's own error, named."""
+        """The error names the agent and the state."""
         agent = make_torl_python(TorlPythonConfig(), make_resources())
 
         class Odd:

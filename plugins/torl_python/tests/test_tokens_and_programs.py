@@ -1,4 +1,4 @@
-"""Stop strings that tokens cut or go beyond, and programs that misbehave."""
+"""Tokens that split or exceed the stop string, and programs that misbehave."""
 
 import asyncio
 import subprocess
@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from turnwise import Status, ToolResult
-from turnwise.record import Origin
-from turnwise.testing.agent_probe import make_task
+from turnwise.record.columns import Origin
+from turnwise_testing.agent_probe import make_task
 from turnwise_torl_python import make_torl_python
 from turnwise_torl_python.config import TorlPythonConfig
 
@@ -16,13 +16,13 @@ END = "<|im_end|>"
 
 
 class TestStop:
-    """Stop strings that tokens cut or go beyond."""
+    """Tokens that split or exceed the stop string."""
 
     @pytest.mark.parametrize(
         "pieces", [["```", "output"], ["``", "`out", "put"], [*"```output"], ["``", "`outputs: 5"]]
     )
     def test_the_rest_of_the_last_token_stays(self, pieces, played, make_resources):
-        """What was sampled stays as it was sampled: the observation is appended behind it."""
+        """Sampled tokens stay unchanged, and the observation is appended after them."""
         tokenizer = Vocabulary(["```python\n", "1 + 1", "\n```\n", *pieces, "It is 2."])
         chat = chat_over(tokenizer)
         resources = make_resources(chat=chat)
@@ -38,7 +38,7 @@ class TestStop:
         assert trajectory.turns()[0][1] - trajectory.turns()[0][0] == len(ids)
 
     def test_few_requests(self, played, make_resources, make_script):
-        """A turn in usual tokens takes one request."""
+        """A turn in a usual tokenization takes one request."""
         vocabulary = ["Let", " us", "```", "python", "\n", "1 + 1", "output", "put", "t", "`"]
         tokenizer = Vocabulary(vocabulary)
         resources = make_resources(chat=chat_over(tokenizer))
@@ -50,7 +50,7 @@ class TestStop:
 
 
 class Vocabulary:
-    """A tokenizer of given texts, then bytes; it encodes byte by byte."""
+    """A tokenizer of given texts and of bytes, which encodes byte by byte."""
 
     def __init__(self, texts):
         self._texts = [*texts, END, *(chr(byte) for byte in range(128))]
@@ -64,7 +64,7 @@ class Vocabulary:
 
 
 def chat_over(tokenizer):
-    """Return what the agent needs of a chat template, over another tokenizer."""
+    """Return a minimal chat template over a given tokenizer."""
 
     class PlainChat:
         stop_token_ids = (tokenizer.eos_token_id,)
@@ -79,7 +79,7 @@ def chat_over(tokenizer):
 
 async def subprocess_python(code: str) -> ToolResult:
     """
-    Runs a program in a process of its own, without any isolation: the programs are this test's.
+    Runs a program of this test in a separate process, without isolation.
 
     Args:
         code: The program.
@@ -98,7 +98,7 @@ async def subprocess_python(code: str) -> ToolResult:
 
 @pytest.mark.slow
 def test_misbehaving_programs_cost_their_own_episodes_only(played, make_resources):
-    """Of 256 episodes at once one in ten hangs, crashes or is killed; all return, and the others are right."""
+    """One in ten of 256 concurrent episodes hangs, aborts or exits; all return, and the other results are right."""
     bad = ("while True: pass", "import os; os.abort()", "import sys; sys.exit(3)")
     resources = make_resources(subprocess_python)
     agent = make_torl_python(TorlPythonConfig(), resources)

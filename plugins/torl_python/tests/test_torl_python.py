@@ -1,4 +1,4 @@
-"""What `torl_python` does beyond what every agent must: turns, masks and outputs."""
+"""Tests of `torl_python` beyond the conformance suite: turns, masks and outputs."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise import Resources, Status
-from turnwise.testing.agent_probe import probe_chat
+from turnwise_testing.agent_probe import probe_chat
 from turnwise_torl_python import make_torl_python
 from turnwise_torl_python.agent import STOP
 from turnwise_torl_python.config import TORL_PROMPT, TorlPythonConfig
@@ -21,7 +21,7 @@ def call(code, tail=""):
 
 
 def segments(run):
-    """Return (mask, text) of each unbroken run of tokens of one mask."""
+    """Return (mask, text) of each run of tokens with the same mask."""
     (trajectory,) = run.result.trajectories
     found: list[list] = []
     for token_id, mask in zip(trajectory.response_ids.tolist(), trajectory.response_mask.tolist(), strict=True):
@@ -40,7 +40,7 @@ class TestProtocol:
 
     @pytest.mark.parametrize("num_calls", range(6))
     def test_calls_and_masks(self, num_calls, converse):
-        """What the model wrote has mask 1, its stop string too; what the harness added has mask 0."""
+        """The model's tokens have mask 1, its stop string included; the agent's tokens have mask 0."""
         calls = [call(f"{n} + 1") for n in range(num_calls)]
         done = converse(*calls, "So \\boxed{7}.", max_tool_calls=5)
         expected = []
@@ -51,8 +51,8 @@ class TestProtocol:
         assert (done.episode.memory["calls"], done.episode.memory["successes"]) == (num_calls, num_calls)
         assert done.result.metrics.num_tool_calls == num_calls
 
-    def test_the_prompt_is_torls(self, converse):
-        """One plain string; or the chat template, with the instruction as the system message."""
+    def test_the_prompt_matches_torl(self, converse):
+        """The prompt is a plain string, or the chat template with the instruction as the system message."""
         (trajectory,) = converse("x").result.trajectories
         assert CHAT.tokenizer.decode(trajectory.prompt_ids) == TORL_PROMPT.replace("[PROMPT]", "Question 0?")
         (trajectory,) = converse("x", template="chat").result.trajectories
@@ -61,7 +61,7 @@ class TestProtocol:
         assert text.endswith("<|im_start|>user\nQuestion 0?<|im_end|>\n<|im_start|>assistant\n")
 
     def test_the_messages(self, converse):
-        """Turns with their stop string, and outputs as tool messages."""
+        """Turns include their stop string, and outputs are tool messages."""
         done = converse(call("1 + 1"), "2.")
         assert [(m["role"], m["content"]) for m in done.result.messages] == [
             ("user", "Question 0?"),
@@ -71,7 +71,7 @@ class TestProtocol:
         ]
 
     def test_the_last_complete_block_of_the_turn_is_run(self, converse):
-        """Not an earlier one, not one of an earlier turn, not an open one."""
+        """Earlier blocks, blocks of earlier turns, and unclosed blocks do not run."""
         two = "```python\n1 + 1\n```\nor\n```python\n2 + 2\n```\n```output"
         unclosed = "```python\n3 + 3\n```\n```python\n9 + 9\n```output"
         done = converse(two, unclosed, "Nothing. ```output", "x", max_tool_calls=5)
@@ -80,7 +80,7 @@ class TestProtocol:
         assert (memory["rounds"], memory["calls"], memory["successes"]) == (3, 2, 2)
 
     def test_fences_in_strings(self, converse):
-        """A program may print fences, and an output may hold them."""
+        """Programs and outputs may contain fences."""
         seen = []
 
         def python(code: str) -> str:
@@ -93,21 +93,21 @@ class TestProtocol:
         assert segments(done)[1] == (0, "\n```\n```\n")
 
     def test_after_the_last_call_an_output_block_is_an_action(self, converse):
-        """The model may invent one; it is not answered and not counted."""
+        """An output that the model invents is not replaced and not counted."""
         invented = f"{call('2 + 2')}\n5\n```\nSo \\boxed{{5}}."
         done = converse(call("1 + 1"), invented, max_tool_calls=1)
         assert segments(done) == [(1, call("1 + 1")), (0, "\n2\n```\n"), (1, invented + END)]
         assert done.episode.memory["calls"] == done.result.metrics.num_tool_calls == 1
 
-    def test_without_calls_nothing_is_looked_for(self, converse):
-        """`max_tool_calls: 0` needs no tool, and the model's own output block is its own."""
+    def test_without_calls_there_is_no_stop_string(self, converse):
+        """`max_tool_calls: 0` needs no tool, and an output block is part of the model's turn."""
         agent = make_torl_python(TorlPythonConfig(max_tool_calls=0), Resources(chat=CHAT))
         assert agent is not None
         done = converse(call("1 + 1", "\n2\n```\n2."), max_tool_calls=0)
         assert segments(done) == [(1, call("1 + 1", "\n2\n```\n2.") + END)]
 
-    def test_each_request_asks_for_what_is_left(self, played, make_resources, make_script):
-        """The first request of a turn is bounded by the budget, and by nothing else."""
+    def test_each_request_is_limited_by_the_budget(self, played, make_resources, make_script):
+        """Only the budget limits the first request of a turn."""
         budgets = []
         script = make_script(
             [CHAT.tokenizer.encode(call("1 + 1")), [*CHAT.tokenizer.encode("2."), CHAT.stop_token_ids[0]]]
@@ -136,7 +136,7 @@ class TestProtocol:
     st.integers(0, 5),
 )
 def test_the_mask_against_an_independent_derivation(converse, calls, last, max_tool_calls):
-    """The record is what plain string work on the turns says, byte by byte."""
+    """Plain string operations derive the same ids and mask, byte by byte."""
     outputs = {call("1 + 1"): "2", call("crash"): "ValueError: crash", call("silent"): "(no output)"}
     no_code = "Error: there is no complete ```python block before this output"
     text, mask = b"", []
@@ -157,10 +157,10 @@ def test_the_mask_against_an_independent_derivation(converse, calls, last, max_t
 
 
 class TestOutput:
-    """What the model reads of a program."""
+    """Format of outputs."""
 
     def test_errors(self, converse):
-        """The last line, as in ToRL, or all of it; the program counts as failed."""
+        """A failed program shows its last line, as in ToRL, or the whole text, and counts as failed."""
         done = converse(call("crash"), "x")
         assert shown(done) == ["ValueError: crash"]
         assert (done.episode.memory["calls"], done.episode.memory["successes"]) == (1, 0)
@@ -168,25 +168,25 @@ class TestOutput:
         assert whole == "printed before\nTraceback (most recent call last):\n  File x\nValueError: crash"
 
     def test_a_silent_program(self, converse):
-        """It says so, and has run."""
+        """Its output is `empty_output`, and it counts as a success."""
         done = converse(call("silent"), "x", empty_output="(nothing)")
         assert shown(done) == ["(nothing)"]
         assert done.episode.memory["successes"] == 1
 
     def test_long_outputs_keep_head_and_tail(self, converse):
-        """Half of the limit each; up to the limit nothing is cut."""
+        """Head and tail have half of the limit each; an output within the limit is unchanged."""
         assert shown(converse(call("repeat 500"), "x")) == [f"{'ab' * 64}...{'ab' * 64}"]
         assert shown(converse(call("repeat 128"), "x")) == ["ab" * 128]
         assert shown(converse(call("repeat 200"), "x", max_output_chars=None)) == ["ab" * 200]
 
-    def test_a_tool_that_raises_is_a_program_that_failed(self, converse):
+    def test_a_tool_that_raises_counts_as_a_failed_program(self, converse):
         """The model reads the error."""
         assert shown(converse(call("one + 1"), "x")) == [
             "Error: ValueError: invalid literal for int() with base 10: 'one '"
         ]
 
     def test_an_infrastructure_failure_fails_the_episode(self, converse):
-        """It is no empty output; what was sampled is kept."""
+        """It is not shown as an output, and the sampled tokens are kept."""
         done = converse(call("down"))
         assert done.result.status is Status.FAILED
         assert (done.result.fault.owner, done.result.fault.message) == ("infra", "no sandbox")

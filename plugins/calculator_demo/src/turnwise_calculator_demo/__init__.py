@@ -1,7 +1,7 @@
 """
-A tiny language model with its tasks, its tool and its reward, so that turnwise runs end to end with no download.
+A tiny language model with tasks, a tool and a reward: turnwise runs end to end without a download.
 
-Registers the tool `calculator` and the reward `exact_match`; `model_dir` is the model's folder.
+Registers the tool `calculator` and the reward `exact_match`; `model_dir()` returns the model's folder.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ __all__ = ["make_calculator", "make_exact_match", "model_dir", "register_rewards
 
 
 def model_dir() -> Path:
-    """Return the folder of the shipped model, as `from_pretrained` and every engine take it."""
+    """Return the folder of the shipped model, which `from_pretrained` and every engine load."""
     return Path(__file__).parent / "model"
 
 
 def make_calculator(config: CalculatorConfig, resources: Resources) -> Tool:
-    """Build the tool; it needs nothing of the run."""
+    """Build the tool; it uses no resources of the run."""
     from turnwise_calculator_demo.plugin import CalculatorTool
 
     return CalculatorTool(config)
 
 
 def make_exact_match(config: object, resources: Resources) -> Reward:
-    """Build the reward; it needs nothing of the run."""
+    """Build the reward; it uses no resources of the run."""
     from turnwise_calculator_demo.plugin import ExactMatch
 
     return ExactMatch()

@@ -1,9 +1,9 @@
 """
-The tool: a pocket calculator that takes one operation a call.
+The tool: a pocket calculator that computes one operation per call.
 
-The text it evaluates is written by a language model, so nothing of it is trusted: an allow-list of characters, then
-an allow-list of syntax nodes, and a bound on every number before it is computed. Arithmetic is exact (fractions), so
-`0.1 + 0.2` is `0.3`.
+A language model writes the expression, so it is untrusted. The evaluator accepts only listed characters and syntax
+nodes, and checks the bounds of every number before it computes with it. Arithmetic is exact (fractions): `0.1 + 0.2`
+is `0.3`.
 """
 
 import ast
@@ -14,19 +14,19 @@ from fractions import Fraction
 from typing import Final
 
 MAX_LENGTH: Final = 100
-"""Longest expression in characters; it also bounds how deep an expression can nest."""
+"""Longest expression in characters; also limits the nesting depth."""
 
 MAX_OPERATIONS: Final = 1
-"""Binary operations one call of the tool may hold: what makes `(23 + 48) * 7` a task of two turns."""
+"""Binary operations allowed in one call; the limit of 1 makes `(23 + 48) * 7` a task of two turns."""
 
 MAX_MAGNITUDE: Final = 10**15
 """Largest absolute value of any literal, intermediate value or result."""
 
 MAX_DENOMINATOR: Final = 10**15
-"""Largest denominator of any value, so that repeated division cannot grow a fraction without end."""
+"""Largest denominator of any value; without it repeated division would grow a fraction without limit."""
 
 MAX_EXPONENT: Final = 50
-"""Largest absolute exponent: a power is at most 50 times as long as its base, so it is safe to compute and check."""
+"""Largest absolute exponent. A power then has at most 50 times the digits of its base, so computing it is cheap."""
 
 _ALLOWED_TEXT: Final = re.compile(r"[0-9.+\-*/%() ]+")
 _BINARY: Final[Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]]] = {
@@ -57,35 +57,28 @@ def calculator(expression: str) -> str:
 
 def evaluate_expression(expression: str, *, max_operations: int | None = None) -> Fraction:
     """
-    The exact value of an arithmetic expression.
+    Return the exact value of an arithmetic expression as a fraction in lowest terms.
 
     Args:
         expression: Decimal numbers, `+ - * / // % **`, signs, parentheses and spaces; at most `MAX_LENGTH` characters.
-        max_operations: Most binary operations it may hold; None leaves the length as the only limit.
-
-    Returns:
-        The value as a fraction in lowest terms.
+        max_operations: Limit of binary operations; None: no limit.
 
     Raises:
-        ValueError: Anything else than such an expression, a division by zero, or a number out of bounds.
+        ValueError: The expression is not of this form, divides by zero, or has a number out of bounds.
     """
     tree = _parse(expression)
     num_operations = sum(isinstance(node, ast.BinOp) for node in ast.walk(tree))
     if max_operations is not None and num_operations > max_operations:
         allowed = "one operation" if max_operations == 1 else f"{max_operations} operations"
         raise ValueError(f"only {allowed} per call")
-    return _value(tree)
+    return _evaluate(tree)
 
 
 def format_number(value: Fraction) -> str:
     """
-    Writes a value: `71`, `-3`, `3.5`, `0.3333333333`.
+    Return a value as text: an integer exactly, any other value rounded to 10 significant digits.
 
-    Args:
-        value: Any fraction within the bounds of this module.
-
-    Returns:
-        An integer exactly, anything else rounded to 10 significant digits.
+    Examples: `71`, `-3`, `3.5`, `0.3333333333`.
     """
     if value.denominator == 1:
         return str(value.numerator)
@@ -93,7 +86,7 @@ def format_number(value: Fraction) -> str:
 
 
 def _parse(expression: str) -> ast.expr:
-    """Checks length and characters before Python's parser sees the text."""
+    """Parse an expression; check length and characters before Python's parser reads the text."""
     text = expression.strip(" \n")
     if not text:
         raise ValueError("the expression is empty")
@@ -107,30 +100,29 @@ def _parse(expression: str) -> ast.expr:
         raise ValueError("not a valid expression") from error
 
 
-def _value(node: ast.expr) -> Fraction:
-    """Evaluates one node; every value that leaves here is within the bounds."""
+def _evaluate(node: ast.expr) -> Fraction:
+    """Return the value of a node, within the bounds."""
     match node:
         case ast.Constant(value=int() | float() as number):
-            return _bounded(_literal(number))
+            return _check_bounds(_parse_literal(number))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand)
+            return -_evaluate(operand)
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _value(operand)
+            return _evaluate(operand)
         case ast.BinOp(left=left, op=symbol, right=right):
-            return _bounded(_apply(symbol, _value(left), _value(right)))
+            return _check_bounds(_apply(symbol, _evaluate(left), _evaluate(right)))
         case _:
             raise ValueError("only numbers and + - * / // % ** are allowed")
 
 
-def _literal(number: int | float) -> Fraction:
-    """The decimal number that was written, not the binary float nearest to it."""
+def _parse_literal(number: int | float) -> Fraction:
+    """Return the decimal number in the source text rather than the nearest binary float."""
     if abs(number) > MAX_MAGNITUDE:
         raise ValueError(f"a number is larger than {MAX_MAGNITUDE}")
     return Fraction(number if isinstance(number, int) else repr(number))
 
 
 def _apply(symbol: ast.operator, left: Fraction, right: Fraction) -> Fraction:
-    """Applies one binary operator to two bounded values."""
     if isinstance(symbol, ast.Pow):
         return _power(left, right)
     operation = _BINARY.get(type(symbol))
@@ -143,7 +135,7 @@ def _apply(symbol: ast.operator, left: Fraction, right: Fraction) -> Fraction:
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    """Raises to a small whole power; its size is bounded before it is computed."""
+    # Every check comes before the power is computed: a large exponent would take unbounded time and memory.
     if exponent.denominator != 1:
         raise ValueError("an exponent must be a whole number")
     if abs(exponent) > MAX_EXPONENT:
@@ -153,8 +145,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     return Fraction(base**exponent.numerator)
 
 
-def _bounded(value: Fraction) -> Fraction:
-    """Returns the value where it is within the bounds."""
+def _check_bounds(value: Fraction) -> Fraction:
     if abs(value) > MAX_MAGNITUDE:
         raise ValueError(f"a number is larger than {MAX_MAGNITUDE}")
     if value.denominator > MAX_DENOMINATOR:

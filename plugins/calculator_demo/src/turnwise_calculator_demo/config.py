@@ -1,4 +1,4 @@
-"""Options of the tool."""
+"""Options of the tool `calculator`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class CalculatorConfig:
     Options of the tool `calculator`.
 
     Attributes:
-        max_operations: binary operations that one call may hold; the shipped model is trained with 1. None lets a
-            call hold a whole expression, which bigger models then give it in one turn.
+        max_operations: limit of binary operations per call; the shipped model was trained with 1. None: no limit, so
+            a larger model can compute a whole expression in one turn.
     """
 
     max_operations: int | None = field(default=MAX_OPERATIONS)

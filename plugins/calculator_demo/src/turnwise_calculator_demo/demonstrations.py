@@ -1,9 +1,9 @@
 """
-What the model is trained to imitate: a solver that knows the method and slips at known rates.
+Demonstrations for training: a solver that knows the method but slips at given rates.
 
-A model that imitates a noisy solver, sampled at temperature 1, is right about as often as the solver is. At every
-decision the right choice stays the likeliest, so what reinforcement learning has to do is to sharpen choices that
-the model already has. A slip never depends on the question, and after one the solver goes on with what it got.
+A model that imitates a noisy solver has about the solver's accuracy when sampled at temperature 1. The correct choice
+stays the most likely one at every decision, so reinforcement learning only has to sharpen the model's choices. A slip
+never depends on the question, and the solver continues with the result of a slip.
 """
 
 import random
@@ -27,13 +27,13 @@ from turnwise_calculator_demo.tasks import Problem
 @frozen
 class SlipRates:
     """
-    How often the solver slips, each a probability below one half so that the right choice stays the likeliest.
+    Probabilities of the solver's slips, each below 0.5 so that the correct choice stays the most likely one.
 
     Attributes:
-        digit: of each number that it copies, into a call or into the answer: one of its digits is replaced.
-        order: of each task: it works from left to right, whatever the precedence and the parentheses.
-        early: after each step but the last: it gives the result so far as its answer.
-        rushed: of each task of several steps: it first gives the calculator the whole expression, which is refused.
+        digit: replace a digit of a number; drawn for each number copied into a call or the answer.
+        order: compute from left to right and ignore precedence and parentheses; drawn for each task.
+        early: answer with an intermediate result; drawn after each step but the last.
+        rushed: first call the calculator with the whole expression, which it rejects; drawn for each longer task.
     """
 
     digit: float = field(default=0.0, validator=[ge(0.0), lt(0.5)])
@@ -43,17 +43,17 @@ class SlipRates:
 
 
 CLEAN: Final = SlipRates()
-"""No slips: what the first part of the training imitates."""
+"""No slips: the rates of the first phase of the training."""
 
 
 @frozen
 class Turn:
     """
-    An assistant turn and what answered it.
+    An assistant turn and the tool's response.
 
     Attributes:
-        text: what the assistant wrote, without the end-of-turn token.
-        response: the tool's message; None where the turn ended the episode.
+        text: the assistant's text, without the end-of-turn token.
+        response: the tool's message; None if the turn ended the episode.
     """
 
     text: str
@@ -62,11 +62,11 @@ class Turn:
 
 class NoisySolver:
     """
-    Solves problems with the calculator, slipping at given rates.
+    Solves problems with the calculator and slips at given rates.
 
     Args:
-        rates: How often it slips.
-        source: Where its slips are drawn from.
+        rates: Probabilities of the slips.
+        source: Random generator of the slips.
     """
 
     def __init__(self, rates: SlipRates, source: random.Random) -> None:
@@ -74,15 +74,7 @@ class NoisySolver:
         self._source = source
 
     def solve(self, problem: Problem) -> list[Turn]:
-        """
-        One demonstration.
-
-        Args:
-            problem: The problem to solve.
-
-        Returns:
-            The turns: calls with their responses, then an answer.
-        """
+        """Return the turns of one demonstration: calls with their responses, then the answer."""
         turns = self._rushed_turns(problem.expression)
         rest: Operand = self._plan(problem.expression)
         while (operation := next_operation(rest)) is not None:
@@ -95,18 +87,18 @@ class NoisySolver:
         return [*turns, Turn(answer_text(self._copy(rest)), None)]
 
     def _rushed_turns(self, expression: Operation) -> list[Turn]:
-        """The refused call of the whole expression, where the solver is in a hurry."""
+        """Return the rejected call of the whole expression, or no turn without this slip."""
         has_one_step = isinstance(expression.left, int) and isinstance(expression.right, int)
         if has_one_step or not self._slips(self._rates.rushed):
             return []
         return [Turn(call_text(render(expression)), respond(render(expression)))]
 
     def _plan(self, expression: Operation) -> Operand:
-        """The expression as the solver understands it."""
+        """Return the expression as the solver reads it."""
         return left_to_right(expression) if self._slips(self._rates.order) else expression
 
     def _call(self, operation: Operation) -> Turn:
-        """One call of the calculator, its numbers perhaps miscopied."""
+        """Return a call of the calculator, possibly with miscopied numbers."""
         assert isinstance(operation.left, int)
         assert isinstance(operation.right, int)
         left, right = self._copy(operation.left), self._copy(operation.right)
@@ -114,7 +106,7 @@ class NoisySolver:
         return Turn(call_text(expression), respond(expression))
 
     def _copy(self, number: int) -> int:
-        """The number, perhaps with one digit replaced; its length and sign stay."""
+        """Return the number, possibly with one digit replaced; its length and sign stay the same."""
         if not self._slips(self._rates.digit):
             return number
         digits = list(str(abs(number)))
@@ -124,5 +116,4 @@ class NoisySolver:
         return int("".join(digits)) * (-1 if number < 0 else 1)
 
     def _slips(self, rate: float) -> bool:
-        """Whether a slip of this rate happens now."""
         return self._source.random() < rate

@@ -1,7 +1,7 @@
 """
-The text of an episode: what the assistant writes, how a call is read and what comes back.
+Text formats of an episode: tool calls, answers and tool responses.
 
-One place for the formats that the demonstrations teach and the evaluator plays.
+The demonstrations and the evaluator both use these formats.
 """
 
 import json
@@ -31,32 +31,24 @@ TOOL_SCHEMA: Final[dict[str, Any]] = {
         },
     },
 }
-"""The tool as chat templates and OpenAI-style interfaces take it."""
+"""The tool's schema in OpenAI's format."""
 
 _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 def call_text(expression: str) -> str:
-    """An assistant turn that calls the calculator, in Hermes format."""
+    """Return an assistant turn that calls the calculator, in Hermes format."""
     call = {"name": TOOL_NAME, "arguments": {"expression": expression}}
     return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
 def answer_text(answer: int) -> str:
-    """The assistant turn that ends an episode."""
+    """Return the assistant turn that ends an episode."""
     return f"The answer is {answer}."
 
 
 def parse_call(text: str) -> str | None:
-    """
-    The expression of the first call in an assistant turn.
-
-    Args:
-        text: The turn as text, its tool-call tags included.
-
-    Returns:
-        The expression, or None where there is no well-formed call of the calculator.
-    """
+    """Return the expression of the first call in an assistant turn; None without a well-formed calculator call."""
     match = _CALL.search(text)
     if match is None:
         return None
@@ -65,12 +57,12 @@ def parse_call(text: str) -> str | None:
         expression = call["arguments"]["expression"]
     except (ValueError, RecursionError, TypeError, KeyError):
         return None
-    is_ours = call.get("name") == TOOL_NAME and isinstance(expression, str)
-    return expression if is_ours else None
+    is_calculator_call = call.get("name") == TOOL_NAME and isinstance(expression, str)
+    return expression if is_calculator_call else None
 
 
 def respond(expression: str) -> str:
-    """What the tool message says: the result, or `Error: ...` with the reason."""
+    """Return the tool message for an expression: the result, or `Error: ...` with the reason."""
     try:
         return calculator(expression)
     except ValueError as error:

@@ -1,11 +1,10 @@
 """
-Measures a model on held-out tasks with plain transformers: the reference that turnwise itself is checked against.
+Evaluates a model on held-out tasks with plain transformers, as an independent reference for turnwise.
 
-Token in, token out: the ids that were sampled are appended as they are, and of each tool message only the new text is
-encoded.
+Token in, token out: sampled ids are appended unchanged, and only the text of a tool message is encoded.
 """
 
-# ruff: noqa: T201, TID253 - a command; no hook imports it
+# ruff: noqa: T201, TID253 - a command that no hook imports
 
 import argparse
 import time
@@ -28,10 +27,10 @@ from turnwise_calculator_demo.rewards import exact_match
 from turnwise_calculator_demo.tasks import Problem, Split, generate_problems
 
 MAX_TURNS: Final = 6
-"""Assistant turns after which an episode ends without an answer."""
+"""Limit of assistant turns; an episode at the limit ends without an answer."""
 
 MAX_NEW_TOKENS: Final = 64
-"""Tokens of one assistant turn; a call takes about 25."""
+"""Limit of tokens per assistant turn; a call has about 25."""
 
 _EXAMPLES: Final = """
 examples:
@@ -44,15 +43,15 @@ examples:
 @define
 class Episode:
     """
-    One conversation while it is played.
+    The state of one running conversation.
 
     Attributes:
-        problem: what is asked.
-        ids: everything so far: the prompt, sampled turns and tool messages.
+        problem: the task.
+        ids: prompt, sampled turns and tool messages so far.
         num_calls: well-formed calls of the calculator.
-        num_errors: calls that the calculator refused.
+        num_errors: calls that the calculator rejected.
         turns: the text of each assistant turn.
-        is_done: whether the last turn held no call, or the turns ran out.
+        is_done: whether the last turn had no call or reached the turn limit.
     """
 
     problem: Problem
@@ -64,22 +63,22 @@ class Episode:
 
     @property
     def score(self) -> float:
-        """The reward of the last assistant turn."""
+        """Reward of the last assistant turn."""
         return exact_match(self.turns[-1], str(self.problem.answer))
 
 
 @frozen
 class Report:
     """
-    What an evaluation measured.
+    Metrics of an evaluation.
 
     Attributes:
-        num_episodes: episodes played.
+        num_episodes: finished episodes.
         accuracy: mean reward.
-        accuracy_by_steps: mean reward of the tasks that take one, two and three calls.
+        accuracy_by_steps: mean reward of the tasks that need one, two and three calls.
         tool_use: share of the episodes with at least one well-formed call.
         calls_per_episode: mean number of well-formed calls.
-        errors_per_episode: mean number of calls that the calculator refused.
+        errors_per_episode: mean number of calls that the calculator rejected.
         tokens_per_episode: mean length in tokens, prompt included.
         longest: length of the longest episode in tokens.
     """
@@ -94,14 +93,13 @@ class Report:
     longest: int
 
     def __str__(self) -> str:
-        """The figures, one a line."""
         by_steps = "  ".join(f"{steps}: {share:.3f}" for steps, share in self.accuracy_by_steps.items())
         return "\n".join(
             [
                 f"episodes            {self.num_episodes}",
                 f"accuracy            {self.accuracy:.3f}   by steps  {by_steps}",
                 f"tool use            {self.tool_use:.3f}",
-                f"calls per episode   {self.calls_per_episode:.2f}   refused  {self.errors_per_episode:.3f}",
+                f"calls per episode   {self.calls_per_episode:.2f}   rejected {self.errors_per_episode:.3f}",
                 f"tokens per episode  {self.tokens_per_episode:.1f}   longest  {self.longest}",
             ]
         )
@@ -109,12 +107,12 @@ class Report:
 
 class Player:
     """
-    Plays many episodes at once with one model.
+    Runs a batch of episodes with one model.
 
     Args:
         model: A causal language model.
         tokenizer: Its tokenizer, with this package's chat template.
-        temperature: Sampling temperature; 0 takes the likeliest token.
+        temperature: Sampling temperature; 0 is greedy.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, temperature: float) -> None:
@@ -124,15 +122,7 @@ class Player:
         self._temperature = temperature
 
     def play(self, problems: Sequence[Problem]) -> list[Episode]:
-        """
-        Plays one episode a problem, a turn of all unfinished ones at a time.
-
-        Args:
-            problems: What to ask.
-
-        Returns:
-            The finished episodes, in the order of the problems.
-        """
+        """Run one episode per problem and return them in order; all unfinished episodes advance by a turn at a time."""
         episodes = [Episode(problem, self._encoder.prompt(problem.question)) for problem in problems]
         for _ in range(MAX_TURNS):
             active = [episode for episode in episodes if not episode.is_done]
@@ -143,7 +133,7 @@ class Player:
         return episodes
 
     def _advance(self, episode: Episode, ids: list[int]) -> None:
-        """Appends a sampled turn and, where it calls the tool, the tool's message."""
+        """Append a sampled turn and the tool's response to its call, if any."""
         episode.ids += ids
         episode.turns.append(str(self._tokenizer.decode(ids, skip_special_tokens=True)))
         expression = parse_call(episode.turns[-1])
@@ -159,8 +149,8 @@ class Player:
 
     @torch.inference_mode()
     def _sample(self, prompts: Sequence[list[int]]) -> list[list[int]]:
-        """One turn for each prompt, the end-of-turn token included, padding removed."""
-        input_ids, attention_mask = self._left_padded(prompts)
+        """Return the sampled ids of one turn per prompt, with the end-of-turn token and without padding."""
+        input_ids, attention_mask = self._pad_left(prompts)
         sampling = {"do_sample": True, "temperature": self._temperature, "top_p": 1.0, "top_k": 0}
         output = self._model.generate(  # type: ignore[operator]  # transformers types it as a Tensor
             input_ids=input_ids,
@@ -168,18 +158,18 @@ class Player:
             max_new_tokens=MAX_NEW_TOKENS,
             **(sampling if self._temperature > 0 else {"do_sample": False}),
         )
-        return [self._until_end(row) for row in output[:, input_ids.shape[1] :].tolist()]
+        return [self._cut_at_end(row) for row in output[:, input_ids.shape[1] :].tolist()]
 
-    def _left_padded(self, prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
-        """Ids and attention mask, both [batch, length]."""
+    def _pad_left(self, prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+        """Return (B, T) ids and attention mask."""
         length = max(map(len, prompts))
         pad_id = self._tokenizer.pad_token_id
         ids = [[pad_id] * (length - len(prompt)) + prompt for prompt in prompts]
         mask = [[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         return torch.tensor(ids), torch.tensor(mask)
 
-    def _until_end(self, ids: list[int]) -> list[int]:
-        """The ids up to the first end-of-turn token."""
+    def _cut_at_end(self, ids: list[int]) -> list[int]:
+        """Return the ids up to and including the first end-of-turn token."""
         end = self._tokenizer.eos_token_id
         return ids[: ids.index(end) + 1] if end in ids else ids
 
@@ -188,17 +178,14 @@ def evaluate(
     model: Path | None = None, *, num: int = 256, temperature: float = 1.0, seed: int = 0, split: Split = "test"
 ) -> Report:
     """
-    Plays held-out tasks with a model.
+    Evaluate a model on held-out tasks.
 
     Args:
-        model: The model's folder; None takes the shipped one.
-        num: Episodes to play.
+        model: The model's folder; None uses the shipped model.
+        num: Number of episodes.
         temperature: Sampling temperature; 0 is greedy.
         seed: Seed of the tasks and of the sampling.
-        split: Which split the tasks come from.
-
-    Returns:
-        The figures.
+        split: Split of the tasks.
     """
     folder = model or model_dir()
     torch.manual_seed(seed)
@@ -208,12 +195,7 @@ def evaluate(
 
 
 def summarize(episodes: Sequence[Episode]) -> Report:
-    """
-    The figures of finished episodes.
-
-    Args:
-        episodes: At least one.
-    """
+    """Return the metrics of at least one finished episode."""
     num = len(episodes)
     totals: Counter[int] = Counter(len(episode.problem.steps) for episode in episodes)
     scores: Counter[int] = Counter()
@@ -231,16 +213,15 @@ def summarize(episodes: Sequence[Episode]) -> Report:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    """The command line."""
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m turnwise_calculator_demo.evaluate",
-        description="Play held-out calculator tasks with a model and print the figures.",
+        description="Evaluate a model on held-out calculator tasks and print the metrics.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", type=Path, help="the model's folder (default: the shipped model)")
-    parser.add_argument("--num", type=int, default=256, help="episodes to play (default: %(default)s)")
+    parser.add_argument("--num", type=int, default=256, help="number of episodes (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of tasks and sampling (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
@@ -248,13 +229,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """
-    Runs the command line.
-
-    Args:
-        arguments: The arguments; None takes those of the process.
-    """
-    options = _parser().parse_args(arguments)
+    """Run the command; None uses `sys.argv`."""
+    options = _build_parser().parse_args(arguments)
     disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(options.threads)
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Arithmetic expressions as trees, and the one-operation steps that compute them."""
+"""Arithmetic expressions as trees, and the single-operation steps that evaluate them."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -10,7 +10,7 @@ _PRECEDENCE: Final = {"+": 1, "-": 1, "*": 2}
 
 @frozen
 class Operation:
-    """A binary operation on two operands, each a number or another operation."""
+    """A binary operation; each operand is a number or an operation."""
 
     left: "Operand"
     symbol: str
@@ -22,7 +22,7 @@ Operand = int | Operation
 
 @frozen
 class Step:
-    """One call of the calculator: `left symbol right` with both numbers known, and what it gives."""
+    """One call of the calculator: `left symbol right` with both numbers known, and its result."""
 
     left: int
     symbol: str
@@ -31,12 +31,12 @@ class Step:
 
     @property
     def expression(self) -> str:
-        """What the calculator is given, for example `23 + 48`."""
+        """The call's argument, for example `23 + 48`."""
         return f"{self.left} {self.symbol} {self.right}"
 
 
 def render(operand: Operand) -> str:
-    """Writes an expression with the parentheses it needs, for example `(23 + 48) * 7`."""
+    """Return an expression as text with the necessary parentheses, for example `(23 + 48) * 7`."""
     if isinstance(operand, int):
         return str(operand)
     left = _render_inside(operand.left, _PRECEDENCE[operand.symbol])
@@ -45,14 +45,14 @@ def render(operand: Operand) -> str:
 
 
 def next_operation(operand: Operand) -> Operation | None:
-    """The operation to compute next: the leftmost one whose operands are both numbers; None for a number."""
+    """Return the leftmost operation whose operands are both numbers; None for a number."""
     if isinstance(operand, int):
         return None
     return next_operation(operand.left) or next_operation(operand.right) or operand
 
 
 def substitute(operand: Operand, done: Operation, result: int) -> Operand:
-    """Puts a result where its operation stood."""
+    """Return the expression with one operation replaced by its result."""
     if operand is done:
         return result
     if isinstance(operand, int):
@@ -62,7 +62,7 @@ def substitute(operand: Operand, done: Operation, result: int) -> Operand:
 
 
 def left_to_right(operand: Operand) -> Operand:
-    """The same numbers and symbols with parentheses and precedence ignored: a beginner's mistake."""
+    """Return the same numbers and symbols evaluated from left to right, without parentheses and precedence."""
     numbers, symbols = list(_numbers(operand)), list(_symbols(operand))
     flat: Operand = numbers[0]
     for symbol, number in zip(symbols, numbers[1:], strict=True):
@@ -72,10 +72,10 @@ def left_to_right(operand: Operand) -> Operand:
 
 def apply_symbol(left: int, symbol: str, right: int) -> int:
     """
-    Computes `left symbol right` for one of `+`, `-` and `*`.
+    Compute `left symbol right`.
 
     Raises:
-        ValueError: The symbol is another one.
+        ValueError: The symbol is not `+`, `-` or `*`.
     """
     match symbol:
         case "+":
@@ -89,13 +89,9 @@ def apply_symbol(left: int, symbol: str, right: int) -> int:
 
 def solve(operand: Operand) -> tuple[Step, ...]:
     """
-    The steps that compute an expression, in the order in which the calculator is called.
+    Return the steps that evaluate an expression, in the order of the calls.
 
-    Args:
-        operand: Any expression.
-
-    Returns:
-        One step an operation; the last one's result is the value. Empty for a number.
+    There is one step per operation; the last step's result is the value. A number has no steps.
     """
     steps: list[Step] = []
     while (operation := next_operation(operand)) is not None:
@@ -108,19 +104,18 @@ def solve(operand: Operand) -> tuple[Step, ...]:
 
 
 def signature(operand: Operand) -> str:
-    """The sorted numbers and symbols: equal for expressions that differ in order or parentheses only."""
+    """Return the sorted numbers and symbols: equal for expressions that differ only in order or parentheses."""
     return " ".join([*map(str, sorted(_numbers(operand))), *sorted(_symbols(operand))])
 
 
 def _render_inside(operand: Operand, least: int) -> str:
-    """Writes an operand, in parentheses where it binds less than `least`."""
+    """Return an operand as text, in parentheses if its precedence is below `least`."""
     text = render(operand)
     needs_parentheses = isinstance(operand, Operation) and _PRECEDENCE[operand.symbol] < least
     return f"({text})" if needs_parentheses else text
 
 
 def _numbers(operand: Operand) -> Iterator[int]:
-    """The numbers from left to right."""
     if isinstance(operand, int):
         yield operand
     else:
@@ -129,7 +124,6 @@ def _numbers(operand: Operand) -> Iterator[int]:
 
 
 def _symbols(operand: Operand) -> Iterator[str]:
-    """The symbols from left to right."""
     if isinstance(operand, Operation):
         yield from _symbols(operand.left)
         yield operand.symbol

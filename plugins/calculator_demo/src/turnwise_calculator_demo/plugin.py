@@ -1,4 +1,4 @@
-"""The tool and the reward as turnwise calls them."""
+"""The tool and the reward behind turnwise's interfaces."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from turnwise_calculator_demo.rewards import exact_match
 
 class CalculatorTool:
     """
-    The tool `calculator`: one arithmetic operation a call, with no session.
+    The tool `calculator`: computes arithmetic without a session.
 
     Args:
-        config: limits.
+        config: limit of operations per call.
     """
 
     def __init__(self, config: CalculatorConfig) -> None:
@@ -30,10 +30,10 @@ class CalculatorTool:
         return TOOL_SCHEMA
 
     async def create(self, task: Task) -> None:
-        """Begin nothing: a calculation stands alone."""
+        """Do nothing: calls are independent."""
 
     async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
-        """Compute `arguments["expression"]`; `ToolError` with what is wrong when it is not allowed or has no value."""
+        """Compute `arguments["expression"]`; raise `ToolError` with the reason if it is invalid or has no value."""
         try:
             value = evaluate_expression(arguments["expression"], max_operations=self._max_operations)
         except ValueError as error:
@@ -41,17 +41,17 @@ class CalculatorTool:
         return ToolResult(text=format_number(value))
 
     async def release(self, session: object) -> None:
-        """End nothing."""
+        """Do nothing: there is no session."""
 
 
 class ExactMatch:
-    """The reward `exact_match`: 1.0 where the last assistant message answers with the ground truth, 0.0 otherwise."""
+    """The reward `exact_match`: 1.0 if the last assistant message gives the ground truth, otherwise 0.0."""
 
     def score(self, episode: Episode) -> TrajectoryScore:
         """
         Score a finished episode.
 
-        One that ended with a tool call or a tool message, because a budget ran out, has no answer and gets 0.0.
+        An episode that reached a limit ends with a tool call or a tool message; it has no answer and scores 0.0.
 
         Raises:
             ValueError: the task's ground truth is not a whole number.

@@ -1,10 +1,10 @@
-"""The reward: is the final answer the right number?"""
+"""The reward: compares the final number of an answer with the ground truth."""
 
 import re
 from typing import Final
 
 _TOOL_CALL: Final = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
-"""A call is not an answer, so a number in it counts for nothing, be the call closed or cut off."""
+"""Matches a complete or truncated tool call; a number inside it is not an answer."""
 
 _NUMBER: Final = re.compile(
     r"""
@@ -20,44 +20,40 @@ _NUMBER: Final = re.compile(
 
 def exact_match(text: str, ground_truth: str) -> float:
     r"""
-    Scores the last number of an answer against the ground truth.
+    Compare the last number of an answer with the ground truth.
 
-    Tool calls are removed first. The last number that is left decides. It may have a sign (`-` or the minus sign
-    U+2212), thousands separators (`1,234`) and a fraction of zeros (`497.0`), and anything around it: `#### 497`,
-    `\boxed{497}`, `**497**`, `The answer is 497.`
+    Numbers in tool calls do not count. The number may have a sign (`-` or the minus sign U+2212), thousands separators
+    (`1,234`) and a fraction of zeros (`497.0`), and any text around it: `#### 497`, `\boxed{497}`, `**497**`,
+    `The answer is 497.`
 
     Args:
         text: The last assistant text of the episode.
-        ground_truth: The right answer, a whole number such as "497".
+        ground_truth: The correct answer, an integer such as "497".
 
     Returns:
-        1.0 where both are the same whole number; 0.0 otherwise, also where the text holds no number.
+        1.0 if both are the same integer, otherwise 0.0.
 
     Raises:
-        ValueError: The ground truth is not a whole number: the data is wrong, which no score should hide.
+        ValueError: The ground truth is not an integer: the data is wrong, and a score would hide the error.
     """
     expected = final_answer(ground_truth)
     if expected is None:
-        raise ValueError(f"ground truth {ground_truth!r} is not a whole number")
+        raise ValueError(f"ground truth is {ground_truth!r}, expected an integer")
     return float(final_answer(text) == expected)
 
 
 def final_answer(text: str) -> str | None:
     """
-    The last number of a text in one spelling: digits without leading zeros, `-` before them where negative.
+    Return the last number of a text in canonical form: no leading zeros, `-` if negative.
 
-    Args:
-        text: Any text; tool calls in it are passed over.
-
-    Returns:
-        The number, or None where there is none or where the last one is not whole.
+    Numbers in tool calls do not count. Returns None if there is no number or the last one is not an integer.
     """
     matches = list(_NUMBER.finditer(_TOOL_CALL.sub(" ", text)))
-    return _whole_number(matches[-1]) if matches else None
+    return _canonical_integer(matches[-1]) if matches else None
 
 
-def _whole_number(match: re.Match[str]) -> str | None:
-    """One spelling for a matched number; text, not int, because Python refuses to read more than 4300 digits."""
+def _canonical_integer(match: re.Match[str]) -> str | None:
+    # Text and not int: Python refuses to parse more than 4300 digits.
     if (match["fraction"] or "").strip("0"):
         return None
     digits = match["whole"].replace(",", "").lstrip("0") or "0"

@@ -1,8 +1,8 @@
 """
-The tasks: arithmetic of one to three steps, the same for the same seed, with a held-out split.
+Arithmetic tasks of one to three steps, reproducible by seed, with a held-out split.
 
-Which split an expression belongs to is a hash of its sorted numbers and symbols. So the splits are disjoint by
-construction, whatever the seeds, and no held-out expression is a training one in another order.
+A hash of the sorted numbers and symbols assigns an expression to a split. The splits are therefore disjoint for all
+seeds, and no held-out expression is a reordered training expression.
 
 Write a file of tasks with `python -m turnwise_calculator_demo.tasks --split test --num 64 --seed 0 --out tasks.jsonl`.
 """
@@ -25,22 +25,22 @@ from turnwise_calculator_demo.expressions import Operand, Operation, Step, rende
 Split = Literal["train", "test"]
 
 AGENT_NAME: Final = "tool_agent"
-"""The agent that plays a task, the name in each row's `agent_name`."""
+"""Value of `agent_name` in each row."""
 
 DATA_SOURCE: Final = "calculator"
-"""Where a row comes from, the name in each row's `data_source`."""
+"""Value of `data_source` in each row."""
 
 QUESTIONS: Final = ("What is {}?", "Calculate {}.", "Work out {}.")
-"""How a question is worded."""
+"""Templates of the question."""
 
 _TEST_SHARE: Final = 8
-"""One signature in eight is held out."""
+"""One in eight signatures is held out."""
 
 STEP_WEIGHTS: Final[Mapping[int, int]] = {1: 15, 2: 65, 3: 20}
-"""How often a task of one, two or three calls is drawn; more of the long ones are drawn again for their size."""
+"""Weights of tasks with one, two or three calls; long tasks with too large values are drawn again."""
 
 _LARGEST_VALUE: Final = 9999
-"""Values between steps and answers stay within four digits, which keeps episodes short."""
+"""Limit of intermediate values and answers; short numbers keep episodes short."""
 
 _EXAMPLES: Final = """
 examples:
@@ -52,14 +52,14 @@ examples:
 
 @frozen
 class Problem:
-    """One task: the question and the calls that answer it."""
+    """A task: the question and its expression."""
 
     question: str
     expression: Operation
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The calls, in order."""
+        """The calls that solve the task, in order."""
         return solve(self.expression)
 
     @property
@@ -68,29 +68,28 @@ class Problem:
         return self.steps[-1].result
 
 
-def split_of(expression: Operand) -> Split:
-    """The split an expression belongs to; the same for every order of its numbers and symbols."""
+def assign_split(expression: Operand) -> Split:
+    """Return the split of an expression; it does not depend on the order of numbers and symbols."""
     digest = hashlib.sha256(signature(expression).encode()).digest()
     return "test" if digest[0] % _TEST_SHARE == 0 else "train"
 
 
 def generate_problems(split: Split, seed: int, step_weights: Mapping[int, int] = STEP_WEIGHTS) -> Iterator[Problem]:
     """
-    An endless stream of problems of a split, the same for the same seed.
+    Yield an endless stream of problems, reproducible by seed.
+
+    Every intermediate value of a problem is between 1 and 9999.
 
     Args:
         split: `train` or `test`.
         seed: Any integer; streams of different seeds may share problems, streams of different splits never do.
-        step_weights: How often a problem of so many steps is drawn.
-
-    Yields:
-        Problems whose values, from step to step, are all between 1 and 9999.
+        step_weights: Weights of the numbers of steps.
     """
     source = random.Random(f"{split}-{seed}")
     while True:
         num_steps = source.choices(list(step_weights), weights=list(step_weights.values()))[0]
         expression = _draw_expression(source, num_steps)
-        if split_of(expression) == split and _has_small_values(expression):
+        if assign_split(expression) == split and _has_small_values(expression):
             yield Problem(source.choice(QUESTIONS).format(render(expression)), expression)
 
 
@@ -98,47 +97,46 @@ def generate_rows(
     split: Split, num: int, seed: int, step_weights: Mapping[int, int] = STEP_WEIGHTS
 ) -> list[dict[str, Any]]:
     """
-    The first `num` different problems of a stream as rows of a data file.
+    Return the first `num` distinct problems of a stream as rows of a data file.
 
     Args:
         split: `train` or `test`.
-        num: Rows wanted.
+        num: Number of rows.
         seed: The stream's seed.
-        step_weights: How often a problem of so many steps is drawn.
+        step_weights: Weights of the numbers of steps.
 
     Returns:
         Rows with the keys `prompt`, `agent_name`, `data_source`, `reward_model` and `extra_info`.
     """
-    problems = islice(_different(generate_problems(split, seed, step_weights)), num)
+    problems = islice(_drop_duplicates(generate_problems(split, seed, step_weights)), num)
     return [_row(problem, split, index) for index, problem in enumerate(problems)]
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Writes rows as JSON, one a line."""
+    """Write rows as JSON Lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def _draw_expression(source: random.Random, num_steps: int) -> Operation:
-    """A random tree of `num_steps` operations; nothing nests deeper on the right than one pair of parentheses."""
+    """Draw a random tree of `num_steps` operations; its right operands have at most one operation."""
     num_left = source.randrange(max(0, num_steps - 2), num_steps)
     left = _draw_operand(source, num_left)
     return Operation(left, source.choice("+-*"), _draw_operand(source, num_steps - 1 - num_left))
 
 
 def _draw_operand(source: random.Random, num_steps: int) -> Operand:
-    """A random tree, or a number of one or two digits."""
+    """Draw a random tree, or a number of one or two digits for no steps."""
     if num_steps:
         return _draw_expression(source, num_steps)
     return source.randint(2, 9) if source.random() < 1 / 3 else source.randint(10, 99)
 
 
 def _has_small_values(expression: Operation) -> bool:
-    """Whether every step gives a positive number of at most four digits."""
+    """Return whether every step's result is positive and has at most four digits."""
     return all(1 <= step.result <= _LARGEST_VALUE for step in solve(expression))
 
 
-def _different(problems: Iterator[Problem]) -> Iterator[Problem]:
-    """Drops problems whose expression came before."""
+def _drop_duplicates(problems: Iterator[Problem]) -> Iterator[Problem]:
     seen: set[Operation] = set()
     for problem in problems:
         if problem.expression not in seen:
@@ -147,7 +145,6 @@ def _different(problems: Iterator[Problem]) -> Iterator[Problem]:
 
 
 def _row(problem: Problem, split: Split, index: int) -> dict[str, Any]:
-    """One line of a data file."""
     return {
         "prompt": [{"role": "user", "content": problem.question}],
         "agent_name": AGENT_NAME,
@@ -162,47 +159,40 @@ def _row(problem: Problem, split: Split, index: int) -> dict[str, Any]:
     }
 
 
-def _step_weights(text: str) -> dict[int, int]:
-    """Reads how often a task of one, two and three calls is drawn."""
+def _parse_step_weights(text: str) -> dict[int, int]:
     try:
         weights = [int(each) for each in text.split(",")]
     except ValueError:
         weights = []
     if len(weights) != 3 or min(weights) < 0 or not any(weights):
-        raise argparse.ArgumentTypeError(f"{text!r} is not three whole numbers from 0 on, one of them above: 5,50,45")
+        raise argparse.ArgumentTypeError(f"expected three integers >= 0, not all 0, such as 5,50,45; got {text!r}")
     return dict(enumerate(weights, start=1))
 
 
-def _parser() -> argparse.ArgumentParser:
-    """The command line."""
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m turnwise_calculator_demo.tasks",
         description="Write calculator tasks as JSONL, one task a line.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--split", choices=get_args(Split), default="train", help="which split (default: train)")
-    parser.add_argument("--num", type=int, default=64, help="tasks to write (default: 64)")
+    parser.add_argument("--split", choices=get_args(Split), default="train", help="split of the tasks (default: train)")
+    parser.add_argument("--num", type=int, default=64, help="number of tasks (default: 64)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the stream (default: 0)")
     parser.add_argument(
         "--step-weights",
-        type=_step_weights,
+        type=_parse_step_weights,
         default=STEP_WEIGHTS,
         metavar="A,B,C",
-        help="how often a task of one, two and three calls is drawn (default: 15,65,20)",
+        help="weights of tasks with one, two and three calls (default: 15,65,20)",
     )
     parser.add_argument("--out", type=Path, required=True, help="file to write")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """
-    Runs the command line.
-
-    Args:
-        arguments: The arguments; None takes those of the process.
-    """
-    options = _parser().parse_args(arguments)
+    """Run the command; None uses `sys.argv`."""
+    options = _build_parser().parse_args(arguments)
     rows = generate_rows(options.split, options.num, options.seed, options.step_weights)
     write_rows(rows, options.out)
     print(f"wrote {len(rows)} {options.split} tasks to {options.out}")

@@ -1,9 +1,9 @@
 """
-Trains the demo model from scratch on CPU, in about a quarter of an hour on two idle cores.
+Trains the demo model from scratch on a CPU, in about a quarter of an hour on two idle cores.
 
-Two phases: first demonstrations without slips, from which the model learns to read an expression and to copy numbers,
-then demonstrations with slips, from which it learns how often to be wrong. The learning rate falls to zero within the
-second phase, so the probabilities it ends with are close to the slip rates.
+The first phase uses demonstrations without slips: the model learns to read expressions and to copy numbers. The second
+phase uses demonstrations with slips: the model learns the error rates. The learning rate decays to zero in the second
+phase, so the final probabilities are close to the slip rates.
 """
 
 import random
@@ -21,22 +21,22 @@ from turnwise_calculator_demo.tasks import Problem, generate_problems
 from turnwise_tiny_models import (
     Demonstration,
     FitConfig,
-    Recipe,
+    Training,
     batched,
     byte_level_tokenizer,
-    padded,
+    pad_demonstrations,
     tiny_qwen3,
     train_command,
 )
 
 SHIPPED_SLIPS: Final = SlipRates(digit=0.08, order=0.12, early=0.3, rushed=0.04)
-"""The rates of the shipped model: a solver that is right on about 48 % of the tasks."""
+"""Slip rates of the shipped model; a solver with these rates solves about 48 % of the tasks."""
 
 TAGS: Final = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""Tags that are tokens but not special, so that decoding without special tokens keeps them."""
+"""Tokens that are not special, so `skip_special_tokens` keeps them."""
 
 _STEP_WEIGHTS: Final = {1: 10, 2: 45, 3: 45}
-"""Long problems are the harder ones to read, so they are shown more often than they are asked."""
+"""Long problems are harder to read, so they are more frequent here than in the tasks."""
 
 _VOCAB_SIZE: Final = 384
 
@@ -44,12 +44,12 @@ _VOCAB_SIZE: Final = 384
 @frozen
 class TrainConfig(FitConfig):
     """
-    How to train, beside what every such training has.
+    Hyperparameters of the demo's training.
 
     Attributes:
-        clean_share: part of the demonstrations, from the first on, that hold no slips.
-        without_tools: part of the demonstrations whose prompt does not list the calculator.
-        slips: what the second phase imitates.
+        clean_share: share of the demonstrations in the first phase, which has no slips.
+        without_tools: share of the demonstrations whose prompt does not list the calculator.
+        slips: slip rates of the second phase.
     """
 
     clean_share: float = 0.6
@@ -60,25 +60,16 @@ class TrainConfig(FitConfig):
 _DEFAULTS: Final = TrainConfig(steps=1500)
 
 
-def recipe(config: TrainConfig) -> Recipe:
+def build_training(config: TrainConfig) -> Training:
     """Build tokenizer, model and batches."""
     template = files("turnwise_calculator_demo").joinpath("chat_template.jinja").read_text(encoding="utf-8")
     tokenizer = byte_level_tokenizer(_corpus(config), _VOCAB_SIZE, tags=TAGS, chat_template=template)
     stream = demonstrations(config, EpisodeEncoder(tokenizer))
-    return Recipe(tokenizer, tiny_qwen3(tokenizer), batched(stream, config.batch_size, padded))
+    return Training(tokenizer, tiny_qwen3(tokenizer), batched(stream, config.batch_size, pad_demonstrations))
 
 
 def demonstrations(config: TrainConfig, encoder: EpisodeEncoder) -> Iterator[Demonstration]:
-    """
-    An endless stream of encoded demonstrations for each phase in turn.
-
-    Args:
-        config: How to train.
-        encoder: The tokenizer's encoder.
-
-    Yields:
-        Token ids and, of the same length, whether the assistant wrote the token.
-    """
+    """Yield an endless stream of encoded demonstrations, first without slips and then with slips."""
     source = random.Random(config.seed)
     clean, noisy = NoisySolver(CLEAN, source), NoisySolver(config.slips, source)
     num_clean = round(config.steps * config.clean_share) * config.batch_size
@@ -88,7 +79,7 @@ def demonstrations(config: TrainConfig, encoder: EpisodeEncoder) -> Iterator[Dem
 
 
 def _encode(problem: Problem, solver: NoisySolver, encoder: EpisodeEncoder, *, with_tools: bool) -> Demonstration:
-    """One demonstration as ids and as the mask of what the assistant wrote."""
+    """Return the ids of one demonstration and the mask of the assistant's tokens."""
     ids = encoder.prompt(problem.question, with_tools=with_tools)
     mask = [False] * len(ids)
     for turn in solver.solve(problem):
@@ -100,7 +91,7 @@ def _encode(problem: Problem, solver: NoisySolver, encoder: EpisodeEncoder, *, w
 
 
 def _corpus(config: TrainConfig) -> Iterator[str]:
-    """Questions and demonstrations to learn the merges from."""
+    """Yield the texts that the tokenizer is trained on."""
     yield f"Tools: {TOOL_NAME}(expression)"
     yield "system\nuser\nassistant\n" * 100
     solver = NoisySolver(config.slips, random.Random(config.seed))
@@ -112,9 +103,9 @@ def _corpus(config: TrainConfig) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; None takes the arguments of the process."""
+    """Run the command; None uses `sys.argv`."""
     prog = "python -m turnwise_calculator_demo.train"
-    train_command(prog, "Train the calculator demo model from scratch on CPU.", _DEFAULTS, recipe, arguments)
+    train_command(prog, "Train the calculator demo model from scratch on a CPU.", _DEFAULTS, build_training, arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Registers the tool parser `hermes`: JSON between ``<tool_call>`` tags, as Hermes and Qwen models write it."""
+"""Registers the tool parser `hermes`, for JSON between ``<tool_call>`` tags as Hermes and Qwen models write it."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def make_hermes(config: HermesConfig, resources: Resources) -> ToolParser:
 
 @hookimpl
 def register_tool_parsers(registry: Registry[ToolParser]) -> None:
-    """Add `hermes`."""
+    """Register `hermes`."""
     registry.add("hermes", make_hermes, config=HermesConfig)

@@ -1,8 +1,8 @@
 """
-Reads one call: the JSON between the tags becomes a `ToolCall`, or a `ToolCall` that says what is wrong with it.
+Builds a `ToolCall` from the JSON of one call. A malformed call becomes a `ToolCall` with an error for the model.
 
-Stricter than `json` where its leniency would hide a mistake of the model or hurt later: keys given twice, numbers that
-JSON does not have, lone surrogates and bottomless nesting are refused.
+The module is stricter than `json`, whose leniency would hide mistakes of the model or cause failures later: it rejects
+duplicate keys, numbers outside JSON, lone surrogates and excessive nesting.
 """
 
 from __future__ import annotations
@@ -29,32 +29,31 @@ _KINDS: Final = {
 
 
 class MalformedError(ValueError):
-    """A call cannot be read; the text says why, for the model."""
+    """A call is malformed; the text tells the model why."""
 
 
 def skip_space(text: str, start: int) -> int:
-    """Return the index of the first character from `start` on that is no white space."""
+    """Return the index of the first character at or after `start` that is not white space."""
     match = _SPACE.match(text, start)
     return match.end() if match else start
 
 
 def read_json(text: str, start: int) -> tuple[Any, int]:
     """
-    Read the JSON value that begins at `start`, white space aside.
+    Read the JSON value that starts at `start` or after white space.
 
     Returns:
         value: the JSON value.
-        stop: index after it.
+        stop: index after the value.
 
     Raises:
-        MalformedError: there is none; positions in its text count from `start`.
+        MalformedError: there is no JSON value; positions in the text count from `start`.
     """
-    begin = skip_space(text, start)
     try:
-        return _DECODER.raw_decode(text, begin)
+        return _DECODER.raw_decode(text, skip_space(text, start))
     except json.JSONDecodeError as error:
-        what = error.msg.removesuffix(" at")
-        raise MalformedError(f"it is not valid JSON: {what} at character {error.pos - start}") from error
+        reason = error.msg.removesuffix(" at")
+        raise MalformedError(f"it is not valid JSON: {reason} at character {error.pos - start}") from error
     except RecursionError as error:
         raise MalformedError("its JSON is nested too deeply") from error
     except MalformedError:
@@ -63,25 +62,25 @@ def read_json(text: str, start: int) -> tuple[Any, int]:
         raise MalformedError(f"it is not valid JSON: {error}") from error
 
 
-def to_call(value: Any, raw: str, max_depth: int) -> ToolCall:
-    """Make a call of a JSON value that was read from `raw`."""
+def build_call(value: Any, raw: str, max_depth: int) -> ToolCall:
+    """Build a call, or a malformed call, from the JSON value of the text `raw`."""
     name = value.get("name") if isinstance(value, dict) else None
     try:
         if not isinstance(value, dict):
-            raise MalformedError(f"expected a JSON object, got {_KINDS[type(value)]}")  # noqa: TRY301 - told to the model
-        _refuse_odd(value, raw, max_depth)
-        return ToolCall(name=_name(value), arguments=_arguments(value, max_depth), raw=raw)
+            raise MalformedError(f"expected a JSON object, got {_KINDS[type(value)]}")  # noqa: TRY301 - caught below, for the model
+        _check_value(value, raw, max_depth)
+        return ToolCall(name=_read_name(value), arguments=_read_arguments(value, max_depth), raw=raw)
     except MalformedError as error:
-        return malformed(str(error), raw, name if isinstance(name, str) else "")
+        return malformed_call(str(error), raw, name if isinstance(name, str) else "")
 
 
-def malformed(why: str, raw: str, name: str = "") -> ToolCall:
-    """Return a call that cannot be run, with a text that tells the model how to write it."""
+def malformed_call(why: str, raw: str, name: str = "") -> ToolCall:
+    """Return a call that cannot run, with an error that tells the model how to write one."""
     form = 'Write {"name": "<tool>", "arguments": {...}} between the tags of a tool call.'
     return ToolCall(name=name, error=f"Error: this tool call is malformed: {why}. {form}", raw=raw)
 
 
-def _name(value: dict[str, Any]) -> str:
+def _read_name(value: dict[str, Any]) -> str:
     if "name" not in value:
         raise MalformedError('the key "name" is missing')
     name = value["name"]
@@ -92,34 +91,34 @@ def _name(value: dict[str, Any]) -> str:
     return name
 
 
-def _arguments(value: dict[str, Any], max_depth: int) -> dict[str, Any]:
+def _read_arguments(value: dict[str, Any], max_depth: int) -> dict[str, Any]:
     if "arguments" not in value:
-        # Only a call that names nothing else means "no arguments"; other keys are arguments in the wrong place.
+        # Other keys are arguments that the model put in the wrong place, so only a name alone means "no arguments".
         if value.keys() - {"name"}:
             raise MalformedError('the key "arguments" is missing')
         return {}
     arguments = value["arguments"]
     if isinstance(arguments, str):
-        arguments = _decoded(arguments, max_depth)
+        arguments = _decode_arguments(arguments, max_depth)
     if not isinstance(arguments, dict):
         raise MalformedError(f'"arguments" must be a JSON object, got {_KINDS[type(arguments)]}')
     return arguments
 
 
-def _decoded(text: str, max_depth: int) -> Any:
-    """Decode arguments that were written as a JSON string, as the OpenAI form has them."""
+def _decode_arguments(text: str, max_depth: int) -> Any:
+    """Decode arguments in a JSON string, as in the OpenAI format."""
     try:
         value, stop = read_json(text, 0)
         if skip_space(text, stop) != len(text):
-            raise MalformedError("there is text after its JSON")  # noqa: TRY301 - named with the key below
-        _refuse_odd(value, text, max_depth)
+            raise MalformedError("there is text after its JSON")  # noqa: TRY301 - the key is added below
+        _check_value(value, text, max_depth)
     except MalformedError as error:
         raise MalformedError(f'"arguments" is a string, and {error}') from error
     return value
 
 
-def _refuse_odd(value: Any, raw: str, max_depth: int) -> None:
-    # Both checks walk the value, so they are made only where the text leaves them possible.
+def _check_value(value: Any, raw: str, max_depth: int) -> None:
+    # Both checks walk the whole value, so each runs only if the text can fail it.
     if raw.count("[") + raw.count("{") > max_depth and _deeper_than(value, max_depth):
         raise MalformedError(f"its JSON is nested more than {max_depth} levels deep")
     if "\\u" in raw and _has_lone_surrogate(value):
@@ -147,23 +146,25 @@ def _has_lone_surrogate(value: Any) -> bool:
     return False
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise MalformedError(f"the key {json.dumps(twice)} is given twice")
+        duplicate = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise MalformedError(f"the key {json.dumps(duplicate)} is given twice")
     return value
 
 
-def _finite(text: str) -> float:
+def _parse_float(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise MalformedError(f"the number {text} is too large")
     return number
 
 
-def _no_constant(name: str) -> float:
+def _reject_constant(name: str) -> float:
     raise MalformedError(f"{name} is not JSON")
 
 
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant)
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_build_object, parse_float=_parse_float, parse_constant=_reject_constant
+)

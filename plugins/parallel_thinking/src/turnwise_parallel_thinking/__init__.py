@@ -1,7 +1,7 @@
 """
-Parallel thinking in the way of Parallel-R1 (arXiv:2509.07980): the agent `parallel_thinking`, the reward `parallel_r1`.
+Parallel thinking as in Parallel-R1 (arXiv:2509.07980): the agent `parallel_thinking` and the reward `parallel_r1`.
 
-`model_dir` is the folder of a tiny model that was trained to open blocks of paths.
+`model_dir` returns the folder of a tiny model that is trained to open blocks of paths.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ __all__ = ["make_parallel_r1", "make_parallel_thinking", "model_dir", "register_
 
 
 def model_dir() -> Path:
-    """Return the folder of the shipped model, as `from_pretrained` and every engine take it."""
+    """Return the folder of the shipped model, for `from_pretrained` and for every engine."""
     return Path(__file__).parent / "model"
 
 
 def make_parallel_thinking(config: ParallelThinkingConfig, resources: Resources) -> Agent:
-    """Build the agent; `ConfigError` when the run lacks a chat template or a tag is not one token."""
+    """Build the agent; `ConfigError` if the run has no chat template, or a tag is not one token."""
     from turnwise_parallel_thinking.agent import ParallelThinking
 
     return ParallelThinking(config, resources)
 
 
 def make_parallel_r1(config: ParallelR1Config, resources: Resources) -> Reward:
-    """Build the reward; it needs nothing of the run."""
+    """Build the reward, which needs no resources."""
     from turnwise_parallel_thinking.reward import ParallelR1
 
     return ParallelR1(config)
@@ -35,11 +35,11 @@ def make_parallel_r1(config: ParallelR1Config, resources: Resources) -> Reward:
 
 @hookimpl
 def register_agents(registry: Registry[Agent]) -> None:
-    """Add `parallel_thinking`."""
+    """Register `parallel_thinking`."""
     registry.add("parallel_thinking", make_parallel_thinking, config=ParallelThinkingConfig)
 
 
 @hookimpl
 def register_rewards(registry: Registry[Reward]) -> None:
-    """Add `parallel_r1`."""
+    """Register `parallel_r1`."""
     registry.add("parallel_r1", make_parallel_r1, config=ParallelR1Config)

@@ -1,11 +1,11 @@
 """
-The agent: the model opens a block, explores it in paths that do not see each other, sums up, and goes on.
+The agent `parallel_thinking`: the model opens a block, explores it in paths that do not see each other, and sums up.
 
-What the model samples is an action; the tags that it does not write are forced. Where blocks and paths begin and end is
-known from the record and never looked for in token ids, so tags in a prompt, or astray in a path, change nothing. What
-a checkpoint needs besides the record is in `Episode.memory`, as JSON values:
+Sampled tokens are actions, and tags that the model does not write are forced. The record, and never the token ids, says
+where blocks and paths start and end, so tags in a prompt, or in the wrong place in a path, change nothing. A checkpoint
+needs the record and `Episode.memory`, which holds JSON values:
 
-    blocks       blocks that were joined
+    blocks       blocks that are joined
     spoke        whether the last message is the model's
 """
 
@@ -21,16 +21,16 @@ import numpy as np
 from turnwise import Episode, Resources, SamplingParams, State
 from turnwise.errors import BudgetExhausted, ConfigError, EpisodeEnd
 from turnwise.layout import Objective
-from turnwise.trajectory import Path
+from turnwise.record.trajectory import Path
 from turnwise_parallel_thinking.config import ParallelThinkingConfig
-from turnwise_parallel_thinking.tag_ids import tag_ids
+from turnwise_parallel_thinking.tag_ids import encode_tags
 
 _SUMMARY_AND_ANSWER = 3
-"""Tokens that are kept back when a block opens: one of a summary, its closing tag, and one of the answer."""
+"""Tokens that stay reserved when a block opens: one of a summary, its closing tag, and one of the answer."""
 
 
 class Phase(StrEnum):
-    """What the model is asked for next."""
+    """The next part that the model writes."""
 
     MAIN = "main"
     PATHS = "paths"
@@ -39,14 +39,14 @@ class Phase(StrEnum):
 
 class ParallelThinking:
     """
-    Serves any number of episodes at once and keeps nothing about any.
+    Runs blocks of paths. It keeps no state, so one agent serves concurrent episodes.
 
     Args:
         config: paths, blocks, tags and limits.
-        resources: with a chat template.
+        resources: chat template.
 
     Raises:
-        ConfigError: there is no chat template, or a tag is not one token.
+        ConfigError: the run has no chat template, or a tag is not one token.
     """
 
     def __init__(self, config: ParallelThinkingConfig, resources: Resources) -> None:
@@ -54,66 +54,66 @@ class ParallelThinking:
             raise ConfigError("agent 'parallel_thinking' needs a tokenizer: the run needs a model with a chat template")
         self._config = config
         self._chat = resources.chat
-        self._ids = tag_ids(config.tags, resources.chat.tokenizer)
+        self._ids = encode_tags(config.tags, resources.chat.tokenizer)
 
     async def step(self, episode: Episode) -> State | str:
-        """Make one transition."""
         if self._config.objective != "auto":
             episode.objective = Objective(self._config.objective)
         if episode.state == State.PENDING:
-            return self._begin(episode)
+            return self._start(episode)
         try:
             match episode.state:
                 case Phase.MAIN:
-                    return await self._main(episode)
+                    return await self._write_main(episode)
                 case Phase.PATHS:
-                    return await self._paths(episode)
+                    return await self._write_paths(episode)
                 case Phase.SUMMARY:
-                    return await self._summary(episode)
+                    return await self._write_summary(episode)
         finally:
-            # What a budget or a deadline cut counts for the reward as far as it went.
-            self._speak(episode)
+            # The reward also reads a message that a budget or a deadline has truncated.
+            self._update_message(episode)
         raise ValueError(f"parallel_thinking has no state {episode.state!r}")
 
-    def _begin(self, episode: Episode) -> str:
+    def _start(self, episode: Episode) -> str:
         if self._config.prompt_suffix:
-            _append(episode.messages, self._config.prompt_suffix)
+            _append_to_user_message(episode.messages, self._config.prompt_suffix)
         episode.begin(self._chat.prompt(episode.messages))
         episode.memory.update(blocks=0, spoke=False)
         return Phase.MAIN
 
-    async def _main(self, episode: Episode) -> State | str:
-        """Let the model write until it opens a block that it may open, or to its end."""
-        # One token goes to the tag that opens the block.
-        may_fork = episode.memory["blocks"] < self._config.max_blocks and self._share(episode.remaining_tokens - 1) > 0
+    async def _write_main(self, episode: Episode) -> State | str:
+        """Let the model write until it opens an allowed block or ends its turn."""
+        # The tag that opens the block takes one token.
+        path_budget = self._path_budget(episode.remaining_tokens - 1)
+        may_fork = episode.memory["blocks"] < self._config.max_blocks and path_budget > 0
         stops = (self._ids.block,) if may_fork else ()
         result = await episode.generate(stop_token_ids=stops)
         if not may_fork or result.stop_reason != self._ids.block:
             return State.TERMINATED
-        if self._share(episode.remaining_tokens) < 1:
-            raise BudgetExhausted("no block fits any more that leaves room for an answer")
+        if self._path_budget(episode.remaining_tokens) < 1:
+            raise BudgetExhausted("the remaining tokens have no room for a block and an answer")
         for path in episode.trajectory.fork(self._config.num_paths):
             episode.force(self._ids.path, record=path)
         return Phase.PATHS
 
-    def _share(self, room: int) -> int:
-        """Return how many tokens each path may sample when a block opens with this much room."""
+    def _path_budget(self, num_tokens: int) -> int:
+        """Return the number of tokens that each path may sample if a block opens with `num_tokens` left."""
         num_paths = self._config.num_paths
-        # A path has two tags besides what it samples.
-        left = room - 2 * num_paths - len(self._ids.join) - _SUMMARY_AND_ANSWER
+        # A path has two tags besides its sampled tokens.
+        left = num_tokens - 2 * num_paths - len(self._ids.join) - _SUMMARY_AND_ANSWER
         return min(self._config.max_path_tokens, left // num_paths)
 
-    async def _paths(self, episode: Episode) -> str:
-        """Let every path go on to its end, all at once, and join them."""
+    async def _write_paths(self, episode: Episode) -> str:
+        """Complete all paths concurrently, and join them."""
         paths = episode.trajectory.open_paths
-        share = self._share(episode.remaining_tokens + len(paths) * len(self._ids.path))
-        await _all([self._path(episode, path, share) for path in paths])
+        max_tokens = self._path_budget(episode.remaining_tokens + len(paths) * len(self._ids.path))
+        await _await_all([self._write_path(episode, path, max_tokens) for path in paths])
         episode.trajectory.join(paths)
         episode.force(self._ids.join)
         episode.memory["blocks"] += 1
         return Phase.SUMMARY
 
-    async def _path(self, episode: Episode, path: Path, max_tokens: int) -> None:
+    async def _write_path(self, episode: Episode, path: Path, max_tokens: int) -> None:
         result = await episode.generate(
             self._path_sampling(episode, path.index),
             record=path,
@@ -130,11 +130,11 @@ class ParallelThinking:
         sampling = episode.sampling if temperature is None else episode.sampling.with_(temperature=temperature)
         return sampling.with_(seed=config.path_seeds[index]) if config.path_seeds else sampling
 
-    async def _summary(self, episode: Episode) -> str:
-        """Let the model sum up, and leave room for an answer."""
+    async def _write_summary(self, episode: Episode) -> str:
+        """Let the model write the summary, and leave room for an answer."""
         room = episode.remaining_tokens - (_SUMMARY_AND_ANSWER - 1)
         if room < 1:
-            raise BudgetExhausted("no summary fits any more that leaves room for an answer")
+            raise BudgetExhausted("the remaining tokens have no room for a summary and an answer")
         limit = self._config.max_summary_tokens
         result = await episode.generate(
             max_tokens=room if limit is None else min(room, limit),
@@ -145,8 +145,8 @@ class ParallelThinking:
             episode.force(np.array([self._ids.end_summary], np.int32))
         return Phase.MAIN
 
-    def _speak(self, episode: Episode) -> None:
-        """Keep the model's message as far as it is written."""
+    def _update_message(self, episode: Episode) -> None:
+        """Replace the model's message by its text so far."""
         trajectory = episode.trajectory
         ids = np.concatenate([trajectory.response_ids, *(path.own_ids for path in trajectory.open_paths)])
         if not len(ids):
@@ -157,8 +157,8 @@ class ParallelThinking:
         episode.memory["spoke"] = True
 
 
-def _append(messages: list[Any], text: str) -> None:
-    """Append a text to the last user message."""
+def _append_to_user_message(messages: list[Any], text: str) -> None:
+    """Append a text to the last user message, or add one if there is none."""
     for index in reversed(range(len(messages))):
         if messages[index].get("role") == "user":
             content = messages[index].get("content") or ""
@@ -168,18 +168,18 @@ def _append(messages: list[Any], text: str) -> None:
     messages.append({"role": "user", "content": text})
 
 
-async def _all(paths: Sequence[Coroutine[Any, Any, None]]) -> None:
+async def _await_all(paths: Sequence[Coroutine[Any, Any, None]]) -> None:
     """
-    Await all paths, and then raise what was raised, a failure rather than a signal.
+    Await all paths, and then raise the first failure, or the first signal that ends the episode.
 
-    A task group alone would cancel the others at the first signal, and what they had sampled would be lost.
+    A task group alone would cancel the other paths at the first signal, and their sampled tokens would be lost.
     """
     raised: list[Exception] = []
 
     async def run(path: Coroutine[Any, Any, None]) -> None:
         try:
             await path
-        except Exception as error:  # noqa: BLE001 - raised below, when all have come back
+        except Exception as error:  # noqa: BLE001 - raised below, when all paths have ended
             raised.append(error)
 
     async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""What a response answers, and whether that is right: by the normal form of DAPO (arXiv:2503.14476) and Minerva."""
+"""Extracts the answer of a response and compares it in the normal form of DAPO (arXiv:2503.14476) and Minerva."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _REMOVED: Final = (
     "childrentickets", "multiples", "\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2", "\\text{}^3", "\\text{\n}",
     r"\mathrm{th}", r"^\circ", r"^{\circ}", r"\;", r",\!", "{,}", '"', "\\dots",
 )  # fmt: skip
-"""What says nothing about the value; taken out in this order."""
+"""Texts without meaning for the value, which are removed in this order."""
 
 
-def last_answer(text: str, prefix: str, tail_chars: int) -> str | None:
-    """Return what stands behind the last `prefix` on its line, among the last characters of a text; None if nothing."""
+def extract_last_answer(text: str, prefix: str, tail_chars: int) -> str | None:
+    """Return the rest of the line after the last `prefix` in the last `tail_chars` characters; None if it is empty."""
     found = re.findall(f"(?i){re.escape(prefix)}[ \t]*([^\n]+)", text[-tail_chars:])
     return found[-1].strip() if found else None
 
 
-def is_right(answer: str, truth: str) -> bool:
-    """Return whether an answer and the ground truth have one normal form."""
-    return normal_form(answer) == normal_form(truth)
+def is_correct(answer: str, truth: str) -> bool:
+    """Return whether an answer and the ground truth have the same normal form."""
+    return normalize(answer) == normalize(truth)
 
 
-def normal_form(answer: str) -> str:
-    """Return an answer without units, dollars and boxes, with one spelling of fractions, and no commas in numbers."""
+def normalize(answer: str) -> str:
+    """Remove units, dollars, boxes and commas from an answer, and unify the notation of fractions and roots."""
     answer = answer.split("=")[-1].strip()
     for removed in _REMOVED:
         answer = answer.replace(removed, "")

@@ -18,12 +18,12 @@ class Tags:
 
     Attributes:
         block: opens a block; the model writes it.
-        end_block: closes it; forced.
+        end_block: closes a block; forced.
         path: opens a path; forced.
-        end_path: closes it; the model writes it, or it is forced.
+        end_path: closes a path; the model writes it, or it is forced.
         summary: opens the summary; forced.
-        end_summary: closes it; the model writes it, or it is forced.
-        separator: text between the end of a block and its summary; forced, and may be of any number of tokens.
+        end_summary: closes the summary; the model writes it, or it is forced.
+        separator: text between a block and its summary; forced, and of any number of tokens.
     """
 
     block: str = field(default="<Parallel>", validator=validators.min_len(1))
@@ -35,7 +35,7 @@ class Tags:
     separator: str = "\n"
 
     def __attrs_post_init__(self) -> None:
-        """Refuse a tag that stands for two things."""
+        """Check that all tags differ; `ValueError` when two are equal."""
         names = [value for name, value in asdict(self).items() if name != "separator"]
         if len(set(names)) != len(names):
             raise ValueError(f"the tags must differ: {', '.join(names)}")
@@ -44,21 +44,22 @@ class Tags:
 @frozen(kw_only=True)
 class ParallelThinkingConfig:
     """
-    How blocks are opened, and what their paths may use.
+    Number and limits of blocks and paths, and sampling of paths.
 
     Attributes:
         num_paths: paths of every block.
-        max_blocks: blocks of an episode; the model then goes on to its answer, and a block that it opens is text.
-        max_path_tokens: most tokens that a path samples; a smaller budget is shared by the paths.
-        max_summary_tokens: most tokens that a summary samples; null leaves it to the budget.
-        path_temperature: of paths in training; null is the run's.
-        validation_path_temperature: of paths in validation; null is the run's.
-        path_seeds: a seed for each path; empty derives them from the run's. For engines with seeds, and for requests
-            with layouts of the engine `transformers`.
+        max_blocks: most blocks of an episode; after the last one, a tag that opens a block is text.
+        max_path_tokens: most tokens that a path samples; a smaller budget is divided evenly among the paths.
+        max_summary_tokens: most tokens that a summary samples; null lets only the budget limit it.
+        path_temperature: temperature of paths in training; null uses the run's.
+        validation_path_temperature: temperature of paths in validation; null uses the run's.
+        path_seeds: a seed for each path; empty derives the seeds from the run's. Engines without seeds ignore them,
+            except for requests with layouts to the engine `transformers`.
         prompt_suffix: appended to the last user message.
-        tags: the tags.
-        objective: `exact` samples under the layout that is trained and needs an engine that takes layouts; `expanded`
-            serves every engine and trains each path in the context that the engine saw; `auto` is exact where it can.
+        tags: tags of blocks, paths and summaries.
+        objective: `exact` samples under the trained layout and needs an engine with layouts; `expanded` works with
+            every engine and trains each path in the context that the engine saw; `auto` is `exact` if the engine has
+            layouts.
     """
 
     num_paths: int = field(default=2, validator=_at_least_one)
@@ -77,26 +78,27 @@ class ParallelThinkingConfig:
     @path_seeds.validator
     def _check_path_seeds(self, _attribute: Attribute[tuple[int, ...]], value: tuple[int, ...]) -> None:
         if value and len(value) != self.num_paths:
-            raise ValueError(f"'path_seeds' must be empty or hold one for each of {self.num_paths} paths: {value}")
+            raise ValueError(f"'path_seeds' must be empty or have one seed for each of {self.num_paths} paths: {value}")
 
 
 @frozen(kw_only=True)
 class ParallelR1Config:
     """
-    What an episode is worth, in the way of Parallel-R1.
+    Scheme of the reward, as in Parallel-R1, and extraction of the answer.
 
     Attributes:
-        scheme: `accuracy`: 1 right, -1 wrong. `alternating`: of `period` steps the first `num_accuracy_steps` as
-            accuracy, the others 1.2 for a right answer with well-formed blocks, 1 for one without a block, -1 else;
-            validation is always by accuracy. `format`: 1 for at least one block and all well-formed, -1 else.
-            `times_parallel`: 1 for a right answer with well-formed blocks, -1 else. `diversity`: -1 wrong; right, 1
-            without well-formed blocks, else 1.2 less 0.2 times the self-BLEU of the paths.
-        period: training steps of one turn of the schedule.
-        num_accuracy_steps: how many of them score accuracy alone, the first ones.
-        bonus: what `alternating` gives for a right answer with well-formed blocks.
-        min_paths: paths that a well-formed block has at least.
-        answer_prefix: what the answer stands behind.
-        tail_chars: characters at the end of the response in which the answer is looked for.
+        scheme: `accuracy`: 1 for a right answer, else -1. `alternating`: the first `num_accuracy_steps` of every
+            `period` steps score accuracy; the other steps score `bonus` for a right answer with well-formed blocks, 1
+            for a right answer without a block, else -1; validation scores accuracy. `format`: 1 if there is a block
+            and all blocks are well-formed, else -1. `times_parallel`: 1 for a right answer with well-formed blocks,
+            else -1. `diversity`: -1 for a wrong answer, 1 for a right one without well-formed blocks, else 1.2 minus
+            0.2 times the self-BLEU of the paths.
+        period: training steps in one cycle of `alternating`.
+        num_accuracy_steps: number of steps at the start of a cycle that score accuracy.
+        bonus: score of `alternating` for a right answer with well-formed blocks.
+        min_paths: fewest paths of a well-formed block.
+        answer_prefix: text that precedes the answer on its line.
+        tail_chars: number of characters at the end of the response that may contain the answer.
         tags: the agent's tags.
     """
 

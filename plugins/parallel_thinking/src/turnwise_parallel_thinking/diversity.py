@@ -1,4 +1,4 @@
-"""Self-BLEU: how much the paths of a block say the same (Zhu et al., arXiv:1802.01886)."""
+"""Self-BLEU, a measure of the similarity of a block's paths (Zhu et al., arXiv:1802.01886)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def self_bleu(texts: Sequence[str]) -> float:
 
 
 def _bleu(own: Sequence[str], others: Sequence[Sequence[str]]) -> float:
-    """Return BLEU with one added to the counts of orders above the first, so that short texts do not all score 0."""
+    """Return BLEU with smoothed counts above order 1 (one is added), because short texts would otherwise score 0."""
     if not own:
         return float(any(not other for other in others))
     logs = []

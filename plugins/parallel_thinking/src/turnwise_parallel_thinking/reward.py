@@ -1,4 +1,4 @@
-"""The reward: is the answer right, were paths opened, is all well formed, do the paths differ."""
+"""The reward `parallel_r1`, from the answer, the blocks, their format, and the diversity of their paths."""
 
 from __future__ import annotations
 
@@ -6,96 +6,98 @@ from attrs import frozen
 
 from turnwise import Episode, TrajectoryScore
 from turnwise.errors import DataError
-from turnwise_parallel_thinking.answers import is_right, last_answer
+from turnwise_parallel_thinking.answers import extract_last_answer, is_correct
 from turnwise_parallel_thinking.config import ParallelR1Config
 from turnwise_parallel_thinking.diversity import self_bleu
-from turnwise_parallel_thinking.tagged_text import is_well_formed, paths_of
+from turnwise_parallel_thinking.tagged_text import extract_paths, is_well_formed
 
 
 @frozen
-class _Facts:
-    """What is scored: whether the answer is right, how many blocks were joined, whether all tags are in their place."""
+class _Evaluation:
+    """Facts about an episode, from which every scheme computes its score."""
 
-    right: bool
+    correct: bool
     num_blocks: int
     well_formed: bool
     self_bleu: float
 
     @property
     def parallel(self) -> bool:
-        """Whether there are blocks, and nothing is wrong with them."""
+        """Whether there are blocks and all are well formed."""
         return self.num_blocks > 0 and self.well_formed
 
 
 class ParallelR1:
     """
-    Scores an episode by one of the schemes of Parallel-R1.
+    Scores an episode by a scheme of Parallel-R1.
 
-    Blocks are counted in the record, so tags in a prompt count for nothing; whether tags are in their place is read
-    from what the model's message says.
+    Blocks are counted in the record, so tags in a prompt do not count. The format is checked in the model's message.
 
     Args:
-        config: the scheme and its numbers.
+        config: the scheme and its parameters.
     """
 
     def __init__(self, config: ParallelR1Config) -> None:
         self._config = config
 
     def score(self, episode: Episode) -> TrajectoryScore:
-        """Return the score of an episode; `DataError` when its task has no ground truth and the scheme needs one."""
-        facts = self._facts(episode)
+        """Return the score of an episode; `DataError` if the scheme needs a ground truth and the task has none."""
+        found = self._evaluate(episode)
         extra = {
-            "correct": float(facts.right),
-            "num_blocks": float(facts.num_blocks),
-            "well_formed": float(facts.well_formed),
-            "self_bleu": facts.self_bleu,
+            "correct": float(found.correct),
+            "num_blocks": float(found.num_blocks),
+            "well_formed": float(found.well_formed),
+            "self_bleu": found.self_bleu,
         }
-        return TrajectoryScore(value=self._value(facts, episode), extra=extra)
+        return TrajectoryScore(value=self._score(found, episode), extra=extra)
 
-    def _facts(self, episode: Episode) -> _Facts:
+    def _evaluate(self, episode: Episode) -> _Evaluation:
         config = self._config
         last = episode.messages[-1] if episode.messages else {}
         text = str(last.get("content") or "") if last.get("role") == "assistant" else ""
-        blocks = paths_of(text, config.tags)
-        return _Facts(
-            right=self._is_right(text, episode),
+        blocks = extract_paths(text, config.tags)
+        return _Evaluation(
+            correct=self._is_correct(text, episode),
             num_blocks=len({s.block for s in episode.trajectory.segments if s.block >= 0}),
             well_formed=is_well_formed(text, config.tags, config.min_paths),
             self_bleu=sum(map(self_bleu, blocks)) / len(blocks) if blocks else 0.0,
         )
 
-    def _is_right(self, text: str, episode: Episode) -> bool:
+    def _is_correct(self, text: str, episode: Episode) -> bool:
         truth = episode.task.ground_truth
         if truth is None or not str(truth).strip():
             if self._config.scheme == "format":
                 return False
-            raise DataError(f"task {episode.task.uid!r} (row {episode.task.sample_index}) has no ground truth")
-        answer = last_answer(text, self._config.answer_prefix, self._config.tail_chars)
-        return answer is not None and is_right(answer, str(truth))
+            raise DataError(
+                f"task {episode.task.uid!r} (row {episode.task.sample_index}) has no ground truth: set"
+                " reward_model.ground_truth in the data"
+            )
+        answer = extract_last_answer(text, self._config.answer_prefix, self._config.tail_chars)
+        return answer is not None and is_correct(answer, str(truth))
 
-    def _value(self, facts: _Facts, episode: Episode) -> float:
+    def _score(self, found: _Evaluation, episode: Episode) -> float:
         match self._config.scheme:
             case "format":
-                return _sign(facts.parallel)
+                return _sign(found.parallel)
             case "times_parallel":
-                return _sign(facts.right and facts.parallel)
+                return _sign(found.correct and found.parallel)
             case "diversity":
-                if not facts.right:
+                if not found.correct:
                     return -1.0
-                return 1.2 - 0.2 * facts.self_bleu if facts.parallel else 1.0
+                return 1.2 - 0.2 * found.self_bleu if found.parallel else 1.0
             case "alternating" if not self._scores_accuracy(episode):
-                return self._encouraging(facts)
-        return _sign(facts.right)
+                return self._score_parallel(found)
+        return _sign(found.correct)
 
     def _scores_accuracy(self, episode: Episode) -> bool:
-        # Steps count from 1. Validation must mean the same at every step.
-        turn = (episode.global_step - 1) % self._config.period
-        return episode.validation or turn < self._config.num_accuracy_steps
+        # Steps count from 1. Validation scores must be comparable across steps.
+        position = (episode.global_step - 1) % self._config.period
+        return episode.validation or position < self._config.num_accuracy_steps
 
-    def _encouraging(self, facts: _Facts) -> float:
-        if facts.right and facts.parallel:
+    def _score_parallel(self, found: _Evaluation) -> float:
+        if found.correct and found.parallel:
             return self._config.bonus
-        return _sign(facts.right and not facts.num_blocks)
+        return _sign(found.correct and not found.num_blocks)
 
 
 def _sign(good: bool) -> float:

@@ -1,4 +1,4 @@
-"""The tags as ids of a tokenizer."""
+"""Encodes the tags as token ids."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class TagIds:
     Ids of the tags.
 
     Attributes:
-        block: the model's own id that opens a block.
+        block: id that opens a block.
         path: (1,) ids that open a path.
-        end_path: the id that closes it.
-        join: ids between the last path and the summary.
-        end_summary: the id that closes a summary.
+        end_path: id that closes a path.
+        join: (J,) ids between the last path and the text of the summary.
+        end_summary: id that closes a summary.
     """
 
     block: int
@@ -31,12 +31,12 @@ class TagIds:
     end_summary: int
 
 
-def tag_ids(tags: Tags, tokenizer: Tokenizer) -> TagIds:
+def encode_tags(tags: Tags, tokenizer: Tokenizer) -> TagIds:
     """
-    Look the tags up.
+    Return the ids of the tags.
 
     Raises:
-        ConfigError: a tag is not one token, or two are the same.
+        ConfigError: a tag is not one token, or two tags are the same token.
     """
     ids: dict[str, int] = {}
     for name, tag in asdict(tags).items():
@@ -45,12 +45,12 @@ def tag_ids(tags: Tags, tokenizer: Tokenizer) -> TagIds:
         encoded = tokenizer.encode(tag)
         if len(encoded) != 1:
             raise ConfigError(
-                f"tag {tag!r} (tags.{name}) is {len(encoded)} tokens of this model: add it to the tokenizer as one, or"
-                " name tags that are"
+                f"tag {tag!r} (tags.{name}) is {len(encoded)} tokens of this model: add it to the tokenizer as one"
+                " token, or set tags that are single tokens"
             )
         ids[name] = encoded[0]
     if len(set(ids.values())) != len(ids):
-        raise ConfigError(f"tags are not told apart by this tokenizer: {ids}")
+        raise ConfigError(f"two tags are the same token of this model: {ids}; set tags with different ids")
     separator = tokenizer.encode(tags.separator) if tags.separator else []
     return TagIds(
         block=ids["block"],

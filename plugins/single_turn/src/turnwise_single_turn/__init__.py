@@ -1,4 +1,4 @@
-"""Registers the agent `single_turn`: a prompt, one turn of the model, the end."""
+"""Registers the agent `single_turn`, which lets the model write one turn."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def make_single_turn(config: SingleTurnConfig, resources: Resources) -> Agent:
 
 @hookimpl
 def register_agents(registry: Registry[Agent]) -> None:
-    """Add `single_turn`."""
+    """Register `single_turn`."""
     registry.add("single_turn", make_single_turn, config=SingleTurnConfig)

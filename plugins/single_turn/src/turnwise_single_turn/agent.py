@@ -1,4 +1,4 @@
-"""The agent itself: two transitions."""
+"""The agent `single_turn`: one transition starts the record, the next one lets the model answer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from turnwise_single_turn.config import SingleTurnConfig
 
 class SingleTurn:
     """
-    Asks the model once; keeps nothing between episodes.
+    Requests one turn of the model. It keeps no state between episodes.
 
     Args:
-        config: how the turn is asked for.
-        chat: the chat template.
+        config: prompt and length of the turn.
+        chat: renders prompts and decodes the turn.
 
     Raises:
         ConfigError: `chat` is None.
@@ -26,12 +26,11 @@ class SingleTurn:
         self._chat = chat
 
     async def step(self, episode: Episode) -> State:
-        """Open the record in the first step, and let the model answer in the second."""
         if episode.state == State.PENDING:
-            return self._begin(episode)
+            return self._start(episode)
         return await self._answer(episode)
 
-    def _begin(self, episode: Episode) -> State:
+    def _start(self, episode: Episode) -> State:
         messages, system_prompt = episode.messages, self._config.system_prompt
         if system_prompt and messages[0].get("role") != "system":
             messages.insert(0, {"role": "system", "content": system_prompt})

@@ -8,11 +8,11 @@ from attrs import field, frozen, validators
 @frozen(kw_only=True)
 class SingleTurnConfig:
     """
-    How the one turn is asked for.
+    Prompt and length of the turn.
 
     Attributes:
-        system_prompt: put first in conversations that have no system message; empty for none.
-        max_tokens: most tokens of the turn; null leaves it to the response budget.
+        system_prompt: inserted first in conversations that have no system message; empty inserts none.
+        max_tokens: most tokens of the turn; null lets only the response budget limit it.
     """
 
     system_prompt: str = ""

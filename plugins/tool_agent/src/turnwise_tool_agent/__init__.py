@@ -1,4 +1,4 @@
-"""Registers the agent `tool_agent`: turns with tools and a simulated user, in the way of verl's ToolAgentLoop."""
+"""Registers the agent `tool_agent`: turns with tools and a simulated user, as in verl's `ToolAgentLoop`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from turnwise_tool_agent.config import ToolAgentConfig
 
 
 def make_tool_agent(config: ToolAgentConfig, resources: Resources) -> Agent:
-    """Build the agent; `ConfigError` when the run lacks a chat template, or a parser for its tools."""
+    """Build the agent; `ConfigError` when the run has no chat template, or tools but no parser."""
     from turnwise_tool_agent.agent import ToolAgent
 
     return ToolAgent(config, resources)
@@ -15,5 +15,5 @@ def make_tool_agent(config: ToolAgentConfig, resources: Resources) -> Agent:
 
 @hookimpl
 def register_agents(registry: Registry[Agent]) -> None:
-    """Add `tool_agent`."""
+    """Register `tool_agent`."""
     registry.add("tool_agent", make_tool_agent, config=ToolAgentConfig)

@@ -1,12 +1,12 @@
 """
-The agent: PENDING, then turns of the model, each answered by tools or by the simulated user, until TERMINATED.
+The agent `tool_agent`: turns of the model alternate with responses of tools or replies of the simulated user.
 
-The last turn is always the model's: nothing is appended that it could not answer. What a checkpoint needs besides the
-record is in `Episode.memory`, as JSON values:
+The model has the last turn: a response is appended only if the model has room for another turn. A checkpoint needs the
+record and `Episode.memory`, which holds JSON values:
 
     assistant_turns, user_turns     counts so far
-    tool_rewards, turn_rewards      what single calls, and turns of the simulated user, earned
-    calls                           calls that the last turn asked for and that are not answered yet
+    tool_rewards, turn_rewards      rewards of tool calls, and of turns of the simulated user
+    calls                           calls of the last turn that have no response yet
     ended_by                        "answer", "interaction", "max_assistant_turns" or "max_user_turns"
 """
 
@@ -21,22 +21,22 @@ from turnwise import Episode, Message, Resources, State, ToolCall, ToolResult
 from turnwise.errors import BudgetExhausted, ConfigError
 from turnwise.types import TokenArray
 from turnwise_tool_agent.config import ToolAgentConfig
-from turnwise_tool_agent.truncation import truncated
+from turnwise_tool_agent.truncation import truncate
 
-MAX_ANSWERS: Final = 32
-"""Tool messages of one turn: the last of them answers all calls that are left."""
+MAX_RESPONSES: Final = 32
+"""Most tool messages of one turn; the last of them covers all remaining calls."""
 
 
 class ToolAgent:
     """
-    Serves any number of episodes at once and keeps nothing about any.
+    Runs turns with tools and a simulated user. It keeps no state, so one agent serves concurrent episodes.
 
     Args:
-        config: limits.
-        resources: with a chat template, a parser when there are tools, and perhaps a simulated user.
+        config: limits, and truncation of responses.
+        resources: chat template, tools with their parser, and optionally a simulated user.
 
     Raises:
-        ConfigError: the chat template is missing, or the parser while there are tools.
+        ConfigError: the run has no chat template, or tools but no parser.
     """
 
     def __init__(self, config: ToolAgentConfig, resources: Resources) -> None:
@@ -51,10 +51,9 @@ class ToolAgent:
         self._has_user = resources.interaction is not None
 
     async def step(self, episode: Episode) -> State:
-        """Make one transition."""
         match episode.state:
             case State.PENDING:
-                return self._begin(episode)
+                return self._start(episode)
             case State.GENERATING:
                 return await self._generate(episode)
             case State.PROCESSING_TOOLS:
@@ -63,7 +62,7 @@ class ToolAgent:
                 return await self._interact(episode)
         raise ValueError(f"tool_agent has no state {episode.state!r}")
 
-    def _begin(self, episode: Episode) -> State:
+    def _start(self, episode: Episode) -> State:
         messages, system_prompt = episode.messages, self._config.system_prompt
         if system_prompt and messages[0].get("role") != "system":
             messages.insert(0, {"role": "system", "content": system_prompt})
@@ -75,16 +74,16 @@ class ToolAgent:
         result = await episode.generate()
         memory = episode.memory
         memory["assistant_turns"] += 1
-        content, calls = self._read(result.token_ids)
-        memory["calls"] = _with_ids(calls, memory["assistant_turns"])
+        content, calls = self._parse_turn(result.token_ids)
+        memory["calls"] = _assign_ids(calls, memory["assistant_turns"])
         episode.messages.append(_assistant_message(content, memory["calls"]))
-        return self._after_turn(episode)
+        return self._next_state(episode)
 
-    def _read(self, token_ids: TokenArray) -> tuple[str, tuple[ToolCall, ...]]:
+    def _parse_turn(self, token_ids: TokenArray) -> tuple[str, tuple[ToolCall, ...]]:
         return (self._chat.text(token_ids), ()) if self._parser is None else self._parser.parse(token_ids)
 
-    def _after_turn(self, episode: Episode) -> State:
-        """Say who answers the model: tools, the user, or nobody."""
+    def _next_state(self, episode: Episode) -> State:
+        """Decide after a turn whether tools run, the user replies, or the episode ends."""
         memory, config = episode.memory, self._config
         if not memory["calls"] and not self._has_user:
             return _end(memory, "answer")
@@ -93,21 +92,21 @@ class ToolAgent:
         if config.max_user_turns is not None and memory["user_turns"] >= config.max_user_turns:
             return _end(memory, "max_user_turns")
         if episode.remaining_tokens == 0:
-            # A tool must not act for an answer that nobody could read.
-            raise BudgetExhausted("no token is left for an answer to the model's turn")
+            # A tool has side effects, so it must not run when the model could not read its response.
+            raise BudgetExhausted("no token is left for a response to the model's turn")
         return State.PROCESSING_TOOLS if memory["calls"] else State.INTERACTING
 
     async def _process_tools(self, episode: Episode) -> State:
         calls = episode.memory["calls"]
         if len(calls) > self._config.max_parallel_calls:
             episode.record_metric("max_parallel_calls_hit", 1)
-        results = await self._run(episode, [self._to_run(call, index) for index, call in enumerate(calls)])
+        results = await self._run(episode, [self._limited_call(call, index) for index, call in enumerate(calls)])
         episode.memory["tool_rewards"] += [result.reward for result in results if result.reward is not None]
-        shown = self._shown(results)
+        shown = self._limit_responses(results)
         messages = [self._tool_message(call, result) for call, result in zip(calls, shown, strict=False)]
         return self._continue(episode, messages)
 
-    def _to_run(self, call: Mapping[str, Any], index: int) -> ToolCall:
+    def _limited_call(self, call: Mapping[str, Any], index: int) -> ToolCall:
         limit = self._config.max_parallel_calls
         error = call["error"]
         if index >= limit and not error:
@@ -117,20 +116,20 @@ class ToolAgent:
     async def _run(self, episode: Episode, calls: Sequence[ToolCall]) -> list[ToolResult]:
         if len(calls) == 1:
             return [await episode.call_tool(calls[0])]
-        # At most max_parallel_calls of them reach a tool; the others are answered at once.
+        # At most max_parallel_calls of them reach a tool. The others carry an error, which is returned at once.
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(episode.call_tool(call)) for call in calls]
         return [task.result() for task in tasks]
 
     def _tool_message(self, call: Mapping[str, Any], result: ToolResult) -> Message:
         config = self._config
-        text = truncated(result.text, config.max_tool_response_length, config.tool_response_truncate_side)
+        text = truncate(result.text, config.max_tool_response_length, config.tool_response_truncate_side)
         return {"role": "tool", "tool_call_id": call["id"], "name": call["name"], "content": text}
 
-    def _shown(self, results: list[ToolResult]) -> list[ToolResult]:
-        # A model that repeats itself may write thousands of calls; each count of messages costs the chat template a
-        # proof of its own, and the budget is the model's.
-        most = max(MAX_ANSWERS, self._config.max_parallel_calls + 1)
+    def _limit_responses(self, results: list[ToolResult]) -> list[ToolResult]:
+        # A model that repeats itself may write thousands of calls. The chat template is verified once for each number
+        # of messages, and thousands of messages would exhaust the budget.
+        most = max(MAX_RESPONSES, self._config.max_parallel_calls + 1)
         if len(results) <= most:
             return results
         text = f"Error: this call and all after it were not run: {_too_many(self._config.max_parallel_calls)}"
@@ -145,7 +144,8 @@ class ToolAgent:
         return self._continue(episode, [{"role": "user", "content": reply.content}])
 
     def _continue(self, episode: Episode, messages: Sequence[Message]) -> State:
-        """Append an answer to the model; an answer that leaves it no room ends the episode and is not appended."""
+        """Append messages after the model's turn. If they leave no room for another turn, the episode ends instead."""
+        # `observe` raises when there is no room, before the messages are changed.
         episode.observe(self._chat.delta(messages, int(episode.trajectory.input_ids[-1])))
         episode.messages.extend(messages)
         episode.memory["user_turns"] += 1
@@ -162,11 +162,12 @@ def _end(memory: dict[str, Any], why: str) -> State:
     return State.TERMINATED
 
 
-def _with_ids(calls: Sequence[ToolCall], turn: int) -> list[dict[str, Any]]:
+def _assign_ids(calls: Sequence[ToolCall], turn: int) -> list[dict[str, Any]]:
     """
-    Return calls as JSON values.
+    Return calls with ids, as JSON values.
 
-    Ids name turn and place, so that they repeat from run to run; nine letters and digits are what every template takes.
+    An id consists of turn and position, so it is the same in every run. It has nine letters and digits, because some
+    chat templates accept no other form.
     """
     return [
         {
@@ -187,6 +188,6 @@ def _assistant_message(content: str, calls: Sequence[Mapping[str, Any]]) -> Mess
 
 
 def _openai_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a call in the OpenAI form, whose arguments are text; those of a malformed call are what was sampled."""
+    """Return a call in the OpenAI form, with arguments as text; for a malformed call this is the sampled text."""
     arguments = call["raw"] if call["error"] else json.dumps(call["arguments"], ensure_ascii=False)
     return {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": arguments}}

@@ -1,4 +1,4 @@
-"""Options of the agent `tool_agent`; the names are those of verl's `multi_turn` section."""
+"""Options of the agent `tool_agent`, with the names of verl's `multi_turn` section."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _at_least_one = validators.optional(validators.ge(1))
 @frozen(kw_only=True)
 class ToolAgentConfig:
     """
-    How long a conversation goes on, and what of a tool's answer the model sees.
+    Limits of a conversation, and truncation of tool responses.
 
     Attributes:
-        system_prompt: put first in conversations that have no system message; empty for none.
-        max_assistant_turns: turns of the model; null for as many as the budget holds.
-        max_user_turns: turns that answer the model, of tools or of the simulated user; null for any number.
-        max_parallel_calls: calls of one turn that are run, at the same time; each further one gets an error.
-        max_tool_response_length: most characters of one answer of a tool, the mark of the cut included.
-        tool_response_truncate_side: which part of a longer answer stays: `left` the beginning, `right` the end,
-            `middle` both ends (verl's meaning of these words).
+        system_prompt: inserted first in conversations that have no system message; empty inserts none.
+        max_assistant_turns: most turns of the model; null lets only the budget limit them.
+        max_user_turns: most turns that reply to the model, from tools or from the simulated user; null sets no limit.
+        max_parallel_calls: calls of one turn that run, concurrently; each further call returns an error.
+        max_tool_response_length: most characters of a tool's response, truncation mark included.
+        tool_response_truncate_side: part that truncation keeps: `left` the beginning, `right` the end, `middle` both
+            ends (as in verl).
     """
 
     system_prompt: str = ""

@@ -1,4 +1,4 @@
-"""Cuts long answers of tools."""
+"""Truncates long responses of tools."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Final, Literal
 MARK: Final = "...(truncated)..."
 
 
-def truncated(text: str, max_chars: int, kept: Literal["left", "right", "middle"]) -> str:
+def truncate(text: str, max_chars: int, kept: Literal["left", "right", "middle"]) -> str:
     """
-    Return at most `max_chars` characters of a text, with a mark where something is missing.
+    Return at most `max_chars` characters of a text, with a mark in the gap.
 
     Args:
         text: any text.
-        max_chars: at least 1; where the mark itself does not fit, there is none.
-        kept: `left` keeps the beginning, `right` the end, `middle` both.
+        max_chars: at least 1; the mark is omitted where it does not fit.
+        kept: `left` keeps the beginning, `right` the end, `middle` both ends.
     """
     if len(text) <= max_chars:
         return text

@@ -1,7 +1,7 @@
 """
-Reasoning with programs in the way of ToRL (arXiv:2503.23383): the agent `torl_python` and the reward `torl_math`.
+Reasoning with programs as in ToRL (arXiv:2503.23383): the agent `torl_python` and the reward `torl_math`.
 
-`model_dir` is the folder of a tiny model that was trained to write such programs.
+`model_dir` returns the folder of a tiny model that is trained to write such programs.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ __all__ = ["make_torl_math", "make_torl_python", "model_dir", "register_agents",
 
 
 def model_dir() -> Path:
-    """Return the folder of the shipped model, as `from_pretrained` and every engine take it."""
+    """Return the folder of the shipped model, for `from_pretrained` and for every engine."""
     return Path(__file__).parent / "model"
 
 
 def make_torl_python(config: TorlPythonConfig, resources: Resources) -> Agent:
-    """Build the agent; `ConfigError` when the run lacks a chat template or the tool that runs code."""
+    """Build the agent; `ConfigError` if the run has no chat template, or not the tool that runs code."""
     from turnwise_torl_python.agent import TorlPython
 
     return TorlPython(config, resources)
 
 
 def make_torl_math(config: TorlMathConfig, resources: Resources) -> Reward:
-    """Build the reward; it needs nothing of the run."""
+    """Build the reward, which needs no resources."""
     from turnwise_torl_python.reward import TorlMath
 
     return TorlMath(config)
@@ -35,11 +35,11 @@ def make_torl_math(config: TorlMathConfig, resources: Resources) -> Reward:
 
 @hookimpl
 def register_agents(registry: Registry[Agent]) -> None:
-    """Add `torl_python`."""
+    """Register `torl_python`."""
     registry.add("torl_python", make_torl_python, config=TorlPythonConfig)
 
 
 @hookimpl
 def register_rewards(registry: Registry[Reward]) -> None:
-    """Add `torl_math`."""
+    """Register `torl_math`."""
     registry.add("torl_math", make_torl_math, config=TorlMathConfig)

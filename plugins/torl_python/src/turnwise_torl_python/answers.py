@@ -8,11 +8,11 @@ from typing import Final
 _BRACE: Final = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 
-def last_boxed(text: str) -> str | None:
+def extract_last_boxed(text: str) -> str | None:
     r"""
-    Return what the last complete `\boxed{...}` of a text holds, or None.
+    Return the content of the last complete `\boxed{...}` of a text, or None.
 
-    Braces are counted, escaped ones are not; one pass over the text, whatever it holds.
+    Braces must balance, except escaped ones. The time is linear in the length of the text.
     """
     found: tuple[int, int] | None = None
     open_braces: list[int | None] = []

@@ -1,9 +1,9 @@
 """
-Finds python blocks in what the model wrote.
+Extracts python blocks from the text of a model.
 
-A block opens with ```python at the end of a line, and closes with the next ``` that has no word behind it. A second
-opening before the closing begins the block anew: the model forgot to close the first. A fence inside a string or a
-comment of the program belongs to the program; outside of them Python has no backticks.
+A block opens with ```python at the end of a line, and closes with the next ``` that no word follows. A second opening
+before the closing restarts the block, because the model forgot to close the first one. A fence inside a string or a
+comment belongs to the program; elsewhere Python has no backticks.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ _PIECE: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
-"""What of a program must be read as one: fences, and the comments and strings that may hold what looks like one."""
+"""Fences, and the comments and strings of a program, which may contain a fence."""
 
 
-def python_blocks(text: str) -> list[str]:
+def extract_python_blocks(text: str) -> list[str]:
     """Return the code of every complete python block of a text, in order."""
     blocks: list[str] = []
     opening = _OPENING.search(text)
     while opening is not None:
-        end, code = _block(text, opening.end())
+        end, code = _read_block(text, opening.end())
         if code is not None:
             blocks.append(code)
         opening = _OPENING.search(text, end)
     return blocks
 
 
-def last_python_block(text: str) -> str | None:
+def extract_last_python_block(text: str) -> str | None:
     """Return the code of the last complete python block of a text, or None."""
-    blocks = python_blocks(text)
+    blocks = extract_python_blocks(text)
     return blocks[-1] if blocks else None
 
 
-def _block(text: str, start: int) -> tuple[int, str | None]:
-    """Return where the block that begins at `start` ends, and its code; None where nothing closes it."""
+def _read_block(text: str, start: int) -> tuple[int, str | None]:
+    """Return the end of the block that starts at `start`, and its code; None if the block is not closed."""
     for piece in _PIECE.finditer(text, start):
         if piece["closing"] is not None:
             return piece.end(), text[start : piece.start()]

@@ -6,8 +6,8 @@ from typing import Final, Literal
 
 from attrs import Attribute, field, frozen, validators
 
-QUESTION_MARK: Final = "[PROMPT]"
-"""Stands for the question in a plain prompt."""
+QUESTION_PLACEHOLDER: Final = "[PROMPT]"
+"""A plain prompt has it in place of the question."""
 
 INSTRUCTION: Final = (
     "Please integrate natural language reasoning with programs to solve the problem above, "
@@ -16,7 +16,7 @@ INSTRUCTION: Final = (
 
 TORL_PROMPT: Final = (
     "A conversation between User and Assistant. The user asks a question, and the Assistant solves it.\n"
-    f"User: {INSTRUCTION}\n{QUESTION_MARK}\nAssistant:\n"
+    f"User: {INSTRUCTION}\n{QUESTION_PLACEHOLDER}\nAssistant:\n"
 )
 """ToRL's template `tir_base_0309`."""
 
@@ -24,20 +24,20 @@ TORL_PROMPT: Final = (
 @frozen(kw_only=True)
 class TorlPythonConfig:
     r"""
-    How programs are asked for, and what of their output the model sees.
+    Prompt, limits, and format of outputs.
 
     Attributes:
-        max_tool_calls: output blocks that are answered; the model then has one more turn.
-        errors: what the model sees of a program that failed: the `last_line` of what the tool says, as in ToRL, or the
-            `whole` of it, tracebacks included.
-        max_output_chars: characters of output that are kept, one half from the head and one from the tail, with `...`
-            between; null keeps all.
-        empty_output: what is shown of a program that printed nothing.
-        no_code_output: what is shown where an output block was opened without a complete python block before it.
-        template: `torl` makes a plain prompt of the question; `chat` uses the model's chat template.
-        plain_prompt: the plain prompt, with `[PROMPT]` where the question goes.
-        system_prompt: put first in conversations that have no system message; for the template `chat` only.
-        tool: name of the tool that runs the code; it takes one argument, `code`.
+        max_tool_calls: most outputs of an episode; after the last one the model has one more turn.
+        errors: output of a program that failed: the `last_line` of the tool's text, as in ToRL, or the `whole` text,
+            tracebacks included.
+        max_output_chars: most characters of an output; a longer one keeps one half of them from its head and one from
+            its tail, with `...` between. Null keeps all.
+        empty_output: output of a program that printed nothing.
+        no_code_output: output if no complete python block precedes the output block.
+        template: `torl` inserts the question into a plain prompt; `chat` uses the model's chat template.
+        plain_prompt: the plain prompt, with `[PROMPT]` in place of the question.
+        system_prompt: inserted first in conversations that have no system message; for the template `chat` only.
+        tool: name of the tool that runs programs; its only argument is `code`.
     """
 
     max_tool_calls: int = field(default=3, validator=validators.ge(0))
@@ -57,20 +57,20 @@ class TorlPythonConfig:
 
     @plain_prompt.validator
     def _check_plain_prompt(self, _attribute: Attribute[str], value: str) -> None:
-        if value.count(QUESTION_MARK) != 1:
-            raise ValueError(f"'plain_prompt' must hold {QUESTION_MARK} once")
+        if value.count(QUESTION_PLACEHOLDER) != 1:
+            raise ValueError(f"'plain_prompt' must contain {QUESTION_PLACEHOLDER} exactly once")
 
 
 @frozen(kw_only=True)
 class TorlMathConfig:
     r"""
-    What an answer is worth: 1 if the last `\boxed{}` equals the ground truth, -1 otherwise.
+    Penalty and limits of the reward, which is 1 if the last `\boxed{}` equals the ground truth, and -1 otherwise.
 
     Attributes:
-        error_penalty: added when the model wrote code and no call of the episode ran without error; -0.5 in ToRL's
+        error_penalty: added if the model wrote code and no call of the episode ran without error; -0.5 in ToRL's
             ablation, 0 in its main runs.
-        timeout_s: seconds for comparing one answer; one that takes longer is wrong.
-        processes: answers that are compared at the same time, each in a process of its own.
+        timeout_s: longest comparison in seconds; an answer that takes longer is wrong.
+        processes: processes that compare answers concurrently.
     """
 
     error_penalty: float = field(default=0.0, validator=validators.le(0))

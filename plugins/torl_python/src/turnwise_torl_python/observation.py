@@ -1,4 +1,4 @@
-"""What the model reads of a program that was run."""
+"""Formats the output of a program for the model."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from turnwise import ToolResult
 from turnwise_torl_python.config import TorlPythonConfig
 
 
-def observation(result: ToolResult, config: TorlPythonConfig) -> str:
+def format_observation(result: ToolResult, config: TorlPythonConfig) -> str:
     """
-    Return the text between the opened output block and its closing fence.
+    Return the text between the opening of the output block and its closing fence.
 
     Args:
-        result: what the tool said.
-        config: where errors go, how much is kept and what stands for nothing.
+        result: result of the tool.
+        config: format of errors, limit of the length, and text of an empty output.
     """
     text = result.text.rstrip()
     if not text:
         return config.empty_output
     if result.error and config.errors == "last_line":
         text = text.rpartition("\n")[2]
-    return shortened(text, config.max_output_chars)
+    return shorten(text, config.max_output_chars)
 
 
-def shortened(text: str, max_chars: int | None) -> str:
-    """Return the head and the tail of a text of more than `max_chars` characters, half each, with `...` between."""
+def shorten(text: str, max_chars: int | None) -> str:
+    """Reduce a text to `max_chars` characters, half from its head and half from its tail, with `...` between."""
     if max_chars is None or len(text) <= max_chars:
         return text
     half = max_chars // 2

@@ -1,4 +1,4 @@
-"""Prompts: ToRL's plain text around the question, or the chat template."""
+"""Encodes prompts, with ToRL's plain text around the question or with the chat template."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import numpy as np
 from turnwise import Chat, Message
 from turnwise.errors import DataError
 from turnwise.types import TokenArray
-from turnwise_torl_python.config import QUESTION_MARK, TorlPythonConfig
+from turnwise_torl_python.config import QUESTION_PLACEHOLDER, TorlPythonConfig
 
 
-def prompt_ids(messages: Sequence[Message], config: TorlPythonConfig, chat: Chat) -> TokenArray:
+def encode_prompt(messages: Sequence[Message], config: TorlPythonConfig, chat: Chat) -> TokenArray:
     """
     Return (P,) int32 ids of a prompt.
 
     Raises:
-        DataError: the plain prompt is asked for, and the conversation is not one user message of text.
+        DataError: the template is `torl`, but the conversation is not one user message of text.
     """
     if config.template == "chat":
         return chat.prompt(messages)
-    text = config.plain_prompt.replace(QUESTION_MARK, question_of(messages))
+    text = config.plain_prompt.replace(QUESTION_PLACEHOLDER, extract_question(messages))
     return np.array(chat.tokenizer.encode(text), np.int32)
 
 
-def question_of(messages: Sequence[Message]) -> str:
+def extract_question(messages: Sequence[Message]) -> str:
     """Return the text of a conversation that is one user message; `DataError` for any other."""
     if [message.get("role") for message in messages] != ["user"]:
         roles = ", ".join(str(message.get("role")) for message in messages)
-        raise DataError(f"the plain prompt takes one user message, got {roles}; set agent.template: chat")
+        raise DataError(f"the plain prompt expects one user message, got {roles}; set agent.template: chat")
     return _content_text(messages[0].get("content"))
 
 
@@ -39,5 +39,5 @@ def _content_text(content: Any) -> str:
         return content
     parts = content if isinstance(content, list) else [content]
     if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
-        raise DataError("the plain prompt takes text, and the user message holds something else")
+        raise DataError("the plain prompt expects text, but the user message has other parts; set agent.template: chat")
     return "".join(part["text"] for part in parts)

@@ -1,12 +1,12 @@
 """
-Finds a stop string on tokens, with any engine that knows stop token ids, however the model cuts it into tokens.
+Finds a stop string with any engine that stops at token ids, for any tokenization of the string.
 
-A stop string has no token id: "```output" may come as "```" and "output", as single characters, or inside a token that
-goes on behind it. Stopping at every token that could complete it would stop at each token that begins with "t". So one
-character of the stop string is chosen as the waypoint: every occurrence has a token that covers it, and the waypoint
-is the character that the fewest ids of the vocabulary can cover in step with the string. The engine stops at these
-ids. Then the text says which of three things holds: the string is complete; it may still become so, and the model goes
-on for one token at a time; or it was a false alarm, and the model goes on freely.
+A stop string has no token id: "```output" may be the tokens "```" and "output", single characters, or part of a longer
+token. Stopping at every token that could complete the string would stop at each token that starts with "t". So the
+finder chooses one character of the string as the anchor. Every occurrence of the string has a token that covers the
+anchor, and the finder chooses the anchor that costs the fewest requests. The engine stops at each id whose text covers
+the anchor. The decoded text then decides: the string is complete; or the text ends with a part of it, and the model
+continues one token at a time; or the stop was a false alarm, and the model continues freely.
 """
 
 from __future__ import annotations
@@ -22,79 +22,80 @@ from turnwise import Tokenizer
 from turnwise.types import TokenArray
 
 _BLOCK: Final = 1024
-"""Ids that are asked for together when the end of the vocabulary is looked for."""
+"""Ids that are decoded together to find the end of the vocabulary."""
 
 
-class Sight(Enum):
-    """What the text so far says about a stop string."""
+class StopMatch(Enum):
+    """State of a stop string in the text so far."""
 
-    FOUND = "found"
-    """It is there."""
-    OPEN = "open"
-    """The text ends in a beginning of it that covers the waypoint: the next token may complete it unseen."""
+    COMPLETE = "complete"
+    """The text contains the string."""
+    PARTIAL = "partial"
+    """The text ends with a part of the string that covers the anchor; the next token may complete it without a stop."""
     NONE = "none"
-    """The engine will stop before it can be complete."""
+    """The engine stops again before the string can be complete."""
 
 
 @frozen(kw_only=True)
 class StopFinder:
     """
-    A stop string and what to watch for.
+    A stop string with its anchor for one vocabulary.
 
     Attributes:
         stop: the string, never empty.
-        waypoint: index of the character in it that the engine stops at.
-        stop_token_ids: every id whose text covers that character in step with the string.
+        anchor: index of the character at which the engine stops.
+        stop_token_ids: every id whose text covers the anchor in some occurrence of the string.
     """
 
     stop: str
-    waypoint: int
+    anchor: int
     stop_token_ids: tuple[int, ...]
 
-    def look(self, text: str) -> Sight:
-        """Say what the text of a turn so far means for what comes next."""
+    def match(self, text: str) -> StopMatch:
+        """Return the state of the string in the text of a turn so far."""
         if self.stop in text:
-            return Sight.FOUND
-        longest = range(len(self.stop) - 1, self.waypoint, -1)
-        return Sight.OPEN if any(text.endswith(self.stop[:length]) for length in longest) else Sight.NONE
+            return StopMatch.COMPLETE
+        prefixes = (self.stop[:length] for length in range(len(self.stop) - 1, self.anchor, -1))
+        return StopMatch.PARTIAL if any(map(text.endswith, prefixes)) else StopMatch.NONE
 
 
-def make_stop_finder(vocabulary: Iterable[tuple[int, str]], stop: str, sample_ids: Sequence[int] = ()) -> StopFinder:
+def build_stop_finder(vocabulary: Iterable[tuple[int, str]], stop: str, sample_ids: Sequence[int] = ()) -> StopFinder:
     """
-    Choose the waypoint of a stop string for a vocabulary.
+    Choose the anchor of a stop string for a vocabulary.
 
     Args:
         vocabulary: every id with its text.
-        stop: ASCII, so that a token that holds a part of a character changes nothing.
-        sample_ids: what the model may write; any sample gives a finder that finds, a good one gives a quick one.
+        stop: ASCII, so tokens with incomplete characters cannot contain a part of it.
+        sample_ids: ids that a model may write. They affect the number of requests, and never whether the string is
+            found.
     """
     texts = dict(vocabulary)
     covering: list[list[int]] = [[] for _ in stop]
     letters = set(stop)
     for token_id, text in texts.items():
         if not letters.isdisjoint(text):
-            for waypoint in _covered(text, stop):
-                covering[waypoint].append(token_id)
-    finders = [StopFinder(stop=stop, waypoint=index, stop_token_ids=tuple(ids)) for index, ids in enumerate(covering)]
+            for anchor in _covered_indices(text, stop):
+                covering[anchor].append(token_id)
+    finders = [StopFinder(stop=stop, anchor=index, stop_token_ids=tuple(ids)) for index, ids in enumerate(covering)]
     sample = [(token_id, texts[token_id]) for token_id in sample_ids]
     return min(finders, key=lambda finder: (_num_requests(finder, sample), len(finder.stop_token_ids)))
 
 
 def _num_requests(finder: StopFinder, sample: Iterable[tuple[int, str]]) -> int:
-    """Return how many requests end within a sample of ids with their texts."""
-    stops, num_requests, written, sight = frozenset(finder.stop_token_ids), 0, "", Sight.NONE
+    """Return the number of requests that end within a sample of ids with their texts."""
+    stops, num_requests, written, match = frozenset(finder.stop_token_ids), 0, "", StopMatch.NONE
     for token_id, text in sample:
         written += text
-        if sight is Sight.OPEN or token_id in stops:
+        if match is StopMatch.PARTIAL or token_id in stops:
             num_requests += 1
-            sight = finder.look(written)
-        if sight is Sight.FOUND:
-            written, sight = "", Sight.NONE
+            match = finder.match(written)
+        if match is StopMatch.COMPLETE:
+            written, match = "", StopMatch.NONE
     return num_requests
 
 
-def _covered(text: str, stop: str) -> set[int]:
-    """Return the indices of the stop string that a token with this text covers in some occurrence of it."""
+def _covered_indices(text: str, stop: str) -> set[int]:
+    """Return the indices of the stop string that a token with this text covers in some occurrence of the string."""
     covered: set[int] = set()
     for start in range(1 - len(stop), len(text)):
         first, last = max(0, -start), min(len(stop), len(text) - start)
@@ -103,31 +104,31 @@ def _covered(text: str, stop: str) -> set[int]:
     return covered
 
 
-def stop_finder(tokenizer: Tokenizer, stop: str, sample: str = "") -> StopFinder:
-    """Return the finder of a stop string for a tokenizer; the vocabulary is read once for each of them."""
-    key: Any = tokenizer  # a protocol does not say that its objects have a hash
-    return _kept(key, stop, sample)
+def cached_stop_finder(tokenizer: Tokenizer, stop: str, sample: str = "") -> StopFinder:
+    """Return the finder of a stop string for a tokenizer, whose vocabulary is read once."""
+    key: Any = tokenizer  # the protocol does not declare that tokenizers are hashable
+    return _cached(key, stop, sample)
 
 
 @lru_cache(maxsize=4)
-def _kept(tokenizer: Any, stop: str, sample: str) -> StopFinder:
-    return make_stop_finder(_vocabulary(tokenizer), stop, tokenizer.encode(sample))
+def _cached(tokenizer: Any, stop: str, sample: str) -> StopFinder:
+    return build_stop_finder(_read_vocabulary(tokenizer), stop, tokenizer.encode(sample))
 
 
-def _vocabulary(tokenizer: Tokenizer) -> Iterator[tuple[int, str]]:
-    """Yield every id with its text; the vocabulary ends where a whole block of ids has none."""
+def _read_vocabulary(tokenizer: Tokenizer) -> Iterator[tuple[int, str]]:
+    """Yield every id with its text. The vocabulary ends before the first block of ids without any text."""
     start = 0
-    while _text(tokenizer, range(start, start + _BLOCK)):
+    while _decode(tokenizer, range(start, start + _BLOCK)):
         for token_id in range(start, start + _BLOCK):
-            yield token_id, _text(tokenizer, (token_id,))
+            yield token_id, _decode(tokenizer, (token_id,))
         start += _BLOCK
 
 
-def _text(tokenizer: Tokenizer, token_ids: Sequence[int] | TokenArray) -> str:
-    """Return the text of ids of which some may not exist; slow tokenizers raise for these."""
+def _decode(tokenizer: Tokenizer, token_ids: Sequence[int] | TokenArray) -> str:
+    """Return the text of ids, some of which may not exist; slow tokenizers raise for these."""
     try:
         return tokenizer.decode(list(token_ids))
     except (IndexError, KeyError, OverflowError, TypeError, ValueError):
         if len(token_ids) == 1:
             return ""
-    return "".join(_text(tokenizer, (token_id,)) for token_id in token_ids)
+    return "".join(_decode(tokenizer, (token_id,)) for token_id in token_ids)

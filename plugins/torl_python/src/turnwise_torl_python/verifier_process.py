@@ -1,10 +1,10 @@
 """
-The process that compares answers, run as ``python -m turnwise_torl_python.judge_process TIMEOUT_S``.
+A process that compares answers, run as ``python -m turnwise_torl_python.verifier_process TIMEOUT_S``.
 
-It writes a line when it is ready, then reads one JSON list a line, ground truth and answer, and writes `true` or
-`false`. What the model wrote is only ever
-parsed as LaTeX: math-verify's parser for plain expressions evaluates them. A comparison that takes too long is ended by
-a timer whose signal nothing handles, so that no loop in any library can outlive it, nor this process its parent.
+It writes a line when it is ready. It then reads lines with a JSON list of ground truth and answer, and writes `true` or
+`false` for each. Answers are parsed as LaTeX only, because math-verify's parser for plain expressions evaluates them.
+A timer ends the process when a comparison takes too long. Nothing handles its signal, so no loop of a library outlives
+it, and this process does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _MEMORY_BYTES: Final = 2 << 30
 
 
 def equals(truth: str, answer: str) -> bool:
-    """Return whether two LaTeX texts mean the same, as math-verify sees it; whatever cannot be read does not."""
-    from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[import-untyped]  # it has none
+    """Return whether math-verify finds two LaTeX texts equal; False if it cannot parse one."""
+    from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[import-untyped]  # it has no types
 
     def read(text: str) -> list[Any]:
         found: list[Any] = parse(
@@ -34,40 +34,40 @@ def equals(truth: str, answer: str) -> bool:
 
 
 def main() -> None:
-    """Answer lines until there are no more."""
+    """Compare the pairs on standard input until it ends."""
     _limit_memory()
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a parent that ignores it hands that on
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a parent that ignores the signal passes that on
     logging.disable(logging.CRITICAL)
     timeout_s = float(sys.argv[1])
-    answers = _own_stdout()
-    equals("\\frac{1}{2}", "0.5")  # what is loaded late must not count for the first answer
-    print("ready", file=answers, flush=True)
+    verdicts = _reserve_stdout()
+    equals("\\frac{1}{2}", "0.5")  # lazy imports must not count for the first comparison
+    print("ready", file=verdicts, flush=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_REAL, timeout_s)
         truth, answer = json.loads(line)
-        print(json.dumps(_equals_or_not(truth, answer)), file=answers, flush=True)
+        print(json.dumps(_equals_or_false(truth, answer)), file=verdicts, flush=True)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _own_stdout() -> IO[str]:
-    """Return standard output, for answers alone: libraries that print write nowhere."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+def _reserve_stdout() -> IO[str]:
+    """Return standard output for verdicts only, and discard the output of libraries."""
+    verdicts = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return answers
+    return verdicts
 
 
-def _equals_or_not(truth: str, answer: str) -> bool:
+def _equals_or_false(truth: str, answer: str) -> bool:
     try:
         return equals(truth, answer)
-    except Exception:  # noqa: BLE001 - what a parser raises on a model's text is an answer that is not right
+    except Exception:  # noqa: BLE001 - parsers raise anything on a model's text, and such an answer is wrong
         return False
 
 
 def _limit_memory() -> None:
     import resource
 
-    with contextlib.suppress(OSError, ValueError):  # a lower limit stands already, or the system knows none
+    with contextlib.suppress(OSError, ValueError):  # a lower limit is set already, or the system has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
 
 

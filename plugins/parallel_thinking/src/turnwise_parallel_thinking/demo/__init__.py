@@ -1,1 +1,1 @@
-"""The tiny model's world: its tasks, what it was taught, and how it was trained. No hook imports it."""
+"""The tiny model's tasks, demonstrations and training. No hook imports this package."""

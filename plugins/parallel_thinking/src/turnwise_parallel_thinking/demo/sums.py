@@ -1,8 +1,9 @@
 """
-The demo's tasks: sums of small numbers, and what a model that thinks in parallel writes about them.
+Generates the demo's tasks, sums of small numbers, and demonstrations that solve them with parallel paths.
 
-Two numbers are added at once. Three take a block whose paths add them in orders of their own; five take a second block
-for the rest. Paths slip now and then, and a summary takes what most of them say, so more paths are right more often.
+Two numbers are added directly. Three numbers take a block, whose paths add them in different orders, and five numbers
+take a second block for the rest. A path sometimes slips, and the summary is the majority vote of the paths, so more
+paths give more right answers.
 
 `python -m turnwise_parallel_thinking.demo.sums` writes a file of tasks.
 """
@@ -34,8 +35,8 @@ examples:
   python -m turnwise_parallel_thinking.demo.sums --split test --num 64 --out sums.jsonl
   python -m turnwise_parallel_thinking.demo.sums --lengths 5 --num 256 --out long.jsonl
 """
-_PATIENCE: Final = 100_000
-"""Problems that are known already, one after the other, after which there are no more."""
+_MAX_REPEATS: Final = 100_000
+"""The stream counts as exhausted after this many known problems in a row."""
 
 _TAGS: Final = Tags()
 
@@ -48,29 +49,29 @@ class Problem:
 
     @property
     def question(self) -> str:
-        """What the user asks."""
+        """The text of the user's message."""
         return f"What is {' + '.join(map(str, self.numbers))}?"
 
     @property
     def answer(self) -> int:
-        """The sum."""
+        """The sum of the numbers."""
         return sum(self.numbers)
 
     @property
     def split(self) -> Split:
-        """Which split it belongs to, whatever the order of its numbers: of longer sums one in eight is held out."""
+        """The split, for any order of the numbers; one in eight of the sums of more than two is held out."""
         digest = hashlib.sha256(repr(sorted(self.numbers)).encode()).digest()
         return "test" if len(self.numbers) > 2 and digest[0] % 8 == 0 else "train"
 
 
-def problems(split: Split, seed: int, lengths: Sequence[int] = _LENGTHS) -> Iterator[Problem]:
+def generate_problems(split: Split, seed: int, lengths: Sequence[int] = _LENGTHS) -> Iterator[Problem]:
     """
-    Yield an endless stream of problems, the same for the same seed; sums of two are in both splits.
+    Yield an endless stream of problems, reproducible by seed. Sums of two numbers are in both splits.
 
     Args:
-        split: which problems.
-        seed: of the stream.
-        lengths: how many numbers a sum has; each is as likely as it is often in here.
+        split: the split of the problems.
+        seed: seed of the stream.
+        lengths: counts of numbers, one of which is drawn for each problem; repeat a count to draw it more often.
     """
     source = random.Random(f"{split}-{seed}")
     while True:
@@ -79,44 +80,44 @@ def problems(split: Split, seed: int, lengths: Sequence[int] = _LENGTHS) -> Iter
             yield problem
 
 
-def demonstration(problem: Problem, source: random.Random, *, num_paths: int = 3, slips: float = 0.1) -> str:
+def write_demonstration(problem: Problem, source: random.Random, *, num_paths: int = 3, slips: float = 0.1) -> str:
     """
-    Return what the model should write, as tagged text.
+    Return the tagged text that the model should write.
 
     Args:
         problem: the sum.
-        source: of orders and slips.
+        source: random numbers for orders and slips.
         num_paths: paths of a block.
-        slips: how often a path ends in a number that is one too large or too small.
+        slips: probability that the result of a path is off by one.
     """
     if len(problem.numbers) == 2:
         return f"{ANSWER}{problem.answer}"
-    first, text = _block(problem.numbers[:3], source, num_paths, slips)
+    first, text = _write_block(problem.numbers[:3], source, num_paths, slips)
     total, parts = first, ["Let me try several ways.", text]
     if rest := problem.numbers[3:]:
-        total, text = _block((first, *rest), source, num_paths, slips, begins=True)
+        total, text = _write_block((first, *rest), source, num_paths, slips, keep_first=True)
         parts += ["Now the rest.", text]
     return f"{''.join(parts)}\n{ANSWER}{total}"
 
 
-def _block(
-    numbers: Sequence[int], source: random.Random, num_paths: int, slips: float, *, begins: bool = False
+def _write_block(
+    numbers: Sequence[int], source: random.Random, num_paths: int, slips: float, *, keep_first: bool = False
 ) -> tuple[int, str]:
-    """Return what a block comes to, and its text."""
-    ways = [_way(numbers, source, slips, begins=begins) for _ in range(num_paths)]
+    """Return the result of a block, and its text."""
+    ways = [_write_path(numbers, source, slips, keep_first=keep_first) for _ in range(num_paths)]
     counts = Counter(total for total, _ in ways)
-    # The paths stand at the same positions, so nothing may depend on their order: the smallest of the most frequent.
+    # All paths start at the same position, so the result must not depend on their order: the smallest most frequent.
     total = min(value for value in counts if counts[value] == max(counts.values()))
     paths = "".join(f"{_TAGS.path}{text}{_TAGS.end_path}" for _, text in ways)
     closing = f"{_TAGS.end_block}{_TAGS.separator}{_TAGS.summary}{total}{_TAGS.end_summary}"
     return total, f"{_TAGS.block}{paths}{closing}"
 
 
-def _way(numbers: Sequence[int], source: random.Random, slips: float, *, begins: bool) -> tuple[int, str]:
-    """Return where one order of adding leads, and its text; `begins` keeps the first number first."""
-    order = list(numbers[begins:])
+def _write_path(numbers: Sequence[int], source: random.Random, slips: float, *, keep_first: bool) -> tuple[int, str]:
+    """Return the result of adding the numbers in a random order, and its text; `keep_first` keeps the first number."""
+    order = list(numbers[keep_first:])
     source.shuffle(order)
-    order = [*numbers[:begins], *order]
+    order = [*numbers[:keep_first], *order]
     total, steps = order[0], []
     for index, number in enumerate(order[1:], 2):
         result = total + number
@@ -127,22 +128,22 @@ def _way(numbers: Sequence[int], source: random.Random, slips: float, *, begins:
     return total, ",".join(steps)
 
 
-def rows(split: Split, num: int, seed: int, lengths: Sequence[int] = _LENGTHS) -> list[dict[str, Any]]:
+def generate_rows(split: Split, num: int, seed: int, lengths: Sequence[int] = _LENGTHS) -> list[dict[str, Any]]:
     """
-    Return the first `num` different problems of a stream as rows of a data file.
+    Return the first `num` distinct problems of a stream as rows of a data file.
 
     Raises:
-        ValueError: when the stream brings nothing new any more.
+        ValueError: the stream has fewer distinct problems.
     """
     chosen: dict[Problem, None] = {}
     num_known = 0
-    for problem in problems(split, seed, lengths):
+    for problem in generate_problems(split, seed, lengths):
         num_known = num_known + 1 if problem in chosen else 0
         chosen[problem] = None
         if len(chosen) == num:
             break
-        if num_known == _PATIENCE:
-            raise ValueError(f"there are no more than {len(chosen)} such sums, {num} were asked for")
+        if num_known == _MAX_REPEATS:
+            raise ValueError(f"--num is {num}, but there are only {len(chosen)} such sums: lower it or add --lengths")
     return [
         {
             "prompt": [{"role": "user", "content": problem.question}],
@@ -156,10 +157,10 @@ def rows(split: Split, num: int, seed: int, lengths: Sequence[int] = _LENGTHS) -
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write a file of tasks."""
+    """Run the command line; None uses the arguments of the process."""
     parser = argparse.ArgumentParser(
         prog="python -m turnwise_parallel_thinking.demo.sums",
-        description="Write sums.",
+        description="Write sums as JSONL, one per line.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -172,16 +173,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         nargs="+",
         choices=(2, 3, 5),
         default=_LENGTHS,
-        help="numbers of a sum, each as likely as it is often named (default: 2 3 3 5)",
+        help="counts of numbers to draw from; repeat a count to draw it more often (default: 2 3 3 5)",
     )
     parser.add_argument("--out", type=Path, required=True, help="file to write")
     options = parser.parse_args(arguments)
     try:
-        lines = [json.dumps(row) + "\n" for row in rows(options.split, options.num, options.seed, options.lengths)]
+        rows = generate_rows(options.split, options.num, options.seed, options.lengths)
     except ValueError as error:
         parser.error(str(error))
-    options.out.write_text("".join(lines), encoding="utf-8")
-    print(f"wrote {len(lines)} {options.split} tasks to {options.out}")
+    options.out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    print(f"wrote {len(rows)} {options.split} tasks to {options.out}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """
-Trains the demo model from scratch on a CPU. It took 26 minutes on two cores that did much else at the time.
+Trains the demo model from scratch on a CPU, in under half an hour on two cores.
 
-Demonstrations are tagged texts. `demonstrations.trajectory_of` makes records of them, and the model is trained under
-their layout: the positions and the visibility that it is sampled with.
+Demonstrations are tagged texts. `demonstrations.build_trajectory` makes records of them, and the model is trained under
+their layout, which has the positions and the visibility of sampling.
 """
 
 # ruff: noqa: TID253 - a command; no hook imports it
@@ -22,13 +22,13 @@ from transformers import PreTrainedTokenizerFast
 from turnwise import Trajectory
 from turnwise.layout import visible_keys
 from turnwise_parallel_thinking.config import Tags
-from turnwise_parallel_thinking.demo.sums import demonstration, problems
-from turnwise_parallel_thinking.demonstrations import trajectory_of
+from turnwise_parallel_thinking.demo.sums import generate_problems, write_demonstration
+from turnwise_parallel_thinking.demonstrations import build_trajectory
 from turnwise_tiny_models import (
-    IGNORED,
+    IGNORE_INDEX,
     Batch,
     FitConfig,
-    Recipe,
+    Training,
     batched,
     byte_level_tokenizer,
     tiny_qwen3,
@@ -41,11 +41,11 @@ _VOCAB_SIZE: Final = 320
 @frozen
 class TrainConfig(FitConfig):
     """
-    How to train, beside what every such training has.
+    Options of the training.
 
     Attributes:
-        num_paths: paths of a block, from one up to this many.
-        slips: how often a path slips.
+        num_paths: most paths of a block; their number is drawn from 1 up to this.
+        slips: probability that a path slips.
     """
 
     num_paths: int = 4
@@ -55,8 +55,8 @@ class TrainConfig(FitConfig):
 _DEFAULTS: Final = TrainConfig(steps=700, batch_size=24, learning_rate=4e-3, warmup_steps=50)
 
 
-class _Plain:
-    """The tokenizer as turnwise speaks to it: nothing is added around a text."""
+class _PlainTokenizer:
+    """A tokenizer of transformers as turnwise's `Tokenizer`, which adds no special tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
@@ -74,30 +74,30 @@ class _Plain:
         return str(self._tokenizer.decode([int(token_id) for token_id in token_ids]))
 
 
-def recipe(config: TrainConfig) -> Recipe:
+def build_training(config: TrainConfig) -> Training:
     """Build tokenizer, model of about 400 thousand parameters, and batches; each tag is one token."""
     tags = [value for name, value in asdict(Tags()).items() if name != "separator"]
-    demonstrated = (text for question, answer in _texts(config, 300) for text in (f"user\n{question}", answer))
+    demonstrated = (text for question, answer in _generate_texts(config, 300) for text in (f"user\n{question}", answer))
     tokenizer = byte_level_tokenizer([*demonstrated, "assistant\n" * 100], _VOCAB_SIZE, tags=tags)
     model = tiny_qwen3(tokenizer, hidden_size=96, intermediate_size=256, num_layers=3, head_dim=32)
-    return Recipe(tokenizer, model, batched(records(config, tokenizer), config.batch_size, collate))
+    return Training(tokenizer, model, batched(generate_records(config, tokenizer), config.batch_size, collate))
 
 
-def _texts(config: TrainConfig, num: int | None = None) -> Iterator[tuple[str, str]]:
-    """Yield questions and tagged responses."""
+def _generate_texts(config: TrainConfig, num: int | None = None) -> Iterator[tuple[str, str]]:
+    """Yield pairs of a question and a tagged response."""
     source = random.Random(config.seed)
-    for problem in islice(problems("train", config.seed), num):
+    for problem in islice(generate_problems("train", config.seed), num):
         num_paths = source.randint(1, config.num_paths)
-        yield problem.question, demonstration(problem, source, num_paths=num_paths, slips=config.slips)
+        yield problem.question, write_demonstration(problem, source, num_paths=num_paths, slips=config.slips)
 
 
-def records(config: TrainConfig, tokenizer: PreTrainedTokenizerFast) -> Iterator[Trajectory]:
+def generate_records(config: TrainConfig, tokenizer: PreTrainedTokenizerFast) -> Iterator[Trajectory]:
     """Yield demonstrations as records."""
-    plain = _Plain(tokenizer)
-    for question, response in _texts(config):
+    plain = _PlainTokenizer(tokenizer)
+    for question, response in _generate_texts(config):
         messages = [{"role": "user", "content": question}]
         prompt = str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-        yield trajectory_of(plain.encode(prompt), response, plain, end=[tokenizer.eos_token_id])
+        yield build_trajectory(plain.encode(prompt), response, plain, end=[tokenizer.eos_token_id])
 
 
 def collate(batch: Sequence[Trajectory]) -> Batch:
@@ -105,15 +105,15 @@ def collate(batch: Sequence[Trajectory]) -> Batch:
     Pad records on the right.
 
     Returns:
-        Ids (B, T), positions (B, T) and an additive mask (B, 1, T, T) by name, and targets (B, T) with what is not an
-        action ignored. A path's first token is forced, so every action is predicted from the token before it.
+        Ids (B, T), positions (B, T) and an additive mask (B, 1, T, T) by name, and targets (B, T) that ignore all
+        tokens but actions. A path's first token is forced, so every action is predicted from the previous column.
     """
     length = max(map(len, batch))
     ids, positions = (
         torch.zeros(len(batch), length, dtype=torch.long),
         torch.zeros(len(batch), length, dtype=torch.long),
     )
-    targets = torch.full((len(batch), length), IGNORED)
+    targets = torch.full((len(batch), length), IGNORE_INDEX)
     visible = torch.eye(length, dtype=torch.bool).repeat(len(batch), 1, 1)
     for row, record in enumerate(batch):
         size = len(record)
@@ -124,15 +124,15 @@ def collate(batch: Sequence[Trajectory]) -> Batch:
         )
         actions = torch.from_numpy(record.response_mask.astype(bool))
         start = record.num_prompt_tokens
-        targets[row, start:size] = torch.where(actions, ids[row, start:size], IGNORED)
+        targets[row, start:size] = torch.where(actions, ids[row, start:size], IGNORE_INDEX)
     mask = torch.zeros(visible.shape).masked_fill_(~visible, torch.finfo(torch.float32).min)
     return {"input_ids": ids, "position_ids": positions, "attention_mask": mask[:, None]}, targets
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; None takes the arguments of the process."""
+    """Run the command line; None uses the arguments of the process."""
     prog = "python -m turnwise_parallel_thinking.demo.train"
-    train_command(prog, "Train the demo model from scratch on CPU.", _DEFAULTS, recipe, arguments)
+    train_command(prog, "Train the demo model from scratch on CPU.", _DEFAULTS, build_training, arguments)
 
 
 if __name__ == "__main__":

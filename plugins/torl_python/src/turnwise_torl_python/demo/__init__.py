@@ -1,1 +1,1 @@
-"""The tiny model that writes programs for arithmetic: its problems, what it imitates, its training."""
+"""The tiny model that writes programs for arithmetic: its problems, its demonstrations, and its training."""

@@ -1,4 +1,4 @@
-"""Demonstrations as token ids, with the mask of what the model writes."""
+"""Encodes demonstrations as token ids, with a mask of the tokens that the model writes."""
 
 # ruff: noqa: TID253 - for training only; no hook imports it
 
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerFast
 
-from turnwise_torl_python.config import QUESTION_MARK, TORL_PROMPT
+from turnwise_torl_python.config import QUESTION_PLACEHOLDER, TORL_PROMPT
 from turnwise_torl_python.demo.problems import Problem
 from turnwise_torl_python.demo.solver import Turn
 
 
 def prompt_text(problem: Problem) -> str:
-    """Return ToRL's plain prompt of a problem."""
-    return TORL_PROMPT.replace(QUESTION_MARK, problem.question)
+    """Return ToRL's plain prompt for a problem."""
+    return TORL_PROMPT.replace(QUESTION_PLACEHOLDER, problem.question)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, problem: Problem, turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
-    """Return the ids of a demonstration and, of the same length, whether the model writes the token."""
+    """Return the ids of a demonstration, and for each whether the model writes it."""
     parts = [(prompt_text(problem), False)]
     for turn in turns:
         parts.append((turn.text if turn.output is not None else turn.text + "<|im_end|>", True))

@@ -1,5 +1,5 @@
 r"""
-The problems: arithmetic of one or two steps in words and symbols, the same for the same seed, with a held-out split.
+Generates arithmetic problems of one or two steps in words and symbols, reproducible by seed, with a held-out split.
 
     python -m turnwise_torl_python.demo.problems --split test --num 64 --out torl.jsonl
 """
@@ -22,7 +22,7 @@ from attrs import frozen
 Split = Literal["train", "test"]
 
 _TEST_SHARE: Final = 8
-"""One problem in eight is held out, by a hash of its numbers and symbols."""
+"""One problem in eight is held out, chosen by a hash of its numbers and symbols."""
 
 _LARGEST_VALUE: Final = 9999
 _QUESTIONS: Final = ("What is {}?", "Calculate {}.", "Find the value of {}.")
@@ -43,12 +43,12 @@ class Step:
 
     @property
     def text(self) -> str:
-        """As Python writes it."""
+        """The operation as a Python expression."""
         return f"{self.left} {self.symbol} {self.right}"
 
     @property
     def result(self) -> int:
-        """Its value."""
+        """The value of the operation."""
         if self.symbol == "*":
             return self.left * self.right
         return self.left + self.right if self.symbol == "+" else self.left - self.right
@@ -56,7 +56,7 @@ class Step:
 
 @frozen
 class Problem:
-    """A question and the steps that answer it; the result of the first is the left number of the second."""
+    """A question and the steps that answer it; the first result is the left number of the second step."""
 
     question: str
     steps: tuple[Step, ...]
@@ -68,18 +68,18 @@ class Problem:
 
     @property
     def expression(self) -> str:
-        """All steps in one, as Python writes it."""
+        """All steps as one Python expression."""
         first, *more = self.steps
         return "".join([f"({first.text})" if more else first.text, *(f" {step.symbol} {step.right}" for step in more)])
 
 
 def generate_problems(split: Split, seed: int) -> Iterator[Problem]:
-    """Yield an endless stream of problems of a split, whose values are all between 1 and 9999."""
+    """Yield an endless stream of problems of a split, with all values between 1 and 9999."""
     source = random.Random(f"{split}-{seed}")
     while True:
         problem = _draw(source)
         in_range = all(0 < step.result <= _LARGEST_VALUE for step in problem.steps)
-        if in_range and _split_of(problem) == split:
+        if in_range and _assign_split(problem) == split:
             yield problem
 
 
@@ -98,13 +98,13 @@ def _step(source: random.Random, left: int) -> Step:
     return Step(left, source.choice("+-*"), source.randint(2, 99))
 
 
-def _split_of(problem: Problem) -> Split:
+def _assign_split(problem: Problem) -> Split:
     digest = hashlib.sha256(problem.expression.encode()).digest()
     return "test" if digest[0] % _TEST_SHARE == 0 else "train"
 
 
 def generate_rows(split: Split, num: int, seed: int) -> list[dict[str, Any]]:
-    """Return the first different problems of a stream as rows of a data file."""
+    """Return the first distinct problems of a stream as rows of a data file."""
     unique = {problem.expression: problem for problem in islice(generate_problems(split, seed), 2 * num)}
     return [_row(problem, split, index) for index, problem in enumerate(list(unique.values())[:num])]
 
@@ -120,10 +120,10 @@ def _row(problem: Problem, split: Split, index: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; None takes the arguments of the process."""
+    """Run the command line; None uses the arguments of the process."""
     parser = argparse.ArgumentParser(
         prog="python -m turnwise_torl_python.demo.problems",
-        description="Write arithmetic problems as JSONL, one a line.",
+        description="Write arithmetic problems as JSONL, one per line.",
         epilog="example: python -m turnwise_torl_python.demo.problems --split test --num 64 --out torl.jsonl",
     )
     parser.add_argument("--split", choices=get_args(Split), default="train", help="which split (default: train)")

@@ -1,8 +1,8 @@
 r"""
-What the model is trained to imitate: a solver that writes programs and slips at known rates.
+Solves problems with programs and makes slips at known rates, for the model to imitate.
 
-A model that imitates a noisy solver, sampled at temperature 1, is right about as often as the solver is, while the
-right choice stays the likeliest at every decision. So there is something to learn from rewards.
+A model that imitates a noisy solver, sampled at temperature 1, is right about as often as the solver. The right choice
+still has the highest probability at every decision, so rewards can improve the model.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _rate = field(default=0.0, validator=[validators.ge(0.0), validators.lt(0.5)])
 @frozen
 class SlipRates:
     """
-    How often the solver slips; each below one half, so that the right choice stays the likeliest.
+    Probabilities of slips; each is below one half, so the right choice has the highest probability.
 
     Attributes:
-        digit: of each number that it copies: one of its digits is replaced.
-        typo: of each program: a misspelt function, so that it fails and has to be written again.
-        give_up: after a program that failed: it guesses.
-        mental: of each problem: it answers without a program.
+        digit: a copied number has one digit replaced.
+        typo: a program has a misspelt function, so it fails and the solver writes it again.
+        give_up: the solver guesses after a program has failed.
+        mental: the solver answers a problem without a program.
     """
 
     digit: float = _rate
@@ -45,7 +45,7 @@ _ERROR: Final = f"NameError: name '{MISSPELT}' is not defined"
 
 @frozen
 class Turn:
-    """What the solver writes, up to its output block or to the end, and the output; None at the end."""
+    """Text of the solver, and the output of its program; None in the last turn."""
 
     text: str
     output: str | None
@@ -53,11 +53,11 @@ class Turn:
 
 class NoisySolver:
     """
-    Solves problems with programs, slipping at given rates.
+    Solves problems with programs, with slips.
 
     Args:
-        rates: how often it slips.
-        source: where its slips are drawn from.
+        rates: probabilities of slips.
+        source: random numbers for the slips.
     """
 
     def __init__(self, rates: SlipRates, source: random.Random) -> None:
@@ -65,7 +65,7 @@ class NoisySolver:
         self._source = source
 
     def solve(self, problem: Problem) -> list[Turn]:
-        """Return one demonstration: programs with their outputs, and an answer."""
+        """Return a demonstration: programs with their outputs, and an answer."""
         if self._slips(self._rates.mental):
             return [self._answer(self._guess(problem))]
         turns: list[Turn] = []
@@ -78,7 +78,7 @@ class NoisySolver:
                 )
                 if self._slips(self._rates.give_up):
                     return [*turns, self._answer(self._guess(problem))]
-            left = str(_value(program))
+            left = str(_evaluate(program))
             turns.append(_call("print", program, left))
         return [*turns, self._answer(self._copy(left))]
 
@@ -103,7 +103,7 @@ def _call(function: str, program: str, output: str) -> Turn:
     return Turn(f"```python\n{function}({program})\n```\n```output", output)
 
 
-def _value(program: str) -> int:
+def _evaluate(program: str) -> int:
     left, symbol, right = program.split(" ")
     if symbol == "*":
         return int(left) * int(right)

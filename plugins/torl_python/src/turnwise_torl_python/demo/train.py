@@ -1,8 +1,8 @@
 """
 Trains the tiny model from scratch, on one CPU thread, in a few minutes.
 
-First from demonstrations without slips, from which it learns to read a question and to copy numbers, then with slips,
-from which it learns how often to be wrong.
+The model first learns from demonstrations without slips to read a question and to copy numbers. Demonstrations with
+slips then teach it to be wrong at known rates.
 
     python -m turnwise_torl_python.demo.train --out model
 """
@@ -22,10 +22,10 @@ from transformers import PreTrainedTokenizerFast
 from turnwise_tiny_models import (
     Demonstration,
     FitConfig,
-    Recipe,
+    Training,
     batched,
     byte_level_tokenizer,
-    padded,
+    pad_demonstrations,
     tiny_qwen3,
     train_command,
 )
@@ -40,10 +40,10 @@ _CONTEXT_LENGTH: Final = 1024
 @frozen
 class TrainConfig(FitConfig):
     """
-    How to train, beside what every such training has.
+    Options of the training.
 
     Attributes:
-        clean_share: part of the demonstrations, from the first on, that hold no slips.
+        clean_share: share of the demonstrations that have no slips; they come first.
     """
 
     clean_share: float = 0.6
@@ -52,15 +52,15 @@ class TrainConfig(FitConfig):
 _DEFAULTS: Final = TrainConfig(steps=1200)
 
 
-def recipe(config: TrainConfig) -> Recipe:
+def build_training(config: TrainConfig) -> Training:
     """Build tokenizer, model and batches."""
     tokenizer = byte_level_tokenizer(_corpus(config), _VOCAB_SIZE, context_length=_CONTEXT_LENGTH)
     stream = demonstrations(config, tokenizer)
-    return Recipe(tokenizer, tiny_qwen3(tokenizer), batched(stream, config.batch_size, padded))
+    return Training(tokenizer, tiny_qwen3(tokenizer), batched(stream, config.batch_size, pad_demonstrations))
 
 
 def demonstrations(config: TrainConfig, tokenizer: PreTrainedTokenizerFast) -> Iterator[Demonstration]:
-    """Yield an endless stream of encoded demonstrations, first without slips and then with."""
+    """Yield an endless stream of encoded demonstrations, first without slips and then with slips."""
     source = random.Random(config.seed)
     clean, noisy = NoisySolver(CLEAN, source), NoisySolver(SHIPPED_SLIPS, source)
     num_clean = round(config.steps * config.clean_share) * config.batch_size
@@ -70,7 +70,7 @@ def demonstrations(config: TrainConfig, tokenizer: PreTrainedTokenizerFast) -> I
 
 
 def _corpus(config: TrainConfig) -> Iterator[str]:
-    """Questions and demonstrations to learn the merges from."""
+    """Yield questions and demonstrations, from which the tokenizer learns its merges."""
     yield "system\nuser\nassistant\n" * 50
     solver = NoisySolver(SHIPPED_SLIPS, random.Random(config.seed))
     for problem in islice(generate_problems("train", config.seed), 500):
@@ -80,9 +80,11 @@ def _corpus(config: TrainConfig) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; None takes the arguments of the process."""
+    """Run the command line; None uses the arguments of the process."""
     prog = "python -m turnwise_torl_python.demo.train"
-    train_command(prog, "Train the tiny model that writes programs, from scratch on CPU.", _DEFAULTS, recipe, arguments)
+    train_command(
+        prog, "Train the tiny model that writes programs, from scratch on CPU.", _DEFAULTS, build_training, arguments
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""`wandb` and `mlflow` are observers as every other."""
+"""The trackers pass the plugin conformance suite."""
 
-from turnwise.testing.suite import PluginSuite
+from turnwise_testing.suite import PluginSuite
 
 
 class TestWandb(PluginSuite):
-    """The standard suite."""
+    """The standard suite on `wandb`."""
 
     entry_point = "experiment_trackers"
     module = "turnwise_experiment_trackers"
@@ -13,9 +13,18 @@ class TestWandb(PluginSuite):
 
 
 class TestMlflow(PluginSuite):
-    """The standard suite."""
+    """The standard suite on `mlflow`."""
 
     entry_point = "experiment_trackers"
     module = "turnwise_experiment_trackers"
     registered = "mlflow"
+    hook = "register_observers"
+
+
+class TestTensorboard(PluginSuite):
+    """The standard suite on `tensorboard`."""
+
+    entry_point = "experiment_trackers"
+    module = "turnwise_experiment_trackers"
+    registered = "tensorboard"
     hook = "register_observers"

@@ -1,4 +1,4 @@
-"""A tiny model to train."""
+"""A fixture with a tiny model."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture
 def tiny():
-    """A random Qwen3 of 280 ids in float32."""
+    """Return a random float32 Qwen3 with 280 token ids."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}

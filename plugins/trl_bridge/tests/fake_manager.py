@@ -1,13 +1,13 @@
-"""Episodes that tests give, and a manager that answers with them."""
+"""A fake rollout manager and the episodes that it returns."""
 
 import copy
 
 import numpy as np
 
 from turnwise import EpisodeResult, SamplingParams, Status, Task, Trajectory
-from turnwise.batch import collate
-from turnwise.testing.tokenizers import byte_tokenizer
+from turnwise.batch.rollout_batch import collate
 from turnwise.types import TrajectoryScore
+from turnwise_testing.tokenizers import byte_tokenizer
 
 
 def make_task(uid, text="Question?"):
@@ -16,7 +16,7 @@ def make_task(uid, text="Question?"):
 
 
 def make_result(task, trajectory=None, reward=None, status=Status.COMPLETED):
-    """Return an episode of one trajectory, or of none."""
+    """Return an episode with one trajectory or none."""
     return EpisodeResult(
         task=task,
         status=status,
@@ -27,7 +27,7 @@ def make_result(task, trajectory=None, reward=None, status=Status.COMPLETED):
 
 
 def make_trajectory(prompt=(5, 6, 7), answer=(8, 9), logprobs=None, version=0):
-    """Return a record of one turn, an observation and a second turn."""
+    """Return a trajectory with a turn, an observation and a second turn."""
     trajectory = Trajectory(np.asarray(prompt, np.int32))
     logprobs = logprobs or [-0.5] * len(answer)
     trajectory.add_action(np.asarray(answer, np.int32), np.asarray(logprobs, np.float32), version)
@@ -36,46 +36,46 @@ def make_trajectory(prompt=(5, 6, 7), answer=(8, 9), logprobs=None, version=0):
     return trajectory
 
 
-class GivenManager:
-    """Stands for a `RolloutManager` whose episodes a function makes; it counts its weight versions."""
+class FakeManager:
+    """A fake `RolloutManager`: a function builds its episodes, and it counts weight updates."""
 
-    def __init__(self, episode_of):
-        self.episode_of = episode_of
+    def __init__(self, build_result):
+        self.build_result = build_result
         self.weight_version = 0
-        self.chat = GivenChat()
-        self.plan = copy.copy(GivenPlan())
+        self.chat = FakeChat()
+        self.plan = copy.copy(FakePlan())
         self.weights = {}
         self.aborted = False
 
     def rollout(self, tasks, *, global_step=0, validation=False):
-        """Return an episode for each task."""
-        return [self.episode_of(task, number) for number, task in enumerate(tasks)]
+        """Return one episode per task."""
+        return [self.build_result(task, number) for number, task in enumerate(tasks)]
 
     def collate(self, results):
-        """Return their batch."""
+        """Return the batch of the episodes."""
         return collate(results, pad_token_id=0)
 
     def update_weights(self, weights, *, version=None):
-        """Take them."""
+        """Keep the weights and count the update."""
         self.weights = dict(weights)
         self.weight_version += 1
 
     def abort(self):
-        """Note it."""
+        """Record the abort."""
         self.aborted = True
 
 
-class GivenPlan:
-    """The part of a plan that the bridge reads."""
+class FakePlan:
+    """The part of a plan that the bridge uses."""
 
     sampling = SamplingParams()
 
 
-class GivenChat:
+class FakeChat:
     """The part of a chat template that the bridge uses."""
 
     tokenizer = byte_tokenizer()
 
     def prompt(self, messages):
-        """Return some ids."""
+        """Return two ids."""
         return np.asarray([1, 2], np.int32)

@@ -1,10 +1,10 @@
-"""The bridge is a plugin as every other: it registers the command `trl`."""
+"""The bridge passes the plugin conformance suite; it registers the command `trl`."""
 
-from turnwise.testing.suite import PluginSuite
+from turnwise_testing.suite import PluginSuite
 
 
 class TestTrlBridge(PluginSuite):
-    """The standard suite."""
+    """The standard suite of plugins."""
 
     hook = "register_commands"
     entry_point = "trl_bridge"

@@ -1,28 +1,28 @@
-"""Episodes as rows of TRL: what was sampled, nothing else, and a row for each prompt whatever became of it."""
+"""Episodes as rows for TRL: exactly the sampled tokens, and one row per prompt."""
 
 import numpy as np
 import pytest
-from given_episodes import GivenManager, make_result, make_task, make_trajectory
+from fake_manager import FakeManager, make_result, make_task, make_trajectory
 
 from turnwise import Status, load_config
 from turnwise.errors import ConfigError, DataError
-from turnwise_trl_bridge import Rollouts, dataset_of
+from turnwise_trl_bridge import Rollouts, build_dataset
 from turnwise_trl_bridge.rollouts import REWARD, UID, turnwise_reward
 
 
-def rollouts_of(*results):
-    """Return rollouts whose tasks end as given, and their uids."""
+def make_rollouts(*results):
+    """Return rollouts with the given results, and their uids."""
     tasks = {result.task.uid: result.task for result in results}
     by_uid = {result.task.uid: result for result in results}
-    return Rollouts(GivenManager(lambda task, _number: by_uid[task.uid]), tasks), list(by_uid)
+    return Rollouts(FakeManager(lambda task, _number: by_uid[task.uid]), tasks), list(by_uid)
 
 
-def test_a_row_is_the_record():
-    """Ids, mask and log-probabilities stand as they were sampled, without padding, also next to a longer row."""
+def test_a_row_equals_the_record():
+    """A row has the sampled ids, mask and log-probabilities without padding, also beside a longer row."""
     short = make_result(make_task("a"), make_trajectory(prompt=(5,), answer=(8,)), reward=1.0)
     long = make_result(make_task("b"), make_trajectory(prompt=(5, 6, 7), answer=(8, 9, 10)), reward=0.5)
-    rollouts, uids = rollouts_of(short, long)
-    rows = rollouts.rows(uids, global_step=3)
+    rollouts, uids = make_rollouts(short, long)
+    rows = rollouts.run(uids, global_step=3)
     assert rows["prompt_ids"] == [[5], [5, 6, 7]]
     assert rows["completion_ids"] == [[8, 3, 4, 2], [8, 9, 10, 3, 4, 2]]
     assert rows["env_mask"] == [[1, 0, 0, 1], [1, 1, 1, 0, 0, 1]]
@@ -32,15 +32,15 @@ def test_a_row_is_the_record():
 
 
 def test_a_fork_keeps_its_layout():
-    """Block and path starts are those of the record, whatever padding the batch had on the left."""
+    """Block and path starts equal the record's, also if the batch was padded on the left."""
     record = make_trajectory(prompt=(5, 6))
     paths = record.fork(2)
     for path, ids in zip(paths, ((10, 11), (12,)), strict=True):
         path.add_action(np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), 0)
     record.join(paths)
     wide = make_result(make_task("b"), make_trajectory(prompt=range(20, 40)), reward=0.0)
-    rollouts, uids = rollouts_of(make_result(make_task("a"), record, reward=1.0), wide)
-    rows = rollouts.rows(uids, global_step=0)
+    rollouts, uids = make_rollouts(make_result(make_task("a"), record, reward=1.0), wide)
+    rows = rollouts.run(uids, global_step=0)
     assert rows["block_start"][0] == record.block_start.tolist()
     assert rows["path_start"][0] == record.path_start.tolist()
     assert rows["position_ids"][0] == record.position_ids.tolist()
@@ -48,59 +48,59 @@ def test_a_fork_keeps_its_layout():
 
 @pytest.mark.parametrize("status", [Status.FAILED, Status.ABORTED])
 def test_an_episode_without_a_record_has_a_row_that_trains_nothing(status):
-    """The prompt, one token outside the loss, and no reward: TRL gets as many rows as it asked for."""
-    lost = make_result(make_task("a"), status=status)
-    rollouts, uids = rollouts_of(lost, make_result(make_task("b"), make_trajectory(), reward=1.0))
-    rows = rollouts.rows(uids, global_step=0)
+    """A row without a record has the prompt, one token outside the loss and no reward, so TRL gets every row."""
+    empty = make_result(make_task("a"), status=status)
+    rollouts, uids = make_rollouts(empty, make_result(make_task("b"), make_trajectory(), reward=1.0))
+    rows = rollouts.run(uids, global_step=0)
     end = rollouts.manager.chat.tokenizer.eos_token_id
     assert (rows["prompt_ids"][0], rows["completion_ids"][0], rows["env_mask"][0]) == ([1, 2], [end], [0])
     assert rows[REWARD] == [None, 1.0]
 
 
-def test_a_failed_episode_with_tokens_is_left_out_of_the_loss():
-    """An infrastructure failure says nothing about the policy."""
-    rollouts, uids = rollouts_of(make_result(make_task("a"), make_trajectory(), status=Status.FAILED))
-    rows = rollouts.rows(uids, global_step=0)
+def test_a_failed_episode_with_tokens_is_outside_the_loss():
+    """A failed episode has no token in the loss and no reward."""
+    rollouts, uids = make_rollouts(make_result(make_task("a"), make_trajectory(), status=Status.FAILED))
+    rows = rollouts.run(uids, global_step=0)
     assert rows["env_mask"] == [[0, 0, 0, 0, 0]]
     assert rows[REWARD] == [None]
 
 
 def test_prompts_find_their_tasks():
-    """Also after a data set filled missing keys with None; equal prompts and unknown ones are refused."""
+    """A prompt finds its task, also with keys that a data set filled with None; equal or unknown prompts raise."""
     tasks = {uid: make_task(uid, text) for uid, text in (("a", "One"), ("b", "Two"), ("c", "Two"))}
-    rollouts = Rollouts(GivenManager(None), tasks)
-    assert rollouts.uid_of([{"role": "user", "content": "One", "name": None}]) == "a"
+    rollouts = Rollouts(FakeManager(None), tasks)
+    assert rollouts.find_uid([{"role": "user", "content": "One", "name": None}]) == "a"
     with pytest.raises(DataError, match="several tasks"):
-        rollouts.uid_of([{"role": "user", "content": "Two"}])
+        rollouts.find_uid([{"role": "user", "content": "Two"}])
     with pytest.raises(DataError, match="no task has the prompt"):
-        rollouts.uid_of("Three")
+        rollouts.find_uid("Three")
     with pytest.raises(DataError, match="no task has the uid 'x'"):
-        rollouts.rows(["x"], global_step=0)
+        rollouts.run(["x"], global_step=0)
 
 
-def test_several_trajectories_are_refused():
-    """GRPOTrainer has one row for each completion."""
+def test_several_trajectories_are_rejected():
+    """An episode with several trajectories raises, because GRPOTrainer has one row per completion."""
     task = make_task("a")
     result = make_result(task, make_trajectory(), reward=1.0)
     two = type(result)(task=task, status=Status.COMPLETED, trajectories=(make_trajectory(), make_trajectory()))
-    rollouts, uids = rollouts_of(two)
+    rollouts, uids = make_rollouts(two)
     with pytest.raises(ConfigError, match="2 trajectories"):
-        rollouts.rows(uids, global_step=0)
+        rollouts.run(uids, global_step=0)
 
 
 @pytest.mark.parametrize("option", ["top_p=0.9", "top_k=20"])
-def test_a_cut_distribution_is_refused(option, tmp_path):
-    """TRL would compute other log-probabilities than those sampled from."""
+def test_a_truncated_distribution_is_rejected(option, tmp_path):
+    """Top-p and top-k raise, because TRL would compute different log-probabilities."""
     path = tmp_path / "run.yaml"
     path.write_text("data: {path: tasks.jsonl}\nagent: single_turn\nengine: scripted\n", encoding="utf-8")
     config = load_config(path, [f"rollout.sampling.{option}"])
-    with pytest.raises(ConfigError, match=r"top_p must be 1\.0 and top_k -1"):
-        Rollouts.of(config, [make_task("a")])
+    with pytest.raises(ConfigError, match=r"set top_p=1\.0 and top_k=-1"):
+        Rollouts.from_config(config, [make_task("a")])
 
 
 def test_the_data_set_and_the_reward():
-    """The data set carries messages and uid; the reward is what turnwise gave, None when it gave none."""
-    data = dataset_of([make_task("a"), make_task("b", "Other?")])
+    """The data set has messages and uid; the reward function returns turnwise's reward or None."""
+    data = build_dataset([make_task("a"), make_task("b", "Other?")])
     assert data[1] == {"prompt": [{"role": "user", "content": "Other?"}], UID: "b"}
     assert turnwise_reward(["x", "y"], **{REWARD: [1.0, None]}) == [1.0, None]
     assert turnwise_reward(["x"]) == [None]

@@ -1,17 +1,17 @@
-"""The real GRPOTrainer of TRL on given episodes: what it trains is what was sampled."""
+"""TRL's real GRPOTrainer on fake episodes: it trains on the sampled tokens and log-probabilities."""
 
 import numpy as np
 import pytest
 import torch
-from given_episodes import GivenManager, make_result, make_task
+from fake_manager import FakeManager, make_result, make_task
 from trl import GRPOConfig
 
 from turnwise import Trajectory
-from turnwise.batch import collate
+from turnwise.batch.rollout_batch import collate
 from turnwise.errors import ConfigError
-from turnwise.testing.tokenizers import byte_tokenizer
+from turnwise_testing.tokenizers import byte_tokenizer
 from turnwise_trl_bridge import Rollouts, TurnwiseGRPOTrainer
-from turnwise_trl_bridge.grpo import path_mask
+from turnwise_trl_bridge.grpo import build_path_mask
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -20,8 +20,8 @@ pytestmark = [
 ]
 
 
-def true_logprobs(model, trajectory):
-    """Return the log-probability of each response token under the record's layout, by one plain forward."""
+def compute_logprobs(model, trajectory):
+    """Return the log-probability of each response token under the record's layout, from one forward pass."""
     batch = collate([make_result(make_task("x"), trajectory)], pad_token_id=0)
     seen = torch.zeros(1, 1, *batch.visibility().shape[1:]).masked_fill(~batch.visibility()[:, None], -1e9)
     with torch.no_grad():
@@ -32,15 +32,15 @@ def true_logprobs(model, trajectory):
     return logprobs[torch.tensor(before), ids[1:]].numpy()[trajectory.num_prompt_tokens - 1 :]
 
 
-def sampled(model, number, *, forked):
-    """Return a record whose log-probabilities are the model's own, with two paths in it or without."""
+def make_record(model, number, *, forked):
+    """Return a record with the model's log-probabilities, with or without two parallel paths."""
     random = np.random.default_rng(number)
     ids = lambda count: random.integers(3, 250, count).astype(np.int32)  # noqa: E731
     pieces = [ids(4 + number % 3) for _ in range(5)]
 
-    def built(logprobs):
-        taken = iter(logprobs)
-        next_ones = lambda piece: np.asarray([next(taken) for _ in piece], np.float32)  # noqa: E731
+    def build(logprobs):
+        remaining = iter(logprobs)
+        next_ones = lambda piece: np.asarray([next(remaining) for _ in piece], np.float32)  # noqa: E731
         record = Trajectory(np.asarray([9] * (2 + number % 4), np.int32))
         record.add_action(pieces[0], next_ones(pieces[0]), 0)
         record.add_observation(pieces[1])
@@ -57,33 +57,33 @@ def sampled(model, number, *, forked):
         record.add_action(pieces[4][1:], next_ones(pieces[4][1:]), 0)
         return record
 
-    blank = built(np.zeros(1000))
-    return built(true_logprobs(model, blank))
+    blank = build(np.zeros(1000))
+    return build(compute_logprobs(model, blank))
 
 
-class Watched(TurnwiseGRPOTrainer):
-    """Keeps how far the trainer's log-probabilities are from the sampled ones, on trained tokens."""
+class GapTrainer(TurnwiseGRPOTrainer):
+    """Records the largest gap between computed and sampled log-probabilities on trained tokens."""
 
     def _compute_loss(self, model, inputs):
         self.inputs = inputs
         return super()._compute_loss(model, inputs)
 
     def _get_per_token_logps_and_entropies(self, *arguments, **options):
-        found = super()._get_per_token_logps_and_entropies(*arguments, **options)
+        result = super()._get_per_token_logps_and_entropies(*arguments, **options)
         if getattr(self, "inputs", None) is not None:
             mask = (self.inputs["completion_mask"] * self.inputs["tool_mask"]).bool()
-            gap = (found[0].detach() - self.inputs["old_per_token_logps"]).abs()[mask]
+            gap = (result[0].detach() - self.inputs["old_per_token_logps"]).abs()[mask]
             self.gaps = [*getattr(self, "gaps", []), float(gap.max())]
             self.inputs = None
-        return found
+        return result
 
 
-def trainer_of(model, tmp_path, *, forked, kind=Watched, **options):
-    """Return a trainer whose episodes come from the model as it is, four for each of four tasks."""
+def make_trainer(model, tmp_path, *, forked, kind=GapTrainer, **options):
+    """Return a trainer with four episodes of the model for each of four tasks, and its manager."""
     tasks = {f"t{n}": make_task(f"t{n}") for n in range(4)}
-    records = [sampled(model, number, forked=forked) for number in range(16)]
+    records = [make_record(model, number, forked=forked) for number in range(16)]
     rewards = [float(number % 3 == 0) for number in range(16)]
-    manager = GivenManager(lambda task, number: make_result(task, records[number], reward=rewards[number]))
+    manager = FakeManager(lambda task, number: make_result(task, records[number], reward=rewards[number]))
     settings = {"per_device_train_batch_size": 16, "num_generations": 4, "max_steps": 2, "report_to": "none"}
     args = GRPOConfig(
         output_dir=str(tmp_path),
@@ -101,30 +101,30 @@ def trainer_of(model, tmp_path, *, forked, kind=Watched, **options):
 
 @pytest.mark.parametrize("forked", [False, True])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_trained_log_probabilities_are_the_sampled_ones(tiny, tmp_path, forked, attention):
-    """Within float32 noise, with observations between turns, and with parallel paths under their layout."""
+def test_trained_and_sampled_log_probabilities_agree(tiny, tmp_path, forked, attention):
+    """They agree within float32 rounding, with observations and with parallel paths under their layout."""
     tiny.set_attn_implementation(attention)
-    trainer, _manager = trainer_of(tiny, tmp_path, forked=forked)
+    trainer, _manager = make_trainer(tiny, tmp_path, forked=forked)
     trainer.train()
     assert len(trainer.gaps) == 2
     assert max(trainer.gaps) < 1e-5
 
 
-def test_without_the_layout_they_are_not(tiny, tmp_path):
-    """The control: the same records as plain causal rows are far off, so the test above can fail."""
+def test_without_the_layout_they_differ(tiny, tmp_path):
+    """The same records as causal rows have a large gap, so the test above can fail."""
 
-    class Causal(Watched):
+    class Causal(GapTrainer):
         def _compute_loss(self, model, inputs):
             return super()._compute_loss(model, {k: v for k, v in inputs.items() if k != "path_start"})
 
-    trainer, _manager = trainer_of(tiny, tmp_path, forked=True, kind=Causal)
+    trainer, _manager = make_trainer(tiny, tmp_path, forked=True, kind=Causal)
     trainer.train()
     assert max(trainer.gaps) > 1e-3
 
 
 def test_weights_reach_the_engines_before_each_step(tiny, tmp_path):
-    """Under the names of the checkpoint, as they are at that step."""
-    trainer, manager = trainer_of(tiny, tmp_path, forked=False)
+    """The engines receive every step's weights under the names of the checkpoint."""
+    trainer, manager = make_trainer(tiny, tmp_path, forked=False)
     trainer.train()
     assert manager.weight_version == 2
     expected = {name: tensor for name, tensor in tiny.state_dict().items() if name != "lm_head.weight"}
@@ -133,11 +133,11 @@ def test_weights_reach_the_engines_before_each_step(tiny, tmp_path):
         assert torch.equal(manager.weights[name], tensor)
 
 
-def test_advantages_may_differ_from_token_to_token(tiny, tmp_path):
-    """They replace the advantage of the row; another shape is refused."""
+def test_advantages_may_differ_between_tokens(tiny, tmp_path):
+    """Token advantages replace the advantage of the row; a wrong shape raises."""
     seen = []
 
-    class Kept(Watched):
+    class AdvantageTrainer(GapTrainer):
         def _compute_loss(self, model, inputs):
             seen.append(inputs["advantages"])
             return super()._compute_loss(model, inputs)
@@ -146,22 +146,22 @@ def test_advantages_may_differ_from_token_to_token(tiny, tmp_path):
         width = output["completion_ids"].shape[1]
         return advantages[:, None] * torch.linspace(0, 1, width)[None]
 
-    trainer, _manager = trainer_of(tiny, tmp_path, forked=False, kind=Kept, token_advantages=ramp)
+    trainer, _manager = make_trainer(tiny, tmp_path, forked=False, kind=AdvantageTrainer, token_advantages=ramp)
     trainer.train()
     assert [tuple(each.shape) for each in seen] == [(16, each.shape[1]) for each in seen]
-    trainer, _manager = trainer_of(tiny, tmp_path, forked=False, token_advantages=lambda _output, row: row)
+    trainer, _manager = make_trainer(tiny, tmp_path, forked=False, token_advantages=lambda _output, row: row)
     with pytest.raises(ConfigError, match="token_advantages returned shape"):
         trainer.train()
 
 
-def test_another_temperature_is_refused(tiny, tmp_path):
-    """TRL divides logits by its own temperature."""
+def test_a_different_temperature_is_rejected(tiny, tmp_path):
+    """The temperatures of TRL and of the run must be equal."""
     with pytest.raises(ConfigError, match=r"temperature is 0\.7"):
-        trainer_of(tiny, tmp_path, forked=False, args={"temperature": 0.7})
+        make_trainer(tiny, tmp_path, forked=False, args={"temperature": 0.7})
 
 
-def test_a_mask_for_unknown_attention_is_refused():
-    """FlashAttention would take a 4-D mask for something else."""
+def test_a_mask_for_other_attention_is_rejected():
+    """An attention implementation without 4-D masks raises."""
     layout = {name: torch.zeros(1, 3, dtype=torch.long) for name in ("block_start", "path_start")}
     with pytest.raises(ConfigError, match="flash_attention_2"):
-        path_mask(torch.ones(1, 3), layout, "flash_attention_2")
+        build_path_mask(torch.ones(1, 3), layout, "flash_attention_2")

@@ -1,25 +1,25 @@
-"""The worker and the transfer for TRL's AsyncGRPOTrainer."""
+"""The rollout worker and the weight transfer for TRL's AsyncGRPOTrainer."""
 
 import queue
 
 import numpy as np
 import pytest
 import torch
-from given_episodes import GivenManager, make_result, make_task, make_trajectory
+from fake_manager import FakeManager, make_result, make_task, make_trajectory
 
 from turnwise import Status
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise_trl_bridge.tree_attention import sdpa_tree_attention
-from turnwise_trl_bridge.worker import EngineWeights, RolloutWorker, samples_of
+from turnwise_trl_bridge.worker import EngineWeights, RolloutWorker, build_samples
 
 pytestmark = pytest.mark.filterwarnings("ignore::trl.import_utils.TRLExperimentalWarning")
 
 
 def test_samples_carry_the_record_and_the_group_s_advantage():
-    """Whole rows, the prompt outside the mask; rewards less their mean, over their standard deviation."""
+    """A sample has the full row with the prompt outside the mask, and the normalised advantage of its group."""
     task = make_task("a")
     results = [make_result(task, make_trajectory(version=4), reward=reward) for reward in (1.0, 0.0, 0.0, 1.0)]
-    samples = samples_of(results, 7, version_offset=1)
+    samples = build_samples(results, 7, version_offset=1)
     expected = 0.5 / (np.std([1, 0, 0, 1], ddof=1) + 1e-4)
     assert [sample.advantage for sample in samples] == pytest.approx([expected, -expected, -expected, expected])
     first = samples[0]
@@ -29,17 +29,17 @@ def test_samples_carry_the_record_and_the_group_s_advantage():
     assert (first.model_version, first.group_id, first.metrics["reward"]) == (3, 7, 1.0)
 
 
-def test_what_failed_counts_for_nothing():
-    """Neither in the baseline nor as a sample; a group of one has no baseline."""
+def test_failed_episodes_are_ignored():
+    """A failed episode is neither in the baseline nor a sample; a group of one gives no sample."""
     task = make_task("a")
     good = [make_result(task, make_trajectory(), reward=reward) for reward in (1.0, 0.0)]
     bad = make_result(task, make_trajectory(), status=Status.FAILED)
-    assert len(samples_of([*good, bad], 0)) == 2
-    assert samples_of([good[0], bad], 0) == []
+    assert len(build_samples([*good, bad], 0)) == 2
+    assert build_samples([good[0], bad], 0) == []
 
 
-def test_parallel_paths_are_refused():
-    """TRL's tree has one parent for each segment."""
+def test_parallel_paths_are_rejected():
+    """Parallel paths raise, because TRL's tree has one parent per segment."""
     record = make_trajectory()
     paths = record.fork(2)
     for path in paths:
@@ -47,12 +47,12 @@ def test_parallel_paths_are_refused():
     record.join(paths)
     results = [make_result(make_task("a"), record, reward=reward) for reward in (0.0, 1.0)]
     with pytest.raises(ConfigError, match="parallel paths"):
-        samples_of(results, 0)
+        build_samples(results, 0)
 
 
-def test_a_worker_goes_on_until_it_is_stopped():
-    """It passes through the tasks again and again, waits when the trainer is behind, and ends its threads."""
-    manager = GivenManager(lambda task, number: make_result(task, make_trajectory(), reward=float(number)))
+def test_a_worker_runs_until_it_is_stopped():
+    """The worker cycles through the tasks, waits for a slow trainer, and stops its threads."""
+    manager = FakeManager(lambda task, number: make_result(task, make_trajectory(), reward=float(number)))
     worker = RolloutWorker(manager, [make_task("a"), make_task("b")], num_generations=2, queue_size=4)
     manager.weight_version = 3
     worker.update_model_version(1)
@@ -67,34 +67,34 @@ def test_a_worker_goes_on_until_it_is_stopped():
 
 
 def test_a_failure_reaches_the_trainer():
-    """Its thread asks; so does one that waits for ever."""
+    """`check_health` raises the error of a thread, and an error when no group finishes."""
 
     def fail(_task, _number):
         raise TurnwiseError("the engine died")
 
-    worker = RolloutWorker(GivenManager(fail), [make_task("a")], num_generations=2)
+    worker = RolloutWorker(FakeManager(fail), [make_task("a")], num_generations=2)
     worker.start()
     worker.stop()
     with pytest.raises(TurnwiseError, match="turnwise rollouts stopped: the engine died"):
         worker.check_health(60)
-    idle = RolloutWorker(GivenManager(None), [make_task("a")], num_generations=2)
+    idle = RolloutWorker(FakeManager(None), [make_task("a")], num_generations=2)
     with pytest.raises(TurnwiseError, match="no group of episodes has finished"):
         idle.check_health(-1)
     with pytest.raises(queue.Empty):
         idle.rollout_buffer.get_nowait()
 
 
-def test_bad_settings_are_refused():
-    """A group of one has no baseline, and no tasks give no groups."""
+def test_invalid_settings_are_rejected():
+    """Groups of one and an empty list of tasks raise."""
     with pytest.raises(ConfigError, match="num_generations"):
-        RolloutWorker(GivenManager(None), [make_task("a")], num_generations=1)
-    with pytest.raises(ConfigError, match="no tasks"):
-        RolloutWorker(GivenManager(None), [])
+        RolloutWorker(FakeManager(None), [make_task("a")], num_generations=1)
+    with pytest.raises(ConfigError, match="tasks is empty"):
+        RolloutWorker(FakeManager(None), [])
 
 
-def test_the_transfer_copies():
-    """The trainer's next step changes its tensors in place."""
-    manager, weight = GivenManager(None), torch.ones(3)
+def test_the_transfer_copies_tensors():
+    """A later in-place change of the trainer's tensors does not change the sent weights."""
+    manager, weight = FakeManager(None), torch.ones(3)
     transfer = EngineWeights(manager)
     transfer.init_weight_transfer()
     transfer.pause()
@@ -106,8 +106,8 @@ def test_the_transfer_copies():
 
 
 @pytest.mark.parametrize("window", [None, 3])
-def test_tree_attention_is_attention(window):
-    """A root with two branches: each branch sees the root and itself, as two separate rows would."""
+def test_tree_attention_equals_separate_rows(window):
+    """Each of two branches attends to the root and itself, like a separate row."""
     torch.manual_seed(0)
     root, left, right = 3, 2, 4
     total = root + left + right
@@ -126,10 +126,10 @@ def test_tree_attention_is_attention(window):
         sliding_window=window,
     )
     for path in paths[1:]:
-        places = torch.arange(len(path))
-        seen = places[None] <= places[:, None]
+        positions = torch.arange(len(path))
+        seen = positions[None] <= positions[:, None]
         if window:
-            seen &= places[None] > places[:, None] - window
+            seen &= positions[None] > positions[:, None] - window
         rows = query[:, :, path], key[:, :, path].repeat_interleave(2, 1), value[:, :, path].repeat_interleave(2, 1)
         scores = (rows[0] @ rows[1].transpose(2, 3) * 0.3).masked_fill(~seen, -torch.inf)
         expected = (scores.softmax(-1) @ rows[2]).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Servers that answer as verl's do, without verl."""
+"""Fixtures: the demo model's chat template, and scripted servers in place of verl's."""
 
 import itertools
 import sys
@@ -11,18 +11,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture(scope="session")
 def chat():
-    """The demo model's chat template and tokenizer."""
-    from given_servers import EXAMPLE
+    """Return the demo model's chat template and tokenizer."""
+    from scripted_servers import EXAMPLE
 
-    from turnwise.chat import load_chat
-    from turnwise.config_file import load_config
+    from turnwise.chat.template import load_chat
+    from turnwise.config.file import load_config
 
     return load_chat(load_config(EXAMPLE).model_spec())
 
 
 @pytest.fixture
 def servers(chat):
-    """A client whose model calls the calculator once, and then answers; every third answer is wrong."""
-    from given_servers import GivenServers
+    """Return a client whose model calls the calculator once and then answers; every third answer is wrong."""
+    from scripted_servers import ScriptedServers
 
-    return GivenServers(chat, itertools.count())
+    return ScriptedServers(chat, itertools.count())

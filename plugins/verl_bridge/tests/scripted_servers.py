@@ -1,4 +1,4 @@
-"""What stands for verl's server client in tests: the same call, and answers of the same type."""
+"""A fake of verl's server client, with the same method and the same output type."""
 
 import re
 from pathlib import Path
@@ -7,23 +7,23 @@ from types import SimpleNamespace
 EXAMPLE = Path(__file__).parents[3] / "examples/calculator.yaml"
 
 
-class GivenServers:
+class ScriptedServers:
     """
-    Calls the calculator with the expression of the question, then says the result.
+    Calls the calculator with the question's expression and then answers with the result.
 
     Attributes:
-        asked: (request id, prompt ids, sampling parameters) of every request.
+        requests: (request id, prompt ids, sampling parameters) of every request.
     """
 
     def __init__(self, chat, counter, *, log_probs=True):
         self.chat = chat
-        self.asked = []
+        self.requests = []
         self._counter = counter
         self._log_probs = log_probs
 
     async def generate(self, request_id, *, prompt_ids, sampling_params, **_options):
-        """Answer as `verl.workers.rollout.llm_server.LLMServerClient.generate`."""
-        self.asked.append((request_id, list(prompt_ids), dict(sampling_params)))
+        """Return an output like `verl.workers.rollout.llm_server.LLMServerClient.generate`."""
+        self.requests.append((request_id, list(prompt_ids), dict(sampling_params)))
         text = self.chat.tokenizer.decode(prompt_ids)
         results = re.findall(r"<tool_response>\s*(-?\d+)", text)
         if results:

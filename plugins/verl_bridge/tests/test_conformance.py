@@ -1,10 +1,10 @@
-"""The bridge is a plugin as every other: it registers the engine `verl`, which works inside verl only."""
+"""The bridge passes the plugin conformance suite; it registers the engine `verl`."""
 
-from turnwise.testing.suite import PluginSuite
+from turnwise_testing.suite import PluginSuite
 
 
 class TestVerlBridge(PluginSuite):
-    """The standard suite of plugins; an engine's own suite needs a model, which here is verl's."""
+    """The standard suite of plugins; the engine suite would need verl's servers."""
 
     hook = "register_engines"
     entry_point = "verl_bridge"

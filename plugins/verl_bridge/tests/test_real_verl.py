@@ -1,7 +1,8 @@
 """
-The real verl package: its agent loop worker runs our loop, its replay buffer and advantages take our rows.
+The real verl package: its agent loop worker runs the loop, and its replay buffer and advantages process the rows.
 
-verl's servers need a GPU; a scripted client stands for them. Runs in verl's own virtual environment (see the README).
+verl's servers need a GPU, so a scripted client replaces them. The tests run in verl's virtual environment (see the
+README).
 """
 
 import itertools
@@ -17,8 +18,8 @@ import os
 import ray
 import torch
 import transfer_queue as tq
-from given_servers import EXAMPLE, GivenServers
 from hydra import compose, initialize_config_dir
+from scripted_servers import EXAMPLE, ScriptedServers
 
 from turnwise_verl_bridge.manager import TurnwiseManager
 from turnwise_verl_bridge.runs import stop_all
@@ -30,7 +31,7 @@ QUESTIONS = (("Calculate 28 * 82.", "2296"), ("Calculate 7 + 5.", "12"), ("Calcu
 
 @pytest.fixture(scope="module")
 def config():
-    """verl's own defaults, with our run, three sessions each and short responses."""
+    """Return verl's default config with the example run, three sessions per prompt and short responses."""
     import verl
 
     folder = os.path.join(os.path.dirname(verl.__file__), "trainer/config")
@@ -48,7 +49,7 @@ def config():
 
 @pytest.fixture(scope="module")
 def queue():
-    """A TransferQueue on a Ray of our own."""
+    """Return a TransferQueue on a local Ray."""
     ray.init(address="local", num_cpus=8, include_dashboard=False)  # its storage units reserve CPUs
     tq.init()
     yield tq
@@ -58,15 +59,15 @@ def queue():
 
 @pytest.fixture
 def manager(config, chat):
-    """Our manager on scripted servers."""
-    made = TurnwiseManager.create(config=config, llm_client=GivenServers(chat, itertools.count()))
+    """Yield a manager on scripted servers."""
+    made = TurnwiseManager.create(config=config, llm_client=ScriptedServers(chat, itertools.count()))
     yield made
     made.wait()
     stop_all()
 
 
 def rows(count=3):
-    """Return columns of a batch as verl's data set gives them."""
+    """Return the columns of a batch in the form of verl's data set."""
     chosen = [QUESTIONS[index % len(QUESTIONS)] for index in range(count)]
     columns = {
         "raw_prompt": [[{"role": "user", "content": question}] for question, _answer in chosen],
@@ -82,8 +83,8 @@ def rows(count=3):
     return arrays
 
 
-def test_v1_rows_feed_the_replay_buffer_and_the_advantages(config, queue, manager):
-    """Three prompts with three sessions each: all there, once, with what was sampled; GRPO of verl takes them."""
+def test_v1_replay_buffer_and_advantages_process_the_rows(config, queue, manager):
+    """Every session of every prompt has one row with the sampled tokens, and verl's GRPO computes its advantages."""
     from tensordict import TensorDict
     from verl import DataProto
     from verl.trainer.ppo.core_algos import AdvantageEstimator
@@ -135,15 +136,15 @@ def test_v1_rows_feed_the_replay_buffer_and_the_advantages(config, queue, manage
             assert good.max() > 0 > bad.min()
 
 
-def test_v1_a_group_with_a_failed_session_is_a_failure(config, queue, chat):
-    """What failed has no row and no reward of 0; the others are there."""
+def test_v1_a_failed_session_marks_its_group_as_failure(config, queue, chat):
+    """The failed session has no row, and the other sessions have theirs."""
 
-    class Faulty(GivenServers):
-        """Fails one request in the middle."""
+    class Faulty(ScriptedServers):
+        """Fails the third request."""
 
         async def generate(self, *arguments, **options):
-            if len(self.asked) == 2:
-                self.asked.append(None)
+            if len(self.requests) == 2:
+                self.requests.append(None)
                 raise RuntimeError("the server died")
             return await super().generate(*arguments, **options)
 
@@ -163,8 +164,8 @@ def test_v1_a_group_with_a_failed_session_is_a_failure(config, queue, chat):
     assert len(tags) == 2
 
 
-def test_v0_a_data_proto_comes_back(config, manager):
-    """One row for each row that came, at verl's widths, with its columns and timing."""
+def test_v0_returns_a_data_proto(config, manager):
+    """The DataProto has one row per input row, padded to verl's lengths, with the input's columns and the timing."""
     from verl import DataProto
 
     columns = {name: values.repeat(2) for name, values in rows().items()}
@@ -179,8 +180,8 @@ def test_v0_a_data_proto_comes_back(config, manager):
     assert output.meta_info["timing"]["agent_loop/slowest/response_length"] > 10
 
 
-def test_the_loop_runs_in_verl_s_own_worker(config, chat):
-    """verl finds the loop by its entry point and makes the padded row of what it returns."""
+def test_the_loop_runs_in_verl_s_worker(config, chat):
+    """verl finds the loop by its entry point and pads its output."""
     import asyncio
     from types import SimpleNamespace
 
@@ -194,7 +195,7 @@ def test_the_loop_runs_in_verl_s_own_worker(config, chat):
 
     path = str(load_config(EXAMPLE).model_spec().path)
     worker.config, worker.rollout_config = config, config.actor_rollout_ref.rollout
-    worker.llm_client = GivenServers(chat, itertools.count())
+    worker.llm_client = ScriptedServers(chat, itertools.count())
     worker.tokenizer, worker.processor, worker.tools = AutoTokenizer.from_pretrained(path), None, []
     worker.hf_model_type, worker.dataset_cls, worker.mm_processor_kwargs = "qwen3", None, {}
     worker.teacher_client, worker.distillation_enabled, worker.reward_loop_worker_handles = None, False, None

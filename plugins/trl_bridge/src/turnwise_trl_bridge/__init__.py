@@ -1,8 +1,8 @@
 """
-turnwise-trl-bridge: TRL trains on what turnwise agents sampled.
+turnwise-trl-bridge: TRL trains on turnwise rollouts.
 
-`TurnwiseGRPOTrainer` is TRL's GRPOTrainer with turnwise rollouts; `rollout_worker` and `weight_transfer` are what
-TRL's AsyncGRPOTrainer takes; `dataset_of` makes the data set of both. They are imported when they are asked for.
+`TurnwiseGRPOTrainer` is TRL's GRPOTrainer with turnwise rollouts. `RolloutWorker` and `EngineWeights` are arguments of
+TRL's AsyncGRPOTrainer. `build_dataset` builds the data set of both. Each name is imported on first use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from turnwise_trl_bridge.command import TrlCommand
 
 if TYPE_CHECKING:
     from turnwise_trl_bridge.grpo import TurnwiseGRPOTrainer
-    from turnwise_trl_bridge.rollouts import Rollouts, dataset_of
+    from turnwise_trl_bridge.rollouts import Rollouts, build_dataset
     from turnwise_trl_bridge.tree_attention import use_sdpa_tree_attention
     from turnwise_trl_bridge.worker import EngineWeights, RolloutWorker
 
@@ -24,25 +24,25 @@ __all__ = [
     "RolloutWorker",
     "Rollouts",
     "TurnwiseGRPOTrainer",
-    "dataset_of",
+    "build_dataset",
     "use_sdpa_tree_attention",
 ]
 
-_LATER: Final = {
+_LAZY_MODULES: Final = {
     "EngineWeights": "worker",
     "RolloutWorker": "worker",
     "Rollouts": "rollouts",
     "TurnwiseGRPOTrainer": "grpo",
-    "dataset_of": "rollouts",
+    "build_dataset": "rollouts",
     "use_sdpa_tree_attention": "tree_attention",
 }
-"""Public names by the module that they are imported from on first use."""
+"""Public names and their modules; this file imports no TRL, so that `turnwise --help` stays fast."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY_MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY_MODULES[name]}"), name)
 
 
 @hookimpl

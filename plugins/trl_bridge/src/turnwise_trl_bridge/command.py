@@ -1,4 +1,4 @@
-"""`turnwise trl CONFIG`: train a run's model with TRL."""
+"""The command `turnwise trl CONFIG`: trains the model of a config with TRL."""
 
 from __future__ import annotations
 
@@ -17,68 +17,65 @@ _NEEDED: Final = ("trl", "torch", "transformers", "datasets", "accelerate")
 
 
 class TrlCommand:
-    """Train with TRL's GRPOTrainer, or its AsyncGRPOTrainer, on the episodes of a config."""
+    """Trains with TRL's GRPOTrainer or AsyncGRPOTrainer on the episodes of a config."""
 
     help = "train the model of a config with TRL on turnwise rollouts"
 
     def __init__(self, config: NoConfig, resources: Resources) -> None:
-        """Take nothing: the options are on the command line."""
+        """Ignore both: all options are on the command line."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare `CONFIG [a.b=c ...] --out DIR` and what is told to the trainer."""
         parser.epilog = (
             "Examples:\n"
             "  turnwise trl examples/calculator.yaml --steps 20 --out runs/trl\n"
             "  turnwise trl examples/calculator.yaml rollout.n=8 --async --steps 20 --out runs/trl-async\n\n"
-            "rollout.n is the size of a group. Writes the model, the tokenizer and log.json to DIR."
+            "rollout.n is the group size. Writes the model, the tokenizer and log.json to DIR."
         )
         parser.add_argument("config", help="YAML or TOML file")
         parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="set a value, such as rollout.n=8")
-        parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where to write; made when missing")
-        parser.add_argument("--steps", type=_positive, default=100, help="optimizer steps (default 100)")
-        parser.add_argument("--prompts", type=_positive, default=8, help="tasks of a step (default 8)")
-        parser.add_argument("--learning-rate", type=float, default=1e-5, help="of AdamW (default 1e-5)")
-        parser.add_argument("--async", dest="overlap", action="store_true", help="sample while training")
-        parser.add_argument("--seed", type=int, default=0, help="of the trainer (default 0)")
+        parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="output folder, empty or missing")
+        parser.add_argument("--steps", type=_positive_int, default=100, help="optimizer steps (default 100)")
+        parser.add_argument("--prompts", type=_positive_int, default=8, help="tasks per step (default 8)")
+        parser.add_argument("--learning-rate", type=float, default=1e-5, help="learning rate of AdamW (default 1e-5)")
+        parser.add_argument(
+            "--async",
+            dest="overlap",
+            action="store_true",
+            help="use AsyncGRPOTrainer",
+        )
+        parser.add_argument("--seed", type=int, default=0, help="seed of the trainer (default 0)")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Train, write and print the reward of the first and the last steps."""
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
         if missing:
             raise ConfigError(f"turnwise trl needs {', '.join(missing)}: pip install 'turnwise-trl-bridge[trl]'")
         config = load_config(arguments.config, arguments.overrides)
         if config.rollout.n < 2:
-            raise ConfigError(f"rollout.n must be at least 2, the size of a group: {config.rollout.n}")
+            raise ConfigError(f"rollout.n is the group size and must be at least 2, got {config.rollout.n}")
         if config.model.path is None:
-            raise ConfigError("model.path is not set: there is nothing to train")
-        data = config.data
-        tasks = load_tasks(
-            config.locate(data.path),
-            format=None if data.format == "auto" else data.format,
-            limit=data.limit,
-            offset=data.offset,
-        )
+            raise ConfigError("model.path is not set: set it to the model to train")
+        tasks = load_tasks(config)
         if arguments.out.exists() and (not arguments.out.is_dir() or any(arguments.out.iterdir())):
-            raise ConfigError(f"--out {arguments.out}: is not an empty folder")
+            raise ConfigError(f"--out {arguments.out} is not an empty folder: choose another or empty it")
         from turnwise_trl_bridge.training import train_async, train_sync
 
         log = (train_async if arguments.overlap else train_sync)(config, tasks, arguments)
         (arguments.out / "log.json").write_text(json.dumps(log, indent=2) + "\n", encoding="utf-8")
-        sys.stdout.write(_told(log))
+        sys.stdout.write(_format_rewards(log))
         return _OK
 
 
-def _positive(text: str) -> int:
+def _positive_int(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1: {text}")
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
     return number
 
 
-def _told(log: list[dict[str, Any]]) -> str:
+def _format_rewards(log: list[dict[str, Any]]) -> str:
     rewards = [entry["reward"] for entry in log if "reward" in entry]
     if not rewards:
         return "no step was logged\n"
-    few = max(1, min(5, len(rewards) // 2))
-    first, last = sum(rewards[:few]) / few, sum(rewards[-few:]) / few
-    return f"{len(rewards)} steps; mean reward {first:.3f} in the first {few}, {last:.3f} in the last {few}\n"
+    window = max(1, min(5, len(rewards) // 2))
+    first, last = sum(rewards[:window]) / window, sum(rewards[-window:]) / window
+    return f"{len(rewards)} steps; mean reward {first:.3f} in the first {window}, {last:.3f} in the last {window}\n"

@@ -1,10 +1,13 @@
 """
-TRL's GRPOTrainer, trained on the tokens that turnwise sampled.
+TRL's GRPOTrainer on the tokens that turnwise sampled.
 
-What the subclass adds to a `rollout_func`: the old policy of the PPO ratio is the one that sampled (TRL would compute
-its log-probabilities again with the trainer's numerics), rows go by uid and not by prompt, the trainer's weights reach
-the engines before each rollout, layouts of parallel paths are seen by the model as positions and a 4-D mask, and
-advantages may differ from token to token.
+The subclass adds to a `rollout_func`:
+
+- the PPO ratio uses the sampled log-probabilities (TRL would compute them again with the trainer's numerics);
+- rows are matched by uid and not by prompt;
+- the engines receive the trainer's weights before each rollout;
+- the model receives layouts of parallel paths as positions and a 4-D mask;
+- advantages may differ between tokens.
 
 It overrides private methods of TRL 1.16; `tests/test_trl_grpo.py` runs the real trainer.
 """
@@ -20,12 +23,12 @@ from trl import GRPOTrainer
 
 from turnwise.errors import ConfigError
 from turnwise_trl_bridge.policy import policy_weights
-from turnwise_trl_bridge.rollouts import UID, Rollouts, dataset_of, turnwise_reward
+from turnwise_trl_bridge.rollouts import UID, Rollouts, build_dataset, turnwise_reward
 
 _LAYOUT = ("position_ids", "block_start", "path_start")
 
 TokenAdvantages = Callable[[dict[str, Any], Tensor], Tensor]
-"""From what TRL is about to train on and its (B,) advantages to (B, C) ones, C being the completion's width."""
+"""Maps TRL's training inputs and (B,) advantages to (B, C) advantages, where C is the completions' width."""
 
 
 class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes are Any to mypy
@@ -33,15 +36,15 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
     GRPO on turnwise rollouts.
 
     Args:
-        model: as for TRL; the engines begin with the model of the run's config and get this one's weights.
+        model: as for TRL; the engines start with the model of the run's config and then receive this model's weights.
         rollouts: a running manager with the tasks.
-        args: `trl.GRPOConfig`; `temperature` must be that of the run's sampling.
-        reward_funcs: more rewards than turnwise's own, which is always the first.
-        token_advantages: replaces the (B,) advantages by (B, C) ones.
-        train_dataset: made from the rollouts' tasks when None.
+        args: `trl.GRPOConfig`; its `temperature` must equal the run's.
+        reward_funcs: rewards in addition to turnwise's, which is always the first.
+        token_advantages: replaces the (B,) advantages by (B, C) advantages.
+        train_dataset: None builds it from the rollouts' tasks.
 
     Raises:
-        ConfigError: a setting under which TRL would not train what was sampled.
+        ConfigError: TRL would not train on the sampled distribution with these settings.
     """
 
     def __init__(
@@ -58,11 +61,11 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
         sampling = rollouts.manager.plan.sampling
         if args.temperature != sampling.temperature:
             raise ConfigError(
-                f"temperature is {args.temperature:g} in the GRPOConfig and {sampling.temperature:g} in"
-                " rollout.sampling: log-probabilities are divided by one and were sampled at the other"
+                f"temperature is {args.temperature:g} in the GRPOConfig but {sampling.temperature:g} in"
+                " rollout.sampling: set both to the same value"
             )
         if args.use_vllm:
-            raise ConfigError("use_vllm must be false: the run's own engine samples")
+            raise ConfigError("use_vllm is true in the GRPOConfig: set it to false, because the run's engine samples")
         self.turnwise_rollouts = rollouts
         self.turnwise_uids: list[str] | None = None
         self._token_advantages = token_advantages
@@ -72,20 +75,21 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
             model=model,
             reward_funcs=[turnwise_reward, *reward_funcs],
             args=args,
-            train_dataset=dataset_of(rollouts.tasks.values()) if train_dataset is None else train_dataset,
+            train_dataset=build_dataset(rollouts.tasks.values()) if train_dataset is None else train_dataset,
             rollout_func=rollouts,
             **options,
         )
 
     def push_weights(self) -> None:
-        """Bring the trained weights to the engines, unless they have those of this step."""
+        """Send the trained weights to the engines, once per step."""
         if self._pushed_step == self.state.global_step:
             return
         self._pushed_step = self.state.global_step
         weights = policy_weights(self)
         if self.accelerator.is_main_process:
             self.turnwise_rollouts.manager.update_weights(weights)
-        for _ in weights:  # what the main process did not take, and all of it in the others: gathering needs everyone
+        # Gathering a sharded parameter needs every process, so the other processes must iterate over all weights too.
+        for _ in weights:
             pass
         self.accelerator.wait_for_everyone()
 
@@ -98,7 +102,7 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
         if self._layout is not None:
             output.update(self._layout)
         if self._token_advantages is not None:
-            output["advantages"] = self._checked(self._token_advantages(output, output["advantages"]), output)
+            output["advantages"] = self._check_advantages(self._token_advantages(output, output["advantages"]), output)
         return output
 
     def _generate(self, prompts: list[Any]) -> Any:
@@ -106,13 +110,15 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
         prompt_ids, completion_ids, extra = generated[0], generated[1], generated[5]
         layout = {name: extra.pop(name) for name in _LAYOUT if name in extra}
         if layout and any(any(starts) for starts in layout["path_start"]):
-            self._layout = self._padded(layout, prompt_ids, completion_ids)
+            self._layout = self._pad_layout(layout, prompt_ids, completion_ids)
         return generated
 
-    def _padded(self, layout: dict[str, Any], prompt_ids: list[Any], completion_ids: list[Any]) -> dict[str, Tensor]:
-        """Return (B, P + C) tensors, laid out as TRL lays out ids: prompts end, completions begin, at column P."""
+    def _pad_layout(
+        self, layout: dict[str, Any], prompt_ids: list[Any], completion_ids: list[Any]
+    ) -> dict[str, Tensor]:
+        """Return (B, P + C) tensors padded like TRL's ids: prompts on the left, completions on the right."""
         if self.pad_to_multiple_of is not None:
-            raise ConfigError("pad_to_multiple_of cannot be used with parallel paths: their layout counts columns")
+            raise ConfigError("pad_to_multiple_of is set, but parallel paths do not support it: unset it")
         width = max(map(len, prompt_ids))
         shape = (len(prompt_ids), width + max(map(len, completion_ids)))
         padded = {name: torch.zeros(shape, dtype=torch.long) for name in _LAYOUT}
@@ -120,15 +126,15 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
             first = width - len(prompt)
             for name, columns in padded.items():
                 values = torch.tensor(layout[name][row])
-                # Where a path or block starts is a column; 0 says that a token is in none.
+                # Starts of blocks and paths are column indices, so padding shifts them; 0 means outside of any block.
                 shifted = values if name == "position_ids" else torch.where(values > 0, values + first, 0)
                 columns[row, first : first + len(values)] = shifted
         return {name: columns.to(self.accelerator.device) for name, columns in padded.items()}
 
-    def _checked(self, advantages: Tensor, output: dict[str, Any]) -> Tensor:
-        wanted = output["completion_ids"].shape
-        if advantages.shape != wanted:
-            raise ConfigError(f"token_advantages returned shape {list(advantages.shape)}, expected {list(wanted)}")
+    def _check_advantages(self, advantages: Tensor, output: dict[str, Any]) -> Tensor:
+        expected = output["completion_ids"].shape
+        if advantages.shape != expected:
+            raise ConfigError(f"token_advantages returned shape {list(advantages.shape)}, expected {list(expected)}")
         return advantages.to(output["completion_ids"].device)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
@@ -166,7 +172,7 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
             with self.accelerator.autocast():
                 outputs = model(
                     input_ids=input_ids[rows],
-                    attention_mask=path_mask(attention_mask[rows], layout, model.config._attn_implementation),
+                    attention_mask=build_path_mask(attention_mask[rows], layout, model.config._attn_implementation),
                     position_ids=layout["position_ids"],
                     labels=labels,
                     fused_lm_head=True,
@@ -184,19 +190,19 @@ class TurnwiseGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL's classes a
         )
 
 
-def path_mask(attention_mask: Tensor, layout: dict[str, Tensor], implementation: str) -> Tensor:
+def build_path_mask(attention_mask: Tensor, layout: dict[str, Tensor], implementation: str) -> Tensor:
     """
-    Return what each token sees as (B, 1, T, T): boolean for `sdpa`, added to the scores for `eager`.
+    Return the (B, 1, T, T) attention mask of a layout: boolean for `sdpa`, additive for `eager`.
 
     Raises:
-        ConfigError: another attention implementation, which would take such a mask for something else or not at all.
+        ConfigError: the attention implementation does not support a 4-D mask.
     """
     index = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     query, key = index[None, :, None], index[None, None, :]
     block, path = layout["block_start"][:, :, None], layout["path_start"][:, :, None]
     real = attention_mask.bool()
     visible = (key <= query) & ((key < block) | (key >= path)) & real[:, None, :] & real[:, :, None]
-    visible = (visible | (key == query))[:, None]  # a pad sees itself: a row of nothing but -inf has no softmax
+    visible = (visible | (key == query))[:, None]  # padding attends to itself: a row of only -inf has a softmax of nan
     if implementation == "sdpa":
         return visible
     if implementation == "eager":

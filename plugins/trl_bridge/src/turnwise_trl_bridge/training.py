@@ -1,4 +1,4 @@
-"""What `turnwise trl` runs: TRL's trainers with their settings taken from a run's config."""
+"""Trains with TRL's trainers, configured from a run's config, for `turnwise trl`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise import Task
-from turnwise_trl_bridge.rollouts import Rollouts, dataset_of
+from turnwise_trl_bridge.rollouts import Rollouts, build_dataset
 
 
 def train_sync(config: Any, tasks: Sequence[Task], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Train with GRPOTrainer and return its log."""
+    """Train with GRPOTrainer, save the model and return the trainer's log."""
     from trl import GRPOConfig
 
     from turnwise_trl_bridge.grpo import TurnwiseGRPOTrainer
 
     path = str(config.model_spec().path)
-    rollouts = Rollouts.of(config, tasks)
+    rollouts = Rollouts.from_config(config, tasks)
     args = GRPOConfig(
-        **_settings(config, arguments),
+        **_common_args(config, arguments),
         per_device_train_batch_size=arguments.prompts * config.rollout.n,
         num_generations=config.rollout.n,
         beta=0.0,
@@ -35,21 +35,21 @@ def train_sync(config: Any, tasks: Sequence[Task], arguments: argparse.Namespace
             processing_class=AutoTokenizer.from_pretrained(path),
         )
         trainer.train()
-    return _saved(trainer, arguments)
+    return _save(trainer, arguments)
 
 
 def train_async(config: Any, tasks: Sequence[Task], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Train with AsyncGRPOTrainer, which samples while it trains, and return its log."""
+    """Train with AsyncGRPOTrainer, save the model and return the trainer's log."""
     from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
     from turnwise_trl_bridge.tree_attention import allow_cpu, use_sdpa_tree_attention
     from turnwise_trl_bridge.worker import EngineWeights, RolloutWorker
 
     path = str(config.model_spec().path)
-    rollouts = Rollouts.of(config, tasks)
+    rollouts = Rollouts.from_config(config, tasks)
     rollout = config.rollout
     args = AsyncGRPOConfig(
-        **_settings(config, arguments),
+        **_common_args(config, arguments),
         per_device_train_batch_size=arguments.prompts * rollout.n,
         num_generations=rollout.n,
         token_budget=4 * (rollout.prompt_length + rollout.response_length),
@@ -60,7 +60,7 @@ def train_async(config: Any, tasks: Sequence[Task], arguments: argparse.Namespac
         trainer = AsyncGRPOTrainer(
             path,
             args=args,
-            train_dataset=dataset_of(tasks),
+            train_dataset=build_dataset(tasks),
             processing_class=AutoTokenizer.from_pretrained(path),
             rollout_worker=worker,
             weight_transfer=EngineWeights(rollouts.manager),
@@ -71,15 +71,15 @@ def train_async(config: Any, tasks: Sequence[Task], arguments: argparse.Namespac
             trainer.train()
         finally:
             worker.stop()
-    log = _saved(trainer, arguments)
+    log = _save(trainer, arguments)
     for entry in log:
         if "rollout/reward" in entry:
             entry["reward"] = entry["rollout/reward"]
     return log
 
 
-def _settings(config: Any, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what both trainers are told."""
+def _common_args(config: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the training arguments of both trainers."""
     return {
         "output_dir": str(arguments.out),
         "max_steps": arguments.steps,
@@ -97,6 +97,7 @@ def _settings(config: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _saved(trainer: Any, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def _save(trainer: Any, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Save the model and return the trainer's log."""
     trainer.save_model(str(arguments.out))
     return list(trainer.state.log_history)

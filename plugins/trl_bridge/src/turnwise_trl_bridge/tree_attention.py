@@ -1,8 +1,8 @@
 """
 TRL's tree attention without its GPU kernel.
 
-AsyncGRPOTrainer names its attention `tree_fa3` and takes FlashAttention 3 for it, which needs a GPU and a download.
-The same tree over torch's own attention is exact and slow: for a laptop, and for tests.
+AsyncGRPOTrainer uses FlashAttention 3 for its attention `tree_fa3`, which needs a GPU and a download. The
+implementation here uses torch's attention: it is exact but slow, and meant for laptops and tests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def use_sdpa_tree_attention() -> None:
-    """Let models whose attention is TRL's tree attention compute it with torch; call it after making the trainer."""
+    """Compute TRL's tree attention with torch; call it after building the trainer."""
     from transformers import AttentionInterface
     from trl.experimental.async_grpo.packing import TREE_ATTENTION
 
@@ -23,9 +23,10 @@ def use_sdpa_tree_attention() -> None:
 
 
 def allow_cpu() -> None:
-    """Let AsyncGRPOTrainer be made on a machine without a GPU: it asks for the GPU's name to know its speed."""
+    """Let AsyncGRPOTrainer be built on a machine without a GPU."""
     from trl.experimental.async_grpo import async_grpo_trainer
 
+    # The trainer reads the GPU's name for its FLOPs metrics, which fails without a GPU.
     if not torch.cuda.is_available():
         async_grpo_trainer.get_peak_flops_per_device = lambda *_arguments: None
 
@@ -48,28 +49,28 @@ def sdpa_tree_attention(
     Attend from each segment of the tree to the path from the root to it.
 
     Args:
-        module: asked for nothing.
+        module: unused.
         query: (1, H, N, D).
-        key: (1, G, N, D) with G dividing H.
-        value: of the key's shape.
-        attention_mask: not looked at; the tree says who sees whom.
-        tree_kv_index: (K,) packed positions of the paths of all segments, end to end.
-        tree_cu_seqlens_q: (S + 1,) where segments begin among the N tokens.
-        tree_cu_seqlens_k: (S + 1,) where their paths begin in `tree_kv_index`.
-        scaling: of the scores.
-        sliding_window: most keys that a query sees; None for all.
-        options: of the kernel that this stands for.
+        key: (1, G, N, D), where G divides H.
+        value: (1, G, N, D).
+        attention_mask: unused; the tree defines the visible keys.
+        tree_kv_index: (K,) token positions of the segments' paths, concatenated.
+        tree_cu_seqlens_q: (S + 1,) starts of the segments among the N tokens.
+        tree_cu_seqlens_k: (S + 1,) starts of the segments' paths in `tree_kv_index`.
+        scaling: factor of the scores.
+        sliding_window: limit of keys per query; None: no limit.
+        options: options of TRL's kernel; `softcap` is not supported.
 
     Returns:
-        (1, N, H, D), and no weights.
+        The (1, N, H, D) output and None instead of attention weights.
     """
     if options.get("softcap"):
-        raise NotImplementedError("torch's attention has no soft cap: such a model needs TRL's own kernel")
+        raise NotImplementedError("torch's attention does not support the model's soft cap: use TRL's GPU kernel")
     outputs = []
-    begins_q, begins_k = tree_cu_seqlens_q.tolist(), tree_cu_seqlens_k.tolist()
-    for index, first in enumerate(begins_q[:-1]):
-        queries = query[:, :, first : begins_q[index + 1]]
-        path = tree_kv_index[begins_k[index] : begins_k[index + 1]]
+    starts_q, starts_k = tree_cu_seqlens_q.tolist(), tree_cu_seqlens_k.tolist()
+    for index, first in enumerate(starts_q[:-1]):
+        queries = query[:, :, first : starts_q[index + 1]]
+        path = tree_kv_index[starts_k[index] : starts_k[index + 1]]
         num_queries, num_keys = queries.shape[2], len(path)
         rows = torch.arange(num_keys - num_queries, num_keys, device=query.device)[:, None]
         columns = torch.arange(num_keys, device=query.device)[None, :]

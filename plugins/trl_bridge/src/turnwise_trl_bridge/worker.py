@@ -1,8 +1,8 @@
 """
 A rollout worker and a weight transfer for TRL's AsyncGRPOTrainer (`trl.experimental.async_grpo`).
 
-Episodes run while the trainer trains. A sample goes into the trainer's queue when its whole group has finished, with
-the advantage that the group gives it, and with the oldest version of the weights that sampled any of its tokens.
+Episodes run while the trainer trains. When a group has finished, its samples enter the trainer's queue, each with its
+group-relative advantage and with the oldest weight version among its tokens.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _MIN_STD = 1e-4
 @define(eq=False)
 class RolloutWorker:
     """
-    Fulfils TRL's `RolloutWorkerProtocol`. It goes through the tasks again and again until it is stopped.
+    Implements TRL's `RolloutWorkerProtocol`: cycles through the tasks until it is stopped.
 
     Attributes:
-        manager: running; see `Rollouts.of`.
-        tasks: in the order in which they are run.
-        num_generations: episodes of a group.
-        groups_in_flight: groups that run at the same time.
-        queue_size: samples that wait for the trainer before the worker does.
-        rollout_buffer: the samples.
-        metrics_queue: numbers of each finished group, for the trainer's log.
+        manager: a running manager; see `Rollouts.from_config`.
+        tasks: tasks in the order of the rollouts.
+        num_generations: episodes per group.
+        groups_in_flight: groups that run concurrently.
+        queue_size: capacity of `rollout_buffer`; the worker blocks when it is full.
+        rollout_buffer: finished samples.
+        metrics_queue: metrics of each finished group, for the trainer's log.
     """
 
     manager: RolloutManager
@@ -54,16 +54,16 @@ class RolloutWorker:
     _next_group: threading.Lock = field(factory=threading.Lock, init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse groups that have no baseline, and begin with the first task."""
+        """Check the settings and create the queue."""
         if self.num_generations < 2:
-            raise ConfigError(f"num_generations must be at least 2: {self.num_generations}")
+            raise ConfigError(f"num_generations must be at least 2, got {self.num_generations}")
         if not self.tasks:
-            raise ConfigError("there are no tasks to run")
+            raise ConfigError("tasks is empty: give the worker at least one task")
         self.rollout_buffer = queue.Queue(self.queue_size)
         self._groups = enumerate(itertools.cycle(self.tasks))
 
     def start(self) -> None:
-        """Begin to run groups."""
+        """Start the threads that run groups."""
         self._last_sample_at = time.monotonic()
         for number in range(self.groups_in_flight):
             thread = threading.Thread(target=self._produce, name=f"turnwise-rollouts-{number}", daemon=True)
@@ -71,7 +71,7 @@ class RolloutWorker:
             thread.start()
 
     def stop(self) -> None:
-        """End what runs, and wait for it."""
+        """Abort the running episodes and wait for the threads."""
         self._stopping.set()
         self.manager.abort()
         for thread in self._threads:
@@ -79,11 +79,11 @@ class RolloutWorker:
         self._threads.clear()
 
     def update_model_version(self, model_version: int) -> None:
-        """Note the number that TRL gives to the weights that the engines have now."""
+        """Record TRL's version number of the engines' current weights."""
         self._version_offset = self.manager.weight_version - model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise what ended a thread, or `TurnwiseError` when nothing came for so long."""
+        """Raise `TurnwiseError` if a thread failed or no sample arrived for `stale_after_s` seconds."""
         if self._failure is not None:
             raise TurnwiseError(f"turnwise rollouts stopped: {self._failure}") from self._failure
         idle_s = time.monotonic() - self._last_sample_at
@@ -95,18 +95,19 @@ class RolloutWorker:
             while not self._stopping.is_set():
                 with self._next_group:
                     number, task = next(self._groups)
-                # Each pass through the tasks is a step of its own, so that a task does not meet its old seeds again.
+                # Seeds depend on the step: with a new step for each pass a task does not repeat its old episodes.
                 results = self.manager.rollout([task] * self.num_generations, global_step=number // len(self.tasks))
                 if not self._stopping.is_set():
-                    self._put(samples_of(results, number, self._version_offset))
-        except Exception as error:  # noqa: BLE001 - kept for the trainer, whose thread asks for it
+                    self._enqueue(build_samples(results, number, self._version_offset))
+        except Exception as error:  # noqa: BLE001 - the trainer's thread raises it in check_health
             self._failure = error
 
-    def _put(self, samples: list[Any]) -> None:
+    def _enqueue(self, samples: list[Any]) -> None:
         if samples:
             self.metrics_queue.put({"rollout/reward": float(np.mean([s.metrics["reward"] for s in samples]))})
         for sample in samples:
             sample.enqueued_at = time.time()
+            # A timeout and not a blocking put: `stop` must end a thread that waits for a full queue.
             while not self._stopping.is_set():
                 try:
                     self.rollout_buffer.put(sample, timeout=0.2)
@@ -118,38 +119,38 @@ class RolloutWorker:
 
 @define(eq=False)
 class EngineWeights:
-    """Fulfils TRL's `WeightTransferProtocol`: the manager pauses and resumes its engines around an update itself."""
+    """Implements TRL's `WeightTransferProtocol`; the manager pauses and resumes its engines around an update."""
 
     manager: RolloutManager
 
     def init_weight_transfer(self) -> None:
-        """Nothing to set up."""
+        """Do nothing: there is nothing to set up."""
 
     def pause(self) -> None:
-        """Nothing to do: engines pause when the weights come."""
+        """Do nothing: the manager pauses the engines for the update."""
 
     def send_weights(self, iterator: Iterable[tuple[str, Any]]) -> None:
-        """Bring every tensor to the engines."""
-        # A later step changes the trainer's tensors in place, while a transport may still read them.
+        """Send all tensors to the engines."""
+        # The next optimizer step changes the tensors in place, while a transport may still read them: send copies.
         self.manager.update_weights((name, tensor.detach().to("cpu", copy=True)) for name, tensor in iterator)
 
     def resume(self) -> None:
-        """Nothing to do."""
+        """Do nothing: the manager resumes the engines after the update."""
 
     def destroy(self) -> None:
-        """Nothing to free: whoever made the manager stops it."""
+        """Do nothing: the caller stops the manager."""
 
 
-def samples_of(results: Sequence[EpisodeResult], group_id: int, version_offset: int = 0) -> list[Any]:
+def build_samples(results: Sequence[EpisodeResult], group_id: int, version_offset: int = 0) -> list[Any]:
     """
-    Return the `RolloutSample`s of one group; an episode with several trajectories gives as many.
+    Build the `RolloutSample`s of one group, one per trajectory.
 
-    The advantage of an episode is its reward less the group's mean, over the group's standard deviation (GRPO,
-    arXiv:2402.03300). Episodes that failed or have no score count for nothing, and a group of which fewer than two
-    remain gives no sample.
+    The advantage of an episode is its reward minus the group's mean, divided by the group's standard deviation (GRPO,
+    arXiv:2402.03300). Episodes that failed or have no score are ignored; a group with fewer than two remaining episodes
+    gives no sample.
 
     Raises:
-        ConfigError: a trajectory has parallel paths, which TRL's tree packing cannot hold.
+        ConfigError: a trajectory has parallel paths, which TRL's tree packing does not support.
     """
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
@@ -164,15 +165,15 @@ def samples_of(results: Sequence[EpisodeResult], group_id: int, version_offset: 
             if not trajectory.response_mask.any():
                 continue
             if trajectory.path_start.any():
-                raise ConfigError("TRL's AsyncGRPOTrainer cannot hold parallel paths: use TurnwiseGRPOTrainer")
+                raise ConfigError("TRL's AsyncGRPOTrainer does not support parallel paths: use TurnwiseGRPOTrainer")
             num_turns = float(result.metrics.num_turns)
             samples.append(
                 RolloutSample(
                     prompt=list(result.task.messages),
                     completion=list(result.messages[len(result.task.messages) :]),
                     input_ids=np.asarray(trajectory.input_ids, np.int64),
-                    completion_mask=_over_the_row(trajectory, trajectory.response_mask, np.int64),
-                    old_log_probs=_over_the_row(trajectory, trajectory.logprobs, np.float32),
+                    completion_mask=_pad_prompt(trajectory, trajectory.response_mask, np.int64),
+                    old_log_probs=_pad_prompt(trajectory, trajectory.logprobs, np.float32),
                     advantage=float(advantage),
                     model_version=_oldest_version(trajectory) - version_offset,
                     group_id=group_id,
@@ -182,8 +183,8 @@ def samples_of(results: Sequence[EpisodeResult], group_id: int, version_offset: 
     return samples
 
 
-def _over_the_row(trajectory: Trajectory, values: Any, dtype: Any) -> Any:
-    """Return (P + R,) values, zero on the prompt."""
+def _pad_prompt(trajectory: Trajectory, values: Any, dtype: Any) -> Any:
+    """Return (P + R,) values that are zero on the prompt."""
     return np.concatenate([np.zeros(trajectory.num_prompt_tokens, dtype), np.asarray(values, dtype)])
 
 

@@ -1,8 +1,8 @@
 """
-turnwise-verl-bridge: turnwise agents inside verl.
+turnwise-verl-bridge: runs turnwise agents inside verl.
 
-verl finds the agent loop `turnwise` by its own entry point, and takes `turnwise_verl_bridge.manager.TurnwiseManager` as
-its `agent_loop_manager_class`. The engine `verl`, registered here, is a facade over verl's own servers.
+verl finds the agent loop `turnwise` by the entry point `verl.plugins`. `turnwise_verl_bridge.manager.TurnwiseManager`
+is an `agent_loop_manager_class`. The engine `verl`, registered here, is a facade over verl's servers.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from turnwise_verl_bridge.config import VerlEngineConfig
 
 
 def make_verl(config: VerlEngineConfig, resources: Resources) -> Engine:
-    """Build the facade; `ConfigError` outside verl, where there is no server to ask."""
-    from turnwise_verl_bridge.engine import VerlEngine, bound_client
+    """Build the facade; raise `ConfigError` outside verl, where there are no servers."""
+    from turnwise_verl_bridge.engine import VerlEngine, current_client
 
-    return VerlEngine(config, bound_client())
+    return VerlEngine(config, current_client())
 
 
 @hookimpl

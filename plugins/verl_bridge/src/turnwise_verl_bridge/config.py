@@ -8,10 +8,10 @@ from attrs import field, frozen, validators
 @frozen(kw_only=True)
 class VerlEngineConfig:
     """
-    What a run tells the facade over verl's servers; the bridge fills it in from verl's own config.
+    Options of the facade over verl's servers; the bridge sets them from verl's config.
 
     Attributes:
-        max_context: most tokens of prompt and response together; null when verl is to refuse what is too long.
+        max_context: limit of prompt and response tokens together; null leaves the check to verl.
     """
 
     max_context: int | None = field(default=None, validator=validators.optional(validators.ge(1)))

@@ -1,4 +1,4 @@
-"""verl's servers as a turnwise engine: they stay verl's, with their weights, their sleep and their routing."""
+"""verl's servers as a turnwise engine; verl manages their weights, sleep and routing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.errors import ConfigError, EngineError
+from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, FinishReason, GenerateRequest, GenerateResult, SamplingParams
 from turnwise_verl_bridge.config import VerlEngineConfig
 
@@ -17,8 +18,8 @@ _CLIENT: ContextVar[Any] = ContextVar("turnwise_verl_client")
 
 
 @contextmanager
-def bound_to(client: Any) -> Iterator[None]:
-    """Let engines `verl` that are built inside ask this `verl.workers.rollout.llm_server.LLMServerClient`."""
+def use_client(client: Any) -> Iterator[None]:
+    """Give engines `verl` that are built in this context a `verl.workers.rollout.llm_server.LLMServerClient`."""
     token = _CLIENT.set(client)
     try:
         yield
@@ -26,19 +27,20 @@ def bound_to(client: Any) -> Iterator[None]:
         _CLIENT.reset(token)
 
 
-def bound_client() -> Any:
-    """Return the client that `bound_to` gave."""
+def current_client() -> Any:
+    """Return the client of the enclosing `use_client`; raise `ConfigError` outside of it."""
     try:
         return _CLIENT.get()
     except LookupError:
-        raise ConfigError("the engine verl asks verl's servers: it works inside verl only") from None
+        raise ConfigError("engine verl works only inside verl: choose another engine") from None
 
 
 class VerlEngine:
     """
     A facade over verl's server client.
 
-    Weights, sleep and aborts are verl's business; a request that is cancelled here goes on there to its end.
+    verl manages weights and sleep. Its client cannot abort a single request: a request cancelled here runs to its end
+    on verl's server.
     """
 
     def __init__(self, config: VerlEngineConfig, client: Any) -> None:
@@ -49,63 +51,63 @@ class VerlEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Log-probabilities, and nothing that verl does itself."""
+        """Log-probabilities only; verl controls weights, sleep and aborts."""
         return Capabilities(max_context=self._config.max_context)
 
     async def start(self) -> None:
-        """Nothing to do: verl has started its servers."""
+        """Do nothing: verl has started its servers."""
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """
-        Continue a context. The trajectory's id is verl's sticky session.
+        Continue a context; the episode's id is the request id of verl's sticky session.
 
         Raises:
-            EngineError: an empty context, one that leaves no room, or an answer without log-probabilities.
+            EngineError: the context is empty or has no room for a token, or the output has no log-probabilities.
         """
         limit = self._config.max_context
         if self._stopped:
-            raise EngineError("the verl engine was stopped")
+            raise EngineError("engine verl is stopped")
         if len(request.token_ids) == 0:
             raise EngineError(f"request {request.request_id!r} has an empty context")
         if limit is not None and len(request.token_ids) >= limit:
-            raise EngineError(f"the context has {len(request.token_ids)} tokens; the verl engine has room for {limit}")
+            raise EngineError(f"the context has {len(request.token_ids)} tokens, but max_context is {limit}")
         self._num_running += 1
         try:
             output = await self._client.generate(
                 request_id=request.trajectory_id.partition("/")[0],
                 prompt_ids=request.token_ids.tolist(),
-                sampling_params=sampling_of(request.sampling),
+                sampling_params=to_verl_sampling(request.sampling),
             )
         finally:
             self._num_running -= 1
-        return result_of(output, request.sampling)
+        return parse_output(output, request.sampling)
 
     async def abort(self, request_id: str) -> None:
-        """Nothing: verl's client aborts all requests of a server or none."""
+        """Do nothing: verl's client can only abort all requests of a server."""
 
     async def sleep(self, level: int) -> None:
-        """Raise `EngineError`: verl puts its servers to sleep itself."""
-        raise EngineError("verl puts its own servers to sleep")
+        """Raise `EngineError`: verl controls the sleep of its servers."""
+        raise EngineError("engine verl cannot sleep: verl controls its servers")
 
-    async def wake_up(self, tags: Iterable[str] = ("weights", "kv_cache")) -> None:
-        """Raise `EngineError`: verl wakes its servers itself."""
-        raise EngineError("verl wakes its own servers")
+    async def wake_up(self, tags: Iterable[str] = TAGS) -> None:
+        """Raise `EngineError`: verl controls the sleep of its servers."""
+        raise EngineError("engine verl cannot wake up: verl controls its servers")
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Raise `EngineError`: verl brings weights to its servers itself."""
-        raise EngineError("verl updates the weights of its own servers")
+        """Raise `EngineError`: verl updates the weights of its servers."""
+        raise EngineError("engine verl cannot update weights: verl controls its servers")
 
     def stats(self) -> Mapping[str, float]:
-        """Return `num_running`: requests that this process waits for."""
+        """Return `num_running`: the number of requests in flight from this process."""
         return {"num_running": self._num_running}
 
     async def stop(self) -> None:
-        """Take no more requests."""
+        """Reject further requests."""
         self._stopped = True
 
 
-def sampling_of(sampling: SamplingParams) -> dict[str, Any]:
-    """Return sampling parameters as verl's servers take them; both vLLM's and SGLang's know these names."""
+def to_verl_sampling(sampling: SamplingParams) -> dict[str, Any]:
+    """Return sampling parameters for verl's servers, under names that both vLLM and SGLang accept."""
     params: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -120,11 +122,14 @@ def sampling_of(sampling: SamplingParams) -> dict[str, Any]:
     return params
 
 
-def result_of(output: Any, sampling: SamplingParams) -> GenerateResult:
+def parse_output(output: Any, sampling: SamplingParams) -> GenerateResult:
     """
-    Return verl's `TokenOutput` as a result.
+    Convert verl's `TokenOutput`.
 
-    verl says `completed` of a turn that ended and of one that was cut: the last token tells them apart.
+    verl reports `completed` both for a stop token and for the length limit; the last token distinguishes them.
+
+    Raises:
+        EngineError: the output has tokens but no log-probabilities.
     """
     if output.log_probs is None and output.token_ids:
         raise EngineError("verl returned no log-probabilities: set actor_rollout_ref.rollout.calculate_log_probs=true")

@@ -1,8 +1,8 @@
 """
 turnwise as verl's agent loop manager (`actor_rollout_ref.rollout.agent.agent_loop_manager_class`).
 
-V1 of verl wants its answer at once and the rows in TransferQueue as they finish; V0 waits for a DataProto. Episodes run
-in the process of verl's task runner, over verl's servers.
+verl's V1 expects `generate_sequences` to return at once and rows to appear in TransferQueue as they finish. V0 waits
+for a DataProto. Episodes run in the process of verl's task runner, on verl's servers.
 """
 
 from __future__ import annotations
@@ -16,63 +16,63 @@ import structlog
 
 from turnwise import EpisodeResult, RolloutManager, Task
 from turnwise.errors import InfrastructureError
-from turnwise_verl_bridge.rows import data_proto, queue_rows
-from turnwise_verl_bridge.runs import Sampling, manager_for, task_of
+from turnwise_verl_bridge.rows import to_data_proto, to_queue_rows
+from turnwise_verl_bridge.runs import Sampling, build_task, get_manager
 
 
 class TurnwiseManager:
     """
-    Generates for verl's trainers, V1 (TransferQueue) and V0 (DataProto).
+    Runs rollouts for verl's trainers V1 (TransferQueue) and V0 (DataProto).
 
     Args:
-        config: verl's whole config.
+        config: verl's full config.
         llm_client: verl's server client.
-        teacher_client: refused: distillation needs verl's own loop.
-        reward_loop_worker_handles: not asked; the run's reward scores inside the rollout.
+        teacher_client: must be empty: distillation needs verl's own agent loops.
+        reward_loop_worker_handles: ignored; the run's reward scores episodes in the rollout.
     """
 
     def __init__(
         self, config: Any, llm_client: Any, teacher_client: Any = None, reward_loop_worker_handles: Any = None
     ) -> None:
         if teacher_client:
-            raise ValueError("turnwise does not compute a teacher's log-probabilities: use verl's own agent loops")
+            raise ValueError("teacher_client is set, but turnwise has no distillation: use verl's own agent loops")
         self.config = config
         self.llm_client = llm_client
         self._threads: list[threading.Thread] = []
 
     @classmethod
     def create(cls, *arguments: Any, **options: Any) -> TurnwiseManager:
-        """Make one, as verl does, and start its runs, so that a bad config is told at once."""
+        """Build a manager and start its rollouts, so that an invalid config fails at once."""
         manager = cls(*arguments, **options)
-        manager._manager(validate=False)
+        manager._get_manager(validate=False)
         return manager
 
     def generate_sequences(self, prompts: Any) -> Any:
-        """Run a batch: a TensorDict goes to TransferQueue in the background, a DataProto comes back as one."""
+        """Run a batch: put rows for a TensorDict into TransferQueue in the background; return a DataProto for one."""
         return self._generate_v0(prompts) if hasattr(prompts, "non_tensor_batch") else self._generate_v1(prompts)
 
     def wait(self) -> None:
-        """Wait until everything that was asked for is in TransferQueue."""
+        """Wait until the rows of all batches are in TransferQueue."""
         while self._threads:
             self._threads.pop().join()
 
-    def _manager(self, *, validate: bool) -> RolloutManager:
+    def _get_manager(self, *, validate: bool) -> RolloutManager:
         rollout = self.config.actor_rollout_ref.rollout
         params = rollout.val_kwargs if validate else rollout
-        return manager_for(self.config, self.llm_client, Sampling.of(params))
+        return get_manager(self.config, self.llm_client, Sampling.from_verl(params))
 
     # V0
 
     def _generate_v0(self, prompts: Any) -> Any:
         validate = bool(prompts.meta_info.get("validate", False))
-        manager = self._manager(validate=validate)
+        manager = self._get_manager(validate=validate)
         rows = [
             {name: values[index] for name, values in prompts.non_tensor_batch.items()} for index in range(len(prompts))
         ]
-        tasks = [task_of(row, str(row.get("uid", index))) for index, row in enumerate(rows)]
+        tasks = [build_task(row, str(row.get("uid", index))) for index, row in enumerate(rows)]
         step = int(prompts.meta_info.get("global_steps", 0))
         results = manager.rollout(tasks, global_step=step)
-        output = data_proto(_padded(manager, results, self.config), results)
+        output = to_data_proto(_collate_padded(manager, results, self.config), results)
         for name, values in prompts.non_tensor_batch.items():
             output.non_tensor_batch.setdefault(name, values)
         return output
@@ -94,39 +94,39 @@ class TurnwiseManager:
         thread.start()
 
     def _fill_queue(self, rows: Sequence[dict[str, Any]], partition: str) -> None:
-        """Run every prompt's group and put each episode into the queue when it ends; then say how the group ended."""
+        """Run every prompt's group; put each finished episode into the queue, and then the status of its group."""
         import transfer_queue as tq
 
-        manager = self._manager(validate=partition == "val")
+        manager = self._get_manager(validate=partition == "val")
         config = self.config.actor_rollout_ref.rollout
         size = config.val_kwargs.n if partition == "val" else config.n
         by_uid = {str(row["uid"]): row for row in rows}
         sizes = {uid: int(row.pop("__rollout_n__", size)) for uid, row in by_uid.items()}
-        tasks: list[Task] = [task_of(row, uid) for uid, row in by_uid.items() for _ in range(sizes[uid])]
-        left, failed = dict(sizes), Counter[str]()
+        tasks: list[Task] = [build_task(row, uid) for uid, row in by_uid.items() for _ in range(sizes[uid])]
+        num_pending, failed = dict(sizes), Counter[str]()
         step = int(_plain(rows[0].get("global_steps", 0)))
         try:
             for result in manager.iterate(tasks, global_step=step):
                 uid = result.task.uid
                 try:
-                    self._put(manager, result, by_uid[uid], partition)
+                    self._put_rows(manager, result, by_uid[uid], partition)
                 except InfrastructureError as error:
                     failed[uid] += 1
                     structlog.get_logger().error("episode failed", uid=uid, reason=str(error))
-                left[uid] -= 1
-                if left[uid] == 0:
+                num_pending[uid] -= 1
+                if num_pending[uid] == 0:
                     status = "failure" if failed[uid] else "finished"
                     tq.kv_put(key=uid, partition_id=partition, tag={"status": status})
-        except Exception:  # noqa: BLE001 - in a thread of its own: verl learns of it by the groups' status
+        except Exception:  # noqa: BLE001 - in a background thread: verl sees the failure as the groups' status
             structlog.get_logger().exception("the batch failed")
-            for uid in (uid for uid, count in left.items() if count):
+            for uid in (uid for uid, count in num_pending.items() if count):
                 tq.kv_put(key=uid, partition_id=partition, tag={"status": "failure"})
 
-    def _put(self, manager: RolloutManager, result: EpisodeResult, row: Mapping[str, Any], partition: str) -> None:
+    def _put_rows(self, manager: RolloutManager, result: EpisodeResult, row: Mapping[str, Any], partition: str) -> None:
         import transfer_queue as tq
         from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-        rows = queue_rows(manager.collate([result]), result)
+        rows = to_queue_rows(manager.collate([result]), result)
         tags = []
         for fields in rows:
             num_prompt, num_response = len(fields["prompts"]), len(fields["responses"])
@@ -150,12 +150,12 @@ class TurnwiseManager:
 
 
 def _row(prompts: Any, index: int) -> dict[str, Any]:
-    """Return one row of a TensorDict as plain values; `validate` is of the batch."""
+    """Return one row of a TensorDict as plain values, without `validate`, which belongs to the batch."""
     return {name: _plain(values, index) for name, values in prompts.items() if name != "validate"}
 
 
 def _plain(values: Any, index: int | None = None) -> Any:
-    """Return a value out of what TensorDict wraps it in."""
+    """Return a value without TensorDict's wrapper."""
     from tensordict import NonTensorData, NonTensorStack
 
     if isinstance(values, NonTensorStack):
@@ -167,8 +167,8 @@ def _plain(values: Any, index: int | None = None) -> Any:
     return values
 
 
-def _padded(manager: RolloutManager, results: Sequence[EpisodeResult], config: Any) -> Any:
-    """Return the batch at the widths that verl's tensors have, whatever the longest row is."""
+def _collate_padded(manager: RolloutManager, results: Sequence[EpisodeResult], config: Any) -> Any:
+    """Return a batch padded to verl's prompt and response length."""
     from attrs import evolve
 
     rollout = config.actor_rollout_ref.rollout

@@ -1,4 +1,4 @@
-"""Episodes in verl's formats: the output of an agent loop, rows for TransferQueue, and a DataProto."""
+"""Converts episodes to verl's formats: agent loop outputs, TransferQueue rows and a DataProto."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import numpy as np
 
 from turnwise import EpisodeResult, RolloutBatch, Trajectory
 from turnwise.errors import ConfigError, InfrastructureError
+from turnwise_verl_bridge.timing import batch_timing
 
 
-def check_usable(result: EpisodeResult) -> None:
+def check_trainable(result: EpisodeResult) -> None:
     """
-    Refuse an episode that verl cannot train on.
+    Check that verl can train on an episode.
 
     Raises:
-        InfrastructureError: it failed or has no record: verl is to count it as a failure, not as a reward of 0.
-        ConfigError: it has parallel paths, for which verl's engines have neither mask nor positions.
+        InfrastructureError: the episode failed or has no trajectory; verl must count a failure and not a reward of 0.
+        ConfigError: it has parallel paths; verl's engines support neither their mask nor their positions.
     """
     if not result.trainable or not result.trajectories:
         fault = result.fault
@@ -29,11 +30,11 @@ def check_usable(result: EpisodeResult) -> None:
         raise ConfigError("verl's engines cannot train parallel paths: use turnwise-grpo-trainer")
 
 
-def loop_outputs(result: EpisodeResult) -> list[Any]:
-    """Return the `AgentLoopOutput`s of an episode, one for each trajectory; the reward is the last one's."""
+def to_loop_outputs(result: EpisodeResult) -> list[Any]:
+    """Return an `AgentLoopOutput` for each trajectory of an episode; the last one has the reward."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-    check_usable(result)
+    check_trainable(result)
     metrics = result.metrics
     timing = AgentLoopMetrics(
         generate_sequences=metrics.llm_s, tool_calls=metrics.tool_s, compute_score=metrics.reward_s
@@ -46,7 +47,7 @@ def loop_outputs(result: EpisodeResult) -> list[Any]:
             response_logprobs=trajectory.logprobs.tolist(),
             num_turns=metrics.num_turns,
             metrics=timing,
-            extra_fields=_steps(trajectory),
+            extra_fields=_weight_steps(trajectory),
         )
         for trajectory in result.trajectories
     ]
@@ -56,17 +57,17 @@ def loop_outputs(result: EpisodeResult) -> list[Any]:
     return outputs
 
 
-def queue_rows(batch: RolloutBatch, result: EpisodeResult) -> list[dict[str, Any]]:
+def to_queue_rows(batch: RolloutBatch, result: EpisodeResult) -> list[dict[str, Any]]:
     """
-    Return the fields of an episode's rows in TransferQueue: unpadded tensors, and the reward on the token it sits on.
+    Return the fields of an episode's TransferQueue rows: unpadded tensors with token-level rewards.
 
     Args:
-        batch: of this episode alone.
-        result: the same episode.
+        batch: the batch of this episode alone.
+        result: the episode.
     """
     import torch
 
-    check_usable(result)
+    check_trainable(result)
     rows = []
     for index, trajectory in enumerate(result.trajectories):
         prompts, responses = torch.tensor(trajectory.prompt_ids), torch.tensor(trajectory.response_ids)
@@ -82,31 +83,34 @@ def queue_rows(batch: RolloutBatch, result: EpisodeResult) -> list[dict[str, Any
                 "rollout_log_probs": torch.tensor(trajectory.logprobs, dtype=torch.float32),
                 "rm_scores": batch.rm_scores[index, : len(responses)].clone(),
                 "num_turns": result.metrics.num_turns,
-                "extra_fields": {**_steps(trajectory), "reward_extra_info": _reward_extra(result)},
+                "extra_fields": {**_weight_steps(trajectory), "reward_extra_info": _reward_extra(result)},
                 "multi_modal_inputs": {},
             }
         )
     return rows
 
 
-def data_proto(batch: RolloutBatch, results: Sequence[EpisodeResult]) -> Any:
+def to_data_proto(batch: RolloutBatch, results: Sequence[EpisodeResult]) -> Any:
     """
-    Return a batch as verl's `DataProto`: one row for each result, in their order.
+    Return a batch as verl's `DataProto` with one row per result, in order.
 
     Args:
         batch: padded to verl's prompt and response length.
-        results: one trajectory each.
+        results: the episodes, with one trajectory each.
 
     Raises:
-        ConfigError: an episode has several trajectories, or parallel paths.
+        InfrastructureError: an episode failed.
+        ConfigError: an episode has several trajectories or parallel paths.
     """
     from tensordict import TensorDict
     from verl import DataProto
 
     for result in results:
-        check_usable(result)
+        check_trainable(result)
         if len(result.trajectories) != 1:
-            raise ConfigError(f"agent {result.agent_name!r} made several trajectories: verl V0 takes one row each")
+            raise ConfigError(
+                f"agent {result.agent_name!r} made {len(result.trajectories)} trajectories; verl V0 expects 1: use V1"
+            )
     tensors = {
         "prompts": batch.prompts,
         "responses": batch.responses,
@@ -124,31 +128,13 @@ def data_proto(batch: RolloutBatch, results: Sequence[EpisodeResult]) -> Any:
     for name in names:
         columns[name] = np.array([extra.get(name, np.nan) for extra in extras])
     for name in ("min_global_steps", "max_global_steps"):
-        columns[name] = np.array([_steps(r.trajectories[0])[name] for r in results], dtype=object)
-    meta = {"timing": timing_of(results, batch)} | ({"reward_extra_keys": names} if "rm_scores" in tensors else {})
+        columns[name] = np.array([_weight_steps(r.trajectories[0])[name] for r in results], dtype=object)
+    meta = {"timing": batch_timing(results)} | ({"reward_extra_keys": names} if "rm_scores" in tensors else {})
     return DataProto(batch=TensorDict(tensors, batch_size=len(results)), non_tensor_batch=columns, meta_info=meta)
 
 
-def timing_of(results: Sequence[EpisodeResult], batch: RolloutBatch) -> dict[str, float]:
-    """Return verl's timing of a batch: min, max and mean of each kind of seconds, and the slowest row's."""
-    seconds = {
-        "generate_sequences": np.array([result.metrics.llm_s for result in results]),
-        "tool_calls": np.array([result.metrics.tool_s for result in results]),
-        "compute_score": np.array([result.metrics.reward_s for result in results]),
-    }
-    timing = {}
-    slowest = int(np.argmax(np.sum(list(seconds.values()), axis=0)))
-    for name, values in seconds.items():
-        for how in ("min", "max", "mean"):
-            timing[f"agent_loop/{name}/{how}"] = float(getattr(values, how)())
-        timing[f"agent_loop/slowest/{name}"] = float(values[slowest])
-    timing["agent_loop/slowest/prompt_length"] = float(batch.prompt_lens[slowest])
-    timing["agent_loop/slowest/response_length"] = float(batch.response_lens[slowest])
-    return timing
-
-
-def _steps(trajectory: Trajectory) -> dict[str, Any]:
-    """Return which steps' weights sampled a row, by verl's names."""
+def _weight_steps(trajectory: Trajectory) -> dict[str, Any]:
+    """Return the first and last training step whose weights sampled the trajectory, under verl's names."""
     sampled = np.asarray(trajectory.weight_versions)[np.asarray(trajectory.response_mask) == 1]
     known = len(sampled) > 0
     return {

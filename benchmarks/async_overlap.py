@@ -1,31 +1,31 @@
 """
-What rolling out and training at once saves: wall time of mode `async` over `sync`, with tools that take their time.
+Measures wall time of training mode `async` relative to `sync`, with slow tools.
 
-The calculator tasks of `examples/train_calculator.yaml` with the tiny model. Each call of the tool waits for a time
-drawn from a log-normal distribution, by the expression alone, so that both modes wait for the same. The learning rate
-is 0: the policy, and with it the work, stays the same, while everything that an update does is done. Rounds of both
-modes alternate. Also shown is the greatest number of weight versions that a group was behind when it was learnt from.
+Trains the tiny model on the calculator tasks of `examples/train_calculator.yaml`. Each tool call sleeps for a
+log-normal time that depends only on the expression, so both modes wait equally long. The learning rate is 0: updates
+run in full, but the policy and the amount of work stay the same. Runs of both modes alternate. The table also shows the
+largest staleness of a trained group, in weight versions.
 """
 
 import argparse
 import contextlib
 import os
-import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from attrs import frozen
+from measurement import format_spread
 from rich.console import Console
 from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
-from turnwise import configure_logging
+from turnwise import RolloutManager, configure_logging
+from turnwise_grpo_trainer.build import build_loop, build_trainer
 from turnwise_grpo_trainer.live_view import TrainView
 from turnwise_grpo_trainer.metric_log import MetricLog, read_metrics
-from turnwise_grpo_trainer.modes import loop_of
-from turnwise_grpo_trainer.setup import Setup, read_setup
+from turnwise_grpo_trainer.train_setup import TrainSetup, read_setup
 
 EXAMPLE = Path(__file__).parent.parent / "examples/train_calculator.yaml"
 MODES = ("sync", "async")
@@ -55,15 +55,15 @@ Examples:
 
 
 @frozen
-class Measured:
+class Measurement:
     """
-    One training.
+    Results of one training.
 
     Attributes:
-        wall_s: of its steps.
-        cpu_s: processor time of the process in them.
-        staleness: weight versions that the oldest group was behind.
-        episodes: that it learnt from.
+        wall_s: wall time of the steps.
+        cpu_s: CPU time of the process in the steps.
+        staleness: largest staleness of a trained group, in weight versions.
+        episodes: number of trained episodes.
     """
 
     wall_s: float
@@ -72,8 +72,8 @@ class Measured:
     episodes: int
 
 
-def setup_of(mode: str, options: argparse.Namespace) -> Setup:
-    """Return what is trained."""
+def load_setup(mode: str, options: argparse.Namespace) -> TrainSetup:
+    """Load the training's setup."""
     overrides = (
         f"train.mode={mode}",
         f"train.num_steps={options.steps}",
@@ -90,22 +90,25 @@ def setup_of(mode: str, options: argparse.Namespace) -> Setup:
     return read_setup(str(EXAMPLE), overrides)
 
 
-def trained(mode: str, options: argparse.Namespace) -> Measured:
-    """Train once."""
-    setup = setup_of(mode, options)
+def measure(mode: str, options: argparse.Namespace) -> Measurement:
+    """Train once and return the results."""
+    setup = load_setup(mode, options)
     configure_logging("error")
-    with tempfile.TemporaryDirectory() as folder, setup.manager() as manager, open(os.devnull, "w") as nowhere:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        RolloutManager.from_config(setup.run, setup.host) as manager,
+        open(os.devnull, "w") as nowhere,
+    ):
         log = MetricLog(Path(folder))
         log.start(from_step=None)
-        trainer = setup.trainer()
+        trainer = build_trainer(setup)
         view = TrainView(options.steps, options.tasks * options.n, Console(file=nowhere))
-        loop = loop_of(setup, manager, trainer, log, view)
+        loop = build_loop(setup, manager, trainer, log, view)
         loop.run()
-        log.close()
         trainer.close()
         lines = [line for line in read_metrics(Path(folder)) if "reward/mean" in line]
     assert len(lines) == options.steps
-    return Measured(
+    return Measurement(
         loop.train_s,
         loop.train_cpu_s,
         int(max(line["buffer/staleness"] for line in lines)),
@@ -115,7 +118,7 @@ def trained(mode: str, options: argparse.Namespace) -> Measured:
 
 @contextlib.contextmanager
 def slow_tool(options: argparse.Namespace) -> Iterator[None]:
-    """Have the module of the slow tool on the path."""
+    """Put a module with the slow tool on `sys.path`."""
     with tempfile.TemporaryDirectory() as folder:
         text = TOOL.replace("{median_s}", repr(options.tool_median_s)).replace("{sigma}", repr(options.tool_sigma))
         Path(folder, "slow_calculator.py").write_text(text, encoding="utf-8")
@@ -126,59 +129,55 @@ def slow_tool(options: argparse.Namespace) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def spread(values: list[float], form: str = "{:.1f}") -> str:
-    """Return the median, and the least and greatest value."""
-    shown = [form.format(value) for value in (statistics.median(values), min(values), max(values))]
-    return f"{shown[0]} ({shown[1]} to {shown[2]})"
-
-
-def table_of(found: dict[str, list[Measured]], options: argparse.Namespace) -> Table:
-    """Return the results for a terminal."""
+def build_table(results: dict[str, list[Measurement]], options: argparse.Namespace) -> Table:
+    """Return the table of results."""
     title = (
-        f"{options.steps} steps of {options.tasks} tasks x {options.n}; tool {options.tool_median_s} s in the median,"
-        f" sigma {options.tool_sigma}; {options.runs} runs: median (least to greatest)"
+        f"{options.steps} steps of {options.tasks} tasks x {options.n}; median tool time {options.tool_median_s} s,"
+        f" sigma {options.tool_sigma}; {options.runs} runs: median (min-max)"
     )
     table = Table(title=title)
-    for heading in ("mode", "wall s", "processor s", "episodes/s", "stalest group", "bound"):
+    for heading in ("mode", "wall s", "CPU s", "episodes/s", "max staleness", "bound"):
         table.add_column(heading, justify="left" if heading == "mode" else "right")
-    for mode, runs in found.items():
+    for mode, runs in results.items():
         table.add_row(
             mode,
-            spread([run.wall_s for run in runs]),
-            spread([run.cpu_s for run in runs]),
-            spread([run.episodes / run.wall_s for run in runs]),
+            format_spread([run.wall_s for run in runs], 1),
+            format_spread([run.cpu_s for run in runs], 1),
+            format_spread([run.episodes / run.wall_s for run in runs], 1),
             str(max(run.staleness for run in runs)),
             str(options.max_staleness if mode == "async" else 0),
         )
-    ratios = [one.wall_s / other.wall_s for one, other in zip(found["async"], found["sync"], strict=True)]
-    table.add_row("async / sync", spread(ratios, "{:.2f}"), "", "", "", "")
+    pairs = zip(results["async"], results["sync"], strict=True)
+    ratios = [overlapped.wall_s / sequential.wall_s for overlapped, sequential in pairs]
+    table.add_row("async / sync", format_spread(ratios, 2), "", "", "", "")
     return table
 
 
 def main() -> int:
-    """Measure and print; 1 when a group was staler than the bound."""
+    """Measure and print the table; return 1 if a group was staler than the bound."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=5, help="of each mode (default 5), after one that does not count")
-    parser.add_argument("--steps", type=int, default=6, help="weight updates of a run (default 6)")
-    parser.add_argument("--tasks", type=int, default=8, help="tasks of a step (default 8)")
-    parser.add_argument("--n", type=int, default=4, help="episodes of a task (default 4)")
-    parser.add_argument("--max-staleness", type=int, default=1, help="bound of mode async, in versions (default 1)")
-    parser.add_argument("--tool-median-s", type=float, default=0.3, help="median seconds of a call (default 0.3)")
-    parser.add_argument("--tool-sigma", type=float, default=1.0, help="of the log-normal distribution (default 1.0)")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each mode, after a warm-up (default 5)")
+    parser.add_argument("--steps", type=int, default=6, help="optimizer steps per run (default 6)")
+    parser.add_argument("--tasks", type=int, default=8, help="tasks per step (default 8)")
+    parser.add_argument("--n", type=int, default=4, help="episodes per task (default 4)")
+    parser.add_argument("--max-staleness", type=int, default=1, help="staleness bound of mode async (default 1)")
+    parser.add_argument("--tool-median-s", type=float, default=0.3, help="median seconds of a tool call (default 0.3)")
+    parser.add_argument("--tool-sigma", type=float, default=1.0, help="sigma of the log-normal times (default 1.0)")
     options = parser.parse_args()
     disable_progress_bar()
-    found: dict[str, list[Measured]] = {mode: [] for mode in MODES}
+    results: dict[str, list[Measurement]] = {mode: [] for mode in MODES}
     with slow_tool(options):
-        trained("sync", argparse.Namespace(**{**vars(options), "steps": 1}))  # what is loaded once does not count
+        # A warm-up: imports and caches must not count for the first mode only.
+        measure("sync", argparse.Namespace(**{**vars(options), "steps": 1}))
         for _ in range(options.runs):
             for mode in MODES:
-                found[mode].append(trained(mode, options))
-                print(f"{mode}: {found[mode][-1]}", file=sys.stderr)
-    Console(width=120).print(table_of(found, options))
-    stalest = {mode: max(run.staleness for run in runs) for mode, runs in found.items()}
-    return int(stalest["async"] > options.max_staleness or stalest["sync"] > 0)
+                results[mode].append(measure(mode, options))
+                print(f"{mode}: {results[mode][-1]}", file=sys.stderr)
+    Console(width=120).print(build_table(results, options))
+    staleness = {mode: max(run.staleness for run in runs) for mode, runs in results.items()}
+    return int(staleness["async"] > options.max_staleness or staleness["sync"] > 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The lower reference: the same workload in one asyncio loop with nothing around it. Not a product."""
+"""The baseline: runs the workload in one plain asyncio loop."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.S)
 async def run(
     workload: Workload, oracle: Oracle, tokenizer: Any, tools: list[dict[str, Any]], response_length: int
 ) -> list[tuple[np.ndarray, ...]]:
-    """Run every episode and return ids, mask and log-probabilities of each."""
+    """Run every episode; return prompt ids, response ids, mask and log-probabilities of each."""
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(_episode(workload, number, oracle, tokenizer, tools, response_length))
+            group.create_task(_run_episode(workload, number, oracle, tokenizer, tools, response_length))
             for number in range(len(workload.episodes))
         ]
     return [task.result() for task in tasks]
 
 
-async def _episode(
+async def _run_episode(
     workload: Workload, number: int, oracle: Oracle, tokenizer: Any, tools: list[dict[str, Any]], response_length: int
 ) -> tuple[np.ndarray, ...]:
     text = tokenizer.apply_chat_template(

@@ -1,9 +1,9 @@
 """
-Tokens per second through an engine plugin, over those of the same engine's own async API, in one run.
+Measures throughput through an engine plugin relative to the engine's own async API.
 
-Both sides are started alike and stay up, or are one engine; they get the same requests in turns, so that what else the
-machine does hits both. Where it does much else, `cpu_ratio` says more: tokens per second of computing, in all processes
-of a side. Run it with the interpreter of the engine's own virtual environment:
+Both variants use equally configured engines, or the same engine, and process the same requests in alternating rounds,
+so other load on the machine affects both. On a busy machine read `cpu_ratio`: tokens per CPU second of all processes.
+Run the script in the engine's virtual environment:
 
     .venv-sglang/bin/python benchmarks/engine_overhead.py --engine sglang
     .venv-vllm/bin/python benchmarks/engine_overhead.py --engine vllm
@@ -26,30 +26,35 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
+from measurement import cpu_seconds
 
 from turnwise.protocols import Resources
 from turnwise.types import GenerateRequest, SamplingParams
 
-Side = Callable[[list[int], int], Awaitable[int]]
-"""Samples so many tokens behind a context, and returns how many came."""
+Sampler = Callable[[list[int], int], Awaitable[int]]
+"""Samples a number of tokens after a context; returns the number of sampled tokens."""
 
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
-    # Also in the processes that SGLang starts, which import this file again.
-    importlib.import_module("turnwise_sglang_engine.stand_ins").install()
+    # At module level, because the processes that SGLang starts import this file again.
+    from turnwise_sglang_engine import stub_packages
+
+    stub_packages.install()
 
 
-async def sglang_sides(model: Path, max_context: int, stack: AsyncExitStack) -> tuple[Side, Side]:
-    """Start SGLang twice: under the plugin, and bare with the same arguments."""
+async def start_sglang(model: Path, max_context: int, stack: AsyncExitStack) -> tuple[Sampler, Sampler]:
+    """Start SGLang twice with the same arguments: through the plugin and directly."""
     from turnwise_sglang_engine import SglangConfig, SglangEngine, arguments
 
     config = SglangConfig(model=model, max_context=max_context, num_threads=1)
     os.environ |= arguments.server_environment(config)
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
-        importlib.import_module("turnwise_sglang_engine.stand_ins").install()
-    sglang = importlib.import_module("sglang")
+        from turnwise_sglang_engine import stub_packages
+
+        stub_packages.install()
+    import sglang
+
     bare_engine = sglang.Engine(**arguments.server_arguments(config, arguments.model_spec(config, Resources())))
-    # Left last: it ends every child of this process.
+    # Registered first and so run last: `shutdown` kills every child of this process.
     stack.callback(bare_engine.shutdown)
     engine = SglangEngine(config, Resources())
     await engine.start()
@@ -60,19 +65,21 @@ async def sglang_sides(model: Path, max_context: int, stack: AsyncExitStack) -> 
         answer = await bare_engine.async_generate(input_ids=context, sampling_params=options, return_logprob=True)
         return len(answer["output_ids"])
 
-    return through(engine), bare
+    return build_sampler(engine), bare
 
 
-async def vllm_sides(model: Path, max_context: int, stack: AsyncExitStack) -> tuple[Side, Side]:
-    """Start vLLM once, under the plugin, and use its `AsyncLLM` with and without it: requests of both are the same."""
+async def start_vllm(model: Path, max_context: int, stack: AsyncExitStack) -> tuple[Sampler, Sampler]:
+    """Start vLLM once, and use its `AsyncLLM` through the plugin and directly."""
+    import vllm
+    from vllm.sampling_params import RequestOutputKind
+
     from turnwise_vllm_engine import VllmConfig, VllmEngine
 
     config = VllmConfig(model=model, max_context=max_context, kv_cache_bytes=256 << 20, num_threads=1)
     engine = VllmEngine(config, Resources())
     await engine.start()
     stack.push_async_callback(engine.stop)
-    vllm, params = importlib.import_module("vllm"), importlib.import_module("vllm.sampling_params")
-    llm = vars(engine)["_running"].llm
+    llm = engine._running.llm  # noqa: SLF001 - the same AsyncLLM, without the plugin
 
     async def bare(context: list[int], num_tokens: int) -> int:
         options = vllm.SamplingParams(
@@ -82,20 +89,20 @@ async def vllm_sides(model: Path, max_context: int, stack: AsyncExitStack) -> tu
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
-            output_kind=params.RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
         prompt = {"type": "token", "prompt_token_ids": context}
         outputs = [each async for each in llm.generate(prompt, options, os.urandom(8).hex())]
         return len(outputs[-1].outputs[0].token_ids)
 
-    return through(engine), bare
+    return build_sampler(engine), bare
 
 
-ENGINES = {"sglang": sglang_sides, "vllm": vllm_sides}
+ENGINES = {"sglang": start_sglang, "vllm": start_vllm}
 
 
-def through(engine: Any) -> Side:
-    """Return the side of a plugin's engine."""
+def build_sampler(engine: Any) -> Sampler:
+    """Return a sampler that uses a plugin's engine."""
 
     async def generate(context: list[int], num_tokens: int) -> int:
         name = os.urandom(8).hex()
@@ -108,30 +115,25 @@ def through(engine: Any) -> Side:
     return generate
 
 
-def cpu_seconds() -> float:
-    """Return what this process and all below it have computed; the side that waits adds next to nothing."""
-    me = psutil.Process()
-    times = [each.cpu_times() for each in (me, *me.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
-
-
-async def rate(side: Side, contexts: list[list[int]], num_tokens: int) -> tuple[float, float]:
-    """Return tokens per second of requests sent at once, and tokens per second of computing, in all processes."""
-    began, computed = time.perf_counter(), cpu_seconds()
+async def measure_rate(sampler: Sampler, contexts: list[list[int]], num_tokens: int) -> tuple[float, float]:
+    """Return tokens per second of concurrent requests, and tokens per CPU second of all processes."""
+    started, cpu_before = time.perf_counter(), cpu_seconds()
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(side(context, num_tokens)) for context in contexts]
+        tasks = [group.create_task(sampler(context, num_tokens)) for context in contexts]
     num = sum(task.result() for task in tasks)
-    return num / (time.perf_counter() - began), num / max(cpu_seconds() - computed, 0.01)
+    return num / (time.perf_counter() - started), num / max(cpu_seconds() - cpu_before, 0.01)
 
 
-async def compare(sides: tuple[Side, Side], concurrency: int, arguments: argparse.Namespace) -> dict[str, float]:
-    """Measure both sides in turns; each round has its own contexts, so that no cache helps either."""
+async def compare(
+    samplers: tuple[Sampler, Sampler], concurrency: int, arguments: argparse.Namespace
+) -> dict[str, float]:
+    """Measure both samplers in alternating order; every round uses new contexts, so prefix caches have no effect."""
     rates: list[list[tuple[float, float]]] = [[], []]
     generator = np.random.default_rng(concurrency)
     for number in range(arguments.rounds + 1):
         contexts = generator.integers(3, 300, (concurrency, arguments.context)).tolist()
         for which in (0, 1) if number % 2 else (1, 0):
-            rates[which].append(await rate(sides[which], contexts, arguments.tokens))
+            rates[which].append(await measure_rate(samplers[which], contexts, arguments.tokens))
     # The first round warms up.
     plugin, bare = (each[1:] for each in rates)
     ratios = [a / b for (a, _), (b, _) in zip(plugin, bare, strict=True)]
@@ -148,12 +150,12 @@ async def compare(sides: tuple[Side, Side], concurrency: int, arguments: argpars
 
 
 async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Start both sides and compare them."""
+    """Start both variants and compare them."""
     async with AsyncExitStack() as stack:
-        sides = await ENGINES[arguments.engine](arguments.model, arguments.max_context, stack)
+        samplers = await ENGINES[arguments.engine](arguments.model, arguments.max_context, stack)
         rows = []
         for concurrency in arguments.concurrency:
-            rows.append(await compare(sides, concurrency, arguments))
+            rows.append(await compare(samplers, concurrency, arguments))
             print(json.dumps(rows[-1]), flush=True)
         return {
             "engine": f"{arguments.engine} {importlib.import_module(arguments.engine).__version__}",
@@ -165,25 +167,27 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         }
 
 
-def parsed() -> argparse.Namespace:
-    """Return the options."""
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=sorted(ENGINES), required=True)
-    parser.add_argument("--model", type=Path, default=None, help="a model directory; the calculator demo's by default")
-    parser.add_argument("--max-context", type=int, default=1024)
-    parser.add_argument("--context", type=int, default=64, help="tokens of each context")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens to sample for each request")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--model", type=Path, default=None, help="model folder (default: the calculator demo's model)")
+    parser.add_argument("--max-context", type=int, default=1024, help="context length (default: %(default)s)")
+    parser.add_argument("--context", type=int, default=64, help="tokens per context (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=64, help="sampled tokens per request (default: %(default)s)")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 64], help="concurrent requests")
+    parser.add_argument("--rounds", type=int, default=9, help="measured rounds (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.model is None:
-        arguments.model = importlib.import_module("turnwise_calculator_demo").model_dir()
+        from turnwise_calculator_demo import model_dir
+
+        arguments.model = model_dir()
     return arguments
 
 
 def main() -> None:
     """Print the comparison as JSON."""
-    print(json.dumps(asyncio.run(measure(parsed())), indent=2))
+    print(json.dumps(asyncio.run(measure(parse_arguments())), indent=2))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """
-One row of the table of engines: what the conformance checks say of an engine, and how fast it is.
+Prints a table row for an engine: conformance checks and speed.
 
     .venv-vllm/bin/python benchmarks/engine_table.py --engine vllm [--options JSON] [--json FILE]
-    python benchmarks/engine_table.py --show FILE...        one table of several rows
+    python benchmarks/engine_table.py --show FILE...        print saved rows as one table
 
-Runs in the engine's own virtual environment, on the model of the calculator demo. The checks that need a running engine
-share one; the speeds are of another, greedy, 64 tokens a request, counted over the whole time from the first request to
-the last answer. `fake` is the engine of the test kit, whose tokens take 0.5 ms each.
+Run it in the engine's virtual environment; it uses the calculator demo's model. The conformance checks share one
+engine. A second engine is timed with greedy requests of 64 tokens, from the first request to the last result. `fake` is
+the test kit's engine, which takes 0.5 ms per token.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from rich.console import Console
 from rich.table import Table
 
 from turnwise import Engine, ModelSpec, PluginRecipe, Resources, SamplingParams
-from turnwise.host import load
-from turnwise.testing.bigram import BigramEngine, BigramReference
-from turnwise.testing.engine_checks import ENGINE_CHECKS, EngineChecker
-from turnwise.testing.engine_probe import EngineProbe
-from turnwise.testing.reference_model import TransformersReference
+from turnwise.config.parts import Choice
+from turnwise.config.resolve import build_part
+from turnwise.plugin.host import load
+from turnwise_testing.bigram import BigramEngine, BigramReference
+from turnwise_testing.engine_checks import ENGINE_CHECKS, EngineChecker
+from turnwise_testing.engine_probe import EngineProbe
+from turnwise_testing.reference_model import TransformersReference
 
 CONCURRENT = (1, 8, 64)
 NUM_TOKENS = 64
@@ -45,13 +47,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def main() -> int:
-    """Measure an engine and print its row, or print rows that were measured before."""
+    """Measure an engine and print its row, or print saved rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", default="transformers", help="registered name, or fake")
-    parser.add_argument("--options", type=json.loads, default=None, help="of the engine, as JSON")
-    parser.add_argument("--no-checks", action="store_true", help="measure speeds alone")
+    parser.add_argument("--engine", default="transformers", help="registered engine, or fake (default: %(default)s)")
+    parser.add_argument("--options", type=json.loads, default=None, help="options of the engine, as JSON")
+    parser.add_argument("--no-checks", action="store_true", help="skip the conformance checks")
     parser.add_argument("--json", type=Path, help="write the row to this file")
-    parser.add_argument("--show", type=Path, nargs="+", help="print these rows and measure nothing")
+    parser.add_argument("--show", type=Path, nargs="+", help="print these saved rows without measuring")
     arguments = parser.parse_args()
     if arguments.show:
         show([json.loads(path.read_text(encoding="utf-8")) for path in arguments.show])
@@ -65,31 +67,35 @@ def main() -> int:
 
 def measure(name: str, options: dict[str, Any] | None, *, checks: bool) -> dict[str, Any]:
     """Return the row of an engine."""
-    make, probe = subject(name, options)
+    make, probe = prepare(name, options)
     row: dict[str, Any] = {"engine": name, "version": version_of(name), "machine": platform.processor()}
     row |= run_checks(make, probe) if checks else {"run": 0, "failed": [], "skipped": {}}
     row["logprob_error"] = probe.measured.get("logprob_error")
-    return row | asyncio.run(speeds(make(), probe))
+    return row | asyncio.run(measure_speed(make(), probe))
 
 
-def subject(name: str, options: dict[str, Any] | None) -> tuple[Callable[[], Engine], EngineProbe]:
-    """Return a maker of engines, and what to ask them."""
+def prepare(name: str, options: dict[str, Any] | None) -> tuple[Callable[[], Engine], EngineProbe]:
+    """Return a factory of engines and a probe with its requests."""
     if name == "fake":
         return BigramEngine, EngineProbe(vocab_size=64, num_long_tokens=128, reference=BigramReference())
     from turnwise_calculator_demo import model_dir
 
     host = load(PluginRecipe())
     resources = Resources(model=ModelSpec(path=Path(model_dir())))
-    given = OPTIONS.get(name, {}) if options is None else options
+    engine_options = OPTIONS.get(name, {}) if options is None else options
     vocab_size = json.loads((Path(model_dir()) / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     probe = EngineProbe(
-        vocab_size=vocab_size, num_long_tokens=400, reference=TransformersReference(Path(model_dir())), timeout_s=120
+        vocab_size=vocab_size,
+        num_long_tokens=400,
+        reference=TransformersReference(Path(model_dir())),
+        timeout_s=120,
+        num_updates=40,  # one or two tokens differ per update of this model, and the check needs twenty
     )
-    return lambda: host.build("engines", name, given, resources), probe
+    return lambda: build_part(host, "engines", Choice(name, engine_options), resources), probe
 
 
 def run_checks(make: Callable[[], Engine], probe: EngineProbe) -> dict[str, Any]:
-    """Run every check; say on standard error which failed and which were skipped, and why."""
+    """Run every check; print failed and skipped checks with reasons to standard error."""
     failed, skipped = [], {}
     with EngineChecker(make, probe, shared=True) as checker:
         for name in ENGINE_CHECKS:
@@ -97,13 +103,13 @@ def run_checks(make: Callable[[], Engine], probe: EngineProbe) -> dict[str, Any]
                 if missing := checker.run(name):
                     skipped[name] = missing
                     print(f"skipped {name}: {missing}", file=sys.stderr)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is the row's
+            except Exception as error:  # noqa: BLE001 - a check may raise anything, and the row reports it
                 failed.append(name)
                 print(f"FAILED {name}: {type(error).__name__}: {error}", file=sys.stderr)
     return {"run": len(ENGINE_CHECKS) - len(skipped), "failed": failed, "skipped": skipped}
 
 
-async def speeds(engine: Engine, probe: EngineProbe) -> dict[str, Any]:
+async def measure_speed(engine: Engine, probe: EngineProbe) -> dict[str, Any]:
     """Return start seconds, tokens per second by concurrency, and seconds per weight update."""
     started = time.perf_counter()
     await engine.start()
@@ -112,15 +118,15 @@ async def speeds(engine: Engine, probe: EngineProbe) -> dict[str, Any]:
     try:
         await probe.ask_together(engine, [probe.request(i, sampling) for i in range(8)])
         for count in CONCURRENT:
-            row[f"tokens_per_s_{count}"] = await tokens_per_s(engine, probe, sampling, count)
-        row["update_s"] = await update_s(engine, probe) if engine.capabilities.weight_updates else None
+            row[f"tokens_per_s_{count}"] = await measure_throughput(engine, probe, sampling, count)
+        row["update_s"] = await measure_update(engine, probe) if engine.capabilities.weight_updates else None
     finally:
         await engine.stop()
     return row
 
 
-async def tokens_per_s(engine: Engine, probe: EngineProbe, sampling: SamplingParams, count: int) -> float:
-    """Return the throughput of this many requests at once, each followed by another, two rounds."""
+async def measure_throughput(engine: Engine, probe: EngineProbe, sampling: SamplingParams, count: int) -> float:
+    """Return tokens per second over two rounds of `count` concurrent requests."""
     started = time.perf_counter()
     results = []
     for _ in range(2):
@@ -128,10 +134,10 @@ async def tokens_per_s(engine: Engine, probe: EngineProbe, sampling: SamplingPar
     return sum(len(result.token_ids) for result in results) / (time.perf_counter() - started)
 
 
-async def update_s(engine: Engine, probe: EngineProbe) -> float:
-    """Return the median seconds of an update with all weights."""
+async def measure_update(engine: Engine, probe: EngineProbe) -> float:
+    """Return the median seconds of a full weight update."""
     if probe.reference is None:
-        raise ValueError("the probe has no reference to take weights from")
+        raise ValueError("the probe has no reference model to read weights from")
     seconds = []
     for number in range(1, NUM_UPDATES + 1):
         weights = list(probe.reference.weights(variant=number % 2))

@@ -1,7 +1,7 @@
 """
-How far float32 is off by itself: log-probabilities of sampled rows from the engine, and from transformers twice.
+Measures float32's rounding error in log-probabilities: engine, transformers in float32 and transformers in float64.
 
-A trainer in float32 can agree with an engine in float32 no better than float32 agrees with float64 on the same row.
+A float32 trainer and a float32 engine cannot agree better than float32 agrees with float64 on the same rows.
 
     turnwise rollout examples/calculator.yaml --out runs/rows
     python benchmarks/float32_error.py runs/rows [--num 512]
@@ -15,37 +15,37 @@ from typing import Any
 
 import numpy as np
 import torch
-from claims import machine
+from measurement import describe_machine
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from turnwise.config_file import load_config
-from turnwise.storage import read_results
-from turnwise.testing.dense import token_logprobs
-from turnwise.trajectory import Trajectory
+from turnwise.config.file import load_config
+from turnwise.data.trajectories import read_results
+from turnwise.record.trajectory import Trajectory
+from turnwise_testing.dense import token_logprobs
 
 Values = NDArray[np.float64]
 
 
-def expected(model: Any, records: list[Trajectory], temperature: float) -> Values:
-    """Return the log-probabilities of all sampled tokens, each row in a forward pass of its own, under its layout."""
-    found = []
+def compute_logprobs(model: Any, records: list[Trajectory], temperature: float) -> Values:
+    """Return the log-probabilities of all sampled tokens, from one forward pass per row under its layout."""
+    values = []
     for record in records:
         responses = token_logprobs(model, record, temperature)[record.num_prompt_tokens :]
-        found.append(responses[record.response_mask == 1])
-    return np.concatenate(found)
+        values.append(responses[record.response_mask == 1])
+    return np.concatenate(values)
 
 
-def line(name: str, one: Values, other: Values) -> str:
-    """Return how far apart two are."""
-    off = np.abs(one - other)
-    return f"{name:44s} mean {off.mean():.1e}  max {off.max():.1e}  above 1e-5: {(off > 1e-5).sum()} of {len(off)}"
+def format_difference(name: str, first: Values, second: Values) -> str:
+    """Return one line with the differences of two sets of log-probabilities."""
+    gap = np.abs(first - second)
+    return f"{name:44s} mean {gap.mean():.1e}  max {gap.max():.1e}  above 1e-5: {(gap > 1e-5).sum()} of {len(gap)}"
 
 
 def main() -> None:
-    """Compare, and print the table."""
+    """Compare and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="folder that `turnwise rollout --out` wrote")
+    parser.add_argument("run", type=Path, help="output folder of `turnwise rollout`")
     parser.add_argument("--num", type=int, default=512, help="rows to compare (default: 512)")
     options = parser.parse_args()
     config = load_config(options.run / "config.resolved.yaml")
@@ -53,17 +53,17 @@ def main() -> None:
     records = [record for result in results for record in result.trajectories][: options.num]
     engine = np.concatenate([record.logprobs[record.response_mask == 1] for record in records])
     single, double = (
-        expected(
+        compute_logprobs(
             AutoModelForCausalLM.from_pretrained(config.model_spec().path, dtype=dtype).eval(),
             records,
             config.rollout.sampling.temperature,
         )
         for dtype in (torch.float32, torch.float64)
     )
-    print(machine())
-    print(line("engine, float32 - transformers, float32", engine, single))
-    print(line("transformers, float32 - transformers, float64", single, double))
-    print(line("engine, float32 - transformers, float64", engine, double))
+    print(describe_machine())
+    print(format_difference("engine, float32 - transformers, float32", engine, single))
+    print(format_difference("transformers, float32 - transformers, float64", single, double))
+    print(format_difference("engine, float32 - transformers, float64", engine, double))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """
-Four paths together against the longest one alone, on the embedded engine: forward passes counted, and timed.
+Compares decoding of four parallel paths with decoding of the longest path alone: forward passes and time.
 
-Both are measured in turns in one run, on the tiny model of turnwise-parallel-thinking; the figure is the median of the
-ratios of neighbours.
+Uses the embedded engine and the tiny model of turnwise-parallel-thinking. Both variants alternate; the result is the
+median of the ratios of consecutive runs.
 """
 
 import argparse
@@ -16,13 +16,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import turnwise_parallel_thinking
-from turnwise.trajectory import Path, Trajectory
+from turnwise.record.trajectory import Path, Trajectory
 from turnwise.types import GenerateRequest, SamplingParams
 from turnwise_transformers_engine.layout_decoder import LayoutDecoder
 
 
 async def decode(model: Any, num_paths: int, num_tokens: int, num_prompt_tokens: int) -> tuple[int, float, float]:
-    """Decode paths of at most `num_tokens`, the first of which is the longest; return passes and seconds."""
+    """Decode paths, the longest with `num_tokens`; return forward passes, CPU seconds and wall seconds."""
     decoder = LayoutDecoder(model, capacity=16384)
     trajectory = Trajectory(np.arange(num_prompt_tokens) % 250)
     paths = trajectory.fork(num_paths)
@@ -31,14 +31,14 @@ async def decode(model: Any, num_paths: int, num_tokens: int, num_prompt_tokens:
     async with asyncio.TaskGroup() as group:
         for path, length in zip(paths, lengths, strict=True):
             path.add_forced([1])
-            group.create_task(one(decoder, path, length))
+            group.create_task(decode_path(decoder, path, length))
     seconds = time.process_time() - started[0], time.perf_counter() - started[1]
     passes = decoder.num_passes
     await decoder.stop()
     return passes, *seconds
 
 
-async def one(decoder: LayoutDecoder, path: Path, max_tokens: int) -> None:
+async def decode_path(decoder: LayoutDecoder, path: Path, max_tokens: int) -> None:
     ended = asyncio.get_running_loop().create_future()
     request = GenerateRequest(
         request_id=str(path.index), trajectory_id="t", token_ids=path.input_ids, sampling=SamplingParams(),
@@ -52,8 +52,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=128, help="tokens of the longest path (default: 128)")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of the prompt (default: 64)")
-    parser.add_argument("--paths", type=int, default=4, help="paths of the block (default: 4)")
-    parser.add_argument("--repeats", type=int, default=9, help="measurements of each (default: 9)")
+    parser.add_argument("--paths", type=int, default=4, help="parallel paths (default: 4)")
+    parser.add_argument("--repeats", type=int, default=9, help="measurements of each variant (default: 9)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(turnwise_parallel_thinking.model_dir(), dtype=torch.float32).eval()
@@ -68,8 +68,8 @@ def main() -> None:
         f"longest path alone: {alone[0]} passes; {options.paths} paths: {together[0]} passes; {options.tokens} tokens"
     )
     print(
-        f"time of {options.paths} paths over the longest alone: CPU {statistics.median(ratios):.2f} (median),"
-        f" {min(ratios):.2f} to {max(ratios):.2f}; by the clock {statistics.median(wall_ratios):.2f}"
+        f"time of {options.paths} paths relative to the longest alone: CPU {statistics.median(ratios):.2f} (median),"
+        f" {min(ratios):.2f} to {max(ratios):.2f}; wall {statistics.median(wall_ratios):.2f}"
     )
 
 

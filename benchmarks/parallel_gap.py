@@ -1,9 +1,9 @@
 """
-What exactness closes: how far plain causal sampling is from the layout that is trained, by kind of segment.
+Measures the gap between plain causal sampling and the trained layout of parallel paths, by kind of segment.
 
-Runs `examples/parallel_thinking.yaml` with the embedded engine. Each sampled token's log-probability is compared with
-the forward pass under the layout (it should be equal), and the distribution that a plain causal engine would have drawn
-it from, in the same text, with that of the layout: KL(plain || layout) in nats.
+Runs `examples/parallel_thinking.yaml` with the embedded engine. Compares each sampled token's log-probability with a
+forward pass under the layout; they should be equal. Also compares the distribution of a plain causal engine on the same
+text with the layout's distribution: KL(plain || layout) in nats.
 """
 
 import argparse
@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from turnwise.config_file import load_config
-from turnwise.record import Origin
-from turnwise.runtime.assembly import manager_of, tasks_of
-from turnwise.testing.dense import predecessors, token_logprobs, visibility
-from turnwise.trajectory import Trajectory
+from turnwise import RolloutManager, load_tasks
+from turnwise.config.file import load_config
+from turnwise.record.columns import Origin
+from turnwise.record.trajectory import Trajectory
+from turnwise_testing.dense import predecessors, token_logprobs, visibility
 
 EXAMPLE = Path(__file__).parent.parent / "examples/parallel_thinking.yaml"
 KINDS = ("main text", "paths, first block", "paths, later blocks", "summary", "text after a block")
 
 
-def kinds_of(trajectory: Trajectory) -> Iterator[tuple[str, int, int]]:
+def classify_segments(trajectory: Trajectory) -> Iterator[tuple[str, int, int]]:
     """Yield (kind, start, stop) of every sampled segment."""
     summed_up = True
     for segment in trajectory.segments:
@@ -45,7 +45,7 @@ def kinds_of(trajectory: Trajectory) -> Iterator[tuple[str, int, int]]:
 
 @torch.no_grad()
 def distributions(model: Any, trajectory: Trajectory, *, plain: bool) -> torch.Tensor:
-    """Return (T, V) float64 log-probabilities from which each token is drawn."""
+    """Return (T, V) float64 log-probabilities of the next token at each position."""
     size = len(trajectory)
     positions = np.arange(size) if plain else trajectory.position_ids
     seen = np.tril(np.ones((size, size), bool)) if plain else visibility(trajectory)
@@ -61,7 +61,7 @@ def distributions(model: Any, trajectory: Trajectory, *, plain: bool) -> torch.T
 
 
 def plain_paths(model: Any, trajectory: Trajectory) -> torch.Tensor:
-    """Return (T, V) of an engine that sees plain text: paths in the context up to their fork, the rest in a line."""
+    """Return (T, V) log-probabilities of a plain causal engine: a path sees only the text before its fork."""
     result = distributions(model, trajectory, plain=True)
     for block, start, stop in trajectory.layout.paths:
         if start == block:
@@ -74,21 +74,21 @@ def plain_paths(model: Any, trajectory: Trajectory) -> torch.Tensor:
     return result
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=16, help="tasks to run (default: 16)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     config = load_config(EXAMPLE, [f"data.limit={options.tasks}", "rollout.n=2"])
-    with manager_of(config) as manager:
-        results = manager.rollout(tasks_of(config))
+    with RolloutManager.from_config(config) as manager:
+        results = manager.rollout(load_tasks(config))
     model = AutoModelForCausalLM.from_pretrained(config.model_spec().path, dtype=torch.float32).eval()
     gaps, errors = defaultdict(list), defaultdict(list)
     for trajectory in (t for result in results for t in result.trajectories):
         exact, plain = distributions(model, trajectory, plain=False), plain_paths(model, trajectory)
         divergence = (plain.exp() * (plain - exact)).sum(-1).clamp(min=0).numpy()
         expected = token_logprobs(model, trajectory)
-        for kind, start, stop in kinds_of(trajectory):
+        for kind, start, stop in classify_segments(trajectory):
             own = slice(start - trajectory.num_prompt_tokens, stop - trajectory.num_prompt_tokens)
             gaps[kind].append(divergence[start:stop])
             errors[kind].append(np.abs(trajectory.logprobs[own] - expected[start:stop]))

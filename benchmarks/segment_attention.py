@@ -1,8 +1,7 @@
 """
-Segment attention against dense attention with a mask: time, extra memory and gradients of one layer.
+Compares segment attention with dense masked attention: time, extra memory and gradients of one layer.
 
-Run it with `python benchmarks/segment_attention.py`; `--length 1024` is a quick look. Memory is the growth of the peak
-of resident memory, each case in a process of its own.
+`--length 1024` is quick. Memory is the growth of the peak resident memory; each variant runs in a separate process.
 """
 
 import argparse
@@ -18,13 +17,13 @@ from torch import Tensor
 
 import turnwise_segment_attention as segments
 from turnwise.layout import visible_keys
-from turnwise.trajectory import Trajectory
+from turnwise.record.trajectory import Trajectory
 
 NUM_HEADS, HEAD_SIZE, NUM_PATHS = 8, 64, 3
 
 
-def record(length: int) -> Trajectory:
-    """A prompt, a block of three paths of different lengths, and text behind it."""
+def build_record(length: int) -> Trajectory:
+    """Return a record with a prompt, a block of three paths of different lengths, and text after it."""
     lengths = [length * share // 100 for share in (20, 25, 15)]
     trajectory = Trajectory(np.zeros(length // 5, np.int64))
     paths = trajectory.fork(NUM_PATHS)
@@ -35,7 +34,7 @@ def record(length: int) -> Trajectory:
     return trajectory
 
 
-def inputs_of(length: int) -> tuple[list[Tensor], Tensor]:
+def make_inputs(length: int) -> tuple[list[Tensor], Tensor]:
     torch.manual_seed(0)
     shape = (1, NUM_HEADS, length, HEAD_SIZE)
     return [torch.randn(shape, requires_grad=True) for _ in range(3)], torch.randn(shape)
@@ -58,12 +57,12 @@ def peak_mib() -> float:
 
 
 def measure(kind: str, length: int, threads: int) -> None:
-    """Print seconds and MiB of one forward and backward pass, after a small one to warm up."""
+    """Print seconds and MiB of one forward and backward pass, after a small warm-up."""
     torch.set_num_threads(threads)
-    small, grad = inputs_of(256)
-    attend(kind, record(256), *small).backward(grad)
-    trajectory = record(length)
-    inputs, grad = inputs_of(length)
+    small, grad = make_inputs(256)
+    attend(kind, build_record(256), *small).backward(grad)
+    trajectory = build_record(length)
+    inputs, grad = make_inputs(length)
     before, started, cpu = peak_mib(), time.perf_counter(), time.process_time()
     attend(kind, trajectory, *inputs).backward(grad)
     seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu
@@ -71,18 +70,18 @@ def measure(kind: str, length: int, threads: int) -> None:
 
 
 def largest_difference(length: int) -> tuple[float, float]:
-    """Return the largest difference of gradients, in float32, and the largest gradient."""
-    trajectory = record(length)
+    """Return the largest difference of float32 gradients, and the largest gradient."""
+    trajectory = build_record(length)
     grads = {}
     for kind in ("segment", "dense"):
-        inputs, grad = inputs_of(length)
+        inputs, grad = make_inputs(length)
         attend(kind, trajectory, *inputs).backward(grad / length**0.5)
         grads[kind] = [each.grad for each in inputs]
     pairs = list(zip(*grads.values(), strict=True))
     return max((a - b).abs().max().item() for a, b in pairs), max(b.abs().max().item() for _, b in pairs)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--length", type=int, default=8192, help="tokens (default: 8192)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
@@ -95,22 +94,22 @@ def main():
     print(
         f"L {options.length}, {NUM_HEADS} heads of {HEAD_SIZE}, {NUM_PATHS} paths, float32, {options.threads} threads"
     )
-    found = {}
+    results = {}
     for kind in ("dense", "segment", "causal"):
         command = [sys.executable, __file__, "--kind", kind]
         command += ["--length", str(options.length), "--threads", str(options.threads)]
-        found[kind] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        values = found[kind]
+        results[kind] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        values = results[kind]
         print(f"{kind:8s} {values['cpu_s']:7.2f} CPU s {values['seconds']:7.2f} s +{values['extra_mib']:6.0f} MiB")
-    dense, own = found["dense"], found["segment"]
+    dense, segment = results["dense"], results["segment"]
     print(
-        f"segment attention takes 1/{dense['cpu_s'] / own['cpu_s']:.1f} of the time"
-        f" and {own['extra_mib'] / dense['extra_mib']:.2f} of the extra memory"
+        f"segment attention needs 1/{dense['cpu_s'] / segment['cpu_s']:.1f} of the time"
+        f" and {segment['extra_mib'] / dense['extra_mib']:.2f} of the extra memory"
     )
     difference, largest = largest_difference(options.length)
     print(
-        f"largest difference of gradients {difference:.1e}, largest gradient {largest:.2f}:"
-        f" {difference / largest:.1e} of it"
+        f"largest difference of gradients {difference:.1e}, largest gradient {largest:.2f},"
+        f" ratio {difference / largest:.1e}"
     )
 
 

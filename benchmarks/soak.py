@@ -1,12 +1,13 @@
 """
-A soak under Ray: thousands of episodes, among which tools hang, raise and block, and replicas and workers are killed.
+A soak test on Ray: thousands of episodes with tools that hang, raise and block, and with killed replicas and workers.
 
     python benchmarks/soak.py [--episodes 10000] [--round 500] [--workers 3] [--replicas 3]
 
-What every episode must contain is known beforehand, so that a token that was lost or came twice shows. Calls end when
-0.98 of their episodes have finished; the others go on in the next one. Printed are the accounts and, of every process
-that lived long enough, resident memory and its slope in MB per 1,000 episodes, fitted by least squares behind the first
-fifth, and over the second half. Exits with 1 when an episode is missing, doubled or wrong.
+The expected tokens of every episode are known, so the test detects lost and repeated tokens. A call ends when 98 % of
+its episodes have finished; the next call resumes the others. The test prints the counts of episodes and, for every
+process that lived long enough, the resident memory and its growth in MB per 1,000 episodes: a least-squares fit after
+the first fifth of the episodes, and one over the second half. It exits with 1 if an episode is missing, duplicated or
+wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import platform
 import random
 import signal
 import sys
@@ -26,72 +26,73 @@ from typing import Any
 import numpy as np
 import psutil
 from attrs import define, field, frozen
+from measurement import describe_machine
 
 from turnwise import GenerateRequest, SamplingParams, State, Status, Task, ToolCall
-from turnwise.config_runtime import RayConfig, RuntimeConfig
-from turnwise.driver import Recipe
-from turnwise.episode_setup import EngineClient, Limits
-from turnwise.function_tool import function_tool
-from turnwise.invariants import check_trajectory
+from turnwise.config.runtime import RayConfig, RuntimeConfig
+from turnwise.episode.driver import EpisodeProgram
+from turnwise.episode.setup import EngineClient, Limits
 from turnwise.protocols import Engine, Router
-from turnwise.result import EpisodeResult
+from turnwise.record.invariants import check_trajectory
+from turnwise.record.result import EpisodeResult
 from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.plan import RolloutPlan
-from turnwise.runtime.ray_runtime import RayRuntime
-from turnwise.runtime.worker import WorkerParts
-from turnwise.tools import ToolBox
+from turnwise.runtime.ray.runtime import RayRuntime
+from turnwise.runtime.worker import WorkerComponents
+from turnwise.tools.function import function_tool
+from turnwise.tools.toolbox import ToolBox
 
 STOP = 3
 TURNS = 4
 MAX_TOKENS = 24
 TOOL_S = 3.0
-"""Seconds that a tool call may take; an ordinary one takes none, so that a loaded machine makes no fault of its own."""
+"""Deadline of a tool call in seconds; a normal call is instant, so it meets the deadline also on a busy machine."""
 FAULTS = ("hangs", "raises", "blocks")
 
 
 def next_token(context: Sequence[int]) -> int:
-    """Return the next id of a model that depends on the context alone."""
+    """Return the next id, a function of the context alone."""
     return (context[-1] * 31 + len(context) * 17 + len(context) // 3) % 41
 
 
-def turn_after(context: list[int], max_tokens: int) -> list[int]:
-    """Return what the model says behind a context."""
-    grown = list(context)
-    while len(grown) - len(context) < max_tokens:
-        grown.append(next_token(grown))
-        if grown[-1] == STOP:
+def sample_turn(context: list[int], max_tokens: int) -> list[int]:
+    """Return the turn that the model samples after a context."""
+    ids = list(context)
+    while len(ids) - len(context) < max_tokens:
+        ids.append(next_token(ids))
+        if ids[-1] == STOP:
             break
-    return grown[len(context) :]
+    return ids[len(context) :]
 
 
 def fault_of(uid: str) -> str:
-    """Return what goes wrong with the first tool call of an episode, if anything: 1 % of each kind."""
+    """Return the fault of an episode's first tool call, or an empty string; each kind affects 1 % of the episodes."""
     return dict(enumerate(FAULTS)).get(int(uid) % 100, "")
 
 
-def complaint_about(uid: str, ids: list[int], num_errors: int) -> str:
+def find_error(uid: str, ids: list[int], num_errors: int) -> str:
     """
-    Return what is wrong with the ids of an episode's record, if anything.
+    Return the error in the ids of an episode's record, or an empty string.
 
-    Every turn is sampled again from what stands before it. What was observed may say that a call failed as often as
-    calls did: on a loaded machine an ordinary one can miss its deadline too.
+    The check samples every turn again from the ids before it. The observations must report exactly `num_errors` failed
+    calls; on a busy machine a normal call may also miss its deadline.
     """
-    expected, told = list(uid.encode()), 0
+    expected, num_reported = list(uid.encode()), 0
     for turn in range(TURNS):
-        expected += turn_after(expected, MAX_TOKENS)
+        expected += sample_turn(expected, MAX_TOKENS)
         if turn < TURNS - 1:
             failed = ids[len(expected) + 1 : len(expected) + 2] == [2]
             if turn == 0 and fault_of(uid) and not failed:
                 return "its first tool call did not fail"
-            told += failed
+            num_reported += failed
             expected += [1, 2 if failed else 1]
     if ids != expected:
-        return f"has {len(ids)} tokens that are not the {len(expected)} it must have"
-    return "" if told == num_errors else f"was told of {told} failed calls, but {num_errors} failed"
+        return f"its {len(ids)} tokens differ from the {len(expected)} expected ones"
+    return "" if num_reported == num_errors else f"{num_reported} failed calls were reported, but {num_errors} failed"
 
 
 class SoakAgent:
-    """Turns with a tool call between them; what is observed says whether the call failed."""
+    """Alternates turns and tool calls; an observation reports whether the call failed."""
 
     async def step(self, episode: Any) -> str:
         """Make one transition."""
@@ -113,15 +114,15 @@ class SoakAgent:
 
 def look(how: str) -> str:
     """
-    Answer, raise or block the thread, as asked.
+    Return, raise or block the thread.
 
     Args:
-        how: what goes wrong.
+        how: the fault, or an empty string.
     """
     if how == "blocks":
         time.sleep(TOOL_S + 1)
     if how == "raises":
-        raise ValueError("as asked")
+        raise ValueError("injected fault")
     return "seen"
 
 
@@ -130,7 +131,7 @@ async def wait_for_ever(how: str) -> str:
     Hang.
 
     Args:
-        how: nothing.
+        how: ignored.
     """
     await asyncio.Event().wait()
     return how
@@ -138,25 +139,27 @@ async def wait_for_ever(how: str) -> str:
 
 @frozen
 class SoakBlueprint:
-    """What every process builds its parts from."""
+    """Builds the components of every process."""
 
     token_latency_s: float = 0.001
 
     def make_engine(self) -> Engine:
         """Build a replica's engine."""
-        from turnwise.testing.scripted import ScriptedEngine
+        from turnwise_testing.scripted import ScriptedEngine
 
         def outputs(request: GenerateRequest) -> list[int]:
-            return turn_after(request.token_ids.tolist(), request.sampling.max_tokens or MAX_TOKENS)
+            return sample_turn(request.token_ids.tolist(), request.sampling.max_tokens or MAX_TOKENS)
 
         return ScriptedEngine(outputs, token_latency_s=self.token_latency_s, record=False)
 
-    def make_parts(self, engine: EngineClient, judge: EngineClient | None = None) -> WorkerParts:
-        """Build a worker's parts."""
+    def make_components(self, engine: EngineClient, judge: EngineClient | None = None) -> WorkerComponents:
+        """Build a worker's components."""
         tools = ToolBox([function_tool(look), function_tool(wait_for_ever)])
         limits = Limits(response_length=400, tool_call_s=TOOL_S)
-        recipes = {"soak": Recipe(agent=SoakAgent(), tools=tools)}
-        return WorkerParts(engine=engine, recipes=recipes, limits=limits, stop_token_ids=(STOP,), max_in_flight=128)
+        programs = {"soak": EpisodeProgram(agent=SoakAgent(), tools=tools)}
+        return WorkerComponents(
+            engine=engine, programs=programs, limits=limits, stop_token_ids=(STOP,), max_in_flight=128
+        )
 
     def make_router(self) -> Router:
         """Build the default router."""
@@ -165,34 +168,34 @@ class SoakBlueprint:
         return LeastTokens(LeastTokensConfig())
 
     def make_judge_engine(self) -> Engine:
-        """Refuse: there is no judge."""
+        """Raise `TypeError`: there is no judge."""
         raise TypeError("the soak has no judge")
 
     def make_reward(self, judge: EngineClient | None = None) -> None:
-        """Return none."""
+        """Return None: there is no reward."""
 
     def make_transport(self) -> Any:
-        """Refuse: there are no weights."""
+        """Raise `TypeError`: there are no weight updates."""
         raise TypeError("the soak updates no weights")
 
 
 @define
 class Memory:
-    """Resident memory of every process, by what it is and its id, over the episodes."""
+    """Resident memory of every process by name and pid, sampled over the episodes."""
 
     samples: dict[tuple[str, int], list[tuple[int, float]]] = field(factory=lambda: defaultdict(list))
 
     def sample(self, num_episodes: int) -> None:
-        """Look at all processes of this run once."""
+        """Sample the memory of all processes of this run."""
         for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
             try:
-                name, megabytes = _name_of(process), process.memory_info().rss / 2**20
+                name, megabytes = _process_name(process), process.memory_info().rss / 2**20
             except psutil.Error:
                 continue
             self.samples[name, process.pid].append((num_episodes, megabytes))
 
     def table(self, total: int) -> Iterator[str]:
-        """Yield a line for each process that lived through most of the soak."""
+        """Yield a line for each process that lived through most of the test."""
         columns = (("samples", 7), ("first MB", 9), ("last MB", 9), ("max MB", 9), ("MB / 1,000", 10), ("2nd half", 10))
         yield f"{'process':34s} " + " ".join(f"{name:>{width}s}" for name, width in columns)
         for (name, pid), samples in sorted(self.samples.items()):
@@ -206,7 +209,7 @@ class Memory:
             yield f"{f'{name} ({pid})':34s} {len(samples):7d} {shown}"
 
 
-def _name_of(process: psutil.Process) -> str:
+def _process_name(process: psutil.Process) -> str:
     if process.pid == os.getpid():
         return "driver"
     command = process.cmdline() or [process.name()]
@@ -218,21 +221,21 @@ def _name_of(process: psutil.Process) -> str:
 
 @define
 class Killer:
-    """Kills a replica and a worker now and then, but never the first of each: their memory is watched to the end."""
+    """Kills replicas and workers at intervals, except the first of each, whose memory is measured to the end."""
 
     runtime: RayRuntime
     every: int
     num_killed: Counter[str] = field(factory=Counter)
     _next: int = 0
 
-    def after(self, num_episodes: int) -> None:
-        """Kill when it is time."""
+    def on_episode(self, num_episodes: int) -> None:
+        """Kill an actor when the interval has passed."""
         if num_episodes < self._next + self.every:
             return
         self._next = num_episodes
-        kinds = {"replica": self.runtime.policy.seats[1:], "worker": self.runtime.workers.seats[1:]}
+        kinds = {"replica": self.runtime.policy.slots[1:], "worker": self.runtime.workers.slots[1:]}
         kind = ("replica", "worker")[sum(self.num_killed.values()) % 2]
-        handles = [seat.handle for seat in kinds[kind] if seat.handle is not None]
+        handles = [slot.handle for slot in kinds[kind] if slot.handle is not None]
         if handles:
             self._kill(kind, random.choice(handles))
 
@@ -248,16 +251,16 @@ class Killer:
 
 
 @define
-class Accounts:
-    """What came back, and what was wrong with it."""
+class Tally:
+    """Counts finished episodes and their errors."""
 
     seen: Counter[str] = field(factory=Counter)
     statuses: Counter[str] = field(factory=Counter)
     wrong: list[str] = field(factory=list)
     num_late_calls: int = 0
 
-    def take(self, result: EpisodeResult) -> None:
-        """Check one episode."""
+    def add(self, result: EpisodeResult) -> None:
+        """Check and count one episode."""
         self.seen[result.task.uid] += 1
         self.statuses[str(result.status)] += 1
         for trajectory in result.trajectories:
@@ -265,15 +268,15 @@ class Accounts:
         uid, metrics = result.task.uid, result.metrics
         self.num_late_calls += metrics.num_tool_errors - bool(fault_of(uid))
         if result.status not in (Status.COMPLETED, Status.TRUNCATED):
-            why = result.fault.message if result.fault else str(result.status)
+            error = result.fault.message if result.fault else str(result.status)
         else:
-            why = complaint_about(uid, result.trajectories[0].input_ids.tolist(), metrics.num_tool_errors)
-        if why:
-            self.wrong.append(f"episode {uid}: {result.status}: {why}")
+            error = find_error(uid, result.trajectories[0].input_ids.tolist(), metrics.num_tool_errors)
+        if error:
+            self.wrong.append(f"episode {uid}: {result.status}: {error}")
 
 
 def soak(total: int, per_round: int, num_workers: int, num_replicas: int) -> int:
-    """Run it, print what came of it, and return the exit code."""
+    """Run the test, print the report and return the exit code."""
     config = RuntimeConfig(
         name="ray",
         num_workers=num_workers,
@@ -281,49 +284,49 @@ def soak(total: int, per_round: int, num_workers: int, num_replicas: int) -> int
         ray=RayConfig(max_restarts=10**6, backoff_s=0.01, max_kills=50, window=128),
     )
     runtime = RayRuntime(SoakBlueprint(), config)
-    plan = RolloutPlan(default_agent="soak", agent_names=frozenset({"soak"}), sampling=SamplingParams(temperature=1.0))
-    accounts, memory, killer = Accounts(), Memory(), Killer(runtime, every=max(50, total // 40))
+    plan = RolloutPlan(default_agent="soak", agents={"soak": None}, sampling=SamplingParams(temperature=1.0))
+    tally, memory, killer = Tally(), Memory(), Killer(runtime, every=max(50, total // 40))
     message = {"role": "user", "content": "x"}
     started = time.perf_counter()
     with RolloutManager(runtime, plan) as manager:
         for step, numbers in enumerate(_batched(total, per_round)):
             tasks = [Task(messages=(message,), uid=str(number), sample_index=number) for number in numbers]
-            run(manager, accounts, memory, killer, (tasks, step, 0.98))
-            print(f"{sum(accounts.seen.values())} of {total}, {time.perf_counter() - started:.0f} s", flush=True)
-        run(manager, accounts, memory, killer, ([], step + 1, 1.0))
+            run(manager, tally, memory, killer, (tasks, step, 0.98))
+            print(f"{sum(tally.seen.values())} of {total}, {time.perf_counter() - started:.0f} s", flush=True)
+        run(manager, tally, memory, killer, ([], step + 1, 1.0))
         stats = manager.stats()
     wall_s = time.perf_counter() - started
-    return report(total, accounts, memory, killer, {**stats, "wall_s": round(wall_s, 1)})
+    return report(total, tally, memory, killer, {**stats, "wall_s": round(wall_s, 1)})
 
 
 def run(
-    manager: RolloutManager, accounts: Accounts, memory: Memory, killer: Killer, call: tuple[list[Task], int, float]
+    manager: RolloutManager, tally: Tally, memory: Memory, killer: Killer, call: tuple[list[Task], int, float]
 ) -> None:
-    """Make one call, with what the calls before left."""
+    """Run one rollout call with the unfinished episodes of earlier calls."""
     tasks, step, min_fraction = call
     if not tasks and not manager.unfinished:
         return
     results = manager.iterate(tasks, global_step=step, min_fraction=min_fraction, grace_s=0.1, resume=True)
     for result in results:
-        accounts.take(result)
-        num_episodes = sum(accounts.statuses.values())
-        killer.after(num_episodes)
+        tally.add(result)
+        num_episodes = sum(tally.statuses.values())
+        killer.on_episode(num_episodes)
         if num_episodes % 100 == 0:
             memory.sample(num_episodes)
 
 
-def report(total: int, accounts: Accounts, memory: Memory, killer: Killer, stats: dict[str, float]) -> int:
-    """Print the accounts and the table of memory, and return the exit code."""
-    missing, doubled = total - len(accounts.seen), sum(n > 1 for n in accounts.seen.values())
+def report(total: int, tally: Tally, memory: Memory, killer: Killer, stats: dict[str, float]) -> int:
+    """Print the counts and the table of memory; return the exit code."""
+    missing, duplicated = total - len(tally.seen), sum(n > 1 for n in tally.seen.values())
     faults = Counter(fault for number in range(total) if (fault := fault_of(str(number))))
     print(f"\nfaults      tool {dict(faults)}, killed {dict(killer.num_killed)}")
-    print(f"episodes    asked for {total}, missing {missing}, doubled {doubled}, wrong {len(accounts.wrong)}")
-    print(f"statuses    {dict(accounts.statuses)}")
-    print(f"late        {accounts.num_late_calls} ordinary tool calls missed their deadline")
+    print(f"episodes    requested {total}, missing {missing}, duplicated {duplicated}, wrong {len(tally.wrong)}")
+    print(f"statuses    {dict(tally.statuses)}")
+    print(f"late        {tally.num_late_calls} normal tool calls missed their deadline")
     print(f"stats       {stats}\n")
-    for line in (*accounts.wrong[:5], *memory.table(total)):
+    for line in (*tally.wrong[:5], *memory.table(total)):
         print(line)
-    return int(bool(missing or doubled or accounts.wrong))
+    return int(bool(missing or duplicated or tally.wrong))
 
 
 def _batched(total: int, size: int) -> Iterator[range]:
@@ -331,14 +334,14 @@ def _batched(total: int, size: int) -> Iterator[range]:
 
 
 def main() -> None:
-    """Parse the command line and soak."""
+    """Parse the command line and run the test."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--episodes", type=int, default=10_000)
-    parser.add_argument("--round", type=int, default=500, help="episodes of one call")
-    parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--replicas", type=int, default=3)
+    parser.add_argument("--episodes", type=int, default=10_000, help="total episodes (default: %(default)s)")
+    parser.add_argument("--round", type=int, default=500, help="episodes per call (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=3, help="workers (default: %(default)s)")
+    parser.add_argument("--replicas", type=int, default=3, help="engine replicas (default: %(default)s)")
     arguments = parser.parse_args()
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    print(describe_machine())
     sys.exit(soak(arguments.episodes, arguments.round, arguments.workers, arguments.replicas))
 
 

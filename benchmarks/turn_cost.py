@@ -1,11 +1,11 @@
 """
-What a turn costs around the engine: the local runtime next to a bare asyncio loop, in one process and one run.
+Measures the CPU cost per turn of the local runtime relative to a plain asyncio loop, in one process.
 
     python benchmarks/turn_cost.py [--runs 7] [--episodes 256] [--json FILE]
 
-The engine answers at once, so what is measured is the cost of everything else: template, tokens, records, parsing,
-routing, checks. CPU seconds are of the whole process; the two sides take turns, so that other work on the machine falls
-on both. Every trajectory is compared with the script before its time counts.
+The engine answers at once, so the measurement covers everything else: template, tokens, records, parsing, routing and
+checks. CPU seconds cover the whole process. Both variants alternate, so other load on the machine affects both.
+Every trajectory is compared with the workload's script.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ import argparse
 import asyncio
 import gc
 import json
-import os
-import platform
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +22,8 @@ from typing import Any
 import bare_loop
 import numpy as np
 from attrs import define, frozen
-from workload import Oracle, Workload, heavy_tail, schemas, tokenizer_of, uniform
+from measurement import describe_machine, format_spread
+from workload import Oracle, Workload, heavy_tail, load_tokenizer, schemas, uniform
 
 from turnwise import (
     Capabilities,
@@ -39,96 +37,98 @@ from turnwise import (
     Tool,
     ToolResult,
 )
-from turnwise.chat import ChatTemplate
-from turnwise.driver import Recipe
-from turnwise.episode_setup import EngineClient, Limits
-from turnwise.host import load
+from turnwise.chat.template import ChatTemplate
+from turnwise.config.parts import Choice
+from turnwise.config.resolve import build_part
+from turnwise.episode.driver import EpisodeProgram
+from turnwise.episode.setup import EngineClient, Limits
+from turnwise.plugin.host import load
 from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.plan import RolloutPlan
-from turnwise.runtime.worker import WorkerParts
-from turnwise.tools import ToolBox
+from turnwise.runtime.worker import WorkerComponents
+from turnwise.tools.toolbox import ToolBox
 
 CACHE = Path(__file__).parent / ".cache" / "tokenizer"
+PLAN = RolloutPlan(default_agent="tool_agent", agents={"tool_agent": None})
 
 
 @frozen
 class OracleEngine:
-    """An engine that knows the script."""
+    """An engine that returns the workload's turns."""
 
     oracle: Oracle
     seconds_per_token: float
     capabilities = Capabilities()
 
     async def start(self) -> None:
-        """Nothing to start."""
+        """Do nothing."""
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Answer with the turn that the script has for this context."""
+        """Return the workload's turn for this context."""
         ids, logprobs = self.oracle.answer(request.token_ids)
         if self.seconds_per_token:
             await asyncio.sleep(self.seconds_per_token * len(ids))
         return GenerateResult(token_ids=ids, logprobs=logprobs, finish_reason=FinishReason.STOP)
 
     async def abort(self, request_id: str) -> None:
-        """Nothing to abort."""
+        """Do nothing."""
 
     async def stop(self) -> None:
-        """Nothing to stop."""
+        """Do nothing."""
 
 
 @frozen
 class LookupTool:
-    """The tool of the workload; the others of a long schema are this one under another name."""
+    """The workload's tool; unused schemas share this implementation."""
 
     workload: Workload
     schema: dict[str, Any]
 
     async def create(self, task: Task) -> None:
-        """No session."""
+        """Do nothing: the tool has no session."""
 
     async def execute(self, session: object, arguments: dict[str, Any]) -> ToolResult:
-        """Answer after the latency that the call asks for."""
+        """Return the workload's reply after the latency in the arguments."""
         if arguments["ms"]:
             await asyncio.sleep(arguments["ms"] / 1e3)
         return ToolResult(text=self.workload.reply(arguments["key"]))
 
     async def release(self, session: object) -> None:
-        """No session."""
+        """Do nothing: the tool has no session."""
 
 
-def parts_for(
+def build_components(
     workload: Workload, engine: EngineClient, tokenizer: Any, tools: list[dict[str, Any]], response_length: int
-) -> WorkerParts:
-    """Return a worker's parts: the tool agent with the workload's tool."""
+) -> WorkerComponents:
+    """Build a worker's components: the tool agent with the workload's tool."""
     host = load()
-    boxed: dict[str, Tool] = {schema["function"]["name"]: LookupTool(workload, schema) for schema in tools}
+    lookup_tools: dict[str, Tool] = {schema["function"]["name"]: LookupTool(workload, schema) for schema in tools}
     chat = ChatTemplate(tokenizer)
-    parser = host.build("tool_parsers", "hermes", {}, Resources(chat=chat))
-    resources = Resources(chat=chat, parser=parser, tools=boxed)
+    parser = build_part(host, "tool_parsers", "hermes", Resources(chat=chat))
+    resources = Resources(chat=chat, parser=parser, tools=lookup_tools)
     options = {"max_assistant_turns": 128, "max_user_turns": 128}
-    agent = host.build("agents", "tool_agent", options, resources)
-    return WorkerParts(
+    agent = build_part(host, "agents", Choice("tool_agent", options), resources)
+    return WorkerComponents(
         engine=engine,
-        recipes={"tool_agent": Recipe(agent=agent, tools=ToolBox(boxed))},
+        programs={"tool_agent": EpisodeProgram(agent=agent, tools=ToolBox(lookup_tools))},
         limits=Limits(prompt_length=100_000, response_length=response_length),
         stop_token_ids=chat.stop_token_ids,
         max_in_flight=max(1, len(workload.episodes)),
     )
 
 
-def manager_for(
+def build_manager(
     workload: Workload, oracle: Oracle, tokenizer: Any, tools: list[dict[str, Any]], response_length: int
 ) -> RolloutManager:
-    """Return the local runtime with the tool agent, on the scripted engine."""
+    """Build a rollout manager with the local runtime and the scripted engine."""
     engine = OracleEngine(oracle, workload.seconds_per_token)
-    parts = parts_for(workload, engine, tokenizer, tools, response_length)
-    plan = RolloutPlan(default_agent="tool_agent", agent_names=frozenset({"tool_agent"}))
-    return RolloutManager(LocalRuntime(engine, parts), plan)
+    components = build_components(workload, engine, tokenizer, tools, response_length)
+    return RolloutManager(LocalRuntime(engine, components), PLAN)
 
 
-def refuse_wrong(result: EpisodeResult, script: list[list[list[int]]]) -> None:
-    """Raise when a trajectory is not exactly what the script says."""
+def check_result(result: EpisodeResult, script: list[list[list[int]]]) -> None:
+    """Raise `AssertionError` if a trajectory differs from the script."""
     turns = script[result.task.sample_index]
     (trajectory,) = result.trajectories
     sampled = trajectory.response_ids[trajectory.response_mask == 1]
@@ -140,7 +140,7 @@ def refuse_wrong(result: EpisodeResult, script: list[list[list[int]]]) -> None:
 
 @define
 class Case:
-    """One row of the table: a workload, prepared for both sides."""
+    """One row of the table: a workload for both variants."""
 
     name: str
     workload: Workload
@@ -148,21 +148,18 @@ class Case:
     response_length: int
 
     def measure(self, tokenizer: Any, runs: int) -> dict[str, Any]:
-        """Return CPU milliseconds a turn of both sides, run by run."""
+        """Return CPU milliseconds per turn of both variants for each run."""
         oracle = Oracle.of(self.workload, tokenizer)
         tools = schemas(self.num_tools)
-        tasks = [
-            Task(messages=tuple(self.workload.messages(number)), uid=str(number), sample_index=number)
-            for number in range(len(self.workload.episodes))
-        ]
+        tasks = self.workload.tasks()
         bare, ours, walls = [], [], []
-        with manager_for(self.workload, oracle, tokenizer, tools, self.response_length) as manager:
+        with build_manager(self.workload, oracle, tokenizer, tools, self.response_length) as manager:
             for index in range(runs + 1):  # the first is a warm-up
                 coroutine = bare_loop.run(self.workload, oracle, tokenizer, tools, self.response_length)
-                bare_ms, _, _ = self._timed(lambda c=coroutine: asyncio.run(c))
-                our_ms, wall_s, results = self._timed(lambda: manager.rollout(tasks))
+                bare_ms, _, _ = self._measure(lambda c=coroutine: asyncio.run(c))
+                our_ms, wall_s, results = self._measure(lambda: manager.rollout(tasks))
                 for result in results:
-                    refuse_wrong(result, oracle.script)
+                    check_result(result, oracle.script)
                 if index:
                     bare.append(bare_ms)
                     ours.append(our_ms)
@@ -170,16 +167,16 @@ class Case:
         ratios = [mine / base for mine, base in zip(ours, bare, strict=True)]
         return {"case": self.name, "bare_ms": bare, "turnwise_ms": ours, "ratio": ratios, "wall_s": walls}
 
-    def _timed(self, run: Callable[[], Any]) -> tuple[float, float, Any]:
+    def _measure(self, run: Callable[[], Any]) -> tuple[float, float, Any]:
         gc.collect()
         cpu, wall = time.process_time(), time.perf_counter()
-        answer = run()
+        result = run()
         cpu_ms = 1e3 * (time.process_time() - cpu) / self.workload.num_turns
-        return cpu_ms, time.perf_counter() - wall, answer
+        return cpu_ms, time.perf_counter() - wall, result
 
 
-def cases(episodes: int) -> list[Case]:
-    """Return the rows of the table."""
+def build_cases(episodes: int) -> list[Case]:
+    """Build the rows of the table."""
     rows = [Case(f"{episodes} episodes, 4 turns, {tools} tools", uniform(episodes), tools, 4096) for tools in (1, 40)]
     for turns in (8, 16, 32, 64):
         workload = uniform(max(1, episodes * 4 // turns), turns=turns)
@@ -187,48 +184,44 @@ def cases(episodes: int) -> list[Case]:
     return rows
 
 
-def report(row: dict[str, Any]) -> str:
-    """Return one line: median, min and max of both sides and of the ratio."""
-    cells = []
-    for key in ("bare_ms", "turnwise_ms", "ratio"):
-        values = row[key]
-        cells.append(f"{statistics.median(values):6.3f} ({min(values):.3f}-{max(values):.3f})")
+def format_row(row: dict[str, Any]) -> str:
+    """Return one line with the spreads of both variants and of their ratio."""
+    cells = [f"{format_spread(row[key]):20s}" for key in ("bare_ms", "turnwise_ms", "ratio")]
     return f"{row['case']:34s} " + "  ".join(cells)
 
 
-def makespans(tokenizer: Any, runs: int) -> list[str]:
-    """Return lines of makespan over the longest critical path, under heavy-tailed tool latency."""
+def measure_makespans(tokenizer: Any, runs: int) -> list[str]:
+    """Return lines with makespan relative to the critical path, for heavy-tailed tool latencies."""
     lines = []
     for seconds_per_token, median_s in ((0.002, 0.2), (0.0005, 0.05)):
         workload = heavy_tail(256, median_s=median_s, seconds_per_token=seconds_per_token)
         walls = Case("", workload, 1, 4096).measure(tokenizer, runs)["wall_s"]
         ratios = [wall / workload.critical_path_s() for wall in walls]
         lines.append(
-            f"{seconds_per_token * 1e3:g} ms a token, {median_s:g} s median tool: "
-            f"{statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
+            f"{seconds_per_token * 1e3:g} ms per token, {median_s:g} s median tool time: {format_spread(ratios)}"
         )
     return lines
 
 
 def main() -> None:
-    """Measure, and print the table."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=7, help="measured runs of each case, after one warm-up")
-    parser.add_argument("--episodes", type=int, default=256)
-    parser.add_argument("--latency", action="store_true", help="also the makespan under heavy-tailed tool latency")
-    parser.add_argument("--json", type=Path, help="write every run's figures to this file")
+    parser.add_argument("--runs", type=int, default=7, help="measured runs per case (default: %(default)s)")
+    parser.add_argument("--episodes", type=int, default=256, help="episodes per run (default: %(default)s)")
+    parser.add_argument("--latency", action="store_true", help="also measure makespan with heavy-tailed tool latencies")
+    parser.add_argument("--json", type=Path, help="write the values of every run to this file")
     arguments = parser.parse_args()
-    tokenizer = tokenizer_of(CACHE)
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}")
-    print(f"CPU milliseconds a turn, whole process; median (min-max) of {arguments.runs} runs")
+    tokenizer = load_tokenizer(CACHE)
+    print(describe_machine())
+    print(f"CPU milliseconds per turn, whole process; median (min-max) of {arguments.runs} runs")
     print(f"{'':34s} {'bare loop':20s}  {'turnwise':20s}  ratio")
     rows = []
-    for case in cases(arguments.episodes):
+    for case in build_cases(arguments.episodes):
         rows.append(case.measure(tokenizer, arguments.runs))
-        print(report(rows[-1]), flush=True)
+        print(format_row(rows[-1]), flush=True)
     if arguments.latency:
-        print("makespan over the longest critical path, 256 episodes:")
-        print("\n".join(makespans(tokenizer, arguments.runs)))
+        print("makespan relative to the critical path, 256 episodes:")
+        print("\n".join(measure_makespans(tokenizer, arguments.runs)))
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1))
 

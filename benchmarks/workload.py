@@ -1,9 +1,9 @@
 """
-The workload that the cost of a turn is measured on: what the policy says, what the tool answers, how long both take.
+The workload of the turn-cost benchmarks: the policy's outputs, the tool's replies and their latencies.
 
-Everything is deterministic and known beforehand, so that a record can be compared with what must be in it. The engine
-finds the episode and the turn from the context alone: the id stands in the user message, and the turn is the number
-of assistant headers before.
+The workload is deterministic, so every trajectory can be compared with the expected one. The engine derives the episode
+and the turn from the context alone: the user message has the episode's id, and the number of assistant headers gives
+the turn.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 from attrs import field, frozen
+
+from turnwise import Task
 
 VOCABULARY = 16_000
 WORDS = ("time", "name", "list", "value", "index", "model", "data", "file", "path", "state", "code", "type", "order")
@@ -40,7 +42,7 @@ LOOKUP_SCHEMA: dict[str, Any] = {
 
 
 def schemas(count: int) -> list[dict[str, Any]]:
-    """Return the tool's schema and `count - 1` others of the same size that nobody calls."""
+    """Return the tool's schema and `count - 1` unused schemas of the same size."""
     others = []
     for index in range(1, count):
         other = json.loads(json.dumps(LOOKUP_SCHEMA))
@@ -51,7 +53,7 @@ def schemas(count: int) -> list[dict[str, Any]]:
 
 @frozen
 class Turn:
-    """One turn of the policy: how many tokens, and how long the tool called at its end takes; the last calls none."""
+    """A turn of the policy: its number of tokens and the latency of its tool call; a final turn has no call."""
 
     num_tokens: int
     tool_s: float = 0.0
@@ -61,13 +63,13 @@ class Turn:
 @frozen
 class Workload:
     """
-    Episodes and the engine's speed.
+    The episodes and the engine's speed.
 
     Attributes:
-        episodes: the turns of each.
-        seconds_per_token: the engine's latency, whatever its load.
-        prompt_words: length of the user's message, about 2.2 tokens each.
-        reply_chars: length of a tool's answer.
+        episodes: the turns of each episode.
+        seconds_per_token: the engine's latency, independent of its load.
+        prompt_words: words of the user message, about 2.2 tokens each.
+        reply_chars: length of a tool's reply.
     """
 
     episodes: tuple[tuple[Turn, ...], ...]
@@ -77,17 +79,17 @@ class Workload:
 
     @property
     def num_turns(self) -> int:
-        """Turns of all episodes."""
+        """Number of turns in all episodes."""
         return sum(map(len, self.episodes))
 
     def critical_path_s(self) -> float:
-        """Seconds of the slowest episode by itself: nobody can be faster."""
+        """Return the seconds of the slowest episode alone: the lower bound of any makespan."""
         return max(
             sum(turn.num_tokens * self.seconds_per_token + turn.tool_s for turn in turns) for turns in self.episodes
         )
 
     def messages(self, episode: int) -> list[dict[str, str]]:
-        """Return the prompt of an episode."""
+        """Return the prompt messages of an episode."""
         rng = random.Random(episode)
         body = " ".join(rng.choice(WORDS) for _ in range(self.prompt_words))
         return [
@@ -96,7 +98,7 @@ class Workload:
         ]
 
     def reply(self, key: str) -> str:
-        """Return what the tool answers to a key."""
+        """Return the tool's reply to a key."""
         rng = random.Random(key)
         words = [f"value of {key} is"]
         while sum(map(len, words)) + len(words) < self.reply_chars:
@@ -104,9 +106,16 @@ class Workload:
         return " ".join(words)[: self.reply_chars]
 
     def arguments(self, episode: int, turn: int) -> dict[str, Any]:
-        """Return what the policy calls the tool with at the end of a turn."""
+        """Return the arguments of the tool call at the end of a turn."""
         tool_ms = round(self.episodes[episode][turn].tool_s * 1e3, 3)
         return {"key": f"{episode}:{turn}", "ms": tool_ms, "chars": self.reply_chars}
+
+    def tasks(self) -> list[Task]:
+        """Return a task per episode."""
+        return [
+            Task(messages=tuple(self.messages(number)), uid=str(number), sample_index=number)
+            for number in range(len(self.episodes))
+        ]
 
     def script(self, encode: Callable[[str], list[int]], eos: int) -> list[list[list[int]]]:
         """Return the ids of every turn of every episode."""
@@ -123,7 +132,7 @@ class Workload:
 
 
 def uniform(num_episodes: int, *, turns: int = 4, tokens: int = 200, **options: Any) -> Workload:
-    """Return episodes that are all alike: `turns` turns of `tokens` tokens."""
+    """Return equal episodes of `turns` turns with `tokens` tokens each."""
     one = (*[Turn(tokens)] * (turns - 1), Turn(tokens, final=True))
     return Workload((one,) * num_episodes, **options)
 
@@ -131,7 +140,7 @@ def uniform(num_episodes: int, *, turns: int = 4, tokens: int = 200, **options: 
 def heavy_tail(
     num_episodes: int, *, median_s: float, sigma: float = 1.2, cap_s: float = 10.0, seed: int = 0, **options: Any
 ) -> Workload:
-    """Return `uniform`'s episodes of 4 turns, with log-normal tool latencies."""
+    """Return episodes of 4 turns with log-normal tool latencies."""
     rng = random.Random(seed)
     episodes = tuple(
         (
@@ -146,12 +155,13 @@ def heavy_tail(
 @frozen
 class Oracle:
     """
-    What the policy says next, found from the context alone.
+    Derives the policy's next turn from the context alone.
 
     Attributes:
-        script: ids by episode and turn.
+        script: token ids by episode and turn.
         header: id of ``<|im_start|>``.
-        digits: value of each digit's id.
+        digits: values of the digits by token id.
+        logprobs: log-probabilities by number of tokens.
     """
 
     script: list[list[list[int]]]
@@ -161,13 +171,13 @@ class Oracle:
 
     @classmethod
     def of(cls, workload: Workload, tokenizer: Any) -> Oracle:
-        """Return the oracle of a workload for a tokenizer."""
+        """Build the oracle of a workload for a tokenizer."""
         digits = {tokenizer.convert_tokens_to_ids(str(digit)): digit for digit in range(10)}
         script = workload.script(lambda text: tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id)
         return cls(script, tokenizer.convert_tokens_to_ids("<|im_start|>"), digits)
 
     def answer(self, ids: Sequence[int] | np.ndarray) -> tuple[list[int], list[float]]:
-        """Return the ids and log-probabilities that follow a context."""
+        """Return the ids and log-probabilities of the turn after a context."""
         headers = self._headers(ids)
         turns = self.script[self._episode(ids[headers[1] + 1 : headers[1] + 24])]
         turn = turns[min((len(headers) - 3) // 2, len(turns) - 1)]
@@ -180,15 +190,15 @@ class Oracle:
         return [index for index, token in enumerate(ids) if token == self.header]
 
     def _episode(self, ids: Sequence[int] | np.ndarray) -> int:
-        found = [self.digits[int(token)] for token in ids if int(token) in self.digits]
-        return int("".join(map(str, found[:6])))
+        digits = [self.digits[int(token)] for token in ids if int(token) in self.digits]
+        return int("".join(map(str, digits[:6])))
 
 
-def tokenizer_of(folder: Path) -> Any:
-    """Return a 16,000-token byte-level tokenizer with a ChatML tool template, trained once on the standard library."""
+def load_tokenizer(folder: Path) -> Any:
+    """Load a 16,000-token byte-level tokenizer with a ChatML tool template; train it on the standard library once."""
     from transformers import PreTrainedTokenizerFast
 
-    from turnwise.testing.tokenizers import CHATML
+    from turnwise_testing.tokenizers import CHATML
 
     if not (folder / "tokenizer.json").exists():
         _train(folder)

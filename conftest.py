@@ -1,25 +1,47 @@
-"""Of every test of the repository, and what the suites of several engines ask of each."""
+"""Settings of every test, and a comparison that the suites of several engines share."""
 
+import os
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import settings
 
 EXAMPLES = Path(__file__).parent / "examples"
 
-# How long an example takes says something about the machine, not about the code.
-settings.register_profile("turnwise", deadline=None)
-settings.load_profile("turnwise")
+# Before a test imports numpy or torch. Tiny models are slower with more threads, and two workers share two cores.
+for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
+# One token for every Ray cluster of a test session. By default only some ways to start a cluster ask for one, and a
+# process that has started one of them refuses messages of the others.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_AUTH_TOKEN", uuid.uuid4().hex)
+
+# No deadlines: how long an example takes depends on the machine. `make test` uses "fast"; `make test-slow` runs all
+# properties again with "thorough". A property that sets max_examples itself keeps its number in both.
+settings.register_profile("fast", deadline=None, max_examples=25)
+settings.register_profile("thorough", deadline=None, max_examples=100)
+settings.load_profile("fast")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the check of the conformance kit that starts Ray: plugins outside this repository have no such markers."""
+    for item in items:
+        if item.name == "test_is_built_in_a_ray_actor":
+            item.add_marker(pytest.mark.ray)
+            item.add_marker(pytest.mark.slow)
 
 
 def mean_rewards(config: str, out: Path, *changes: str) -> dict[str, float]:
     """Run an example with 8 episodes for each of its 32 tasks, and return the (32,) mean rewards by task."""
+    import numpy as np
+
     from turnwise.cli import main
-    from turnwise.invariants import check_trajectory
-    from turnwise.storage import read_results
+    from turnwise.data.trajectories import read_results
+    from turnwise.record.invariants import check_trajectory
     from turnwise.types import Status
 
     assert main(["rollout", str(EXAMPLES / config), "rollout.n=8", *changes, "--out", str(out)]) == 0
@@ -35,7 +57,8 @@ def mean_rewards(config: str, out: Path, *changes: str) -> dict[str, float]:
 
 @pytest.fixture
 def expect_rewards_of_the_embedded_engine(tmp_path: Path) -> Callable[[str], None]:
-    """A function that runs an example, with replicas of this environment, and compares it with the embedded engine."""
+    """A function that runs an example with replicas of this environment and compares it with the embedded engine."""
+    import numpy as np
 
     def expect(config: str) -> None:
         served = mean_rewards(config, tmp_path / "served", f"runtime.ray.replica_python={sys.executable}")

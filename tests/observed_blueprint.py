@@ -1,4 +1,4 @@
-"""What runs of the observability tests are built from: turns with parallel tool calls, and a reward."""
+"""A blueprint for the tests of observability: turns with parallel tool calls, and a reward."""
 
 import asyncio
 
@@ -7,27 +7,26 @@ from attrs import frozen
 from ray_blueprint import END, ScriptedBlueprint, wait
 
 from turnwise import State
-from turnwise.config_runtime import RayConfig, RuntimeConfig
-from turnwise.driver import Recipe
-from turnwise.episode_setup import Limits
-from turnwise.function_tool import function_tool
+from turnwise.config.runtime import RayConfig, RuntimeConfig
+from turnwise.episode.driver import EpisodeProgram
+from turnwise.episode.setup import Limits
+from turnwise.events.dispatch import Observers
 from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.plan import RolloutPlan
-from turnwise.runtime.ray_runtime import RayRuntime
-from turnwise.runtime.worker import WorkerParts
-from turnwise.telemetry import Observers
-from turnwise.tools import ToolBox
-from turnwise.types import Task, ToolCall
+from turnwise.runtime.ray.runtime import RayRuntime
+from turnwise.runtime.worker import WorkerComponents
+from turnwise.tools.function import function_tool
+from turnwise.tools.toolbox import ToolBox
+from turnwise.types import ToolCall
 
 NUM_TURNS = 3
 
 
 class TwoCallsATurn:
-    """Three turns; after each but the last, two tool calls at the same time."""
+    """Three turns, with two parallel tool calls after the first and the second."""
 
     async def step(self, episode):
-        """Make one transition."""
         if episode.state == State.PENDING:
             episode.begin(np.frombuffer(episode.task.uid.encode(), "uint8"))
             return State.GENERATING
@@ -46,52 +45,44 @@ class Half:
     """A score that is always one half."""
 
     async def score(self, _episode):
-        """Take a moment."""
         await asyncio.sleep(0.002)
         return 0.5
 
 
 @frozen
 class ObservedBlueprint(ScriptedBlueprint):
-    """Parts with a tool that is called twice at a time, and a reward; at most `max_in_flight` episodes at once."""
+    """Parallel calls of a tool, and a reward; at most `max_in_flight` episodes run at once."""
 
     max_in_flight: int = 256
 
-    def make_parts(self, engine):
-        """Build a worker's parts."""
-        recipe = Recipe(agent=TwoCallsATurn(), tools=ToolBox([function_tool(wait)]), reward=Half())
-        return WorkerParts(
+    def make_components(self, engine, judge=None):
+        program = EpisodeProgram(agent=TwoCallsATurn(), tools=ToolBox([function_tool(wait)]), reward=Half())
+        return WorkerComponents(
             engine=engine,
-            recipes={"two": recipe},
+            programs={"two": program},
             limits=Limits(response_length=400, tool_call_s=1.0),
             stop_token_ids=(END,),
             max_in_flight=self.max_in_flight,
         )
 
 
-PLAN = RolloutPlan(default_agent="two", agent_names=frozenset({"two"}))
+PLAN = RolloutPlan(default_agent="two", agents={"two": None})
 
 
 def local_manager(*observers, blueprint=None):
     """Return a manager of this process."""
     blueprint = blueprint or ObservedBlueprint(0.001)
-    heard = Observers.of(observers)
+    dispatcher = Observers.of(observers)
     engine = blueprint.make_engine()
-    parts = blueprint.make_parts(engine)
+    parts = blueprint.make_components(engine)
     for observer in observers:
         parts.observers.add(observer)
-    return RolloutManager(LocalRuntime(engine, parts, 2), PLAN, heard)
+    return RolloutManager(LocalRuntime(engine, parts, 2), PLAN, dispatcher)
 
 
 def ray_manager(*observers, blueprint=None, **options):
     """Return a manager with two workers and two replicas as Ray actors."""
     ray_options = RayConfig(backoff_s=0.05, heartbeat_s=0.2, heartbeat_timeout_s=2.0, **options)
     config = RuntimeConfig(name="ray", num_workers=2, num_replicas=2, ray=ray_options)
-    heard = Observers.of(observers)
-    return RolloutManager(RayRuntime(blueprint or ObservedBlueprint(0.001), config, heard), PLAN, heard)
-
-
-def tasks(count, prefix="task"):
-    """Return some tasks."""
-    message = {"role": "user", "content": "x"}
-    return [Task(messages=(message,), uid=f"{prefix}{i}", sample_index=i) for i in range(count)]
+    dispatcher = Observers.of(observers)
+    return RolloutManager(RayRuntime(blueprint or ObservedBlueprint(0.001), config, dispatcher), PLAN, dispatcher)

@@ -1,11 +1,11 @@
 """
-Does what a documentation page tells its reader to do, in the current folder.
+Follows a documentation page as a reader does, in the current folder.
 
     python tests/page_runner.py docs/how-to/write-a-tool.md
 
 A fence whose info string has a second word, as in ```` ```yaml run.yaml ````, is a file of that name. Other `python`
-fences are run, one after the other, as one module. In `console` fences the lines that begin with ``$ turnwise`` or
-``$ pytest`` are run. A `pyproject.toml` with an entry point is installed as `pip install -e` would.
+fences are run in order, as one module. In `console` fences the lines that start with ``$ turnwise`` or ``$ pytest`` are
+run. A `pyproject.toml` with an entry point is installed as `pip install -e` would.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTAL
 
 @frozen
 class Block:
-    """A fenced block: its language, the name of the file that it is, its text, and the line where the text begins."""
+    """A fenced block: its language, the name of its file (or empty), its text, and the first line of the text."""
 
     language: str
     file: str
@@ -44,7 +44,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def commands(block: Block) -> Iterator[list[str]]:
-    """Yield the commands of a `console` block as arguments; those that end in a backslash go on in the next line."""
+    """Yield the commands of a `console` block as arguments; a backslash continues a command on the next line."""
     if block.language == "console":
         for line in re.sub(r"\\\n\s*", "", block.text).splitlines():
             if line.startswith("$ "):
@@ -52,7 +52,7 @@ def commands(block: Block) -> Iterator[list[str]]:
 
 
 def write(block: Block) -> None:
-    """Write the file that a block is, and install it when it describes a distribution."""
+    """Write the file of a block, and install the distribution that a `pyproject.toml` describes."""
     path = Path(block.file)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(block.text, encoding="utf-8")
@@ -61,7 +61,7 @@ def write(block: Block) -> None:
 
 
 def install(project: dict[str, Any]) -> None:
-    """Put `src` on the path and say what the distribution announces, as an editable install does."""
+    """Put `src` on the path and write the entry points of the distribution, as an editable install does."""
     info = Path("src", f"{project['name'].replace('-', '_')}-{project['version']}.dist-info")
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
@@ -77,7 +77,7 @@ def entry(project: dict[str, Any]) -> list[tuple[str, dict[str, str]]]:
 
 
 def run_command(arguments: list[str]) -> None:
-    """Run a command that the reader types; raise when it fails."""
+    """Run a command of the page; raise when it fails."""
     program, *rest = arguments
     if program == "turnwise":
         from turnwise.cli import main
@@ -94,7 +94,7 @@ def run_command(arguments: list[str]) -> None:
 
 
 def run(page: Path) -> None:
-    """Do what a page says, in order."""
+    """Follow a page from top to bottom."""
     sys.path.insert(0, str(Path.cwd()))
     namespace: dict[str, Any] = {"__name__": "page"}
     for block in blocks(page):

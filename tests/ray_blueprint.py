@@ -1,31 +1,31 @@
-"""What the processes of the Ray tests build their parts from; importable in every actor."""
+"""A blueprint of scripted parts for the tests on Ray; every actor imports it."""
 
 import os
 import threading
 import time
 
+import numpy as np
 from attrs import frozen
 
 from turnwise import State
-from turnwise.driver import Recipe
-from turnwise.episode_setup import Limits
-from turnwise.function_tool import function_tool
+from turnwise.episode.driver import EpisodeProgram
+from turnwise.episode.setup import Limits
 from turnwise.routing import LeastTokens, LeastTokensConfig
-from turnwise.runtime.worker import WorkerParts
-from turnwise.testing.scripted import Failure, RandomPolicy, ScriptedEngine
-from turnwise.tools import ToolBox
+from turnwise.runtime.worker import WorkerComponents
+from turnwise.tools.function import function_tool
+from turnwise.tools.toolbox import ToolBox
 from turnwise.types import ToolCall
+from turnwise_testing.scripted import Failure, RandomPolicy, ScriptedEngine
 
 END = 255
 
 
 class FourTurns:
-    """Four turns with a tool call between them; a task's uid may ask for a fault."""
+    """Four turns with a tool call between them; the uid of a task may ask for a fault."""
 
     async def step(self, episode):
-        """Make one transition."""
         if episode.state == State.PENDING:
-            episode.begin(__import__("numpy").frombuffer(episode.task.uid.encode(), "uint8"))
+            episode.begin(np.frombuffer(episode.task.uid.encode(), "uint8"))
             return State.GENERATING
         if episode.task.uid.startswith("kills-worker") and episode.trajectory.turns():
             os._exit(1)
@@ -41,7 +41,7 @@ class FourTurns:
 
 def wait(what: str) -> str:
     """
-    Behave as the task asks.
+    Return the uid, or misbehave as it asks.
 
     Args:
         what: uid of the task.
@@ -57,40 +57,36 @@ def wait(what: str) -> str:
 
 @frozen
 class ScriptedBlueprint:
-    """Scripted engines with a latency, so that there is time to kill something."""
+    """Scripted engines with a latency, which leaves time to kill an actor."""
 
     token_latency_s: float = 0.002
     tool_call_s: float = 1.0
 
     def make_engine(self):
-        """Build a replica's engine."""
         policy = RandomPolicy(seed=1, vocab_size=250, end_token_id=END, mean_tokens=12)
         return ScriptedEngine(policy=policy, token_latency_s=self.token_latency_s, record=False)
 
-    def make_parts(self, engine):
-        """Build a worker's parts."""
-        recipe = Recipe(agent=FourTurns(), tools=ToolBox([function_tool(wait)]))
+    def make_components(self, engine, judge=None):
+        program = EpisodeProgram(agent=FourTurns(), tools=ToolBox([function_tool(wait)]))
         limits = Limits(response_length=400, tool_call_s=self.tool_call_s)
-        return WorkerParts(engine=engine, recipes={"four": recipe}, limits=limits, stop_token_ids=(END,))
+        return WorkerComponents(engine=engine, programs={"four": program}, limits=limits, stop_token_ids=(END,))
 
     def make_router(self):
-        """Build a router."""
         return LeastTokens(LeastTokensConfig())
 
 
 @frozen
 class DyingBlueprint(ScriptedBlueprint):
     """
-    Its first engine dies of a request, while its process and event loop live on.
+    A blueprint whose first engine dies of a request, while its process and event loop keep running.
 
     Attributes:
-        died: file that is there once an engine has been made to die.
+        died: file that exists once an engine was made to die.
     """
 
     died: str = ""
 
     def make_engine(self):
-        """Build a replica's engine."""
         engine = super().make_engine()
         try:
             with open(self.died, "x", encoding="utf-8"):

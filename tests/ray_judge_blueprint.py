@@ -1,4 +1,4 @@
-"""What the processes of the tests of reward workers and judges build their parts from; importable in every actor."""
+"""Blueprints of judges, rewards and placed engines for the tests on Ray; every actor imports them."""
 
 import asyncio
 import json
@@ -12,13 +12,13 @@ from ray_blueprint import END, ScriptedBlueprint
 
 from turnwise import SamplingParams, TrajectoryScore
 from turnwise.errors import InfrastructureError
-from turnwise.runtime.judge_client import JudgeClient
-from turnwise.testing.agent_probe import probe_chat
-from turnwise.testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise.runtime.judge import JudgeClient
+from turnwise_testing.agent_probe import probe_chat
+from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
 
 
 def once(folder, name):
-    """Return True the first time that any process asks for this name."""
+    """Return True for the first process that asks for this name."""
     try:
         (Path(folder) / name).touch(exist_ok=False)
     except FileExistsError:
@@ -34,14 +34,13 @@ def judge_client(pool):
 
 
 class JudgedReward:
-    """Scores by what the judge answers to the sampled ids; a task's uid may ask for a fault."""
+    """Scores by the judge's reply to the sampled ids; the uid of a task may ask for a fault."""
 
     def __init__(self, judge, folder):
         self.judge = judge
         self.folder = folder
 
     async def score(self, episode):
-        """Ask twice, and misbehave as the task asks."""
         uid = episode.task.uid
         if uid.startswith("always-kills"):
             os._exit(1)
@@ -55,17 +54,16 @@ class JudgedReward:
             raise asyncio.CancelledError
         if self.judge is None:
             return float(episode.trajectory.input_ids.sum() % 97)
-        answer = await self.judge.generate(episode.trajectory.input_ids)
+        reply = await self.judge.generate(episode.trajectory.input_ids)
         said = await self.judge.ask([{"role": "user", "content": uid}])
-        episode.record_metric("judge_tokens", float(len(answer.token_ids)))
-        return TrajectoryScore(value=float(answer.token_ids.sum() % 97), extra={"said": float(len(said))})
+        episode.record_metric("judge_tokens", float(len(reply.token_ids)))
+        return TrajectoryScore(value=float(reply.token_ids.sum() % 97), extra={"said": float(len(said))})
 
 
 class BlockingReward:
-    """Sums, and blocks its thread when asked to."""
+    """Sums the ids, and blocks its thread if the task asks for it."""
 
     def score(self, episode):
-        """Block, or answer."""
         if episode.task.uid.startswith("blocks"):
             time.sleep(60)
         return float(episode.trajectory.input_ids.sum() % 97)
@@ -82,22 +80,19 @@ class JudgedBlueprint(ScriptedBlueprint):
     judge_latency_s: float = 0.001
 
     def make_judge_engine(self):
-        """Build a judge's engine."""
         policy = RandomPolicy(seed=5, vocab_size=120, end_token_id=END, mean_tokens=12)
         return ScriptedEngine(policy=policy, token_latency_s=self.judge_latency_s, record=False)
 
     def make_reward(self, judge=None):
-        """Build the reward."""
         if self.blocking:
             return BlockingReward()
         client = None if judge is None else judge_client(judge)
         return JudgedReward(client if self.judged else None, self.folder)
 
-    def make_parts(self, engine, judge=None):
-        """Build a worker's parts."""
-        parts = super().make_parts(engine)
-        recipes = {name: evolve(recipe, reward=self.make_reward(judge)) for name, recipe in parts.recipes.items()}
-        return evolve(parts, recipes=recipes, limits=evolve(parts.limits, reward_s=self.reward_s))
+    def make_components(self, engine, judge=None):
+        parts = super().make_components(engine)
+        programs = {name: evolve(program, reward=self.make_reward(judge)) for name, program in parts.programs.items()}
+        return evolve(parts, programs=programs, limits=evolve(parts.limits, reward_s=self.reward_s))
 
 
 def write(path, text):
@@ -106,12 +101,11 @@ def write(path, text):
 
 
 class TellingEngine(ScriptedEngine):
-    """Writes down where it started."""
+    """An engine that writes a note about its place when it starts."""
 
     folder: str = ""
 
     async def start(self):
-        """Start, and leave a note."""
         import ray
 
         note = {
@@ -125,12 +119,11 @@ class TellingEngine(ScriptedEngine):
 
 
 class PortEngine(ScriptedEngine):
-    """Needs a port that may be taken."""
+    """An engine that needs a port, which may be taken."""
 
     port: int = 0
 
     async def start(self):
-        """Take the port, or say that it is taken."""
         import socket
 
         self.socket = socket.socket()
@@ -140,14 +133,13 @@ class PortEngine(ScriptedEngine):
 
 @frozen
 class TellingBlueprint(ScriptedBlueprint):
-    """Engines that tell where they are, and may need a port."""
+    """Engines that write notes about their places, or that need a port."""
 
     folder: str = ""
     port: int = 0
     policy: RandomPolicy = field(factory=lambda: RandomPolicy(seed=1, vocab_size=250, end_token_id=END, mean_tokens=12))
 
     def make_engine(self):
-        """Build a replica's engine."""
         kind = PortEngine if self.port else TellingEngine
         engine = kind(policy=self.policy, token_latency_s=self.token_latency_s, record=False)
         if self.port:

@@ -1,4 +1,4 @@
-"""The main job on real input: a language model calls a real tool over several turns, driven by the public command."""
+"""The demo from end to end: a language model calls a real tool over several turns, run by the public command."""
 
 import json
 from pathlib import Path
@@ -7,21 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.batch import RolloutBatch
+from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise.cli import main
-from turnwise.invariants import check_trajectory
-from turnwise.storage import read_results
+from turnwise.data.trajectories import read_results
+from turnwise.record.invariants import check_trajectory
 from turnwise.types import Status
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "examples" / "calculator.yaml"
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    """What the example writes, with two episodes for each of 16 tasks."""
+    """The output folder of the example, with two episodes for each of 16 tasks."""
     out = tmp_path_factory.mktemp("run") / "out"
     assert main(["rollout", str(CONFIG), "data.limit=16", "rollout.n=2", "--out", str(out)]) == 0
     return out

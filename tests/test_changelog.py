@@ -1,4 +1,4 @@
-"""Changelog fragments have names that the release can use, and texts that make a section."""
+"""Changelog fragments have valid names, and their texts make a section."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FRAGMENTS = sorted(path for path in ROOT.glob("changelog.d/*") if path.name not 
 
 
 def test_types_are_those_of_towncrier() -> None:
-    """The tests, the tool and the page that explains them know the same types."""
+    """The tests, towncrier and the README list the same types."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["towncrier"]
     page = (ROOT / "changelog.d/README.md").read_text(encoding="utf-8")
 
@@ -23,21 +23,21 @@ def test_types_are_those_of_towncrier() -> None:
 
 
 def test_fragments_are_named_right() -> None:
-    """`NAME.TYPE.md`, so that no fragment is left out of a release without a word."""
+    """Every fragment is named `NAME.TYPE.md`; a release would ignore any other."""
     pattern = rf"[a-z0-9]+(-[a-z0-9]+)*\.({'|'.join(TYPES)})\.md"
 
     assert [path.name for path in FRAGMENTS if re.fullmatch(pattern, path.name) is None] == []
 
 
 def test_fragments_are_sentences() -> None:
-    """One item of a list: a paragraph that begins with a capital and ends with a full stop."""
+    """A fragment is one paragraph that starts with a capital and ends with a full stop."""
     for path in FRAGMENTS:
         text = path.read_text(encoding="utf-8").strip()
         assert re.fullmatch(r"[A-Z`][^\n]*(\n[^\n]+)*\.", text), path.name
 
 
 def test_fragments_make_a_section() -> None:
-    """towncrier takes them, and shows each."""
+    """towncrier accepts the fragments and shows each."""
     command = [Path(sys.executable).with_name("towncrier"), "build", "--draft", "--version", "9.9.9"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -46,7 +46,7 @@ def test_fragments_make_a_section() -> None:
 
 
 def test_changelog_has_room_for_the_next_release() -> None:
-    """towncrier writes behind this mark."""
+    """The changelog has the mark after which towncrier writes."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["towncrier"]
 
     assert settings["start_string"] in (ROOT / settings["filename"]).read_text(encoding="utf-8")

@@ -1,7 +1,9 @@
-"""The documentation says what is so: its code runs, its links lead somewhere, its generated pages are up to date."""
+"""The documentation is correct: its code runs, its links resolve, its generated pages are up to date."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import shutil
 import subprocess
@@ -13,11 +15,14 @@ from pathlib import Path
 import pytest
 import yaml
 from attrs import fields_dict
+from packaging.requirements import Requirement
 
+import turnwise
 from turnwise.cli import make_parser
-from turnwise.config import RunConfig
-from turnwise.config_file import load_config
-from turnwise.host import load, resolve
+from turnwise.config.file import load_config
+from turnwise.config.resolve import resolve
+from turnwise.config.run import RunConfig
+from turnwise.plugin.host import load
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
@@ -34,7 +39,13 @@ PAGES = [
     *sorted(ROOT.glob("changelog.d/README.md")),
 ]
 WRITTEN = [page for page in DOCS if page.parent.name != "reference"]
-"""Pages that people write; those of the reference are made from docstrings."""
+"""Pages that people write. The pages of the reference come from code."""
+
+PLUGIN_TUTORIAL = ROOT / "docs/tutorial/first-agent-plugin.md"
+"""Has tests of its own, in `test_tutorial.py`."""
+
+SCRIPT_MODULES = {"turnwise", "turnwise.errors"}
+"""The modules of turnwise that the pages import; the test kit and the packages of examples are distributions."""
 
 
 def name_of(page: Path) -> str:
@@ -43,31 +54,25 @@ def name_of(page: Path) -> str:
 
 
 def runnable() -> Iterator[object]:
-    """Yield the pages with something to run; those that load the demo model are slow, and so is pytest in pytest."""
-    # The tutorial has tests of its own, in `test_tutorial.py`.
-    for page in [ROOT / "README.md", *(page for page in WRITTEN if page.parent.name != "tutorial")]:
+    """Yield the pages with code or commands; pages that load the demo model or run pytest are slow."""
+    for page in [ROOT / "README.md", *(page for page in WRITTEN if page != PLUGIN_TUTORIAL)]:
         found = list(blocks(page))
         if any(block.language == "python" or list(commands(block)) for block in found):
             text = "".join(block.text for block in found)
-            is_slow = any(mark in text for mark in ("$ turnwise", "$ pytest", "manager_of("))
+            is_slow = any(mark in text for mark in ("$ turnwise", "$ pytest", "RolloutManager.from_config("))
             yield pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if is_slow else [])
 
 
 def files() -> list[tuple[Path, Block]]:
-    """Return the blocks that are files, with their pages."""
+    """Return the blocks that readers save as files, with their pages."""
     return [(page, block) for page in WRITTEN for block in blocks(page) if block.file]
 
 
 @pytest.mark.parametrize("page", list(runnable()))
 def test_code_of_the_page_runs(page: Path, tmp_path: Path) -> None:
-    """A reader who does what the page says, from its top to its end, meets no error."""
+    """A reader who follows the page from top to bottom meets no error."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     runner = Path(__file__).with_name("page_runner.py")
-    if name_of(page) == "README.md":
-        # Its demo is run by `make demo`; what is left is Python.
-        text = page.read_text(encoding="utf-8").replace("```console", "```text")
-        page = tmp_path / "README.md"
-        page.write_text(text, encoding="utf-8")
 
     done = subprocess.run(
         [sys.executable, runner, page], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
@@ -76,8 +81,25 @@ def test_code_of_the_page_runs(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def imported_modules(source: str) -> Iterator[str]:
+    """Yield the modules that a piece of Python imports."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=name_of)
+def test_pages_import_top_level_names(page: Path) -> None:
+    """Pages teach one way to import: `from turnwise import ...`."""
+    modules = {name for block in blocks(page) if block.language == "python" for name in imported_modules(block.text)}
+
+    assert {name for name in modules if name.partition(".")[0] == "turnwise"} <= SCRIPT_MODULES
+
+
 def test_generated_pages_are_up_to_date() -> None:
-    """`docs/generate.py --check` names no page: what docstrings, options and parsers say is what the pages say."""
+    """`docs/generate.py --check` reports no page: options, commands, packages and metrics match the code."""
     done = subprocess.run(
         [sys.executable, ROOT / "docs/generate.py", "--check"], capture_output=True, text=True, check=False
     )
@@ -86,15 +108,41 @@ def test_generated_pages_are_up_to_date() -> None:
 
 
 def headings(page: Path) -> set[str]:
-    """Return the anchors of a page, as GitHub makes them."""
+    """Return the anchors of a page: those that a repository host makes of headings, and names in the reference."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles} | reference_names(page)
+
+
+def reference_names(page: Path) -> set[str]:
+    """Return the dotted names that a reference page documents, with the public names of its modules."""
+    found: set[str] = set()
+    for dotted in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        found.add(dotted)
+        if is_module(dotted):
+            found |= {f"{dotted}.{name}" for name in vars(importlib.import_module(dotted)) if name[0] != "_"}
+        else:
+            module, _, name = dotted.rpartition(".")
+            assert hasattr(importlib.import_module(module), name), f"{name_of(page)} documents {dotted}"
+    return found
+
+
+def is_module(dotted: str) -> bool:
+    """Return whether a dotted name is a module."""
+    parent, _, name = dotted.rpartition(".")
+    return not hasattr(importlib.import_module(parent), name) or dotted in sys.modules
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """The reference documents each name that `turnwise` exports."""
+    found = {name.rpartition(".")[2] for page in DOCS if page not in WRITTEN for name in reference_names(page)}
+
+    assert sorted(set(turnwise.__all__) - found) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_resolve(page: Path) -> None:
-    """Every link to another page, or to a heading of it, leads somewhere."""
+    """Every link to another page or to a heading has a target."""
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if link.startswith(("http://", "https://")):
             continue
@@ -105,7 +153,7 @@ def test_links_resolve(page: Path) -> None:
 
 
 def test_every_page_can_be_found() -> None:
-    """The README leads to every page of the documentation."""
+    """The README links to every page of the documentation."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     linked = {(ROOT / link.partition("#")[0]).resolve() for link in re.findall(r"\]\(([^)\s]+)\)", text)}
 
@@ -113,7 +161,7 @@ def test_every_page_can_be_found() -> None:
 
 
 def typed_commands(page: Path) -> Iterator[list[str]]:
-    """Yield the commands that a page shows after a `$` or as an indented line."""
+    """Yield the commands that a page shows after a `$` or in an indented line."""
     for block in blocks(page):
         yield from commands(block)
     text = re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8"))
@@ -123,9 +171,9 @@ def typed_commands(page: Path) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_exist(page: Path) -> None:
-    """Every command is one that the parser takes, a target of the Makefile, or installs what is there."""
+    """Every command parses: the command line accepts it, the Makefile has the target, or pip finds the folders."""
     parser = make_parser(load())
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     for program, *arguments in typed_commands(page):
         match Path(program).name:
             case "turnwise":
@@ -139,14 +187,14 @@ def test_commands_exist(page: Path) -> None:
 
 
 def test_files_are_introduced() -> None:
-    """A block that is a file is announced by its name, since Markdown does not show it."""
+    """The text before a file names it, because Markdown does not show the name of a block."""
     for page, block in files():
         before = page.read_text(encoding="utf-8").splitlines()[: block.line - 2]
         assert f"`{block.file}`" in "\n".join(before), f"{name_of(page)}:{block.line} {block.file}"
 
 
 def test_yaml_is_of_a_config(tmp_path: Path) -> None:
-    """Sections that pages show have keys that a config has; whole files are whole configs."""
+    """Sections in pages have keys of a config, and whole files load as configs."""
     for page in [*WRITTEN, *sorted(ROOT.glob("plugins/*/README.md"))]:
         for block in blocks(page):
             if block.language == "yaml":
@@ -168,22 +216,9 @@ def test_layers_are_those_of_the_contract() -> None:
     assert shown.splitlines() == settings["contracts"][0]["layers"]
 
 
-def test_readme_lists_every_package() -> None:
-    """The table of packages has a row for the core and for each plugin."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| `(core|plugins/\w+)` \| `([\w-]+)` \|", text, re.MULTILINE)
-    folders = [ROOT / "core", *(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
-    projects = {
-        name_of(folder): tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
-        for folder in folders
-    }
-
-    assert dict(listed) == projects
-
-
-def test_readme_shows_a_real_run() -> None:
+def test_tutorial_shows_a_real_run() -> None:
     """The demo's block has the command of `make demo`, its tables, and one conversation with the origin of tokens."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/tutorial/first-rollout.md").read_text(encoding="utf-8")
     block = text.partition("<!-- demo:begin -->\n```console\n")[2].partition("```\n<!-- demo:end -->")[0]
     recipe = re.search(r"^demo:.*\n\t(.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert recipe is not None
@@ -197,8 +232,31 @@ def test_readme_shows_a_real_run() -> None:
     assert str(ROOT) not in block
 
 
+def test_readme_names_the_first_commands() -> None:
+    """A reader of the README finds the demo and the tests."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    assert "make demo" in text
+    assert "make test" in text
+
+
+def test_site_requirements_are_pinned() -> None:
+    """`make site` installs exact versions."""
+    pins = {Requirement(line).name for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()}
+    lines = (ROOT / "requirements-docs.txt").read_text(encoding="utf-8").splitlines()
+
+    assert [line for line in lines if not line.startswith("#") and line not in pins] == []
+
+
+def test_site_has_every_page() -> None:
+    """The navigation of the site lists each page of `docs/`."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+    assert [name_of(page) for page in DOCS if page.relative_to(ROOT / "docs").as_posix() not in text] == []
+
+
 def test_pages_name_no_machine() -> None:
-    """No page holds a path of somebody's machine."""
+    """No page has a path of a developer's machine."""
     found = [name_of(page) for page in PAGES if re.search(r"/(home|root|work|tmp|Users)/", page.read_text("utf-8"))]
 
     assert found == []

@@ -1,4 +1,4 @@
-"""Plugins are what `pip install` adds: in a fresh environment, with nothing but what the packages ask for."""
+"""Plugins are installed with pip: in a fresh environment, with the declared requirements alone."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for an environment and for copies of the packages: building one writes beside its sources."""
+    """A folder for an environment and for copies of the packages: a build writes beside its sources."""
     return tmp_path_factory.mktemp("install")
 
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Run:
-    """Runs a program of a fresh environment that has the core and one plugin, away from this repository."""
+    """A function that runs a program of a fresh environment with the core and one plugin, outside this repository."""
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
 
     def run_program(program: str, *arguments: str | Path) -> str:
@@ -45,13 +45,13 @@ def run(folder: Path) -> Run:
 
 
 def pip_install(run: Run, *arguments: str | Path) -> None:
-    """Install into the fresh environment, with the versions that all tests have."""
+    """Install into the fresh environment, with the pinned versions."""
     options = ("--quiet", "--disable-pip-version-check", "--constraint", ROOT / "constraints.txt")
     run("python", "-m", "pip", "install", *options, *arguments)
 
 
 def plugins(run: Run) -> dict[str, Any]:
-    """Return what `turnwise plugins --json` lists, by name."""
+    """Return the plugins that `turnwise plugins --json` lists, by name."""
     return {each["name"]: each for each in json.loads(run("turnwise", "plugins", "--json"))["plugins"]}
 
 
@@ -62,7 +62,7 @@ def core_files(folder: Path) -> dict[str, str]:
 
 
 def test_only_what_was_installed_is_listed(run: Run) -> None:
-    """The core's own plugin and the one that was asked for, in working order."""
+    """The core's plugin and the installed one are listed, and both load."""
     found = plugins(run)
 
     assert list(found) == ["builtins", "hermes_parser"]
@@ -71,14 +71,14 @@ def test_only_what_was_installed_is_listed(run: Run) -> None:
 
 
 def test_nothing_heavy_comes_along(run: Run) -> None:
-    """Core and parser pull in no tensor library, no model library and no test kit."""
+    """The core and the parser require no tensor library, no model library and no test kit."""
     found = {each["name"].lower() for each in json.loads(run("python", "-m", "pip", "list", "--format=json"))}
 
     assert found & {"torch", "transformers", "tokenizers", "ray", "vllm", "sglang", "pytest", "hypothesis"} == set()
 
 
 def test_every_module_is_installed(run: Run, folder: Path) -> None:
-    """A package that a build leaves out would be missed by its users only."""
+    """The build leaves out no module."""
     here = {path.relative_to(ROOT / "core/src").as_posix() for path in (ROOT / "core/src/turnwise").rglob("*.py")}
     (site,) = folder.glob("venv/lib/python*/site-packages")
     there = {path.relative_to(site).as_posix() for path in (site / "turnwise").rglob("*.py")}
@@ -87,7 +87,7 @@ def test_every_module_is_installed(run: Run, folder: Path) -> None:
 
 
 def test_a_new_plugin_needs_no_change_of_the_core(run: Run, folder: Path) -> None:
-    """A plugin from another folder is there once it is installed, and gone once it is not."""
+    """A plugin from another folder is listed after its installation, and gone after its removal."""
     before = core_files(folder)
     make_plugin(folder / "elsewhere")
 

@@ -1,32 +1,32 @@
-"""The calculator's model as a judge, from a config: in one process and on Ray."""
+"""The calculator's model as a judge, built from a config: in one process and on Ray."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-from turnwise.config_file import load_config
-from turnwise.runtime.assembly import manager_of, tasks_of
+from turnwise import RolloutManager, load_tasks
+from turnwise.config.file import load_config
 
 ROOT = Path(__file__).parents[1]
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 PLUGIN = '''
 import turnwise
 
 
 class SameAnswer:
-    """The share of the judge's ids that the model's first turn begins with too, and how much it says in words."""
+    """The share of the judge's ids that equal the first turn's ids, and the length of its answer in words."""
 
     def __init__(self, config, resources):
         self.judge = resources.judge
 
     async def score(self, episode):
-        said = await self.judge.ask(episode.task.messages)
+        answer = await self.judge.ask(episode.task.messages)
         ids = (await self.judge.generate(episode.trajectory.prompt_ids)).token_ids.tolist()
         same = sum(a == b for a, b in zip(ids, episode.trajectory.response_ids.tolist()))
-        return turnwise.TrajectoryScore(value=same / len(ids), extra={"num_characters": float(len(said))})
+        return turnwise.TrajectoryScore(value=same / len(ids), extra={"num_characters": float(len(answer))})
 
 
 @turnwise.hookimpl
@@ -37,7 +37,7 @@ def register_rewards(registry):
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A folder with the reward as an installed plugin."""
+    """A folder in which the reward is an installed plugin."""
     info = tmp_path / "acme_same_answer-1.0.dist-info"
     info.mkdir()
     (tmp_path / "acme_same_answer.py").write_text(PLUGIN)
@@ -45,12 +45,11 @@ def site(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text("[turnwise]\nacme_same_answer = acme_same_answer\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "acme_same_answer", raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return tmp_path
 
 
 def scores(*overrides):
-    """Run two tasks of the demo and return what was sampled and scored."""
+    """Run two tasks of the demo and return their statuses, scores, faults and ids."""
     judge = ["engine=transformers", "model.path=package:turnwise_calculator_demo", "sampling.max_tokens=24"]
     plugins = ["transformers_engine", "tool_agent", "hermes_parser", "calculator_demo", "acme_same_answer"]
     config = load_config(
@@ -62,31 +61,32 @@ def scores(*overrides):
             *overrides,
         ],
     )
-    with manager_of(config) as manager:
-        results = manager.rollout(tasks_of(config))
+    with RolloutManager.from_config(config) as manager:
+        results = manager.rollout(load_tasks(config))
     return [(r.status, r.scores, r.fault, r.trajectories[0].input_ids.tolist()) for r in results]
 
 
-def test_a_judge_scores_here_and_on_ray(site):
-    """
-    The second model answers in its own words; on Ray it is asked by a reward worker, through replicas of its own.
-    """
+def check_scores(found):
+    """Check that two episodes completed, and that the judge gave the model's own answer: both sample greedily."""
+    assert [("completed", None)] * 2 == [(status, fault) for status, _, fault, _ in found]
+    assert [1.0] * 2 == [score.value for _, (score,), _, _ in found]
+    assert all(score.extra["num_characters"] > 0 for _, (score,), _, _ in found)
+
+
+def test_a_judge_scores_in_one_process(site):
+    """A reward asks the second model for words and for ids."""
+    check_scores(scores())
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_judge_scores_on_ray(site, ray_head):
+    """On Ray a reward worker asks the judge's own replicas."""
     import ray
 
-    here = scores()
-    ray.init(
-        include_dashboard=False,
-        num_cpus=4,
-        namespace="turnwise",
-        runtime_env={"env_vars": {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}},
-    )
+    env = {"env_vars": {"PYTHONPATH": str(site)}}
+    ray.init(address=ray_head, namespace="turnwise", runtime_env=env)
     try:
-        there = scores("runtime=ray", "runtime.reward_workers=1")
+        check_scores(scores("runtime=ray", "runtime.reward_workers=1"))
     finally:
         ray.shutdown()
-
-    for found in (here, there):
-        assert [("completed", None)] * 2 == [(status, fault) for status, _, fault, _ in found]
-        # At temperature 0 the judge goes on from the prompt as the same model did.
-        assert [1.0] * 2 == [score.value for _, (score,), _, _ in found]
-        assert all(score.extra["num_characters"] > 0 for _, (score,), _, _ in found)

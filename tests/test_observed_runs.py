@@ -1,7 +1,6 @@
-"""Whole runs, in one process and on Ray, through the eyes of the trace file, the metrics endpoint and OTLP spans."""
+"""Whole runs, in one process and on Ray, observed by the trace file, the metrics endpoint and OTLP spans."""
 
 import json
-import sys
 import threading
 import time
 import urllib.error
@@ -9,44 +8,33 @@ import urllib.request
 from collections import Counter, defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from observed_blueprint import NUM_TURNS, ObservedBlueprint, local_manager, ray_manager, tasks
+from observed_blueprint import NUM_TURNS, ObservedBlueprint, local_manager, ray_manager
 from prometheus_client.parser import text_string_to_metric_families
+from ray_runs import make_tasks, wait_until
 
-from turnwise.metrics_endpoint import PrometheusConfig, prometheus
-from turnwise.spans import Spans, SpansConfig
-from turnwise.trace_file import TraceFile
+from turnwise import Resources
+from turnwise_observability.metrics_endpoint import PrometheusConfig, make_prometheus
+from turnwise_observability.otel import OtelConfig, OtelObserver
+from turnwise_observability.trace_file import TraceFile
 
 NUM_EPISODES = 24
-ON_RAY = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-EVERYWHERE = pytest.mark.parametrize(
-    "manager", [pytest.param("local", id="local"), pytest.param("ray", id="ray", marks=ON_RAY)], indirect=True
-)
+ON_RAY = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """One Ray cluster on loopback for all tests of this file that need one."""
-    import ray
-
-    here = str(Path(__file__).parent)
-    env = {"env_vars": {"PYTHONPATH": here}}
-    ray.init("local", include_dashboard=False, num_cpus=8, namespace="turnwise", runtime_env=env)
-    yield
-    ray.shutdown()
+def everywhere(*marks):
+    """Run a test with a manager of this process, and with one on Ray that has these marks."""
+    on_ray = pytest.param("ray", id="ray", marks=[*ON_RAY, *marks])
+    return pytest.mark.parametrize("manager", [pytest.param("local", id="local"), on_ray], indirect=True)
 
 
 @pytest.fixture
 def manager(request):
-    """What makes a manager from observers, in this process or on Ray."""
+    """A function that builds a manager with observers, in this process or on Ray."""
     if request.param == "local":
         return local_manager
-    request.getfixturevalue("cluster")
+    request.getfixturevalue("ray_cluster")
     return ray_manager
 
 
@@ -68,7 +56,7 @@ def slices_of(path):
 
 
 def assert_nested(lanes):
-    """In each lane, a slice ends before the next begins, or holds it whole."""
+    """In each slot, a slice ends before the next starts, or contains it."""
     for lane in lanes.values():
         ends = []
         for event in lane:
@@ -79,15 +67,13 @@ def assert_nested(lanes):
             ends.append(end)
 
 
-@EVERYWHERE
+@everywhere(pytest.mark.slow)
 def test_trace_of_a_run(manager, tmp_path):
-    """
-    Every turn, tool call and reward of the results is one slice; slices nest; each has its worker's or replica's row.
-    """
+    """Each turn, tool call and reward of the results is one slice in the row of its worker or replica; slices nest."""
     path = tmp_path / "deep" / "run.json"
     before = time.time()
     with manager(TraceFile(path)) as running:
-        results = running.rollout(tasks(NUM_EPISODES), global_step=3)
+        results = running.rollout(make_tasks(NUM_EPISODES), global_step=3)
     lanes, names, events = slices_of(path)
 
     assert_nested(lanes)
@@ -116,13 +102,11 @@ def test_trace_of_a_run(manager, tmp_path):
     assert len(arrows) == 2 * len(generated)
 
 
-@EVERYWHERE
+@everywhere(pytest.mark.slow)
 def test_turns_of_an_episode_follow_each_other(manager, tmp_path):
-    """
-    Times of all processes are on one clock: no turn of an episode begins before the one before it has ended.
-    """
+    """Times of all processes are on one clock: a turn of an episode starts after the end of the previous one."""
     with manager(TraceFile(tmp_path / "run.json")) as running:
-        running.rollout(tasks(NUM_EPISODES))
+        running.rollout(make_tasks(NUM_EPISODES))
     lanes, _names, _events = slices_of(tmp_path / "run.json")
     episodes = {e["args"]["uid"]: e for lane in lanes.values() for e in lane if e["cat"] == "episode"}
     turns = defaultdict(list)
@@ -139,14 +123,12 @@ def test_turns_of_an_episode_follow_each_other(manager, tmp_path):
         assert generated[-1]["ts"] + generated[-1]["dur"] <= episodes[uid]["ts"] + episodes[uid]["dur"] + 0.0015
 
 
-@EVERYWHERE
+@everywhere(pytest.mark.slow)
 def test_trace_of_an_interrupted_run(manager, tmp_path):
-    """
-    The file can be read while the run goes on, and after an abort it holds what there was.
-    """
+    """The file can be read during the run, and after an abort it has the aborted episodes."""
     path = tmp_path / "run.json"
     with manager(TraceFile(path), blueprint=ObservedBlueprint(0.02, max_in_flight=4)) as running:
-        finished = running.iterate(tasks(NUM_EPISODES))
+        finished = running.iterate(make_tasks(NUM_EPISODES))
         next(finished)
         json.loads(path.read_text())
         running.abort()
@@ -176,14 +158,12 @@ def total(samples, name, **labels):
     return sum(value for (found, has), value in samples.items() if found == name and set(labels.items()) <= set(has))
 
 
-@EVERYWHERE
+@everywhere()
 def test_endpoint_during_and_after_a_run(manager):
-    """
-    One endpoint has the numbers of all processes, also while episodes run, and they are those of the results.
-    """
-    observer = prometheus(PrometheusConfig(port=0))
+    """One endpoint has the numbers of all processes during the run, and at the end they match the results."""
+    observer = make_prometheus(PrometheusConfig(port=0), Resources())
     with manager(observer, blueprint=ObservedBlueprint(0.004, max_in_flight=4)) as running:
-        finished = running.iterate(tasks(NUM_EPISODES))
+        finished = running.iterate(make_tasks(NUM_EPISODES))
         first = next(finished)
         during = scrape(observer.url)
         results = [first, *finished]
@@ -192,7 +172,7 @@ def test_endpoint_during_and_after_a_run(manager):
     with pytest.raises(urllib.error.URLError):
         scrape(url)
 
-    assert total(during, "turnwise_episodes_asked_total") == NUM_EPISODES
+    assert total(during, "turnwise_episodes_requested_total") == NUM_EPISODES
     assert 1 <= total(during, "turnwise_episodes_total") < NUM_EPISODES
     assert total(during, "turnwise_turns_total") >= NUM_TURNS
     assert total(after, "turnwise_episodes_total", fault_owner="none") == NUM_EPISODES
@@ -217,26 +197,25 @@ def test_endpoint_during_and_after_a_run(manager):
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_endpoint_shows_routing_and_faults(cluster):
-    """
-    On Ray: first requests, sticky ones and moves add up to all, full replicas and restarts are counted.
-    """
-    observer = prometheus(PrometheusConfig(port=0))
+def test_endpoint_shows_routing_and_faults(ray_cluster):
+    """On Ray: first, sticky and moved requests, full replicas and restarts are counted."""
+    observer = make_prometheus(PrometheusConfig(port=0), Resources())
     with ray_manager(observer, blueprint=ObservedBlueprint(0.01), max_in_flight=2) as running:
-        finished = running.iterate(tasks(NUM_EPISODES))
+        finished = running.iterate(make_tasks(NUM_EPISODES))
         next(finished)
-        seat = running.runtime.policy.seats[0]
-        seat.handle.__ray_terminate__.remote()
+        slot = running.runtime.policy.slots[0]
+        slot.handle.__ray_terminate__.remote()
         results = list(finished)
-        deadline = time.monotonic() + 60
-        while total(samples := scrape(observer.url), "turnwise_restarts_total", kind="replica") < 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(
+            lambda: total(scrape(observer.url), "turnwise_restarts_total", kind="replica") >= 1,
+            "no restart was counted",
+        )
+        samples = scrape(observer.url)
 
     assert len(results) == NUM_EPISODES - 1
     assert total(samples, "turnwise_routed_requests_total", kind="first") == NUM_EPISODES
     assert total(samples, "turnwise_routed_requests_total", kind="sticky") > NUM_EPISODES
-    assert total(samples, "turnwise_routed_requests_total", kind="moved") >= 1
+    assert total(samples, "turnwise_routed_requests_total", kind="migrated") >= 1
     assert total(samples, "turnwise_limit_reached_total", limit="runtime.ray.max_in_flight") > 0
 
 
@@ -244,7 +223,7 @@ def test_endpoint_shows_routing_and_faults(cluster):
 
 
 class Receiver:
-    """A real OTLP receiver over HTTP that keeps the spans it is sent."""
+    """A real OTLP receiver over HTTP that keeps the spans it receives."""
 
     def __init__(self):
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -280,15 +259,13 @@ class Receiver:
         self.thread.join()
 
 
-@EVERYWHERE
+@everywhere(pytest.mark.slow)
 def test_spans_reach_an_otlp_receiver(manager):
-    """
-    Over real HTTP: a tree per episode, in which turns hold generate and tool calls, and every span lies in its parent.
-    """
+    """Over real HTTP: a tree per episode, whose turns contain generate and tool calls; each span lies in its parent."""
     receiver = Receiver()
     try:
-        with manager(Spans(SpansConfig(endpoint=receiver.url, service_name="tried"), "tiny")) as running:
-            results = running.rollout(tasks(NUM_EPISODES))
+        with manager(OtelObserver(OtelConfig(endpoint=receiver.url, service_name="tried"), "tiny")) as running:
+            results = running.rollout(make_tasks(NUM_EPISODES))
     finally:
         receiver.close()
     spans = {span.span_id: span for span in receiver.spans}

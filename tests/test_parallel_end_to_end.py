@@ -8,18 +8,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import turnwise_parallel_thinking
-from turnwise import Status
-from turnwise.batch import collate
+from turnwise import RolloutManager, Status, load_tasks
+from turnwise.batch.rollout_batch import collate
 from turnwise.cli import main
-from turnwise.config_file import load_config
+from turnwise.config.file import load_config
+from turnwise.data.trajectories import read_results
 from turnwise.layout import Objective
-from turnwise.runtime.assembly import manager_of, tasks_of
-from turnwise.storage import read_results
-from turnwise.testing.dense import token_logprobs
+from turnwise_testing.dense import token_logprobs
 
 CONFIG = Path(__file__).parent.parent / "examples" / "parallel_thinking.yaml"
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +41,7 @@ def blocks_of(trajectory):
 
 
 def test_the_model_opens_blocks(run):
-    """None for two numbers, one for three, two for five; most answers are right, and all are given."""
+    """Two, three and five numbers open no, one and two blocks, and most answers are right."""
     results = read_results(run)
     wanted = {2: 0, 3: 1, 5: 2}
     as_taught = [wanted[r.task.extra["extra_info"]["num_numbers"]] == blocks_of(r.trajectories[0]) for r in results]
@@ -56,7 +53,7 @@ def test_the_model_opens_blocks(run):
 
 
 def test_sampled_is_trained(run, model):
-    """The log-probability of every sampled token is that of the training forward under the layout."""
+    """The training forward under the layout gives every sampled token the same log-probability."""
     for result in read_results(run):
         (trajectory,) = result.trajectories
         own = trajectory.response_mask == 1
@@ -64,11 +61,12 @@ def test_sampled_is_trained(run, model):
         np.testing.assert_allclose(trajectory.logprobs[own], expected[own], atol=1e-4, rtol=0)
 
 
-def test_show_draws_paths_and_mask(run, capsys, tmp_path):
-    """Side by side on the screen, and as a picture."""
+def test_paths_and_mask_are_shown(run, capsys, tmp_path):
+    """`turnwise show` prints paths side by side, and `turnwise mask` draws the mask."""
     results = sorted(read_results(run), key=lambda r: (r.task.sample_index, r.task.uid, r.rollout_n))
     index = next(i for i, result in enumerate(results) if result.trajectories[0].has_blocks)
-    assert 0 == main(["show", str(run), str(index), "--no-color", "--mask", str(tmp_path / "mask.png")])
+    assert 0 == main(["show", str(run), str(index), "--no-color"])
+    assert 0 == main(["mask", str(run), str(index), "--out", str(tmp_path / "mask.png")])
 
     shown = capsys.readouterr().out
     assert all(f"path {i}" in shown for i in range(3))
@@ -76,10 +74,10 @@ def test_show_draws_paths_and_mask(run, capsys, tmp_path):
 
 
 def test_expanded_rows_are_what_was_sampled(model):
-    """The same agent on plain text: every row is a plain sequence, and its log-probabilities are those sampled."""
+    """On plain text every row is a plain sequence with the sampled log-probabilities."""
     config = load_config(CONFIG, ["agent.objective=expanded", "data.limit=6", "rollout.n=1"])
-    with manager_of(config) as manager:
-        results = manager.rollout(tasks_of(config))
+    with RolloutManager.from_config(config) as manager:
+        results = manager.rollout(load_tasks(config))
         batch = collate(results, pad_token_id=0)
 
     assert {Status.COMPLETED} == {result.status for result in results}
@@ -97,10 +95,10 @@ def test_expanded_rows_are_what_was_sampled(model):
 
 @pytest.mark.parametrize("options", [["agent.num_paths=1"], ["agent.num_paths=8"], ["agent.max_path_tokens=3"]])
 def test_other_numbers(options, model):
-    """One path, eight paths, and paths that hit their cap: all end in good order, and exactly."""
+    """One path, eight paths and paths that reach their cap finish without error and with exact log-probabilities."""
     config = load_config(CONFIG, [*options, "data.limit=4", "rollout.n=1"])
-    with manager_of(config) as manager:
-        results = manager.rollout(tasks_of(config))
+    with RolloutManager.from_config(config) as manager:
+        results = manager.rollout(load_tasks(config))
 
     for result in results:
         assert result.status in (Status.COMPLETED, Status.TRUNCATED), result.fault

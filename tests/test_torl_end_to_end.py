@@ -12,10 +12,10 @@ import torch
 
 from turnwise import Resources, Status
 from turnwise.cli import main
-from turnwise.invariants import check_trajectory
-from turnwise.storage import read_results
-from turnwise.testing.agent_probe import AgentProbe, make_task, probe_chat
-from turnwise.testing.scripted import ScriptedEngine
+from turnwise.data.trajectories import read_results
+from turnwise.record.invariants import check_trajectory
+from turnwise_testing.agent_probe import AgentProbe, make_task, probe_chat
+from turnwise_testing.scripted import ScriptedEngine
 from turnwise_torl_python import make_torl_math, make_torl_python
 from turnwise_torl_python.config import TorlMathConfig, TorlPythonConfig
 
@@ -31,8 +31,6 @@ BAD_PROGRAMS = (
     "import sys; sys.exit(3)",
     "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
 )
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +49,7 @@ def python_tool():
 
 
 class Script:
-    """A model that writes given turns; where the engine stopped it in one, it goes on with it."""
+    """A model that writes given turns, and continues a turn in which the engine stopped it."""
 
     def __init__(self, texts):
         encode, end = probe_chat().tokenizer.encode, probe_chat().stop_token_ids[0]
@@ -59,7 +57,7 @@ class Script:
         self._current, self._start = [], 0
 
     def __call__(self, request):
-        """Return the rest of the turn of which a beginning was appended to the last context, or the next turn."""
+        """Return the rest of a turn whose first part was appended to the last context, or the next turn."""
         context = request.token_ids.tolist()
         new = context[self._start :] if self._start else []
         stopped = 0 < len(new) < len(self._current) and new == self._current[: len(new)]
@@ -69,7 +67,7 @@ class Script:
 
 
 def play(python_tool, tasks_and_turns, **options):
-    """Run episodes of a scripted model, all at once, and return them in order."""
+    """Run all episodes of a scripted model at once, and return them in order."""
     resources = Resources(chat=probe_chat(), tools={"python": python_tool})
     agent = make_torl_python(TorlPythonConfig(**options), resources)
     reward = make_torl_math(TorlMathConfig(error_penalty=-0.5), resources)
@@ -91,7 +89,7 @@ def play(python_tool, tasks_and_turns, **options):
 
 
 def test_problems_of_torls_kind(python_tool):
-    """Solutions of one to three turns, a failing, a silent and a hanging program among them, score as they should."""
+    """Solutions of one to three turns, with failing, silent and hanging programs, get the expected scores."""
     rows = [json.loads(line) for line in PROBLEMS.read_text(encoding="utf-8").splitlines()]
     plan = []
     for row in rows:
@@ -114,8 +112,9 @@ def test_problems_of_torls_kind(python_tool):
     assert any("took longer than 3 seconds" in output for output in outputs)
 
 
+@pytest.mark.slow
 def test_misbehaving_programs_cost_their_own_episodes_only(python_tool):
-    """Of 256 episodes at once one in ten hangs, crashes or takes too much; all return, and the others are right."""
+    """Of 256 concurrent episodes one in ten hangs, crashes or exceeds a limit; all return, and the others are right."""
     plan = []
     for number in range(256):
         code = BAD_PROGRAMS[number // 10 % len(BAD_PROGRAMS)] if number % 10 == 0 else f"print({number} * 7 + 1)"
@@ -135,7 +134,7 @@ def test_misbehaving_programs_cost_their_own_episodes_only(python_tool):
 
 @pytest.fixture(scope="module")
 def run_dir(python_tool, tmp_path_factory):
-    """What the example writes, with four episodes for each of 12 tasks."""
+    """The results of the example, with four episodes for each of 12 tasks."""
     out = tmp_path_factory.mktemp("torl") / "out"
     assert main(["rollout", str(CONFIG), "data.limit=12", "--out", str(out)]) == 0
     return read_results(out / "trajectories.parquet")
@@ -151,7 +150,7 @@ def test_the_tiny_model_writes_programs(run_dir):
 
 
 def test_the_masks_of_the_tiny_model(run_dir):
-    """The masked text is outputs between fences and nothing else: derived from the text of the response alone."""
+    """Exactly the outputs between fences are masked, as derived from the text of the response alone."""
     from transformers import AutoTokenizer
 
     from turnwise_torl_python import model_dir
@@ -169,11 +168,11 @@ def test_the_masks_of_the_tiny_model(run_dir):
         plain = marked.replace("\x01", "")
         masked = [match.replace("\x01", "") for match in re.findall(r"(?:\x01[^\x01])+", marked)]
         assert masked == re.findall(r"(?<=```output)\n.*?\n```\n", plain)[: len(masked)]
-        assert len(masked) == result.metrics.num_tool_calls
+        assert len(masked) == sum(message["role"] == "tool" for message in result.messages)
 
 
 def test_logprobs_equal_a_forward_pass_on_the_record(run_dir):
-    """A turn that took several requests is one turn: a forward pass gives every log-probability to 1e-4."""
+    """A forward pass gives every log-probability to 1e-4, also in turns that took several requests."""
     from transformers import AutoModelForCausalLM
 
     from turnwise_torl_python import model_dir

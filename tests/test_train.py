@@ -1,4 +1,4 @@
-"""`turnwise train` and `turnwise eval` as a user runs them, with an engine that repeats itself to the bit."""
+"""`turnwise train` and `turnwise eval` from the command line, with an engine that is deterministic to the bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from training_site import make_site, run, started, steps_of, train
+from training_site import make_site, run, start, steps_of, train
 
 
 @pytest.fixture
@@ -24,18 +24,18 @@ def site(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_modes(site: Path) -> None:
     """
-    `hybrid` learns to the bit what `sync` learns; `async` never uses what is older than its bound.
+    On shared devices, `sync` learns the same bits; `async` never trains on a group that is too stale.
 
-    Its bound lets more groups be on their way, 8, than there are tasks, 5.
+    In `async`, the bound allows more groups in flight, 8, than there are tasks, 5.
     """
     sync = train(site, "sync")
-    hybrid = train(site, "hybrid", "train.mode=hybrid")
+    hybrid = train(site, "hybrid", "memory.mode=hybrid")
     one, two = (load_file(out / "model" / "model.safetensors") for out in (sync, hybrid))
     assert all((one[name] == two[name]).all() for name in one)
     stages = ("sleep", "onload", "offload_optimizer", "wake_up_weights", "sync_weights", "wake_up_kv_cache")
     trained = [line for line in steps_of(hybrid) if "reward/mean" in line]
     assert all(f"switch/{stage}_s" in line for line in trained for stage in stages)
-    assert "| engine's KV cache wakes up |" in (hybrid / "report.md").read_text()
+    assert "| wake up engine's KV cache |" in (hybrid / "report.md").read_text()
 
     overlapping = train(
         site, "async", "train.mode=async", "train.num_steps=6", "train.buffer.max_staleness=1", "train.tasks_per_step=4"
@@ -47,13 +47,13 @@ def test_modes(site: Path) -> None:
 
 @pytest.mark.slow
 def test_results_of_a_training(site: Path) -> None:
-    """Curve, report, TensorBoard, W&B, MLflow, a model that `from_pretrained` reads, and no gap to the rollout."""
+    """A training writes curve, report, TensorBoard, W&B, MLflow and a model for `from_pretrained`, without a gap."""
     store = site / "store"
     out = train(
         site,
         "out",
         "train.checkpoint.keep_last=1",
-        f"observers=[witness, {{name: wandb, mode: offline}}, {{name: mlflow, tracking_uri: 'file://{store}'}}]",
+        f"observers=[witness, tensorboard, {{name: wandb, mode: offline}}, {{name: mlflow, tracking_uri: 'file://{store}'}}]",
         MLFLOW_ALLOW_FILE_STORE="true",
     )
 
@@ -69,16 +69,16 @@ def test_results_of_a_training(site: Path) -> None:
     assert ["step-00000003"] == [path.name for path in (out / "checkpoints").iterdir()]
     assert max(line["gap/max"] for line in steps_of(out) if "gap/max" in line) < 1e-5
     report = site / "eval.json"
-    said = run(
+    output = run(
         site, "eval", str(site / "config.yaml"), f"model.path={out / 'model'}", "--k", "1,2", "--out", str(report)
     )
-    assert "pass@2" in said
+    assert "pass@2" in output
     assert 5 == json.loads(report.read_text())["tasks"]
 
 
-def refused(site: Path, *arguments: str) -> str:
-    """Run a command that must end with code 2 and one line."""
-    process = started(site, *arguments)
+def run_refused(site: Path, *arguments: str) -> str:
+    """Run a command that must exit with code 2, and return its one line of error."""
+    process = start(site, *arguments)
     _, err = process.communicate()
     assert 2 == process.returncode, err
     (line,) = [line for line in err.splitlines() if line.startswith("turnwise: error:")]
@@ -90,7 +90,7 @@ BAD: Sequence[tuple[tuple[str, ...], str]] = (
     (("rollout.n=1",), "rollout.n: must be at least 2"),
     (("rollout.sampling.top_p=0.9",), "top_p must be 1"),
     (("train.tasks_per_step=6",), "is more than the 5 tasks"),
-    (("train.mode=fast",), "train.mode: expected one of sync, hybrid, async"),
+    (("train.mode=fast",), "train.mode: expected one of sync, async"),
     (("engine.name=vlm",), "vlm"),
     (("observers=[wandbb]",), "observers.0: unknown observer 'wandbb'; did you mean 'wandb'?"),
     (("model.path=nowhere",), "nowhere"),
@@ -99,21 +99,21 @@ BAD: Sequence[tuple[tuple[str, ...], str]] = (
 
 @pytest.mark.parametrize(("overrides", "text"), BAD, ids=str)
 def test_bad_input(site: Path, overrides: tuple[str, ...], text: str) -> None:
-    """One line and exit code 2, before anything is started."""
-    assert text in refused(site, "train", str(site / "config.yaml"), *overrides, "--dry-run")
+    """A bad value ends the command with one line and exit code 2, before anything is started."""
+    assert text in run_refused(site, "train", str(site / "config.yaml"), *overrides, "--dry-run")
 
 
 def test_nothing_to_resume(site: Path) -> None:
-    """Said before a model is loaded."""
-    said = refused(site, "train", str(site / "config.yaml"), "--out", str(site / "out"), "--resume")
+    """Resuming without a checkpoint is refused before a model is loaded."""
+    error = run_refused(site, "train", str(site / "config.yaml"), "--out", str(site / "out"), "--resume")
 
-    assert "--resume" in said
-    assert "has no checkpoint" in said
+    assert "--resume" in error
+    assert "has no checkpoint" in error
 
 
 def test_dry_run(site: Path) -> None:
-    """It prints the plan and writes nothing."""
-    said = run(site, "train", str(site / "config.yaml"), "--dry-run")
+    """`--dry-run` prints the plan and writes nothing."""
+    output = run(site, "train", str(site / "config.yaml"), "--dry-run")
 
-    assert "3 tasks x 3 = 9 episodes" in said
+    assert "3 tasks x 3 = 9 episodes" in output
     assert not (site / "metrics.jsonl").exists()

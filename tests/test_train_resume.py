@@ -1,4 +1,4 @@
-"""A training that is killed or interrupted, wherever it stands, goes on as if nothing had been."""
+"""A training that is killed or interrupted at any point resumes without losing or repeating an episode."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from turnwise import load_unfinished, read_results
-from turnwise_grpo_trainer.checkpoints import checkpoints_of, mend
+from turnwise_grpo_trainer.checkpoints import CheckpointStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from training_site import assert_same, make_site, started, train, write_tasks
+from training_site import assert_same, make_site, start, train, write_tasks
 
 
 @pytest.fixture
@@ -26,25 +26,33 @@ def site(tmp_path: Path) -> Path:
     return make_site(tmp_path)
 
 
-def cut_short(site: Path, name: str, what: str, *more: str) -> Path:
-    """Train until the process has sent itself a signal: SIGKILL, or one that it answers with a checkpoint."""
-    kind = what.split()[0]
+def train_until_signal(site: Path, name: str, trigger: str, *more: str) -> Path:
+    """
+    Train until the process sends itself a signal: SIGKILL, or one that it handles by writing a checkpoint.
+
+    Args:
+        site: see `make_site`.
+        name: output folder; a training in it is resumed.
+        trigger: signal, event of the run, and how many such events to wait for.
+        more: overrides.
+    """
+    kind = trigger.split()[0]
     out = site / name
-    resume = ["--resume"] if checkpoints_of(out) else []
-    process = started(
-        site, "train", str(site / "config.yaml"), *more, "--out", str(out), *resume, TURNWISE_TEST_SIGNAL=what
+    resume = ["--resume"] if CheckpointStore(out).paths() else []
+    process = start(
+        site, "train", str(site / "config.yaml"), *more, "--out", str(out), *resume, TURNWISE_TEST_SIGNAL=trigger
     )
-    said = process.communicate()
-    assert (-signal.SIGKILL if kind == "SIGKILL" else 130) == process.returncode, said
+    output = process.communicate()
+    assert (-signal.SIGKILL if kind == "SIGKILL" else 130) == process.returncode, output
     assert not (out / "report.md").exists()
     return out
 
 
-def killed_while_writing(site: Path, name: str, step: int) -> None:
-    """Train, and kill the process while a checkpoint is being written."""
+def kill_during_save(site: Path, name: str, step: int) -> None:
+    """Resume a training, and kill the process while it writes the checkpoint of a step."""
     out = site / name
     partial = out / "checkpoints" / f"step-{step:08d}.partial"
-    process = started(site, "train", str(site / "config.yaml"), "--out", str(out), "--resume")
+    process = start(site, "train", str(site / "config.yaml"), "--out", str(out), "--resume")
     while not partial.exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.001)
@@ -55,61 +63,61 @@ def killed_while_writing(site: Path, name: str, step: int) -> None:
 @pytest.mark.slow
 def test_killed_and_resumed(site: Path) -> None:
     """
-    Interrupted and killed again and again, a training in mode `sync` ends with the bits of one that was not.
+    Interrupted and killed repeatedly, a training in mode `sync` ends with the same bits as an undisturbed one.
 
-    A step has 9 turns here, a validation 10. An event counts from the start of its process.
+    A step has 9 turns here, a validation 10. Events are counted from the start of each process.
     """
     whole = train(site, "whole")
 
-    # In the rollout of step 2, behind the second of nine turns; three are under way at once.
+    # In the rollout of step 2, after the second of nine turns; three episodes run at once.
     slowly = ("engine.latency_s=0.2", "rollout.max_in_flight=3", "rollout.deadlines.abort_grace_s=0.001")
-    out = cut_short(site, "cut", "SIGINT on_turn_finished 21", *slowly)
-    (latest,) = checkpoints_of(out)
+    out = train_until_signal(site, "cut", "SIGINT on_turn_finished 21", *slowly)
+    (latest,) = CheckpointStore(out).paths()
     finished = finished_in(latest)
     unfinished = [each.uid for each in load_unfinished(latest / "unfinished.jsonl")]
     assert "step-00000001" == latest.name
     assert 9 == len({*finished, *unfinished}) == len(finished) + len(unfinished)
     assert finished
     assert unfinished
-    for what in (
-        "SIGKILL on_turn_finished 2",  # in what is left of that rollout
-        "SIGKILL on_weights_updated 2",  # behind the update of step 2; the first one is that of the resume
-        "SIGKILL on_metrics_logged 1",  # behind its line in the log, before its checkpoint
+    for trigger in (
+        "SIGKILL on_turn_finished 2",  # in the rest of that rollout
+        "SIGKILL on_weights_updated 2",  # after the update of step 2; the resume makes the first update
+        "SIGKILL on_metrics_logged 1",  # after its line in the log, before its checkpoint
     ):
-        assert latest in checkpoints_of(cut_short(site, "cut", what))
-    killed_while_writing(site, "cut", 2)
-    cut_short(site, "cut", "SIGKILL on_reward_finished 12")  # in step 3, or in the validation behind it
-    cut_short(site, "cut", "SIGTERM on_weights_updated 2")  # answered at the end of the step
+        assert latest in CheckpointStore(train_until_signal(site, "cut", trigger)).paths()
+    kill_during_save(site, "cut", 2)
+    train_until_signal(site, "cut", "SIGKILL on_reward_finished 12")  # in step 3, or in the validation after it
+    train_until_signal(site, "cut", "SIGTERM on_weights_updated 2")  # handled at the end of the step
 
     assert_same(whole, train(site, "cut", "--resume"))
-    assert learnt_by(whole) == learnt_by(out)
+    assert trained_on(whole) == trained_on(out)
 
 
 @pytest.mark.slow
 def test_interrupted_on_shared_devices(site: Path) -> None:
-    """`hybrid` stands where `sync` stands, also when it was interrupted in a rollout and in a validation."""
+    """On shared devices the training learns the same bits, also interrupted in a rollout and in a validation."""
     whole = train(site, "whole", "train.num_steps=2")
 
-    hybrid = ("train.mode=hybrid", "train.num_steps=2")
+    hybrid = ("memory.mode=hybrid", "train.num_steps=2")
     slowly = ("engine.latency_s=0.2", "rollout.max_in_flight=3", "rollout.deadlines.abort_grace_s=0.001")
-    out = cut_short(site, "cut", "SIGINT on_turn_finished 2", *hybrid, *slowly)
-    assert ["step-00000000"] == [path.name for path in checkpoints_of(out)]
-    cut_short(site, "cut", "SIGINT on_turn_finished 21", *hybrid, *slowly)
+    out = train_until_signal(site, "cut", "SIGINT on_turn_finished 2", *hybrid, *slowly)
+    assert ["step-00000000"] == [path.name for path in CheckpointStore(out).paths()]
+    train_until_signal(site, "cut", "SIGINT on_turn_finished 21", *hybrid, *slowly)
 
     train(site, "cut", *hybrid, "--resume")
     one, two = (load_file(each / "model" / "model.safetensors") for each in (whole, out))
     assert all((one[name] == two[name]).all() for name in one)
-    assert learnt_by(whole) == learnt_by(out)
+    assert trained_on(whole) == trained_on(out)
 
 
 def finished_in(checkpoint: Path) -> list[str]:
-    """Return the episodes that had finished and that nothing was learnt from yet."""
+    """Return the finished episodes of a checkpoint, which were not trained on yet."""
     paths = [checkpoint / f"{name}.parquet" for name in ("waiting", "partial")]
     return [each.uid for path in paths if path.exists() for each in read_results(path)]
 
 
-def learnt_by(out: Path) -> dict[int, list[str]]:
-    """Return the episodes that each step learnt from; of a step that was made again, the last time counts."""
+def trained_on(out: Path) -> dict[int, list[str]]:
+    """Return the episodes that each step trained on; if a step was repeated, its last execution counts."""
     lines = [json.loads(line) for line in (out / "learnt.jsonl").read_text().splitlines()]
     return {line["step"]: line["episodes"] for line in lines}
 
@@ -128,53 +136,46 @@ ASYNC = (
 )
 
 
-def account_of(out: Path) -> tuple[Counter[str], set[str], int]:
-    """Return how often each episode was learnt from or is kept in the checkpoint; those cut; groups begun."""
-    (latest,) = checkpoints_of(out)
-    state = json.loads((latest / "loop.json").read_text())
-    learnt = learnt_by(out) if (out / "learnt.jsonl").exists() else {}
-    found = Counter(uid for step, episodes in learnt.items() if step <= state["step"] for uid in episodes)
+def count_episodes(out: Path) -> tuple[Counter[str], set[str], int]:
+    """
+    Account for every episode of a training.
+
+    Returns:
+        How often each episode was trained on or is kept in the checkpoint; the interrupted ones; launched groups.
+    """
+    (latest,) = CheckpointStore(out).paths()
+    progress = json.loads((latest / "loop.json").read_text())
+    trained = trained_on(out) if (out / "learnt.jsonl").exists() else {}
+    found = Counter(uid for step, episodes in trained.items() if step <= progress["step"] for uid in episodes)
     found.update(finished_in(latest))
-    cut = {each.uid for each in load_unfinished(latest / "unfinished.jsonl")}
-    found.update(cut)
-    return found, cut, state["launched"]
+    unfinished = {each.uid for each in load_unfinished(latest / "unfinished.jsonl")}
+    found.update(unfinished)
+    return found, unfinished, progress["source"]["launched"]
 
 
 @pytest.mark.slow
 def test_async_loses_nothing(site: Path) -> None:
-    """Killed and interrupted in mode `async`, every episode is learnt from once or kept."""
-    write_tasks(site / "tasks.jsonl", 60)  # more than are begun, so that each comes once
+    """Killed and interrupted in mode `async`, every episode is trained on once or kept."""
+    write_tasks(site / "tasks.jsonl", 60)  # more than are launched, so each occurs once
 
     kept = set()
-    for what in (
-        "SIGKILL on_turn_finished 25",  # at most 24 end before the second update, which follows a checkpoint
+    for trigger in (
+        "SIGKILL on_turn_finished 25",  # at most 24 finish before the second update, which follows a checkpoint
         "SIGTERM on_turn_finished 9",
         "SIGKILL on_turn_finished 6",
         "",
     ):
-        if what:
-            out = cut_short(site, "out", what, *ASYNC)
+        if trigger:
+            out = train_until_signal(site, "out", trigger, *ASYNC)
         else:
             out = train(site, "out", *ASYNC, "--resume")
-        found, cut, launched = account_of(out)
-        kept |= cut
+        found, unfinished, launched = count_episodes(out)
+        kept |= unfinished
         assert {1} == set(found.values()), found
         assert 3 * launched == len(found)
         assert launched == len({uid.partition("/")[0] for uid in found})
 
-    assert kept, "no checkpoint held an episode that was under way"
-    learnt = learnt_by(out)
-    assert list(range(1, 9)) == sorted(learnt)
-    assert kept & {uid for episodes in learnt.values() for uid in episodes}, "none that was cut was learnt from"
-
-
-def test_a_replaced_checkpoint_is_not_lost(tmp_path: Path) -> None:
-    """Killed between taking the old one of a step away and naming the new one, the old one is there."""
-    folder = tmp_path / "checkpoints"
-    for name in ("step-00000001", "step-00000002.replaced", "step-00000001.replaced", "step-00000002.partial"):
-        (folder / name).mkdir(parents=True)
-
-    mend(tmp_path)
-
-    assert ["step-00000001", "step-00000002"] == [path.name for path in checkpoints_of(tmp_path)]
-    assert not list(folder.glob("*.replaced"))
+    assert kept, "no checkpoint held an interrupted episode"
+    trained = trained_on(out)
+    assert list(range(1, 9)) == sorted(trained)
+    assert kept & {uid for episodes in trained.values() for uid in episodes}, "no interrupted episode was trained on"

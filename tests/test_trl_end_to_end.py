@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--async",)])
 def test_the_command_trains(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    """Three small steps: rewards are logged, the policy that is trained is the one that sampled, the model is kept."""
+    """Three small steps log rewards, train on the sampled policy and save the model."""
     out = tmp_path / "out"
     command = [Path(sys.executable).with_name("turnwise"), "trl", ROOT / "examples/calculator.yaml", "rollout.n=4"]
     options = ["data.limit=6", "--prompts", "3", "--steps", "3", "--learning-rate", "1e-4", "--out", out, *flags]
@@ -30,25 +30,25 @@ def test_the_command_trains(tmp_path: Path, flags: tuple[str, ...]) -> None:
     assert len(steps) >= 2
     assert all(0 <= entry["reward"] <= 1 for entry in steps)
     assert (out / "model.safetensors").is_file()
-    if not flags:  # each step trains on what its own weights sampled: nothing is outside the clip range
+    if not flags:  # each step trains on samples of the current weights, so no ratio is clipped
         assert [entry["clip_ratio/region_mean"] for entry in steps] == [0] * len(steps)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (["rollout.n=1"], "rollout.n must be at least 2"),
-        (["rollout.n=4", "rollout.sampling.top_p=0.5"], "top_p must be 1.0"),
+        (["rollout.n=1"], "must be at least 2, got 1"),
+        (["rollout.n=4", "rollout.sampling.top_p=0.5"], "set top_p=1.0"),
         (["rollout.n=4", "model.path=null"], "model.path is not set"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
-    """Exit code 2, and a sentence that says what to change."""
+def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
+    """Invalid input exits with 2 and a one-line error that names the setting."""
     command = [Path(sys.executable).with_name("turnwise"), "trl", ROOT / "examples/calculator.yaml", *arguments]
     done = subprocess.run(
         [*command, "--out", tmp_path / "out", "--steps", "1"], capture_output=True, text=True, check=False
     )
 
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""From a config to what carries weights and switches memory, in the driver and again from what crosses a border."""
+"""A config builds transports and memory switches, in the driver and again in a replica's process."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.config_file import load_config
+from turnwise import MemorySwitch, RolloutManager
+from turnwise.config.file import load_config
+from turnwise.config.resolve import resolve
 from turnwise.errors import ConfigError
-from turnwise.host import load, resolve
-from turnwise.memory_states import SwitchState
+from turnwise.plugin.host import load
 from turnwise.protocols import ReplicaLoad
 from turnwise.routing import LeastTokens, LeastTokensConfig
-from turnwise.runtime.assembly import manager_of
-from turnwise.runtime.blueprint import ConfigBlueprint
-from turnwise.runtime.replica_pool import ReplicaPool
-from turnwise.runtime.weight_parts import group_weights_of, memory_switch_of, preparation_of, transport_choice
-from turnwise.runtime.wire import pack_results
+from turnwise.runtime.build import RunBuilder, transport_choice
+from turnwise.runtime.ray.blueprint import ConfigBlueprint, build_group_weights
+from turnwise.runtime.remote.replica_pool import ReplicaPool
+from turnwise.runtime.remote.wire import pack_results
 from turnwise.types import Capabilities, GenerateRequest, SamplingParams
+from turnwise.weights.memory_states import SwitchState
 
 CONFIG = Path(__file__).parents[1] / "examples/calculator.yaml"
 
@@ -33,7 +34,7 @@ def config_with(*overrides: str) -> tuple[Any, Any]:
 
 
 def test_a_replica_builds_its_end_of_the_transport() -> None:
-    """From a pickled blueprint, with its options, loading the plugin of the transport and no other."""
+    """A pickled blueprint builds the transport with its options, and loads no other plugin."""
     config, host = config_with("runtime=ray", "weight_transport.name=shm", "weight_transport.bucket_bytes=4096")
     blueprint = pickle.loads(pickle.dumps(ConfigBlueprint.of(config, host)))
 
@@ -44,7 +45,7 @@ def test_a_replica_builds_its_end_of_the_transport() -> None:
 
 
 def test_replicas_elsewhere_take_ray_unless_told_otherwise() -> None:
-    """In this process nothing carries weights."""
+    """The default transport on Ray is `ray`; in one process there is none."""
     here, host = config_with()
     there, _host = config_with("runtime=ray")
 
@@ -52,11 +53,11 @@ def test_replicas_elsewhere_take_ray_unless_told_otherwise() -> None:
     choice = transport_choice(there, host)
     assert choice is not None
     assert choice.name == "ray"
-    assert "pip install turnwise-weight-transports" in group_weights_of(here, host).missing
+    assert "install a plugin that registers one" in build_group_weights(RunBuilder(here, host)).missing
 
 
 def test_an_unknown_transport_or_option_is_named() -> None:
-    """With a did-you-mean, before anything starts."""
+    """The error suggests the name, before anything starts."""
     with pytest.raises(ConfigError, match="did you mean 'shm'"):
         config_with("weight_transport=shmm")
     with pytest.raises(ConfigError, match="bucket_size"):
@@ -64,13 +65,13 @@ def test_an_unknown_transport_or_option_is_named() -> None:
 
 
 def test_weights_are_prepared_as_the_config_says() -> None:
-    """Cast and renamed; without options they stay as they are."""
-    config, _host = config_with("weights.dtype=bfloat16")
+    """The config's dtype applies, and without options the weights are unchanged."""
+    config, host = config_with("weights.dtype=bfloat16")
     plain, _host = config_with()
     weights = {"a": np.ones(2, np.float32)}
 
-    assert [spec.dtype for spec in preparation_of(config)(weights).specs] == ["bfloat16"]
-    assert [spec.dtype for spec in preparation_of(plain)(weights).specs] == ["float32"]
+    assert [spec.dtype for spec in RunBuilder(config, host).make_weight_source(weights).specs] == ["bfloat16"]
+    assert [spec.dtype for spec in RunBuilder(plain, host).make_weight_source(weights).specs] == ["float32"]
 
 
 class Trainer:
@@ -86,20 +87,19 @@ class Trainer:
         """Do nothing."""
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_embedded_engine_takes_turns_with_a_trainer() -> None:
-    """A whole cycle at level 2 in this process: memory falls, new weights serve, and a request while asleep says so."""
+    """In one process at level 2: a request to the sleeping engine fails, and new weights serve after the switch."""
     config, host = config_with("memory.mode=hybrid", "memory.level=2", "rollout.n=1", "data.limit=2")
     model = config.model_spec().path
-    from turnwise.runtime.assembly import tasks_of
+    from turnwise import load_tasks
 
-    with manager_of(config, host) as manager:
-        switch = memory_switch_of(config, manager, Trainer())
+    with RolloutManager.from_config(config, host) as manager:
+        switch = MemorySwitch(manager, Trainer(), mode=config.memory.mode, level=config.memory.level)
         switch.to_training()
-        (asleep, *_rest) = manager.rollout(tasks_of(config))
+        (asleep, *_rest) = manager.rollout(load_tasks(config))
         report = switch.to_rollout(model)
-        results = manager.rollout(tasks_of(config))
+        results = manager.rollout(load_tasks(config))
 
     assert "asleep" in (asleep.fault.message if asleep.fault else "")
     assert (SwitchState.ROLLOUT, 1) == (report.state, report.version)
@@ -108,7 +108,7 @@ def test_the_embedded_engine_takes_turns_with_a_trainer() -> None:
 
 
 def asleep_pool() -> tuple[ReplicaPool, list[list[Any]]]:
-    """Return a pool of two replicas whose messages are kept, and the messages."""
+    """Return a pool of two replicas, and the messages that it sends to each."""
     pool = ReplicaPool(LeastTokens(LeastTokensConfig()), Capabilities(), 2)
     sent: list[list[Any]] = [[], []]
     for index in range(2):
@@ -117,12 +117,12 @@ def asleep_pool() -> tuple[ReplicaPool, list[list[Any]]]:
 
 
 def asked_of(sent: list[list[Any]]) -> int | None:
-    """Return which replica has a request among its messages; others only tell it what to forget."""
+    """Return the replica whose messages contain a request; other messages only release trajectories."""
     return next((index for index, messages in enumerate(sent) if any(each.request_ids for each in messages)), None)
 
 
 def test_a_sleeping_replica_gets_no_requests() -> None:
-    """One that is asked all the same sends the request back, and it goes elsewhere; when all sleep, that is said."""
+    """A sleeping replica returns the request, which moves to another; when all sleep, the request fails."""
     request = GenerateRequest(request_id="a", trajectory_id="t", token_ids=[1], sampling=SamplingParams(max_tokens=1))
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""Every plugin folder is built the same way, and what is installed together fits together."""
+"""Every plugin folder has the same structure, and the installed versions fit together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def project_file(folder: str) -> dict[str, Any]:
 
 
 def requirements_of(folder: str) -> list[Requirement]:
-    """Return all that a distribution requires, its extras included."""
+    """Return the requirements of a distribution, with those of its extras."""
     project = project_file(folder)["project"]
     extras = project.get("optional-dependencies", {}).values()
     return [Requirement(text) for text in (*project["dependencies"], *(text for extra in extras for text in extra))]
@@ -47,7 +47,7 @@ def constraints() -> dict[str, Requirement]:
 
 
 def development_lines() -> list[str]:
-    """Return the lines of `requirements-dev.txt` that name something."""
+    """Return the lines of `requirements-dev.txt` without comments."""
     lines = (ROOT / "requirements-dev.txt").read_text(encoding="utf-8").splitlines()
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
@@ -59,19 +59,19 @@ def plugin(request: pytest.FixtureRequest) -> str:
 
 
 def test_there_are_plugins() -> None:
-    """The tests below are about something."""
+    """The list of plugins is not empty."""
     assert "hermes_parser" in PLUGINS
 
 
 def test_every_folder_is_a_plugin() -> None:
-    """A folder under `plugins/` without a `pyproject.toml` would be tested by nobody."""
+    """Every folder under `plugins/` has a `pyproject.toml`."""
     folders = sorted(path.name for path in ROOT.glob("plugins/*") if path.is_dir() and path.name != "__pycache__")
 
     assert folders == PLUGINS
 
 
 def test_project_file(plugin: str) -> None:
-    """The keys are those of every other plugin, and the names follow from the folder's."""
+    """Every plugin has the same keys, and its names follow from the name of its folder."""
     file, core = project_file(f"plugins/{plugin}"), project_file("core")
     project = file["project"]
 
@@ -85,7 +85,7 @@ def test_project_file(plugin: str) -> None:
 
 
 def test_entry_point(plugin: str) -> None:
-    """One entry point for turnwise, named as the folder, that names the package; a bridge has its host's besides."""
+    """One entry point for turnwise has the name of the folder and names the package; a bridge adds its host's."""
     entry_points = project_file(f"plugins/{plugin}")["project"]["entry-points"]
 
     assert {plugin: f"turnwise_{plugin}"} == entry_points.pop("turnwise")
@@ -93,7 +93,7 @@ def test_entry_point(plugin: str) -> None:
 
 
 def test_range_of_the_core_holds(plugin: str) -> None:
-    """The plugin asks for a range of the core, and the core's version is in it."""
+    """The plugin requires a range of the core that contains the core's version."""
     ranges = [each.specifier for each in requirements_of(f"plugins/{plugin}") if each.name == "turnwise"]
 
     assert ranges
@@ -102,15 +102,15 @@ def test_range_of_the_core_holds(plugin: str) -> None:
         assert specifier.contains(project_file("core")["project"]["version"])
 
 
-def test_what_is_installed_is_what_is_here(plugin: str) -> None:
-    """The installed versions are those of the folders, so that the other tests test these."""
+def test_installed_versions_are_current(plugin: str) -> None:
+    """The installed versions equal the versions of the folders, so the tests run this code."""
     for folder in ("core", f"plugins/{plugin}"):
         project = project_file(folder)["project"]
         assert project["version"] == version(project["name"])
 
 
 def test_files(plugin: str) -> None:
-    """Every plugin is described, typed and put through the conformance suite of its kind."""
+    """Every plugin has a README, type information and the conformance suite of its kind."""
     folder = ROOT / "plugins" / plugin
     title = (folder / "README.md").read_text(encoding="utf-8").splitlines()[0]
 
@@ -120,14 +120,14 @@ def test_files(plugin: str) -> None:
 
 
 def test_developers_install_every_plugin() -> None:
-    """`make test` tests what `requirements-dev.txt` installs."""
+    """`requirements-dev.txt` installs every plugin."""
     found = [re.match(r"-e (core|plugins/(\w+))", line) for line in development_lines() if line.startswith("-e")]
 
     assert ["", *PLUGINS] == sorted(match[2] or "" for match in found if match)
 
 
 def test_constraints_pin_every_requirement() -> None:
-    """Each third-party requirement has one exact version, which the ranges of all who need it allow."""
+    """Each third-party requirement has one exact version, which every declared range allows."""
     pins = constraints()
     folders = ["core", *(f"plugins/{name}" for name in PLUGINS)]
     required = [each for folder in folders for each in requirements_of(folder)]
@@ -143,5 +143,5 @@ def test_constraints_pin_every_requirement() -> None:
 
 
 def test_torch_is_the_agreed_one() -> None:
-    """Tensors saved by one machine's run are read by another's tests."""
+    """torch has the version that every environment of this repository pins."""
     assert str(constraints()["torch"]) == "torch==2.13.0"

@@ -1,4 +1,4 @@
-"""A folder in which tests train as a user does, with an engine that repeats itself to the bit."""
+"""Runs trainings from the command line, in a folder with a config, tasks, and an engine deterministic to the bit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ train:
 
 
 def make_site(folder: Path) -> Path:
-    """Put the plugin, as `pip install` would leave it, the config and its tasks into a folder, and return it."""
+    """Create a config, its tasks, and the plugin as `pip install` would leave it, in a folder; return the folder."""
     (folder / "turnwise_seeded.py").write_text(SEEDED.read_text(encoding="utf-8"), encoding="utf-8")
     info = folder / "turnwise_seeded-1.0.dist-info"
     info.mkdir()
@@ -62,8 +62,8 @@ def write_tasks(path: Path, num: int) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def started(site: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    """Start a command, with environment variables besides those of this process."""
+def start(site: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """Start a command, with additional environment variables."""
     paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **variables}
     return subprocess.Popen(
@@ -76,27 +76,27 @@ def started(site: Path, *arguments: str, **variables: str) -> subprocess.Popen[s
 
 
 def run(site: Path, *arguments: str, **variables: str) -> str:
-    """Run a command to its end and return what it said."""
-    out, err = started(site, *arguments, **variables).communicate()
+    """Run a command and return its output."""
+    out, err = start(site, *arguments, **variables).communicate()
     return out + err
 
 
 def train(site: Path, name: str, *more: str, **variables: str) -> Path:
-    """Train, and return the folder."""
-    said = run(site, "train", str(site / "config.yaml"), *more, "--out", str(site / name), **variables)
-    assert (site / name / "report.md").exists(), said
+    """Train to the end, and return the output folder."""
+    output = run(site, "train", str(site / "config.yaml"), *more, "--out", str(site / name), **variables)
+    assert (site / name / "report.md").exists(), output
     return site / name
 
 
 def steps_of(out: Path) -> list[dict[str, Any]]:
-    """Return what was logged, but for what the clock said."""
+    """Return the logged metrics without those that depend on the clock."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     timed = ("seconds", "tokens/per_s", "validation/seconds", "wait", "cpu")
     return [{key: value for key, value in line.items() if not key.startswith(timed)} for line in lines]
 
 
 def assert_same(left: Path, right: Path) -> None:
-    """The weights agree to the bit, and so do the logs."""
+    """Check that two trainings have the same weights, to the bit, and the same logs."""
     one, two = (load_file(out / "model" / "model.safetensors") for out in (left, right))
     assert one.keys() == two.keys()
     assert all((one[name] == two[name]).all() for name in one)

@@ -1,7 +1,7 @@
 """
-A plugin that uses every hook once: what `test_hooks.py` installs in a folder of its own.
+A plugin that uses every hook once; `test_hooks.py` installs it in a separate folder.
 
-Its parts do next to nothing, and each has an option, so that configs reach them.
+Its parts do almost nothing, and each has an option, to show that configs reach it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from turnwise import (
     Agent,
     Capabilities,
     Command,
+    Diagnostic,
     Engine,
     Episode,
+    Finding,
     FinishReason,
     GenerateRequest,
     GenerateResult,
@@ -42,7 +44,7 @@ from turnwise import (
     hookimpl,
 )
 from turnwise.protocols import ReplicaLoad
-from turnwise.weights import Offer, Weight
+from turnwise.protocols.weights import Weight, WeightManifest
 
 
 @frozen(kw_only=True)
@@ -59,7 +61,7 @@ class Options:
 
 @frozen
 class Part:
-    """What all parts are made of."""
+    """Base of every part: its options and resources."""
 
     options: Options
     resources: Resources
@@ -70,41 +72,31 @@ class SilentEngine(Part):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Nothing special."""
         return Capabilities()
 
-    async def start(self) -> None:
-        """Load nothing."""
+    async def start(self) -> None: ...
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Answer."""
         return GenerateResult(token_ids=[0], logprobs=[0.0], finish_reason=FinishReason.STOP)
 
-    async def abort(self, request_id: str) -> None:
-        """End nothing."""
+    async def abort(self, request_id: str) -> None: ...
 
-    async def sleep(self, level: int) -> None:
-        """Free nothing."""
+    async def sleep(self, level: int) -> None: ...
 
-    async def wake_up(self, tags: Iterable[str] = ("weights", "kv_cache")) -> None:
-        """Take nothing."""
+    async def wake_up(self, tags: Iterable[str] = ("weights", "kv_cache")) -> None: ...
 
-    async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Replace nothing."""
+    async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None: ...
 
     def stats(self) -> Mapping[str, float]:
-        """Count nothing."""
         return {"num_running": 0}
 
-    async def stop(self) -> None:
-        """Free nothing."""
+    async def stop(self) -> None: ...
 
 
 class SilentParser(Part):
     """Finds no call."""
 
     def parse(self, token_ids: Any) -> tuple[str, tuple[ToolCall, ...]]:
-        """Return no text and no call."""
         return "", ()
 
 
@@ -113,39 +105,31 @@ class SilentTool(Part):
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """A function without parameters."""
         return {"type": "function", "function": {"name": "silence", "description": "Say nothing."}}
 
-    async def create(self, task: Task) -> object:
-        """Begin nothing."""
+    async def create(self, task: Task) -> object: ...
 
     async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
-        """Answer."""
         return ToolResult(text="")
 
-    async def release(self, session: object) -> float | None:
-        """End nothing."""
+    async def release(self, session: object) -> float | None: ...
 
 
 class SilentUser(Part):
     """Ends every conversation."""
 
-    async def create(self, task: Task) -> object:
-        """Begin nothing."""
+    async def create(self, task: Task) -> object: ...
 
     async def respond(self, session: object, messages: Sequence[Message]) -> Reply:
-        """End it."""
         return Reply(should_terminate=True)
 
-    async def release(self, session: object) -> None:
-        """End nothing."""
+    async def release(self, session: object) -> None: ...
 
 
 class SilentAgent(Part):
     """Does nothing."""
 
     async def step(self, episode: Episode) -> State:
-        """End."""
         return State.TERMINATED
 
 
@@ -153,7 +137,6 @@ class SilentReward(Part):
     """Gives nothing."""
 
     def score(self, episode: Episode) -> TrajectoryScore:
-        """Return 0."""
         return TrajectoryScore(value=0.0)
 
 
@@ -161,7 +144,6 @@ class SilentPostprocessor(Part):
     """Adds nothing."""
 
     def process(self, batch: Any) -> Mapping[str, Any]:
-        """Return no field."""
         return {}
 
 
@@ -169,33 +151,27 @@ class FirstReplica(Part):
     """Chooses the first replica."""
 
     def choose(self, request: GenerateRequest, replicas: Sequence[ReplicaLoad]) -> int:
-        """Return 0."""
         return 0
 
-    def release(self, trajectory_id: str) -> None:
-        """Forget nothing."""
+    def release(self, trajectory_id: str) -> None: ...
 
 
 class NoTransport(Part):
     """Carries nothing."""
 
     @asynccontextmanager
-    async def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AsyncIterator[Offer]:
-        """Publish nothing."""
-        yield Offer(version=version, specs=())
+    async def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AsyncIterator[WeightManifest]:
+        yield WeightManifest(version=version, specs=())
 
-    async def apply(self, engine: Engine, offer: Offer) -> None:
-        """Apply nothing."""
+    async def apply(self, engine: Engine, offer: WeightManifest) -> None: ...
 
-    async def close(self) -> None:
-        """Free nothing."""
+    async def close(self) -> None: ...
 
 
 class SilentObserver(Observer):
     """Hears nothing."""
 
     def __init__(self, options: Options, resources: Resources) -> None:
-        """Keep the options."""
         self.options = options
 
 
@@ -204,12 +180,17 @@ class SilentCommand(Part):
 
     help = "say nothing"
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare nothing."""
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Do nothing."""
         return 0
+
+
+class SilentDiagnostic(Part):
+    """Checks nothing."""
+
+    def diagnose(self) -> Iterable[Finding]:
+        return ()
 
 
 @hookimpl
@@ -276,3 +257,9 @@ def register_observers(registry: Registry[Observer]) -> None:
 def register_commands(registry: Registry[Command]) -> None:
     """Add a command."""
     registry.add("silent_command", SilentCommand, config=Options)
+
+
+@hookimpl
+def register_diagnostics(registry: Registry[Diagnostic]) -> None:
+    """Add a diagnostic."""
+    registry.add("silent_diagnostic", SilentDiagnostic, config=Options)

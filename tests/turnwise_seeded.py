@@ -1,9 +1,9 @@
 """
 A plugin for the tests of training: an engine whose samples depend on the weights and the request's seed alone.
 
-It serves one request at a time, so that no batch can change a bit. The reward `even_ids` is one that a model learns in
-a few steps. The observer `witness` sends a signal to its own process at a chosen event, and writes down what was learnt
-from at each step, which the postprocessor `seen` tells it.
+It serves one request at a time, so no batch changes a bit. A model learns the reward `even_ids` in a few steps. The
+observer `witness` sends a signal to its process at a chosen event, and logs the episodes that each step learnt from,
+which the postprocessor `seen` records.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from turnwise import (
     TrajectoryScore,
     hookimpl,
 )
-from turnwise.observer import MetricsLogged, Place, TrainingStarted
-from turnwise.telemetry import EVENTS
+from turnwise.events.dispatch import EVENTS
+from turnwise.events.observer import MetricsLogged, Place, TrainingStarted
 
 
 @frozen(kw_only=True)
@@ -52,7 +52,7 @@ class SeededConfig:
 
 
 class SeededEngine:
-    """Samples by a generator of the request's own."""
+    """Samples with one generator per request."""
 
     def __init__(self, config: SeededConfig, resources: Resources) -> None:
         self._config, self._path = config, resources.model.path
@@ -62,18 +62,15 @@ class SeededEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Seeds, weights and one sleep level."""
         return Capabilities(seeds=True, weight_updates=True, sleep_levels=frozenset({1}), max_context=512)
 
     async def start(self) -> None:
-        """Load the model."""
         import torch
         from transformers import AutoModelForCausalLM
 
         self._model = AutoModelForCausalLM.from_pretrained(self._path, dtype=torch.float32).eval()
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Sample token by token."""
         assert not self._asleep, "asleep"
         self._running += 1
         await asyncio.sleep(self._config.latency_s)
@@ -111,15 +108,12 @@ class SeededEngine:
         """Do nothing: requests are short."""
 
     async def sleep(self, level: int) -> None:
-        """Serve nothing."""
         self._asleep = True
 
     async def wake_up(self, tags: Iterable[str] = ("weights", "kv_cache")) -> None:
-        """Serve again."""
         self._asleep = self._asleep and "kv_cache" not in tags
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Copy the weights."""
         import torch
 
         targets = self._model.state_dict()
@@ -129,11 +123,9 @@ class SeededEngine:
             self._version = version
 
     def stats(self) -> Mapping[str, float]:
-        """Return the load."""
         return {"num_running": self._running}
 
     async def stop(self) -> None:
-        """Free the model."""
         self._model = None
 
 
@@ -141,7 +133,6 @@ class EvenIds:
     """The share of sampled ids that are even."""
 
     def score(self, episode: Episode) -> TrajectoryScore:
-        """Score an episode."""
         record = episode.trajectory
         ids = record.response_ids[record.response_mask == 1]
         return TrajectoryScore(value=float((ids % 2 == 0).mean()) if len(ids) else 0.0)
@@ -152,7 +143,7 @@ SEEN: list[str] = []
 
 
 class Seen:
-    """Remembers which episodes a batch has."""
+    """Records the episodes of a batch."""
 
     def process(self, batch: RolloutBatch) -> Mapping[str, Any]:
         """Add no field."""
@@ -164,7 +155,7 @@ class Witness(Observer):
     """
     Sends `TURNWISE_TEST_SIGNAL`, such as `SIGKILL on_turn_finished 3`, at the third such event of the process.
 
-    The episodes that each step learnt from go to `learnt.jsonl`, with the step.
+    It writes the episodes that each step learnt from to `learnt.jsonl`, with the step.
     """
 
     place: ClassVar[Place] = "driver"
@@ -175,12 +166,10 @@ class Witness(Observer):
         self._folder: Path | None = None
 
     def on_training_started(self, event: TrainingStarted) -> None:
-        """Learn where to write."""
         self._folder = event.folder
         self._count("on_training_started")
 
     def on_metrics_logged(self, event: MetricsLogged) -> None:
-        """Write which episodes the step learnt from."""
         if self._folder is not None and "reward/mean" in event.values:
             with (self._folder / "learnt.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": event.step, "episodes": SEEN}) + "\n")

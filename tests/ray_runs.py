@@ -1,0 +1,69 @@
+"""Parts that the tests on Ray share: a plan, tasks, and ways to disturb a run and to wait for its recovery."""
+
+import time
+from collections import Counter
+
+from turnwise import Status, Task
+from turnwise.record.invariants import check_trajectory
+from turnwise.runtime.plan import RolloutPlan
+
+PLAN = RolloutPlan(default_agent="four", agents={"four": None})
+FINISHED = {Status.COMPLETED, Status.TRUNCATED}
+"""Statuses of an episode that finished by itself: its last turn may have reached the token limit."""
+
+
+def make_tasks(count, prefix="task"):
+    """Return tasks with uids such as `task0`; a prefix may ask for a fault, see `ray_blueprint`."""
+    message = {"role": "user", "content": "x"}
+    return [Task(messages=(message,), uid=f"{prefix}{i}", sample_index=i) for i in range(count)]
+
+
+def ids_by_task(results):
+    """Return the token ids of each episode, by its task's uid."""
+    return {result.task.uid: result.trajectories[0].input_ids.tolist() for result in results}
+
+
+def check_complete(results, tasks):
+    """Check that every task has exactly one result, whose records hold, and that finished ones have all four turns."""
+    assert Counter(result.task.uid for result in results) == Counter(task.uid for task in tasks)
+    for result in results:
+        for trajectory in result.trajectories:
+            check_trajectory(trajectory)
+        if result.status in FINISHED:
+            assert len(result.trajectories[0].turns()) == 4
+
+
+def pids(slots):
+    """Return the process ids of the actors that run in some slots."""
+    import ray
+
+    found = []
+    for slot in slots:
+        if slot.handle is not None:
+            try:
+                found.append(int(ray.get(slot.handle.stats.remote())["pid"]))
+            except ray.exceptions.RayActorError:  # it has just died, and the supervisor does not know yet
+                continue
+    return found
+
+
+def wait_until(condition, message, timeout_s=60):
+    """Wait until a condition holds; fail with the message when it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, message
+        time.sleep(0.05)
+
+
+def wait_for_replacement(slots, victim):
+    """Wait until every slot has a running actor and none is the victim; return the process ids."""
+    wait_until(lambda: len(pids(slots)) == len(slots) and victim not in pids(slots), f"{victim} was not replaced")
+    return pids(slots)
+
+
+def rollout_disturbed(manager, tasks, disturb):
+    """Run tasks, and call `disturb` at the first result, while most episodes are in flight."""
+    finished = manager.iterate(tasks)
+    results = [next(finished)]
+    disturb()
+    return [*results, *finished]

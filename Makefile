@@ -2,10 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 READY := $(VENV)/.ready
 DEMO_OUT ?= runs/demo
+DOCS_VENV ?= .venv-docs
+DOCS_READY := $(DOCS_VENV)/.ready
 
-.PHONY: demo demo-train test engines test-engines lint bench docs clean
+.PHONY: demo demo-train test test-slow test-all engines test-vllm test-sglang test-verl test-engines lint bench docs site clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -13,7 +17,8 @@ help:  ## list the targets
 
 $(READY): constraints.txt requirements-dev.txt core/pyproject.toml $(wildcard libs/*/pyproject.toml plugins/*/pyproject.toml)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -r requirements-dev.txt
 	touch $@
 
 demo: $(READY)  ## multi-turn tool episodes with the tiny model, no download
@@ -22,22 +27,26 @@ demo: $(READY)  ## multi-turn tool episodes with the tiny model, no download
 demo-train: $(READY)  ## GRPO with the tiny model on two CPU cores: curve and table in runs/train
 	$(BIN)/turnwise train examples/train_calculator.yaml --out runs/train --overwrite
 
-test: $(READY)  ## the tests, all but those marked gpu
-	$(BIN)/python -m pytest -m "not gpu"
+test: $(READY)  ## the quick tests, in a few minutes
+	$(PYTEST) -m "not gpu and not slow"
 
-engines:  ## the virtual environments of vLLM, SGLang and verl; says what cannot be had here, and why
+test-slow: $(READY)  ## the slow tests, and every property with more examples
+	$(PYTEST) -m "not gpu and (slow or hypothesis)" --hypothesis-profile thorough
+
+test-all: test test-slow  ## every test that needs no GPU
+
+engines:  ## the virtual environments of vLLM, SGLang and verl; a line for each that this machine cannot have
 	.ci/engine make vllm
 	.ci/engine make sglang
 	.ci/engine make verl
 
-test-engines: $(READY)  ## the engines' suites, each in its environment, and the table of what they can and how fast
+test-vllm test-sglang test-verl:
 	mkdir -p runs
-	$(BIN)/python -m pytest plugins/transformers_engine -q
+	.ci/engine test $(@:test-%=%) runs/engine-$(@:test-%=%).json
+
+test-engines: $(READY) test-vllm test-sglang test-verl  ## tests that need an engine, and a table of checks and speeds; -j2 runs two at a time
 	$(BIN)/python benchmarks/engine_table.py --engine fake --json runs/engine-fake.json
 	$(BIN)/python benchmarks/engine_table.py --engine transformers --json runs/engine-transformers.json
-	.ci/engine test vllm runs/engine-vllm.json
-	.ci/engine test sglang runs/engine-sglang.json
-	.ci/engine test verl
 	$(BIN)/python benchmarks/engine_table.py --show runs/engine-*.json
 
 lint: $(READY)  ## ruff, mypy strict and the import contracts
@@ -46,7 +55,7 @@ lint: $(READY)  ## ruff, mypy strict and the import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(READY)  ## what a turn costs, next to a bare asyncio loop, in one process and on Ray, and what is promised of it
+bench: $(READY)  ## the cost of a turn in one process and on Ray, relative to a plain asyncio loop, and whether the claims hold
 	$(BIN)/python benchmarks/turn_cost.py
 	$(BIN)/python benchmarks/record_cost.py
 	$(BIN)/python benchmarks/ray_cost.py --latency
@@ -54,5 +63,13 @@ bench: $(READY)  ## what a turn costs, next to a bare asyncio loop, in one proce
 docs: $(READY)  ## rewrite the generated reference pages
 	$(BIN)/python docs/generate.py
 
-clean:  ## remove the virtual environment and what runs wrote
-	rm -rf $(VENV) runs
+$(DOCS_READY): constraints.txt requirements-docs.txt
+	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-docs.txt
+	touch $@
+
+site: $(DOCS_READY)  ## the documentation as a site in site/; warnings and broken links are errors
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+
+clean:  ## remove the virtual environments, the site and the output of runs
+	rm -rf $(VENV) $(DOCS_VENV) site runs

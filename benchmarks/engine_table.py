@@ -89,7 +89,6 @@ def prepare(name: str, options: dict[str, Any] | None) -> tuple[Callable[[], Eng
         num_long_tokens=400,
         reference=TransformersReference(Path(model_dir())),
         timeout_s=120,
-        num_updates=40,  # one or two tokens differ per update of this model, and the check needs twenty
     )
     return lambda: build_part(host, "engines", Choice(name, engine_options), resources), probe
 

@@ -9,7 +9,7 @@ from attrs import evolve
 from turnwise.errors import EngineError, TornWeightsError
 from turnwise.protocols import Engine
 from turnwise.types import Capabilities, FinishReason
-from turnwise_testing.bigram import BigramEngine, BigramReference
+from turnwise_testing.bigram import NAME, BigramEngine, BigramReference, bigram_weights, log_softmax
 from turnwise_testing.engine_checks import ENGINE_CHECKS, EngineChecker
 from turnwise_testing.engine_probe import EngineProbe, make_request
 from turnwise_testing.engine_suite import EngineSuite
@@ -399,6 +399,29 @@ def test_broken_weights_and_sleep_are_caught(kind, name, message):
         pytest.raises(AssertionError, match=message),
     ):
         checker.run(name)
+
+
+class SlightlyOther(BigramReference):
+    """Variants so close to each other that the likeliest token is mostly the same, as in a trained model."""
+
+    def _matrix(self, variant):
+        noise = 0.01 * bigram_weights(self.vocab_size, seed=variant)
+        return bigram_weights(self.vocab_size) + (noise if variant else 0)
+
+    def weights(self, *, variant):
+        return [(NAME, self._matrix(variant))]
+
+    def scores(self, token_ids, num_context, *, temperature, variant):
+        ids = np.array(token_ids)
+        logprobs = log_softmax(self._matrix(variant)[ids[num_context - 1 : -1]], temperature)
+        return np.take_along_axis(logprobs, ids[num_context:, None], 1)[:, 0], logprobs.max(axis=1)
+
+
+def test_versions_that_agree_on_the_likeliest_token_are_told_apart():
+    """Log-probabilities differ between versions whose greedy tokens do not."""
+    probe = evolve(BIGRAM_PROBE, reference=SlightlyOther())
+    with EngineChecker(make_bigram, probe) as checker:
+        assert checker.run("updates_under_load") == ""
 
 
 @pytest.mark.parametrize(("kind", "name", "message"), BROKEN, ids=[f"{each[1]}-{i}" for i, each in enumerate(BROKEN)])

@@ -14,9 +14,9 @@ import numpy as np
 from attrs import frozen
 
 from turnwise.protocols import Engine
-from turnwise.types import GenerateRequest, GenerateResult, TokenArray
+from turnwise.types import GenerateRequest, GenerateResult, SamplingParams, TokenArray
 from turnwise_testing.engine_check import engine_check
-from turnwise_testing.engine_probe import GREEDY, EngineProbe, Reference, expect, expect_equal
+from turnwise_testing.engine_probe import EngineProbe, Reference, expect, expect_equal
 
 Answer = tuple[GenerateRequest, GenerateResult]
 
@@ -38,7 +38,8 @@ class LoadFigures:
         num_mixed: answers with tokens of several versions.
         num_versions: versions that sampled a token.
         num_tokens: in all answers; every one of them is checked.
-        num_right: tokens that are the most likely ones, or tie with these, under the weights of the version they claim.
+        num_right: tokens that the weights of the version they claim give: their log-probabilities are the reference's,
+            or, from an engine without log-probabilities, they are the most likely ones or tie with these.
         num_right_before: the same under the weights of the version before; `num_tokens_before` have one.
         num_tokens_before: tokens of all versions but the first.
         update_s: median seconds of an update.
@@ -81,6 +82,9 @@ async def updates_under_load(engine: Engine, probe: EngineProbe, *, num_updates:
     Each version has different weights. Some requests are aborted and some cancelled. In the end the engine has the
     reference's first weights again, as it must have at the start.
 
+    Requests sample at temperature 1 where the engine returns log-probabilities: the log-probability of almost every
+    token differs between two versions, whereas two versions of a trained model mostly agree on the likeliest token.
+
     Args:
         engine: started.
         probe: with a reference.
@@ -93,14 +97,16 @@ async def updates_under_load(engine: Engine, probe: EngineProbe, *, num_updates:
     reference = _reference_of(probe)
     clock = asyncio.get_running_loop().time
     started = clock()
-    first = int(np.atleast_1d((await probe.ask(engine, _request(probe, 1))).weight_version)[-1])
+    temperature = 1.0 if engine.capabilities.logprobs else 0.0
+    sampling = SamplingParams(temperature=temperature, max_tokens=probe.num_long_tokens)
+    first = int(np.atleast_1d((await probe.ask(engine, _request(probe, 1, sampling))).weight_version)[-1])
     pause_s = float(np.clip((clock() - started) / 4, *_PAUSE_S))
     answers: list[Answer] = []
     seconds: list[float] = []
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         for client in range(_NUM_CLIENTS):
-            group.create_task(_keep_asking(engine, probe, range(client, 1_000_000, _NUM_CLIENTS), answers, stop))
+            group.create_task(_keep_asking(engine, probe, sampling, range(client, 1_000_000, _NUM_CLIENTS), answers, stop))
         for variant in range(1, num_updates + 1):
             await asyncio.sleep(pause_s)
             weights = reference.weights(variant=variant)
@@ -116,7 +122,7 @@ async def updates_under_load(engine: Engine, probe: EngineProbe, *, num_updates:
 
 @engine_check(needs="weight_updates", reference=True)
 async def check_updates_under_load(engine: Engine, probe: EngineProbe) -> None:
-    """Update after update while requests run: every token is greedy under the weights of the version it claims."""
+    """Update after update while requests run: every token comes from the weights of the version it claims."""
     figures = await updates_under_load(engine, probe, num_updates=probe.num_updates)
     probe.measured["tokens_checked"] = figures.num_tokens
     probe.measured["tokens_right"] = figures.num_right
@@ -129,20 +135,24 @@ def _reference_of(probe: EngineProbe) -> Reference:
     return probe.reference
 
 
-def _request(probe: EngineProbe, number: int) -> GenerateRequest:
-    """Return a long greedy request; contexts come again, so that an engine finds them in its cache."""
-    sampling = GREEDY.with_(max_tokens=probe.num_long_tokens)
+def _request(probe: EngineProbe, number: int, sampling: SamplingParams) -> GenerateRequest:
+    """Return a long request; contexts come again, so that an engine finds them in its cache."""
     return probe.request(number, sampling) if number % 3 else probe.prefix_request(sampling)
 
 
 async def _keep_asking(
-    engine: Engine, probe: EngineProbe, numbers: Sequence[int], answers: list[Answer], stop: asyncio.Event
+    engine: Engine,
+    probe: EngineProbe,
+    sampling: SamplingParams,
+    numbers: Sequence[int],
+    answers: list[Answer],
+    stop: asyncio.Event,
 ) -> None:
     """Send one request after the other until told to stop; abort some, cancel some."""
     for number in numbers:
         if stop.is_set():
             return
-        request = _request(probe, number)
+        request = _request(probe, number, sampling)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(probe.ask(engine, request))
             await asyncio.sleep(_PAUSE_S[0])
@@ -186,12 +196,16 @@ def _figures(probe: EngineProbe, answers: Sequence[Answer], seconds: Sequence[fl
 def _num_right(
     probe: EngineProbe, answers: Sequence[Answer], claimed: Sequence[TokenArray], version: int, variant: int
 ) -> int:
-    """Return how many tokens that claim a version are the best ones, or tie with these, under a variant's weights."""
+    """Return how many tokens that claim a version come from a variant's weights."""
     reference, count = _reference_of(probe), 0
     for (request, result), versions in zip(answers, claimed, strict=True):
         chosen = versions == version
         if chosen.any():
             ids = [*request.token_ids.tolist(), *result.token_ids.tolist()]
             scores, best = reference.scores(ids, len(request.token_ids), temperature=1.0, variant=variant)
-            count += int(((best - scores)[chosen] <= 2 * probe.logprob_bound).sum())
+            if request.sampling.temperature:
+                right = np.abs(scores - result.logprobs) <= probe.logprob_bound
+            else:
+                right = best - scores <= 2 * probe.logprob_bound
+            count += int(right[chosen].sum())
     return count

@@ -191,7 +191,7 @@ class EngineSuite(PluginSuite):
         run(checker, "update_in_flight_marks_each_token")
 
     def test_updates_under_load(self, checker: EngineChecker) -> None:
-        """Update after update while requests run: every token is greedy under the weights of the version it claims."""
+        """Update after update while requests run: every token comes from the weights of the version it claims."""
         run(checker, "updates_under_load")
 
     def test_failed_update_changes_nothing(self, checker: EngineChecker) -> None:

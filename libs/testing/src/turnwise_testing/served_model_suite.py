@@ -184,7 +184,7 @@ class ServedModelSuite:
         assert 32 == len(runner.run(engine.generate(numbered_request(1))).token_ids)
 
     def test_updates_under_load(self, engine: Engine, runner: asyncio.Runner, reference: TransformersReference) -> None:
-        """In 100 updates under load, every token is the greedy one under the weight version it claims."""
+        """In 100 updates under load, every token comes from the weights of the version it claims."""
         probe = EngineProbe(
             vocab_size=VOCAB_SIZE,
             num_long_tokens=100,

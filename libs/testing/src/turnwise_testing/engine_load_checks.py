@@ -106,7 +106,9 @@ async def updates_under_load(engine: Engine, probe: EngineProbe, *, num_updates:
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         for client in range(_NUM_CLIENTS):
-            group.create_task(_keep_asking(engine, probe, sampling, range(client, 1_000_000, _NUM_CLIENTS), answers, stop))
+            group.create_task(
+                _keep_asking(engine, probe, sampling, range(client, 1_000_000, _NUM_CLIENTS), answers, stop)
+            )
         for variant in range(1, num_updates + 1):
             await asyncio.sleep(pause_s)
             weights = reference.weights(variant=variant)

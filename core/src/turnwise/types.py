@@ -20,8 +20,16 @@ from turnwise.layout import Layout
 
 TokenArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
+Array = NDArray[np.generic]
+"""An array whose elements may have any type."""
+JsonObject = Mapping[str, object]
+"""A JSON object to read: text keys, and JSON values that a reader checks before it uses them."""
+JsonDict = dict[str, object]
+"""A JSON object to fill."""
 Message = Mapping[str, Any]
 """One chat message in the OpenAI form: `role`, `content`, and for assistants perhaps `tool_calls`."""
+ToolSchema = Mapping[str, Any]
+"""The schema of a tool in the OpenAI form: `type`, and `function` with `name`, `description` and `parameters`."""
 
 
 def as_token_array(token_ids: ArrayLike) -> TokenArray:
@@ -57,11 +65,7 @@ def copy_json(value: Any) -> Any:
 
 
 class State(StrEnum):
-    """
-    The common states of an agent's state machine; an agent may name more, as plain strings.
-
-    A value is never empty, and only `TERMINATED` ends an episode.
-    """
+    """The common states of agents, which may name more, as plain strings; only `TERMINATED` ends an episode."""
 
     PENDING = "pending"
     GENERATING = "generating"
@@ -194,7 +198,6 @@ class GenerateResult:
     replica: int = 0
 
     def __attrs_post_init__(self) -> None:
-        """Refuse a result whose arrays differ in length, before it can reach a record."""
         if len(self.token_ids) != len(self.logprobs):
             raise ValueError(f"{len(self.token_ids)} token ids but {len(self.logprobs)} log-probabilities")
 
@@ -269,7 +272,7 @@ class Reply:
     Attributes:
         content: text of the user message.
         should_terminate: the conversation is over; the model does not see `content`.
-        reward: reward of the turn, if the simulator gives rewards.
+        reward: of the turn, if the simulator gives rewards.
     """
 
     content: str = ""

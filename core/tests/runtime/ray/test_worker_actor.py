@@ -26,7 +26,6 @@ class FourTurns:
     """Four turns with an observation between them."""
 
     async def step(self, episode):
-        """Make one transition."""
         if episode.state == State.PENDING:
             episode.begin([1, 2, 3])
             return State.GENERATING
@@ -38,61 +37,72 @@ class FourTurns:
 
 
 @define
-class EndCounter(Observer):
-    """Counts finished episodes."""
+class EpisodeCounter(Observer):
+    """Counts started and finished episodes."""
 
-    count: int = 0
+    num_started: int = 0
+    num_ended: int = 0
+
+    def on_episode_started(self, event):
+        self.num_started += 1
 
     def on_episode_finished(self, event):
-        """Count one."""
-        self.count += 1
+        self.num_ended += 1
 
 
 @define
 class CountingEngine:
     """Returns results at once, and records how many episodes had finished at each of them."""
 
-    ends: EndCounter
+    counter: EpisodeCounter
     num_ended: list[int] = field(factory=list)
     capabilities = Capabilities()
 
     async def start(self):
-        """Nothing to start."""
+        pass
 
     async def generate(self, request):
-        """Answer two tokens."""
-        self.num_ended.append(self.ends.count)
+        self.num_ended.append(self.counter.num_ended)
         return GenerateResult(token_ids=[7, 8], logprobs=[-0.5, -0.5], finish_reason=FinishReason.STOP)
 
     async def abort(self, request_id):
-        """Nothing to abort."""
+        pass
 
     async def stop(self):
-        """Nothing to stop."""
+        pass
 
 
 @frozen
 class Blueprint:
     """The parts of a worker with one observer."""
 
-    ends: EndCounter
+    counter: EpisodeCounter
+    max_in_flight: int
 
     def make_components(self, engine, judge=None):
-        """Build them."""
         program = EpisodeProgram(agent=FourTurns())
-        observers = Observers.of([self.ends])
-        return WorkerComponents(engine=engine, programs={"four": program}, limits=Limits(), observers=observers)
+        observers = Observers.of([self.counter])
+        return WorkerComponents(
+            engine=engine,
+            programs={"four": program},
+            limits=Limits(),
+            observers=observers,
+            max_in_flight=self.max_in_flight,
+        )
 
     def make_router(self):
-        """Build a router."""
         return LeastTokens()
 
 
-async def run(num_episodes):
-    """Run episodes in an actor with one replica, and return the engine and the results by number."""
-    ends = EndCounter()
-    engine = CountingEngine(ends)
-    actor = WorkerActor("w", Blueprint(ends), {"policy": PoolSpec(engine.capabilities, 1)})
+async def run(num_episodes, max_in_flight=256, on_collect=lambda _counter, _results: None):
+    """
+    Run episodes in an actor with one replica, and return the engine and the results by number.
+
+    `on_collect` is called after each message, when the actor has done all that it does before the next one.
+    """
+    counter = EpisodeCounter()
+    engine = CountingEngine(counter)
+    actor = WorkerActor("w", Blueprint(counter, max_in_flight), {"policy": PoolSpec(engine.capabilities, 1)})
     server = ReplicaServer(engine)
     results = {}
     async with asyncio.TaskGroup() as group:
@@ -112,6 +122,9 @@ async def run(num_episodes):
         submitting = group.create_task(actor.submit(list(enumerate(specs))))
         while len(results) < num_episodes:
             message, _events = await actor.collect()
+            for _ in range(100):
+                await asyncio.sleep(0)
+            on_collect(counter, results)
             results |= dict(unpack_episodes(message))
         await submitting
         await actor.stop()
@@ -132,3 +145,21 @@ def test_episodes_do_not_end_all_at_once():
     engine, _results = asyncio.run(run(256))
     assert TURNS * 256 == len(engine.num_ended)
     assert engine.num_ended[-1] >= 256 * 7 // 8
+
+
+def test_started_episodes_are_the_oldest_undelivered_ones():
+    """
+    If the process dies now, with its last message, at most `max_in_flight` of the undelivered episodes had started.
+
+    The dispatcher counts the death of a worker for these alone.
+    """
+    not_started = []
+
+    def check(counter, delivered):
+        assert counter.num_started <= len(delivered) + 3
+        not_started.append(20 - counter.num_started)
+
+    _engine, results = asyncio.run(run(20, max_in_flight=3, on_collect=check))
+    assert list(range(20)) == sorted(results)
+    assert not_started[0] == 17
+    assert not_started[-1] == 0

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +33,7 @@ def do_nothing():
         st.one_of(
             st.tuples(st.just("acquire"), st.integers(0, 2), st.integers(1, 4)),
             st.tuples(st.just("complete"), st.integers(0, 2), st.integers(0, 3)),
-            st.tuples(st.just("requeue"), st.integers(0, 2), st.just(0)),
+            st.tuples(st.just("requeue"), st.integers(0, 2), st.integers(1, 4)),
             st.tuples(st.just("interrupt"), st.integers(0, 11), st.integers(0, 11)),
         ),
         max_size=40,
@@ -49,14 +50,14 @@ def test_each_episode_is_delivered_once(events):
             key = sorted(held[one])[min(two, len(held[one]) - 1)]
             dispatcher.complete(one, key, finish(held[one].pop(key)))
         elif event == "requeue":
-            dispatcher.requeue(one, "killed")
+            dispatcher.requeue(one, "killed", two)
             held[one] = {}
         elif event == "interrupt":
             to_end = dispatcher.interrupt(keys[min(one, two) : max(one, two)])
             assert all(set(keys_of_worker) <= set(held[worker]) for worker, keys_of_worker in to_end.items())
     assert max(delivered.values(), default=0) <= 1
     for worker in held:
-        dispatcher.requeue(worker, "killed")
+        dispatcher.requeue(worker, "killed", 4)
     dispatcher.fail_all("the end")
 
     assert delivered == Counter(range(12))
@@ -83,7 +84,7 @@ def test_interrupted_episodes_are_aborted():
 
     assert dispatcher.interrupt(keys[1:]) == {0: [keys[1]]}
     assert {number: result.status for number, result in results.items()} == {2: Status.ABORTED, 3: Status.ABORTED}
-    dispatcher.requeue(0, "killed")
+    dispatcher.requeue(0, "killed", 4)
     assert results[1].status is Status.ABORTED
     assert all(not result.unfinished.started for result in results.values())
     assert dispatcher.num_retried == 1
@@ -97,58 +98,191 @@ def test_a_resumed_episode_keeps_its_record_when_its_worker_dies():
     dispatcher, results = EpisodeDispatcher(max_kills=1), {}
     dispatcher.submit([resumed], results.__setitem__, do_nothing)
     dispatcher.acquire(0, 1)
-    dispatcher.requeue(0, "killed")
+    dispatcher.requeue(0, "killed", 4)
 
     assert (results[0].status, results[0].fault.kind) == (Status.FAILED, "PoisonedEpisode")
     assert results[0].trajectories[0].input_ids.tolist() == [1, 2]
     assert dispatcher.num_quarantined == 1
 
 
+class Cluster:
+    """
+    Workers that run a dispatcher's episodes in rounds: in each, every running episode ends or kills its worker.
+
+    Attributes:
+        slots: most episodes that a worker runs at once; it starts them in order.
+        killers: numbers of the episodes that kill their worker.
+        runs: times that each episode was started.
+        rounds: number of running episodes in each round.
+        deaths: of workers.
+    """
+
+    def __init__(self, num_episodes, *, workers, window=512, slots=512, killers=(), order=None):
+        self.dispatcher, self.results = EpisodeDispatcher(), {}
+        self.dispatcher.submit(make_specs(num_episodes), self.results.__setitem__, do_nothing)
+        self.held = {worker: {} for worker in range(workers)}
+        self.window, self.slots, self.killers, self.order = window, slots, set(killers), order
+        self.runs, self.rounds, self.deaths = Counter(), [], 0
+        self.share()
+
+    def acquire(self, worker, limit):
+        self.held[worker] |= dict(self.dispatcher.acquire(worker, limit))
+
+    def share(self):
+        share = self.dispatcher.even_share(list(self.held))
+        for worker in self.held:
+            self.acquire(worker, min(share, self.window))
+
+    def running(self, worker):
+        return list(self.held[worker])[: self.slots]
+
+    def kill(self, *workers):
+        """Kill workers at the same time: each death is only known after the episodes of the one before were shared."""
+        for worker in workers:
+            self.deaths += 1
+            self.runs.update(self.running(worker))
+            self.held[worker] = {}
+            self.dispatcher.requeue(worker, "killed", self.slots)
+            self.share()
+
+    def run(self):
+        """Run until every episode is delivered."""
+        while self.dispatcher.keys:
+            running = {worker: self.running(worker) for worker in self.held}
+            self.rounds.append(sum(map(len, running.values())))
+            assert self.rounds[-1], "episodes wait, and every worker is idle"
+            for worker, keys in running.items():
+                ended = self.order.sample(keys, len(keys)) if self.order else keys
+                for key in ended:
+                    if key in self.killers:
+                        self.kill(worker)
+                        break
+                    self.runs[key] += 1
+                    self.dispatcher.complete(worker, key, finish(self.held[worker].pop(key)))
+            for worker in self.held:
+                self.acquire(worker, self.window)
+        return self
+
+    @property
+    def failed(self):
+        return {number for number, result in self.results.items() if result.status is Status.FAILED}
+
+
 @settings(max_examples=200)
 @given(
-    killers=st.sets(st.integers(0, 29), max_size=5),
-    windows=st.lists(st.integers(1, 30), min_size=1, max_size=3),
+    num_episodes=st.integers(1, 200),
+    killers=st.sets(st.integers(0, 199), max_size=5),
+    workers=st.integers(1, 4),
+    window=st.integers(1, 64),
+    slots=st.integers(1, 32),
     order=st.randoms(use_true_random=False),
 )
-def test_only_episodes_that_kill_workers_fail(killers, windows, order):
-    """Episodes that ran beside a killer finish, whatever the windows of the workers and the order of the episodes."""
-    dispatcher, results = EpisodeDispatcher(), {}
-    dispatcher.submit(make_specs(30), results.__setitem__, do_nothing)
-    held = [{} for _ in windows]
-    for _ in range(2000):
-        if not dispatcher.keys:
-            break
-        worker = order.randrange(len(windows))
-        held[worker] |= dict(dispatcher.acquire(worker, windows[worker]))
-        if held[worker]:
-            key = order.choice(sorted(held[worker]))
-            if int(held[worker][key].task.uid) in killers:
-                dispatcher.requeue(worker, "killed")
-                held[worker] = {}
-            else:
-                dispatcher.complete(worker, key, finish(held[worker].pop(key)))
+def test_killers_fail_and_cost_the_others_little(num_episodes, killers, workers, window, slots, order):
+    """
+    Exactly the episodes that kill workers fail, in any order of events. Each costs two deaths and one per halving, and
+    a round without a death leaves no worker idle that could run an episode.
+    """
+    killers = {killer for killer in killers if killer < num_episodes}
+    cluster = Cluster(num_episodes, workers=workers, window=window, slots=slots, killers=killers, order=order).run()
+    halvings = (min(window, slots) - 1).bit_length()
 
-    assert {number for number, result in results.items() if result.status is Status.FAILED} == killers
-    assert len(results) == 30
-    assert dispatcher.num_quarantined == len(killers)
+    assert cluster.failed == killers
+    assert len(cluster.results) == num_episodes
+    assert cluster.dispatcher.num_quarantined == len(killers)
+    assert cluster.deaths <= len(killers) * (2 + halvings + 1)
+    # All episodes of a run could share a worker's deaths; each death costs an episode at most one more run.
+    assert max(cluster.runs.values()) <= 1 + len(killers) * (2 + halvings + 1)
+    # A killer costs a round for each of its deaths, and a round in which workers finish their ordinary episodes.
+    undisturbed = -(-num_episodes // (workers * min(window, slots)))
+    assert len(cluster.rounds) <= 2 * undisturbed + workers + 2 * cluster.deaths
 
 
-def test_a_quarantined_episode_has_its_worker_to_itself():
-    """Its worker first finishes its other episodes, and other workers continue meanwhile."""
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_a_worker_lost_twice_costs_two_groups(workers):
+    """512 episodes whose worker was lost twice run again side by side, in at most ten rounds and without a failure."""
+    cluster = Cluster(512, workers=workers)
+    cluster.kill(0)
+    cluster.kill(*[worker for worker in cluster.held if cluster.held[worker]])
+    cluster.run()
+
+    assert cluster.failed == set()
+    assert len(cluster.rounds) <= 10
+    assert max(cluster.rounds) >= 256
+    assert max(cluster.runs.values()) <= 4
+
+
+@pytest.mark.parametrize("killer", [0, 255, 511])
+def test_a_killer_among_512_is_found_with_ten_more_deaths(killer):
+    """Group testing finds it on two workers; no other episode fails, and none runs more than ten times again."""
+    cluster = Cluster(512, workers=2, killers=[killer]).run()
+
+    assert cluster.failed == {killer}
+    assert cluster.deaths <= 2 + 10
+    assert all(runs <= 1 + 2 + 10 for runs in cluster.runs.values())
+    assert len(cluster.rounds) <= 2 + 10 + 1
+
+
+def test_only_started_episodes_become_suspects():
+    """A worker that runs 4 of its 100 episodes is lost twice: 4 of them are tested, and 96 run as usual."""
+    cluster = Cluster(100, workers=1, slots=4)
+    cluster.kill(0)
+    cluster.kill(0)
+
+    assert sorted([*cluster.held[0], *cluster.dispatcher._quarantine.keys]) == [0, 1, 2, 3]
+    assert len(cluster.dispatcher._pending) == 96
+
+
+def test_episodes_of_a_dead_worker_are_shared():
+    """They go to all live workers in even parts, whatever these hold already."""
+    cluster = Cluster(64, workers=4)
+    cluster.held.pop(0)
+    cluster.dispatcher.requeue(0, "killed", 512)
+    cluster.share()
+
+    assert sorted(len(held) for held in cluster.held.values()) == [20, 22, 22]
+
+
+def test_suspects_have_their_workers_to_themselves():
+    """A worker first finishes its other episodes, other workers continue meanwhile, and halves run side by side."""
     dispatcher, results = EpisodeDispatcher(max_kills=1), {}
-    dispatcher.submit(make_specs(4), results.__setitem__, do_nothing)
+    dispatcher.submit(make_specs(7), results.__setitem__, do_nothing)
     dispatcher.acquire(0, 2)
     dispatcher.acquire(1, 1)
-    dispatcher.requeue(0, "killed")
+    dispatcher.acquire(2, 1)
+    assert not dispatcher.requeue(0, "killed", 4)
 
-    assert dispatcher.acquire(1, 4) == []  # it will run the quarantined two, and holds another
-    assert [key for key, _ in dispatcher.acquire(0, 4)] == [3]
+    assert dispatcher.acquire(1, 4) == []  # it will test one half, and holds another episode
+    assert [key for key, _ in dispatcher.acquire(0, 4)] == [0]
+    assert [key for key, _ in dispatcher.acquire(2, 2)] == [4]  # one group waits, and one worker will test it
     dispatcher.complete(1, 2, finish(make_spec(2)))
-    assert [key for key, _ in dispatcher.acquire(1, 4)] == [0]
-    assert dispatcher.acquire(1, 4) == []
-    dispatcher.requeue(1, "killed again")
-    assert (results[0].status, results[0].fault.kind) == (Status.FAILED, "PoisonedEpisode")
-    assert "2 workers died" in results[0].fault.message
-    dispatcher.complete(0, 3, finish(make_spec(3)))
-    assert [key for key, _ in dispatcher.acquire(0, 4)] == [1]
-    assert dispatcher.interrupt([1]) == {0: [1]}
+    assert [key for key, _ in dispatcher.acquire(1, 4)] == [1]
+    assert dispatcher.acquire(0, 4) == dispatcher.acquire(1, 4) == []
+    assert dispatcher.requeue(1, "killed again", 4)
+    assert (results[1].status, results[1].fault.kind) == (Status.FAILED, "PoisonedEpisode")
+    assert "2 workers died" in results[1].fault.message
+    dispatcher.complete(0, 0, finish(make_spec(0)))
+    assert [key for key, _ in dispatcher.acquire(0, 4)] == [5, 6]
+
+
+def test_an_interrupted_episode_that_ran_beside_another_is_suspect_too():
+    """The other one does not fail in its place: it was not alone on the dead worker."""
+    dispatcher, results = EpisodeDispatcher(max_kills=1), {}
+    keys = dispatcher.submit(make_specs(2), results.__setitem__, do_nothing)
+    dispatcher.acquire(0, 2)
+    dispatcher.interrupt(keys[:1])
+    dispatcher.requeue(0, "killed", 2)
+
+    assert {number: result.status for number, result in results.items()} == {0: Status.ABORTED}
+    assert [key for key, _ in dispatcher.acquire(0, 2)] == [1]
+
+
+def test_waiting_suspects_can_be_interrupted():
+    """They are delivered as aborted at once, and no worker waits for them any longer."""
+    dispatcher, results = EpisodeDispatcher(max_kills=1), {}
+    keys = dispatcher.submit(make_specs(3), results.__setitem__, do_nothing)
+    dispatcher.acquire(0, 2)
+    dispatcher.requeue(0, "killed", 2)
+    dispatcher.interrupt(keys[:2])
+
+    assert {number: result.status for number, result in results.items()} == {0: Status.ABORTED, 1: Status.ABORTED}
+    assert [key for key, _ in dispatcher.acquire(0, 2)] == [2]

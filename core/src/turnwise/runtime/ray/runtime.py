@@ -139,7 +139,7 @@ class RayRuntime:
             deliver(number, result)
 
         keys = self.dispatcher.submit(specs, emit_and_deliver, ended.set)
-        self.workers.distribute(len(specs))
+        self.workers.distribute()
         async with asyncio.TaskGroup() as waiting:
             interrupting = waiting.create_task(self._interrupt_at(interrupt, keys)) if interrupt else None
             await ended.wait()

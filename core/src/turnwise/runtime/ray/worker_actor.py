@@ -49,6 +49,8 @@ class WorkerActor(PoolClientActor):
         self._any_finished = asyncio.Event()
         self._stopped = asyncio.Event()
         self._slots = asyncio.Semaphore(self._worker.parts.max_in_flight)
+        self._in_slots: set[int] = set()
+        self._num_collected = 0
         self._events = EventForwarder(self._any_finished.set)
         self._observers = self._worker.parts.observers
         self._pool.observe(self._observers, name)
@@ -100,12 +102,20 @@ class WorkerActor(PoolClientActor):
 
     async def collect(self, limit: int = 256) -> tuple[ToDriver, Events]:
         """Wait for finished episodes or due events; return up to `limit` episodes, and all events so far."""
+        # The driver has received the results of its previous call, and only now are their slots free. So if this
+        # process dies, at most `max_in_flight` of the episodes that the driver misses had started: the oldest ones.
+        for _ in range(self._num_collected):
+            self._slots.release()
+        self._num_collected = 0
         await self._any_finished.wait()
         # At most `limit`, so that one message does not block the event loop for long. The driver collects again at
         # once.
         collected, self._finished = self._finished[:limit], self._finished[limit:]
         if not self._finished:
             self._any_finished.clear()
+        numbers = self._in_slots.intersection(number for number, _result in collected)
+        self._num_collected = len(numbers)
+        self._in_slots -= numbers
         return pack_episodes(collected), self._events.drain()
 
     async def abort(self) -> None:
@@ -129,9 +139,14 @@ class WorkerActor(PoolClientActor):
         self._stopped.set()
 
     async def stats(self) -> dict[str, float]:
-        """Return migrated requests and sent tokens."""
+        """Return the most episodes at once, migrated requests and sent tokens."""
         pool = self._pool
-        return {"num_migrations": pool.num_migrations, "num_sent_tokens": pool.num_sent_tokens, "pid": os.getpid()}
+        return {
+            "max_in_flight": self._worker.parts.max_in_flight,
+            "num_migrations": pool.num_migrations,
+            "num_sent_tokens": pool.num_sent_tokens,
+            "pid": os.getpid(),
+        }
 
     def _build_components(self, blueprint: Blueprint) -> WorkerComponents:
         components = blueprint.make_components(self._pool, self._pools.get("judge"))
@@ -141,10 +156,13 @@ class WorkerActor(PoolClientActor):
     async def _run_one(self, number: int, context: EpisodeContext) -> None:
         if self._slots.locked():
             self._worker.emit_limit_reached()
-        async with self._slots:
-            # During the wait `interrupt` may have delivered the episode already.
-            if spec := self._waiting.pop(number, None):
-                self._finish(number, await self._worker.run_one(spec, context, number))
+        await self._slots.acquire()
+        # During the wait `interrupt` may have delivered the episode already.
+        if spec := self._waiting.pop(number, None):
+            self._in_slots.add(number)
+            self._finish(number, await self._worker.run_one(spec, context, number))
+        else:
+            self._slots.release()
 
     def _finish(self, number: int, result: EpisodeResult) -> None:
         self._finished.append((number, result))

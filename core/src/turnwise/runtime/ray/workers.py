@@ -46,6 +46,7 @@ class WorkerGroup:
     observers: Observers = field(factory=Observers)
     rewards: RewardGroup | None = None
     slots: list[ActorSlot] = field(init=False)
+    _max_in_flight: dict[int, int] = field(factory=dict, init=False)
     _clock_offsets_s: dict[int, float] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -57,7 +58,8 @@ class WorkerGroup:
         pools = {name: pool.spec for name, pool in self.pools.items()}
         reward_tries = 0 if self.rewards is None else self.config.ray.reward_tries
         handle = actor.remote(slot.name, self.blueprint, pools, reward_tries)
-        await first_reply(handle, handle.stats.remote(), self.config.ray.start_timeout_s)
+        stats = await first_reply(handle, handle.stats.remote(), self.config.ray.start_timeout_s)
+        self._max_in_flight[slot.index] = int(stats["max_in_flight"])
         watch = handle.watch.remote()
         await self._forward_events(slot, handle)
         # No await from here on, for the reason given in `ReplicaGroup.start`. The episodes are submitted last: the
@@ -79,17 +81,15 @@ class WorkerGroup:
             return
         # `_collect` of this worker has ended, because `watch_actor` has. So no result of an episode can be delivered
         # after the episode was given to another worker.
-        retried, quarantined = self.dispatcher.num_retried, self.dispatcher.num_quarantined
-        self.dispatcher.requeue(slot.index, slot.last_error)
-        if self.dispatcher.num_quarantined > quarantined:
-            slot.restarts = 0  # the episode killed it; the worker itself may be healthy
+        retried = self.dispatcher.num_retried
+        if self.dispatcher.requeue(slot.index, slot.last_error, self._max_in_flight[slot.index]):
+            slot.restarts = 0  # an episode killed it; the worker itself may be healthy
         if count := self.dispatcher.num_retried - retried:
             event = EpisodesRetried(count=count, worker=slot.name, reason=slot.last_error)
             self.observers.emit("on_episodes_retried", event)
         for pool in self.pools.values():
             pool.disconnect_client(slot)
-        for other in live(self.slots):
-            self.submit(other)
+        self._share()
 
     def give_up(self, slot: ActorSlot) -> None:
         """Fail every episode if no worker is left."""
@@ -99,16 +99,13 @@ class WorkerGroup:
     async def close(self) -> None:
         """Do nothing: workers have no resources besides their actors."""
 
-    def distribute(self, count: int) -> None:
+    def distribute(self) -> None:
         """Share new episodes of the dispatcher evenly among the workers."""
         if all_given_up(self.slots):
             self.dispatcher.fail_all("every worker is dead")
-        # An even share first: the first worker could otherwise fill its window with all episodes.
-        workers = live(self.slots)
-        share = -(-count // max(1, len(workers)))
-        for slot in workers:
+        for slot in live(self.slots):
             post(slot.handle.resume)  # an earlier run may have been aborted
-            self.submit(slot, share)
+        self._share()
 
     def abort(self) -> None:
         """End all episodes soon. If a worker dies meanwhile, its episodes do not run again."""
@@ -128,6 +125,13 @@ class WorkerGroup:
         window = self.config.ray.window
         if specs := self.dispatcher.acquire(slot.index, window if limit is None else min(limit, window)):
             post(slot.handle.submit, specs)
+
+    def _share(self) -> None:
+        # An even share for each: the first worker could otherwise fill its window with all episodes.
+        workers = live(self.slots)
+        share = self.dispatcher.even_share([slot.index for slot in workers])
+        for slot in workers:
+            self.submit(slot, share)
 
     async def _forward_events(self, slot: ActorSlot, handle: Any) -> None:
         """Let a worker forward the events that observers of the driver receive, and measure its clock."""

@@ -19,6 +19,7 @@ from attrs import define, field, frozen
 
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec
+from turnwise.runtime.remote.quarantine import Quarantine
 from turnwise.runtime.worker import Deliver, build_unrun_result, build_unstarted_result
 from turnwise.types import Fault, Status
 
@@ -41,13 +42,13 @@ class EpisodeDispatcher:
     Tracks by key which worker holds each episode.
 
     A worker's death rarely tells which of its episodes caused it. So an episode with which `max_kills` workers have
-    died is quarantined: one worker at a time runs such episodes, one by one. An episode that was alone with the last
-    worker that died is the cause, and fails.
+    died is a suspect, and the `Quarantine` tests it. An episode that ran alone on the worker that died last is the
+    cause, and fails.
 
     Attributes:
-        max_kills: deaths of workers after which an episode is quarantined.
+        max_kills: deaths of workers after which an episode is a suspect.
         num_retried: episodes that ran again because their worker died.
-        num_quarantined: episodes that failed because they were alone with a worker that died.
+        num_quarantined: episodes that failed because they were alone on a worker that died.
     """
 
     max_kills: int = 2
@@ -56,10 +57,10 @@ class EpisodeDispatcher:
     _keys: count[int] = field(factory=count, init=False)
     _entries: dict[int, _Entry] = field(factory=dict, init=False)
     _pending: deque[int] = field(factory=deque, init=False)
-    _held: dict[int, set[int]] = field(factory=dict, init=False)
+    # Keys in the order in which the worker starts them.
+    _held: dict[int, dict[int, None]] = field(factory=dict, init=False)
     _kills: Counter[int] = field(factory=Counter, init=False)
-    _quarantine: deque[int] = field(factory=deque, init=False)
-    _quarantine_worker: int | None = field(default=None, init=False)
+    _quarantine: Quarantine = field(factory=Quarantine, init=False)
     _interrupted: set[int] = field(factory=set, init=False)
 
     def submit(self, specs: Sequence[EpisodeSpec], deliver: Deliver, on_end: Callable[[], None]) -> list[int]:
@@ -85,25 +86,23 @@ class EpisodeDispatcher:
         """Keys of the undelivered episodes."""
         return list(self._entries)
 
+    def even_share(self, workers: Sequence[int]) -> int:
+        """Return how many episodes each of these workers holds when the pending ones are shared evenly."""
+        held = sum(len(self._held.get(worker, ())) for worker in workers)
+        return -(-(len(self._pending) + held) // max(1, len(workers)))
+
     def acquire(self, worker: int, limit: int) -> list[tuple[int, EpisodeSpec]]:
-        """Return episodes for a worker, until it holds `limit` of them."""
-        held = self._held.setdefault(worker, set())
-        # The first worker that asks takes the quarantine over, and keeps it until no quarantined episode is left.
-        if self._quarantine_worker is None and self._quarantine:
-            self._quarantine_worker = worker
-        if self._quarantine_worker == worker and not held and not self._quarantine:
-            self._quarantine_worker = None
-        if self._quarantine_worker == worker:
-            # The worker first finishes all that it holds: a quarantined episode must be the only one that can kill it.
-            keys = [] if held else [self._quarantine.popleft()]
-        else:
+        """Return episodes for a worker, until it holds `limit` of them; a group of suspects is never cut."""
+        held = self._held.setdefault(worker, {})
+        keys = self._quarantine.acquire(worker, busy=bool(held))
+        if keys is None:
             keys = [self._pending.popleft() for _ in range(min(limit - len(held), len(self._pending)))]
-        held.update(keys)
+        held.update(dict.fromkeys(keys))
         return [(key, self._entries[key].spec) for key in keys]
 
     def complete(self, worker: int, key: int, result: EpisodeResult) -> None:
         """Deliver the result of an episode; a second result is dropped."""
-        self._held.get(worker, set()).discard(key)
+        self._held.get(worker, {}).pop(key, None)
         self._kills.pop(key, None)
         self._interrupted.discard(key)
         # Removed before the callbacks, which may submit the next episodes.
@@ -111,37 +110,50 @@ class EpisodeDispatcher:
             entry.deliver(entry.number, result)
             entry.on_delivered()
 
-    def requeue(self, worker: int, reason: str) -> None:
-        """Run the episodes of a dead worker again, and deliver the ones that must not run again."""
-        held = self._held.pop(worker, set())
-        if self._quarantine_worker == worker:
-            self._quarantine_worker = None
-        # In descending order, because each goes to the front of its queue: the oldest runs first again.
-        for key in sorted(held, reverse=True):
-            self._kills[key] += 1
-            if key in self._interrupted:
-                # The run does not wait for it any longer. An unstarted result can be resumed.
-                self.complete(worker, key, build_unstarted_result(self._entries[key].spec))
-            elif self._kills[key] < self.max_kills:
-                self.num_retried += 1
-                self._pending.appendleft(key)
-            elif len(held) > 1:
-                self.num_retried += 1
-                self._quarantine.appendleft(key)
-            else:
-                self._fail_quarantined(worker, key, reason)
+    def requeue(self, worker: int, reason: str, max_started: int) -> bool:
+        """
+        Run the episodes of a dead worker again, and deliver the ones that must not run again.
+
+        Args:
+            worker: that died.
+            reason: of its death.
+            max_started: most undelivered episodes that the worker had started. It starts them in their order.
+
+        Returns:
+            Whether its episodes are to blame and not the worker.
+        """
+        held = list(self._held.pop(worker, ()))
+        tested = self._quarantine.release(worker)
+        interrupted = self._interrupted.intersection(held)
+        for key in interrupted:
+            # The run does not wait for it any longer. An unstarted result can be resumed.
+            self.complete(worker, key, build_unstarted_result(self._entries[key].spec))
+        left = [key for key in held if key not in interrupted]
+        # An interrupted episode may have ended unstarted, so another may have started in its place.
+        started = left[:max_started]
+        self._kills.update(started)
+        suspects = [key for key in started if self._kills[key] >= self.max_kills]
+        if len(suspects) == len(started) == 1 and not interrupted:
+            left.remove(suspects[0])
+            self._fail_quarantined(worker, suspects.pop(), reason)
+            tested = True
+        self.num_retried += len(left)
+        self._quarantine.add(sorted(suspects))
+        # In descending order, because each goes to the front: the oldest runs first again.
+        self._pending.extendleft(sorted(set(left).difference(suspects), reverse=True))
+        return tested
 
     def interrupt(self, keys: Sequence[int]) -> dict[int, list[int]]:
         """Deliver episodes that no worker holds as aborted; return the others by worker, which must end them soon."""
         interrupted = self._entries.keys() & set(keys)
-        waiting = [key for key in (*self._pending, *self._quarantine) if key in interrupted]
+        waiting = [key for key in (*self._pending, *self._quarantine.keys) if key in interrupted]
         self._pending = deque(key for key in self._pending if key not in interrupted)
-        self._quarantine = deque(key for key in self._quarantine if key not in interrupted)
+        self._quarantine.remove(interrupted)
         for key in waiting:
             self.complete(_NO_WORKER, key, build_unstarted_result(self._entries[key].spec))
         # Remembered until the worker has ended them: if it dies first, they must not run again.
         self._interrupted |= interrupted.difference(waiting)
-        return {worker: sorted(held & self._interrupted & interrupted) for worker, held in self._held.items()}
+        return {worker: sorted(held.keys() & self._interrupted & interrupted) for worker, held in self._held.items()}
 
     def fail_all(self, reason: str) -> None:
         """Deliver every episode as failed: no worker is left."""

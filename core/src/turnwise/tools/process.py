@@ -3,6 +3,9 @@ Processes for functions that may hang: an abandoned call ends with its process, 
 
 A process runs many calls, one after the other. There are at most `MAX_PROCESSES`; further calls wait for one. Only JSON
 crosses the process border, in lines. `turnwise.tools.process_server` is the other side.
+
+Each process leads a session, so Ctrl-C in a terminal does not reach it. It is killed together with the children of its
+calls, by the kernel if the driver is killed. Only a child that starts a session itself survives.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import atexit
 import importlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -42,11 +47,23 @@ class _Process:
 
     def __init__(self) -> None:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-m", "turnwise.tools.process_server"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-        # Popen was asked for pipes, so these are not None.
-        self._requests = cast("IO[bytes]", self._process.stdin)
-        self._answers = cast("IO[bytes]", self._process.stdout)
+        lifeline, self._lifeline = os.pipe()
+        # A socket, unlike a pipe, can be shut down while a thread reads it and a forked child holds its other end.
+        self._socket, answers = socket.socketpair()
+        self._answers = self._socket.makefile("rb")
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "turnwise.tools.process_server", str(lifeline)],
+                stdin=subprocess.PIPE,
+                stdout=answers.fileno(),
+                env=environment,
+                pass_fds=[lifeline],
+                start_new_session=True,
+            )
+        finally:
+            os.close(lifeline)
+            answers.close()
+        self._requests = cast("IO[bytes]", self._process.stdin)  # Popen was asked for a pipe, so it is not None
 
     def ask(self, request: str) -> str:
         """Return the answer, empty when the process ended."""
@@ -58,17 +75,21 @@ class _Process:
             return ""
 
     def end(self) -> int:
-        """Kill the process, close its pipes, and return its exit code."""
-        self._process.kill()
+        """Kill the process and its children, close its pipes, and return its exit code."""
+        self.kill()
         code = self._process.wait()
-        for pipe in (self._requests, self._answers):
+        os.close(self._lifeline)
+        for pipe in (self._requests, self._answers, self._socket):
             with suppress(OSError):
                 pipe.close()
         return code
 
     def kill(self) -> None:
-        """Kill the process, which wakes the thread that waits for its answer."""
-        self._process.kill()
+        """Kill the process and its children, and wake the thread that waits for its answer. Call it before `end`."""
+        with suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 @define(eq=False)

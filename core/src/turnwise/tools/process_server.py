@@ -1,16 +1,20 @@
 """
 The process side of `turnwise.tools.process`: runs calls of functions, one after the other, until its input ends.
 
-Started as ``python -m turnwise.tools.process_server``. Requests and answers are lines of JSON.
+Started as ``python -m turnwise.tools.process_server LIFELINE``. Requests and answers are lines of JSON. LIFELINE is the
+read end of a pipe that the driver never writes to; it closes when the driver ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import importlib
 import inspect
 import json
 import os
+import select
+import signal
 import sys
 from typing import Any
 
@@ -22,11 +26,27 @@ from turnwise.tools.function import as_result, function_tool
 
 def main() -> None:
     """Serve until standard input ends."""
+    _die_with_driver(int(sys.argv[1]))
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of functions must not mix with the answers
     for line in sys.stdin.buffer:
         answers.write(json.dumps(answer(json.loads(line))).encode() + b"\n")
         answers.flush()
+
+
+def _die_with_driver(lifeline: int) -> None:
+    """
+    Let the kernel kill this process and its children when the driver ends.
+
+    No thread or handler could: a call may hold the interpreter for hours, and a process with threads should not fork.
+    """
+    if not hasattr(fcntl, "F_SETSIG"):
+        return  # not Linux: the process ends after its call
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:
+        sys.exit()  # the driver ended before this
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

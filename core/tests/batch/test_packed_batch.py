@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.batch.columns import NO_TRAJECTORY, make_rows, number_groups
-from turnwise.batch.packed_batch import PackedBatch, concat_packed, pack
+from turnwise.batch.columns import NO_TRAJECTORY, PackedBatch, make_rows
+from turnwise.batch.rollout_batch import collate
 from turnwise.errors import TrajectoryError
 from turnwise.record.result import EpisodeResult, token_scores
 from turnwise.record.trajectory import Trajectory
@@ -59,6 +59,11 @@ def episode_results(draw: st.DrawFn):
         trajectories=records,
         scores=tuple(draw(scores_of(record)) for record in records) if scored else (),
     )
+
+
+def pack(results, pad_token_id: int) -> PackedBatch:
+    """Return episodes as a packed batch."""
+    return collate(results, pad_token_id=pad_token_id).packed()
 
 
 def rows_in(packed: PackedBatch, name: str) -> list[list]:
@@ -177,23 +182,6 @@ class TestPack:
         with pytest.raises(TrajectoryError, match=r"^episode u/1: 3 turn scores for 2 turns$"):
             pack([EpisodeResult(**episode, scores=(TurnScore(values=(1.0, 2.0, 3.0)),))], pad_token_id=0)
 
-    @few
-    @given(st.lists(episode_results(), min_size=1, max_size=5), st.integers(0, 5))
-    def test_splitting_changes_nothing(self, results, at):
-        """Packing in two parts and concatenating is packing at once."""
-        parts = [pack(part, pad_token_id=PAD) for part in (results[:at], results[at:])]
-        joined, whole = concat_packed(parts), pack(results, pad_token_id=PAD)
-        assert whole.rows == joined.rows
-        assert whole.cu_seqlens.tolist() == joined.cu_seqlens.tolist()
-        for name in ("input_ids", "rm_scores", "loss_mask", "prompt_lens", "scored", "path_start"):
-            assert torch.equal(getattr(whole, name), getattr(joined, name))
-
-    def test_concat_of_what_does_not_belong_together(self):
-        """Different pad ids, and nothing at all, are refused."""
-        for parts in ([], [pack([], pad_token_id=0), pack([], pad_token_id=1)]):
-            with pytest.raises(TrajectoryError, match="concat takes at least one batch"):
-                concat_packed(parts)
-
 
 class TestGroups:
     """Which rows belong together."""
@@ -205,4 +193,4 @@ class TestGroups:
             EpisodeResult(task=task(uid), global_step=step, validation=validation, status=Status.COMPLETED)
             for uid, step, validation in episodes
         ]
-        assert number_groups(pack(results, pad_token_id=0).rows) == [0, 1, 0, 2, 3]
+        assert collate(results, pad_token_id=0).group_index.tolist() == [0, 1, 0, 2, 3]

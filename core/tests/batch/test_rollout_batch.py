@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from turnwise.batch.packed_batch import pack
-from turnwise.batch.rollout_batch import RolloutBatch, collate, concat
+from turnwise.batch.rollout_batch import RolloutBatch, collate
 from turnwise.errors import DataError, DuplicateNameError, PluginError, TrajectoryError
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
@@ -239,16 +238,7 @@ class TestCollate:
 
 
 class TestParts:
-    """Selecting, concatenating, packing."""
-
-    @few
-    @given(results(min_size=1, max_size=5), st.integers(0, 5))
-    def test_splitting_among_workers_changes_nothing(self, episodes, at):
-        """Two workers' batches make the batch of all, whatever each padded to."""
-        parts = [collate(part, pad_token_id=PAD) for part in (episodes[:at], episodes[at:])]
-        assert_same(collate(episodes, pad_token_id=PAD), concat(parts))
-        widths = {"prompt_length": 40, "response_length": 400}
-        assert_same(collate(episodes, pad_token_id=PAD, **widths), concat(parts, **widths))
+    """Selecting and packing."""
 
     @few
     @given(results(), st.integers(0, 3), st.integers(1, 4))
@@ -261,29 +251,13 @@ class TestParts:
         assert_same(batch, RolloutBatch.from_packed(packed, **widths))
         assert len(packed.input_ids) == int(batch.attention_mask.sum())
 
-    @few
-    @given(results(), st.integers(1, 4))
-    def test_padding_at_once_is_packing_and_padding(self, episodes, multiple_of):
-        """A batch does not depend on whether its rows ever stood end to end."""
-        packed = pack(episodes, pad_token_id=PAD)
-        expected = RolloutBatch.from_packed(packed, pad_to_multiple_of=multiple_of)
-        assert_same(expected, collate(episodes, pad_token_id=PAD, pad_to_multiple_of=multiple_of))
-
-    def test_concat_repads_fields(self):
+    def test_padding_anew_moves_fields(self):
         """A field keeps its place at its tokens when the padding around it changes."""
-        long, short = collate([episode(trajectory())], pad_token_id=PAD), collate([episode(forked())], pad_token_id=PAD)
-        parts = [with_fields_of_each_kind(batch) for batch in (long, short)]
-        both = concat(parts)
-        assert both.fields["b_response"].tolist() == [[3, 4, 5, 6], [2, 3, 4, 5]]
-        assert both.fields["c_token"][..., 0].tolist() == [[1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5]]
-        assert both.fields["a_row"].tolist() == [0, 0]
-
-    def test_concat_of_what_does_not_belong_together(self):
-        """Fields must be the same, and there must be something."""
-        batch = collate([episode(trajectory())], pad_token_id=PAD)
-        for parts in ([], [batch, with_fields_of_each_kind(batch)]):
-            with pytest.raises(TrajectoryError, match="concat takes at least one batch, and all of one pad id"):
-                concat(parts)
+        batch = with_fields_of_each_kind(collate([episode(forked())], pad_token_id=PAD))
+        wide = RolloutBatch.from_packed(batch.packed(), prompt_length=2)
+        assert wide.fields["b_response"].tolist() == [[2, 3, 4, 5]]
+        assert wide.fields["c_token"][..., 0].tolist() == [[0, 1, 2, 3, 4, 5]]
+        assert wide.fields["a_row"].tolist() == [0]
 
     @few
     @given(results(min_size=1), st.data())

@@ -149,15 +149,34 @@ class BatchColumns:
         return [getattr(row, name) for row in self.rows]
 
 
+@frozen(kw_only=True, eq=False)
+class PackedBatch(BatchColumns):
+    """
+    Rows end to end; row b is ``cu_seqlens[b]:cu_seqlens[b + 1]``, its prompt first. A row may have no tokens.
+
+    All columns of tokens and of response tokens are (N,); those of response tokens hold their pad value on prompts.
+    `block_start` and `path_start` count within the row, as in the `Trajectory`.
+
+    Attributes:
+        cu_seqlens: (B + 1,) int32, where rows start and end.
+        prompt_lens: (B,) int64.
+        field_alignment: what the values of each field belong to. Fields are (B,) or (N, ...); those of response tokens
+            hold 0 on prompts.
+    """
+
+    cu_seqlens: Tensor
+    prompt_lens: Tensor
+    field_alignment: Mapping[str, Alignment] = field(factory=dict)
+
+    @property
+    def response_lens(self) -> Tensor:
+        """(B,) int64: response tokens of each row."""
+        return self.cu_seqlens.diff() - self.prompt_lens
+
+
 def make_rows(columns: Mapping[str, Sequence[Any]], size: int) -> tuple[BatchRow, ...]:
     """Make rows from columns of plain values, each with `size` of them."""
     return tuple(BatchRow(**{name: columns[name][i] for name in ROW_NAMES}) for i in range(size))
-
-
-def number_groups(rows: Sequence[BatchRow]) -> list[int]:
-    """Number the groups of B rows, from 0 in order of appearance: one task at one step is one group."""
-    numbers: dict[object, int] = {}
-    return [numbers.setdefault((row.uid, row.global_step, row.validation), len(numbers)) for row in rows]
 
 
 def check_one_objective(rows: Sequence[BatchRow]) -> None:

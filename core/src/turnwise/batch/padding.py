@@ -9,17 +9,34 @@ Shapes: B rows, one per trajectory; N tokens of all rows; P prompt columns, R re
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 import numpy as np
 from attrs import frozen
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from turnwise.batch.columns import Alignment
 from turnwise.errors import PluginError, TrajectoryError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Values = TypeVar("Values", "np.ndarray", "Tensor")
+
+
+class Widths(TypedDict, total=False):
+    """
+    The numbers of columns of a padded batch.
+
+    Attributes:
+        prompt_length: P; None takes the longest prompt.
+        response_length: R; None takes the longest response.
+        pad_to_multiple_of: rounds P and R up where they are not given.
+    """
+
+    prompt_length: int | None
+    response_length: int | None
+    pad_to_multiple_of: int
 
 
 @frozen(kw_only=True)
@@ -48,7 +65,7 @@ class Padding:
         response_length: int | None = None,
         pad_to_multiple_of: int = 1,
     ) -> Padding:
-        """Return the padding that fits some rows; `padded_length` describes the arguments and errors."""
+        """Return the padding that fits some rows; arguments as in `Widths`, errors as in `padded_length`."""
         return cls(
             prompt_lens=prompt_lens,
             response_lens=response_lens,
@@ -69,7 +86,7 @@ class Padding:
 
     def pad_rows(
         self,
-        rows: Iterable[NDArray[Any]],
+        rows: Iterable[np.ndarray],
         alignment: Alignment,
         dtype: DTypeLike,
         fill: int = 0,
@@ -92,13 +109,13 @@ class Padding:
         prompt_length = self.prompt_length if alignment == "token" else 0
         return len(self.prompt_lens), prompt_length + self.response_length
 
-    def _rows(self, flat: Any, alignment: Alignment) -> Iterator[Any]:
+    def _rows(self, flat: Values, alignment: Alignment) -> Iterator[Values]:
         stop = 0
         for prompt, response in zip(self.prompt_lens, self.response_lens, strict=True):
             start, stop = stop, stop + prompt + response
             yield flat[start if alignment == "token" else start + prompt : stop]
 
-    def _place(self, rows: Iterable[Any], padded: Any, alignment: Alignment) -> None:
+    def _place(self, rows: Iterable[Values], padded: Values, alignment: Alignment) -> None:
         if alignment == "response":
             for row, (values, response) in enumerate(zip(rows, self.response_lens, strict=True)):
                 padded[row, :response] = values
@@ -122,7 +139,7 @@ class Padding:
         return torch.cat(pieces)
 
 
-def as_array(tensor: Tensor) -> NDArray[Any] | None:
+def as_array(tensor: Tensor) -> np.ndarray | None:
     """
     Return a numpy array that shares the memory of a tensor; None when numpy cannot represent it.
 

@@ -2,7 +2,7 @@
 Padded batches: the columns of many rows as rectangles, and their conversions.
 
 Every real token is the same in all forms; only pads come and go. A batch depends on the episodes and their order
-alone, never on the workers that ran them: ``concat([collate(a), collate(b)])`` equals ``collate(a + b)``.
+alone, never on the workers that ran them.
 
 Shapes: B rows, one per trajectory; P prompt columns; R response columns; T = P + R; N real tokens of all rows.
 """
@@ -11,19 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, Unpack
 
 import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns, make_rows, number_groups
+from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns, BatchRow, PackedBatch, make_rows
 from turnwise.batch.io import bad_file, read_tensors, write_tensors
-from turnwise.batch.packed_batch import PackedBatch, concat_packed
-from turnwise.batch.padding import Padding, as_array, find_alignment
+from turnwise.batch.padding import Padding, Widths, as_array, find_alignment
 from turnwise.batch.rows import build_rows
 from turnwise.errors import DuplicateNameError, PluginError, TrajectoryError
 from turnwise.record.result import EpisodeResult
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 _TENSORS: Final = (*COLUMNS, "attention_mask")
 _INDEX_COLUMNS: Final = tuple(name for name, column in COLUMNS.items() if column.is_index)
@@ -82,8 +84,10 @@ class RolloutBatch(BatchColumns):
 
     @property
     def group_index(self) -> Tensor:
-        """(B,) int64: the group of each row, from 0 in order of appearance."""
-        return torch.tensor(number_groups(self.rows), dtype=torch.int64)
+        """(B,) int64: the group of each row, from 0 in order of appearance; one task at one step is one group."""
+        groups: dict[object, int] = {}
+        keys = [(row.uid, row.global_step, row.validation) for row in self.rows]
+        return torch.tensor([groups.setdefault(key, len(groups)) for key in keys], dtype=torch.int64)
 
     def visibility(self) -> Tensor:
         """
@@ -148,46 +152,35 @@ class RolloutBatch(BatchColumns):
         )
 
     @classmethod
-    def from_packed(
-        cls,
-        packed: PackedBatch,
-        *,
-        prompt_length: int | None = None,
-        response_length: int | None = None,
-        pad_to_multiple_of: int = 1,
-    ) -> RolloutBatch:
-        """
-        Pad a packed batch.
-
-        Args:
-            packed: rows end to end.
-            prompt_length: P; None takes the longest prompt.
-            response_length: R; None takes the longest response.
-            pad_to_multiple_of: rounds P and R up where they are not given.
-
-        Raises:
-            TrajectoryError: a row does not fit.
-        """
-        lens = packed.prompt_lens.tolist(), packed.response_lens.tolist()
-        padding = Padding.fitting(*lens, prompt_length, response_length, pad_to_multiple_of)
+    def from_packed(cls, packed: PackedBatch, **widths: Unpack[Widths]) -> RolloutBatch:
+        """Pad a packed batch; `TrajectoryError` when a row does not fit."""
+        padding = Padding.fitting(packed.prompt_lens.tolist(), packed.response_lens.tolist(), **widths)
         fills = {"input_ids": packed.pad_token_id}
         padded = {
             name: padding.pad(getattr(packed, name), column.alignment, fills.get(name, column.fill))
             for name, column in COLUMNS.items()
         }
         fields = {name: padding.pad(t, packed.field_alignment[name]) for name, t in packed.fields.items()}
-        return cls._from_padded(padding, padded, rows=packed.rows, pad_token_id=packed.pad_token_id, fields=fields)
+        return cls._from_padded(padding, padded, packed.rows, packed.pad_token_id, fields)
 
     @classmethod
-    def _from_padded(cls, padding: Padding, padded: Mapping[str, Tensor], **others: Any) -> RolloutBatch:
+    def _from_padded(
+        cls,
+        padding: Padding,
+        padded: Mapping[str, Tensor],
+        rows: tuple[BatchRow, ...],
+        pad_token_id: int,
+        fields: Mapping[str, Tensor],
+    ) -> RolloutBatch:
         """Build a batch from padded columns whose indices count within their rows."""
         shift = padding.prompt_length - torch.tensor(padding.prompt_lens, dtype=torch.int64)
-        columns: dict[str, Any] = {**padded, **_shift_indices(padded, shift)}
         return cls(
-            **columns,
+            **{**padded, **_shift_indices(padded, shift)},
             attention_mask=padding.mask(),
             prompt_length=padding.prompt_length,
-            **others,
+            rows=rows,
+            pad_token_id=pad_token_id,
+            fields=fields,
         )
 
     def _alignment(self, name: str, tensor: Tensor) -> Alignment:
@@ -196,7 +189,7 @@ class RolloutBatch(BatchColumns):
     def _all_tensors(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in _TENSORS} | dict(self.fields)
 
-    def to_tensordict(self) -> Any:
+    def to_tensordict(self) -> TensorDict:
         """
         Return a TensorDict of batch size (B,) with all tensors, `prompts`, `responses` and the fields, by name.
 
@@ -213,7 +206,7 @@ class RolloutBatch(BatchColumns):
         return result
 
     @classmethod
-    def from_tensordict(cls, tensordict: Any) -> RolloutBatch:
+    def from_tensordict(cls, tensordict: TensorDict) -> RolloutBatch:
         """
         Restore a batch from the result of `to_tensordict`, from rows of it, or from a concatenation of such.
 
@@ -224,14 +217,21 @@ class RolloutBatch(BatchColumns):
         missing = sorted(own - set(tensordict.keys()))
         if missing:
             raise PluginError(f"a TensorDict of a batch lacks {', '.join(missing)}")
-        columns = {name: tensordict.get(name).tolist() for name in ROW_NAMES}
-        batch = cls(
-            **{name: tensordict[name] for name in _TENSORS},
-            rows=make_rows(columns, tensordict.batch_size[0]),
+        return cls._from_tensors(
+            {name: tensordict[name] for name in (*_TENSORS, *sorted(set(map(str, tensordict.keys())) - own))},
+            make_rows({name: tensordict.get(name).tolist() for name in ROW_NAMES}, tensordict.batch_size[0]),
             prompt_length=tensordict["prompts"].shape[1],
             pad_token_id=tensordict["pad_token_id"],
         )
-        return batch.with_fields({name: tensordict[name] for name in sorted(set(tensordict.keys()) - own)})
+
+    @classmethod
+    def _from_tensors(
+        cls, tensors: Mapping[str, Tensor], rows: tuple[BatchRow, ...], prompt_length: int, pad_token_id: int
+    ) -> RolloutBatch:
+        """Restore a batch; tensors that are no columns are fields."""
+        columns = {name: tensors[name] for name in _TENSORS}
+        batch = cls(**columns, rows=rows, prompt_length=prompt_length, pad_token_id=pad_token_id, fields={})
+        return batch.with_fields({name: tensor for name, tensor in tensors.items() if name not in columns})
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file, whole or not at all."""
@@ -248,14 +248,8 @@ class RolloutBatch(BatchColumns):
         """Read a file that `save` wrote; `DataError` when it is missing or holds no batch."""
         tensors, metadata = read_tensors(path)
         try:
-            own: dict[str, Any] = {name: tensors.pop(name) for name in _TENSORS}
-            batch = cls(
-                **own,
-                rows=make_rows(metadata["rows"], metadata["num_rows"]),
-                prompt_length=metadata["prompt_length"],
-                pad_token_id=metadata["pad_token_id"],
-            )
-            return batch.with_fields(tensors)
+            rows = make_rows(metadata["rows"], metadata["num_rows"])
+            return cls._from_tensors(tensors, rows, metadata["prompt_length"], metadata["pad_token_id"])
         except (KeyError, ValueError, TypeError, PluginError) as error:
             raise bad_file(path, error) from error
 
@@ -263,31 +257,15 @@ class RolloutBatch(BatchColumns):
 _TAKEN_NAMES: Final = frozenset({*dir(RolloutBatch), *ROW_NAMES})
 
 
-def collate(
-    results: Sequence[EpisodeResult],
-    *,
-    pad_token_id: int,
-    prompt_length: int | None = None,
-    response_length: int | None = None,
-    pad_to_multiple_of: int = 1,
-) -> RolloutBatch:
+def collate(results: Sequence[EpisodeResult], *, pad_token_id: int, **widths: Unpack[Widths]) -> RolloutBatch:
     """
-    Make a batch of episodes, one row per trajectory, in their order.
-
-    An episode without a trajectory gives a row of pads, so that every episode of a group has its row.
-
-    Args:
-        results: finished episodes; none gives a batch of no rows.
-        pad_token_id: the id of pads.
-        prompt_length: P; None takes the longest prompt.
-        response_length: R; None takes the longest response.
-        pad_to_multiple_of: rounds P and R up where they are not given.
+    Make a batch of episodes, one row per trajectory, in their order; see `turnwise.batch.rows.build_rows`.
 
     Raises:
         TrajectoryError: a row does not fit, or an episode's scores do not fit its trajectories.
     """
     rows = build_rows(results)
-    padding = Padding.fitting(rows.prompt_lens, rows.response_lens, prompt_length, response_length, pad_to_multiple_of)
+    padding = Padding.fitting(rows.prompt_lens, rows.response_lens, **widths)
     fills = {"input_ids": pad_token_id}
     padded = {
         name: padding.pad_rows(rows.columns[name], column.alignment, column.dtype, fills.get(name, column.fill))
@@ -295,28 +273,7 @@ def collate(
         if column.alignment != "row"
     }
     padded |= {"num_turns": torch.from_numpy(rows.num_turns), "scored": torch.from_numpy(rows.scored)}
-    return RolloutBatch._from_padded(padding, padded, rows=rows.rows, pad_token_id=pad_token_id)  # noqa: SLF001 - its own factory
-
-
-def concat(
-    batches: Sequence[RolloutBatch],
-    *,
-    prompt_length: int | None = None,
-    response_length: int | None = None,
-    pad_to_multiple_of: int = 1,
-) -> RolloutBatch:
-    """
-    Put the rows of batches after one another, padded anew as `collate` would.
-
-    Raises:
-        TrajectoryError: there is no batch, they differ in pad id or fields, or a row does not fit.
-    """
-    return RolloutBatch.from_packed(
-        concat_packed([batch.packed() for batch in batches]),
-        prompt_length=prompt_length,
-        response_length=response_length,
-        pad_to_multiple_of=pad_to_multiple_of,
-    )
+    return RolloutBatch._from_padded(padding, padded, rows.rows, pad_token_id, {})  # noqa: SLF001 - its own factory
 
 
 def _shift_indices(padded: Mapping[str, Tensor], by: Tensor) -> dict[str, Tensor]:

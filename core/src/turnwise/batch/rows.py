@@ -7,7 +7,7 @@ No Python loop runs over tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from attrs import frozen
@@ -38,7 +38,7 @@ class Rows:
 
     prompt_lens: list[int]
     response_lens: list[int]
-    columns: Mapping[str, Sequence[NDArray[Any]]]
+    columns: Mapping[str, Sequence[np.ndarray]]
     num_turns: NDArray[np.int64]
     scored: NDArray[np.bool_]
     rows: tuple[BatchRow, ...]

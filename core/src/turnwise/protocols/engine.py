@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from turnwise.protocols.weights import TAGS
+from turnwise.protocols.weights import TAGS, Weight
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
 
 
@@ -51,7 +51,7 @@ class Engine(Protocol):
         Without the update `generate` still refuses, unless the engine has read the model's files again.
         """
 
-    async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+    async def update_weights(self, weights: Iterable[Weight], version: int) -> None:
         """
         Replace weights by name, all or nothing, drop stale caches, and return `version` with later results.
 

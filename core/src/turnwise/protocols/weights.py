@@ -11,12 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from attrs import field, frozen
 
-Weight = tuple[str, Any]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WeightArray: TypeAlias = "np.ndarray | Tensor"
+Weight = tuple[str, WeightArray]
 """A name of the state dict and its array."""
 
 MemoryTag = Literal["weights", "kv_cache"]
@@ -24,7 +28,7 @@ TAGS: Final[tuple[MemoryTag, ...]] = ("weights", "kv_cache")
 """The parts of an engine's memory that sleep, in the order in which they wake up."""
 
 
-def dtype_of(name: str) -> np.dtype[Any]:
+def dtype_of(name: str) -> np.dtype:
     """Return numpy's dtype of a name such as `float32` or `bfloat16`; `ValueError` for an unknown name."""
     if name == "bfloat16" or name.startswith("float8"):
         import ml_dtypes

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from turnwise.protocols.weights import UpdateReport, Weight
+from turnwise.protocols.weights import UpdateReport
 from turnwise.record.spec import EpisodeSpec
 from turnwise.runtime.worker import Deliver
+from turnwise.weights.sources import Weights
 
 
 class Runtime(Protocol):
@@ -30,7 +31,7 @@ class Runtime(Protocol):
     async def abort(self) -> None:
         """Abort running episodes; `run` still delivers every spec."""
 
-    async def update_weights(self, weights: Iterable[Weight], version: int) -> UpdateReport:
+    async def update_weights(self, weights: Weights, version: int) -> UpdateReport:
         """Update the weights of every replica, also while episodes run; `EngineError` when none succeeded."""
 
     async def sleep(self, level: int) -> None:

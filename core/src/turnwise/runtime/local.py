@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from attrs import define, field
 
 from turnwise.protocols import Engine
-from turnwise.protocols.weights import ReplicaUpdate, UpdateReport, Weight
+from turnwise.protocols.weights import ReplicaUpdate, UpdateReport
 from turnwise.record.spec import EpisodeSpec
 from turnwise.runtime.loop_watchdog import EventLoopWatchdog
 from turnwise.runtime.remote.weight_updates import MakeSource
 from turnwise.runtime.worker import Deliver, Numbered, Worker, WorkerComponents
 from turnwise.weights.sleep import EngineMemory
-from turnwise.weights.sources import source_of
+from turnwise.weights.sources import Weights, source_of
 
 
 @define(eq=False)
@@ -63,7 +63,7 @@ class LocalRuntime:
         for worker in tuple(self._workers):
             worker.abort()
 
-    async def update_weights(self, weights: Iterable[Weight], version: int) -> UpdateReport:
+    async def update_weights(self, weights: Weights, version: int) -> UpdateReport:
         """Pass the weights to the engine directly: one process needs no transport."""
         started, source = time.perf_counter(), self.make_source(weights)
         await self._memory.update_weights(source, version)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 import structlog
 from attrs import define, field
@@ -34,6 +34,7 @@ from turnwise.runtime.loop_thread import LoopThread
 from turnwise.runtime.partial import CompletionThreshold, PartialCall, PartialRolloutOptions
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.types import Status, Task
+from turnwise.weights.sources import Weights
 
 if TYPE_CHECKING:
     from turnwise.batch.rollout_batch import RolloutBatch
@@ -264,7 +265,7 @@ class RolloutManager:
             # Not awaited: signal handlers call this method, and must not wait for the loop.
             self._thread.submit(self.runtime.abort())
 
-    def update_weights(self, weights: Any, *, version: int | None = None) -> UpdateReport:
+    def update_weights(self, weights: Weights, *, version: int | None = None) -> UpdateReport:
         """
         Update the weights of every replica, also while episodes run in other threads, and wait for all replicas.
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from attrs import define, field, frozen
 
 from turnwise.errors import TurnwiseError
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import MemorySwitched, unix_s
-from turnwise.protocols.weights import TAGS, UpdateReport, Weight
+from turnwise.protocols.weights import TAGS, UpdateReport
 from turnwise.weights.memory_states import STANDALONE, TRANSITIONS, Call, Stage, Step, SwitchState, Transition
 from turnwise.weights.sleep import drops_weights
+from turnwise.weights.sources import Weights
 
 Mode = Literal["hybrid", "standalone"]
 
@@ -66,7 +67,7 @@ class EngineSide(Protocol):
     def wake_up(self, tags: tuple[str, ...] = TAGS) -> None:
         """Restore the memory of these tags on every replica."""
 
-    def update_weights(self, weights: Any, *, version: int | None = None) -> UpdateReport:
+    def update_weights(self, weights: Weights, *, version: int | None = None) -> UpdateReport:
         """Update the weights of every replica."""
 
     def memory_bytes(self) -> int:
@@ -151,7 +152,7 @@ class MemorySwitch:
         """Put the engines to sleep and move the trainer to the device. Requests in flight end with `abort`."""
         return self._switch("to_training", ())
 
-    def to_rollout(self, weights: Iterable[Weight] = ()) -> SwitchReport:
+    def to_rollout(self, weights: Weights = ()) -> SwitchReport:
         """
         Give the device to the engines, with new weights.
 
@@ -173,7 +174,7 @@ class MemorySwitch:
     def _table(self) -> Mapping[tuple[SwitchState, Call], Transition]:
         return TRANSITIONS if self.mode == "hybrid" else STANDALONE
 
-    def _switch(self, call: Call, weights: Any) -> SwitchReport:
+    def _switch(self, call: Call, weights: Weights) -> SwitchReport:
         # The lock covers the whole transition: between two stages the memory is in no state that another call may see.
         with self._lock:
             transition = self._table.get((self.state, call))
@@ -196,7 +197,7 @@ class MemorySwitch:
         if call == "to_rollout" and no_weights and not optional:
             raise SwitchError(f"to_rollout in state {self.state} (sleep level {self.level}) needs weights", self.state)
 
-    def _run_step(self, call: Call, step: Step, weights: Any) -> None:
+    def _run_step(self, call: Call, step: Step, weights: Weights) -> None:
         try:
             self._run_stage(step.stage, weights)
         except BaseException as error:
@@ -220,8 +221,8 @@ class MemorySwitch:
                 return SwitchState.BROKEN, f" ({stage}: {type(error).__name__}: {error})"
         return step.safe, " (it cannot be undone)" if step.safe is SwitchState.BROKEN else ""
 
-    def _run_stage(self, stage: Stage, weights: Any) -> None:
-        actions: Mapping[Stage, Callable[[], Any]] = {
+    def _run_stage(self, stage: Stage, weights: Weights) -> None:
+        actions: Mapping[Stage, Callable[[], object]] = {
             Stage.SLEEP: lambda: self.engines.sleep(self.level),
             Stage.ONLOAD: self.trainer.onload,
             Stage.OFFLOAD_OPTIMIZER: self.trainer.offload_optimizer,
@@ -233,7 +234,7 @@ class MemorySwitch:
         with self._measured(stage):
             actions[stage]()
 
-    def _update_weights(self, weights: Any) -> None:
+    def _update_weights(self, weights: Weights) -> None:
         self._update = self.engines.update_weights(weights)
 
     @contextmanager

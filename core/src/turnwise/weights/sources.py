@@ -12,19 +12,37 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from attrs import define, field, frozen
 
 from turnwise.errors import EngineError
-from turnwise.protocols.weights import TensorSpec, Weight, WeightSource, dtype_of
+from turnwise.protocols.weights import TensorSpec, Weight, WeightArray, WeightSource, dtype_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
 
 _INDEX = "model.safetensors.index.json"
 _FLOATS = ("float", "bfloat")
 
 
-def source_of(weights: Any) -> WeightSource:
+@runtime_checkable
+class Module(Protocol):
+    """A torch module, or an object with such a state dict."""
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """Return the weights by name."""
+
+
+Weights = WeightSource | Module | Mapping[str, WeightArray] | str | Path | Iterable[Weight]
+"""Weights in any form that `source_of` accepts."""
+
+
+def source_of(weights: Weights) -> WeightSource:
     """
     Return a source of weights.
 
@@ -35,7 +53,7 @@ def source_of(weights: Any) -> WeightSource:
     """
     if isinstance(weights, WeightSource):
         return weights
-    if hasattr(weights, "state_dict"):
+    if isinstance(weights, Module):
         return module_source(weights)
     if isinstance(weights, Mapping):
         return PairsSource(tuple(weights.items()))
@@ -44,7 +62,7 @@ def source_of(weights: Any) -> WeightSource:
     return PairsSource(tuple(weights))
 
 
-def module_source(module: Any) -> PairsSource:
+def module_source(module: Module) -> PairsSource:
     """
     Return the floating point weights of a module's state dict, with the values that they have when they are read.
 
@@ -166,15 +184,15 @@ class ConvertedSource:
             name = re.sub(pattern, replacement, name)
         return name
 
-    def _cast(self, array: Any) -> Any:
+    def _cast(self, array: WeightArray) -> WeightArray:
         if self.dtype is None or _dtype_name(array) == self.dtype:
             return array
         return as_numpy(array).astype(dtype_of(self.dtype))
 
-    def _fuse(self, pairs: Iterable[tuple[str, Any]], join: Callable[[str, list[Any]], Any]) -> Iterator[Weight]:
+    def _fuse(self, pairs: Iterable[tuple[str, T]], join: Callable[[str, list[T]], T]) -> Iterator[tuple[str, T]]:
         """Yield pairs, with the parts of each fused weight joined as soon as all of them have been read."""
         whole_of = {part: whole for whole, parts in self.fuse.items() for part in parts}
-        held: dict[str, dict[str, Any]] = {}
+        held: dict[str, dict[str, T]] = {}
         for name, value in pairs:
             if (whole := whole_of.get(name)) is None:
                 yield name, value
@@ -195,7 +213,7 @@ def _fuse_specs(name: str, parts: list[TensorSpec]) -> TensorSpec:
     return TensorSpec(name, (rows, *parts[0].shape[1:]), parts[0].dtype)
 
 
-def as_numpy(array: Any) -> Any:
+def as_numpy(array: WeightArray) -> np.ndarray:
     """
     Return an array or tensor as a numpy array in host memory, without a copy if possible.
 
@@ -213,7 +231,7 @@ def as_numpy(array: Any) -> Any:
     return tensor.view(torch.int16 if name == "bfloat16" else torch.int8).numpy().view(dtype_of(name))
 
 
-def host_copy(array: Any) -> Any:
+def host_copy(array: WeightArray) -> np.ndarray:
     """Return a numpy array in host memory that shares no memory with an array or tensor; it is copied once."""
     # `as_numpy` alone would share the memory of a tensor in host memory.
     if not hasattr(array, "detach"):
@@ -221,7 +239,7 @@ def host_copy(array: Any) -> Any:
     return as_numpy(array.detach().to("cpu", copy=True))
 
 
-def as_tensor(array: Any, torch: Any) -> Any:
+def as_tensor(array: WeightArray, torch: ModuleType) -> Tensor:
     """
     Return a weight as a torch tensor; a numpy array is copied.
 
@@ -232,17 +250,17 @@ def as_tensor(array: Any, torch: Any) -> Any:
     if not isinstance(array, np.ndarray):
         return array
     name = array.dtype.name
-    if name.startswith(("bfloat", "float8")):
-        # torch does not know the types of ml_dtypes, so the bits pass as integers of the same size.
-        bits = array.view(np.int16 if name == "bfloat16" else np.int8)
-        return torch.tensor(bits).view(getattr(torch, name))
-    return torch.tensor(array)
+    # torch does not know the types of ml_dtypes, so their bits pass as integers of the same size.
+    passes_as_bits = name.startswith(("bfloat", "float8"))
+    bits = array.view(np.int16 if name == "bfloat16" else np.int8) if passes_as_bits else array
+    tensor: Tensor = torch.tensor(bits)
+    return tensor.view(getattr(torch, name)) if passes_as_bits else tensor
 
 
-def _dtype_name(array: Any) -> str:
+def _dtype_name(array: WeightArray) -> str:
     return str(array.dtype).removeprefix("torch.")
 
 
-def _data_ptr(tensor: Any) -> int:
+def _data_ptr(tensor: Tensor) -> int:
     pointer = getattr(tensor, "data_ptr", None)
     return int(pointer()) if pointer is not None and not hasattr(tensor, "full_tensor") else 0

@@ -95,7 +95,7 @@ def _describe(spec: TensorSpec) -> str:
     return f"{spec.name!r} {spec.dtype} {list(spec.shape)}"
 
 
-def unpack_bucket(bucket: Bucket, buffer: Buffer) -> Iterator[Weight]:
+def unpack_bucket(bucket: Bucket, buffer: Buffer) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the weights of a bucket as views of its buffer."""
     for spec, start in bucket.entries:
         flat = buffer[start : start + spec.num_bytes]

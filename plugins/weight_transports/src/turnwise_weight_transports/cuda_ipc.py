@@ -11,7 +11,7 @@ from attrs import define, field
 
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import Weight, WeightManifest, WeightTarget
-from turnwise.weights.sources import source_of
+from turnwise.weights.sources import as_tensor, source_of
 from turnwise_weight_transports.buckets import ReceivedSource
 from turnwise_weight_transports.config import CudaIpcConfig
 
@@ -48,9 +48,11 @@ class CudaIpcTransport:
     @asynccontextmanager
     async def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AsyncIterator[WeightManifest]:
         """Lend the weights while the context is open; their values must not change meanwhile."""
+        import torch
+
         source = source_of(weights)
         # A contiguous copy must outlive its handle, so this variable holds the tensors until the context is left.
-        lent = [(name, tensor.detach().contiguous()) for name, tensor in source]
+        lent = [(name, as_tensor(weight, torch).detach().contiguous()) for name, weight in source]
         handles = [(name, self.make_handle(tensor)) for name, tensor in lent]
         yield WeightManifest(version=version, specs=source.specs, locator={"handles": handles})
 

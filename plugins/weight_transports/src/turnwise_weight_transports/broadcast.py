@@ -86,12 +86,24 @@ class BroadcastTransport:
 
 
 def _open_store(config: BroadcastConfig) -> TCPStore:
+    """Listen for replicas on the configured address; torch would listen on every interface."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch re-exports it implicitly
 
     timeout = timedelta(seconds=config.timeout_s)
     try:
-        return TCPStore(config.host, config.port, is_master=True, wait_for_workers=False, timeout=timeout)
-    except RuntimeError as error:
+        family, _, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        with socket.create_server(address[:2], family=family) as listener:
+            store = TCPStore(
+                config.host,
+                listener.getsockname()[1],
+                is_master=True,
+                wait_for_workers=False,
+                timeout=timeout,
+                master_listen_fd=listener.fileno(),
+            )
+            listener.detach()  # the store closes it
+            return store
+    except (OSError, RuntimeError) as error:
         raise EngineError(
             f"cannot listen on {config.host}:{config.port} for the broadcast of weights: {_first_line(error)}; set"
             " weight_transport.port to a free port, or to 0"
@@ -109,7 +121,7 @@ def _send(stores: list[TCPStore], manifest: WeightManifest, source: WeightSource
             store.set("cancelled", "1")
             return
     store.set("started", "1")
-    group = _make_group(store, manifest.locator, rank=0)
+    group = _make_group(store, manifest.locator, rank=0, address=manifest.locator["host"])
     try:
         for index, (bucket, tensor) in enumerate(_pack(manifest, source)):
             if manifest.locator["checksum"] != "none":
@@ -146,8 +158,14 @@ def _max_bytes(buckets: tuple[Bucket, ...]) -> int:
     return max((bucket.num_bytes for bucket in buckets), default=0)
 
 
-def _make_group(store: Store, locator: Mapping[str, Any], rank: int) -> Any:  # torch's stubs omit `broadcast` of these
-    """Make a process group without registering it, so that it replaces no default group of trainer or engine."""
+def _make_group(  # torch's stubs omit `broadcast` of these groups
+    store: Store, locator: Mapping[str, Any], rank: int, address: str
+) -> Any:
+    """
+    Make a process group without registering it, so that it replaces no default group of trainer or engine.
+
+    With gloo this process listens on `address`; NCCL chooses its interface itself.
+    """
     import torch.distributed as dist
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch re-exports it implicitly
 
@@ -157,7 +175,12 @@ def _make_group(store: Store, locator: Mapping[str, Any], rank: int) -> Any:  # 
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout  # noqa: SLF001 - torch has no public name for it
         return dist.ProcessGroupNCCL(prefixed, rank, size, options)
-    return dist.ProcessGroupGloo(prefixed, rank, size, timeout)
+    gloo: Any = dist.ProcessGroupGloo  # torch's stubs omit its options
+    gloo_options = gloo._Options()  # noqa: SLF001 - torch has no public names for these either
+    gloo_options._timeout = timeout  # noqa: SLF001 - see above
+    # Without a device, gloo listens on the address of the host's name.
+    gloo_options._devices = [gloo.create_device(hostname=address)]  # noqa: SLF001 - see above
+    return gloo(prefixed, rank, size, gloo_options)
 
 
 def _broadcast(group: Any, tensor: Tensor) -> None:
@@ -187,8 +210,8 @@ def _received_weights(manifest: WeightManifest) -> Iterator[Weight]:
     import torch
 
     locator = manifest.locator
-    store, rank = _join(locator)
-    group = _make_group(store, locator, rank)
+    store, rank, address = _join(locator)
+    group = _make_group(store, locator, rank, address)
     buckets = plan_buckets(manifest.specs, locator["bucket_bytes"])
     device = "cpu" if locator["backend"] == "gloo" else "cuda"
     buffer = torch.zeros(_max_bytes(buckets), dtype=torch.uint8, device=device)
@@ -204,14 +227,15 @@ def _received_weights(manifest: WeightManifest) -> Iterator[Weight]:
         del group  # for the reason in `_send`: the publisher would wait until its timeout
 
 
-def _join(locator: Mapping[str, Any]) -> tuple[TCPStore, int]:
-    """Join the broadcast and return its store and this process's rank; `EngineError` when it has ended."""
+def _join(locator: Mapping[str, Any]) -> tuple[TCPStore, int, str]:
+    """Join the broadcast; return its store, and this process's rank and address; `EngineError` when it has ended."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch re-exports it implicitly
 
     connect_timeout = timedelta(seconds=min(locator["timeout_s"], _CONNECT_S))
     try:
         # TCPStore would retry a refused connection until its timeout, although an ended broadcast never listens again.
-        socket.create_connection((locator["host"], locator["port"]), locator["timeout_s"]).close()
+        with socket.create_connection((locator["host"], locator["port"]), locator["timeout_s"]) as connection:
+            address = connection.getsockname()[0]
     except OSError as error:
         raise EngineError(f"the broadcast of weights has ended, or cannot be reached: {error}") from error
     store = TCPStore(locator["host"], locator["port"], is_master=False, timeout=connect_timeout)
@@ -226,7 +250,7 @@ def _join(locator: Mapping[str, Any]) -> tuple[TCPStore, int]:
     except RuntimeError as error:
         # The publisher's store closed before this process saw the key `cancelled`.
         raise EngineError(_CANCELLED) from error
-    return store, rank
+    return store, rank, address
 
 
 def _unpack_on_device(bucket: Bucket, tensor: Tensor) -> Iterator[Weight]:

@@ -23,7 +23,7 @@ from turnwise.plugin.host import KINDS, Host, load
 
 ROOT = Path(__file__).parents[1]
 EVERYTHING = Path(__file__).with_name("turnwise_everything.py")
-SLOTS = ["When", "Do", "Do not", "Errors", "Example"]
+SLOT = re.compile(r"^([A-Z][\w ]*):", re.MULTILINE)
 SPECS = {
     node.name: node
     for node in ast.parse(inspect.getsource(hookspecs)).body
@@ -67,11 +67,6 @@ def docstring_of(hook: str) -> str:
     return inspect.cleandoc(ast.get_docstring(SPECS[hook]) or "")
 
 
-def example_of(hook: str) -> str:
-    """Return the code of a hook's example."""
-    return textwrap.dedent(docstring_of(hook).partition("Example::\n")[2])
-
-
 def test_there_is_a_registry_for_every_hook() -> None:
     """The specifications and the host name the same kinds."""
     assert sorted(SPECS) == sorted(f"register_{kind}" for kind in KINDS)
@@ -84,26 +79,34 @@ def test_hooks_are_documented() -> None:
     assert f"\n::: {hookspecs.__name__}\n" in page
 
 
-def test_docstring_has_every_slot(hook: str) -> None:
-    """One line of meaning, then the slots, each with a text, in the order of all hooks."""
+def test_docstring_has_its_slot(hook: str) -> None:
+    """One line of meaning, then the thing to avoid."""
     meaning, _, slots = docstring_of(hook).partition("\n\n")
 
     assert re.fullmatch(r"[A-Z][^\n]*\.", meaning)
-    assert re.findall(r"^([A-Z][\w ]*):", slots, re.MULTILINE) == SLOTS
-    assert re.findall(r"^[A-Z][\w ]*: *$", slots, re.MULTILINE) == []
+    assert SLOT.findall(slots) == ["Do not"]
+    assert re.search(r"^Do not: \S", slots, re.MULTILINE)
+
+
+def test_module_docstring_has_the_common_slots() -> None:
+    """The rules of all hooks are written once, each with a text."""
+    text = inspect.getdoc(hookspecs) or ""
+
+    assert SLOT.findall(text) == ["When", "Do", "Errors", "Example"]
+    assert re.findall(r"^[A-Z][\w ]*: *$", text, re.MULTILINE) == []
 
 
 def test_example_registers(hook: str, site: Path) -> None:
-    """The example of the docstring is a plugin: with its names defined, it registers one entry."""
-    example = example_of(hook)
-    (name, factory, config), *others = re.findall(r'registry\.add\("(\w+)", (\w+), config=(\w+)\)', example)
-    config = "from turnwise import NoConfig" if config == "NoConfig" else f"@attrs.frozen\nclass {config}:\n    pass\n"
-    made = f"import attrs\nimport turnwise\n{config}\ndef {factory}(config, resources):\n    return object()\n"
-    install(site, "example", f"{made}\n{example}")
+    """The example of the module is a plugin, for every hook: with its names defined, it registers one entry."""
+    example = textwrap.dedent((inspect.getdoc(hookspecs) or "").partition("Example::\n")[2])
+    ((written, name, factory, config),) = re.findall(
+        r'def (\w+)\(registry\):\s+registry\.add\("(\w+)", (\w+), config=(\w+)\)', example
+    )
+    defined = f"@attrs.frozen\nclass {config}:\n    pass\n\ndef {factory}(config, resources):\n    return object()\n"
+    install(site, "example", f"import attrs\nimport turnwise\n{defined}\n{example.replace(written, hook)}")
 
     found = load(PluginRecipe(allow=("example",))).registry(hook.removeprefix("register_"))  # type: ignore[arg-type]
 
-    assert others == []
     assert [each.owner for each in found.entries().values() if each.name == name] == ["example"]
 
 

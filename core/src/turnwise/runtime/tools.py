@@ -23,8 +23,9 @@ from turnwise.plugin.host import Host
 from turnwise.plugin.registry import did_you_mean
 from turnwise.protocols import Resources, Tool
 from turnwise.tools.function import FunctionTool, function_tool, placed
-from turnwise.tools.schema import Schema, compile_schema
+from turnwise.tools.schema import compile_schema
 from turnwise.tools.toolbox import DescribedTool, tools_by_name
+from turnwise.types import ToolSchema
 
 
 @frozen
@@ -91,7 +92,7 @@ def _name_target(entry: ToolEntry) -> str:
     return entry.function if isinstance(entry, ToolFunction) else entry.target
 
 
-def _find_schema(entry: ToolEntry) -> Schema | None:
+def _find_schema(entry: ToolEntry) -> ToolSchema | None:
     return entry.schema if isinstance(entry, RegisteredTool | ToolFunction | ToolClass) else None
 
 
@@ -108,7 +109,7 @@ def _build(entry: ToolEntry, host: Host, resources: Resources, allowed: Sequence
     return placed(found, entry.run_in) if entry.run_in else found
 
 
-def _check_tool(tool: Tool, schema: Schema | None, label: str) -> Tool:
+def _check_tool(tool: Tool, schema: ToolSchema | None, label: str) -> Tool:
     missing = [name for name in ("schema", "create", "execute", "release") if not hasattr(tool, name)]
     if missing:
         raise ConfigError(f"tool {label} is not a Tool: {type(tool).__name__} has no {', '.join(missing)}")

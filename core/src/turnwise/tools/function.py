@@ -13,7 +13,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, Union, cast, get_args
 
@@ -21,11 +21,11 @@ from attrs import evolve, field, frozen
 
 from turnwise.errors import ConfigError
 from turnwise.tools.process import check_importable, in_process
-from turnwise.tools.schema import CompiledSchema, Schema, compile_schema
+from turnwise.tools.schema import CompiledSchema, compile_schema
 from turnwise.tools.thread import in_thread
-from turnwise.types import Task, ToolResult
+from turnwise.types import JsonDict, JsonObject, Task, ToolResult, ToolSchema
 
-Convert = Callable[[Any], Any]
+Convert = Callable[[Any], object]
 """Converts a JSON value that fits the schema to the Python type of the annotation."""
 
 
@@ -52,7 +52,7 @@ class FunctionTool:
     """
 
     func: Callable[..., Any]
-    schema: Schema
+    schema: ToolSchema
     run_in: RunIn = "thread"
     _converters: Mapping[str, Convert] = field(factory=dict, repr=False)
     _is_async: bool = False
@@ -60,7 +60,7 @@ class FunctionTool:
     async def create(self, task: Task) -> None:
         """Do nothing: a function keeps no state between calls."""
 
-    async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
+    async def execute(self, session: object, arguments: JsonObject) -> ToolResult:
         """Call the function with the arguments as keywords."""
         if self.run_in == "process":
             return await in_process(self.func, arguments, convert=bool(self._converters))
@@ -71,7 +71,7 @@ class FunctionTool:
         answer = self.func(**keywords)
         return as_result(await answer if self._is_async else answer)
 
-    def keywords(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def keywords(self, arguments: JsonObject) -> JsonDict:
         """Return the arguments with the Python values that the function's annotations promise."""
         keywords = dict(arguments)
         for name in self._converters.keys() & keywords.keys():
@@ -82,13 +82,13 @@ class FunctionTool:
         """Do nothing."""
 
 
-def _run_to_end(func: Callable[..., Any], **keywords: Any) -> Any:
+def _run_to_end(func: Callable[..., Coroutine[object, object, object]], **keywords: object) -> object:
     """Run a coroutine function on a new event loop."""
     return asyncio.run(func(**keywords))
 
 
 def function_tool(
-    func: Callable[..., Any], *, name: str = "", schema: Schema | None = None, run_in: RunIn | None = None
+    func: Callable[..., object], *, name: str = "", schema: ToolSchema | None = None, run_in: RunIn | None = None
 ) -> FunctionTool:
     """
     Make a tool of a typed function.
@@ -132,7 +132,7 @@ def placed(tool: FunctionTool, run_in: str) -> FunctionTool:
     return evolve(tool, run_in=cast("RunIn", run_in))
 
 
-def _refuse_mismatch(func: Callable[..., Any], compiled: CompiledSchema) -> None:
+def _refuse_mismatch(func: Callable[..., object], compiled: CompiledSchema) -> None:
     """Refuse a schema whose arguments the function could not be called with."""
     body = compiled.schema["function"].get("parameters", {})
     signature = inspect.signature(func)
@@ -159,11 +159,11 @@ def as_result(value: object) -> ToolResult:
 class Described:
     """The schema of an annotation, and the conversion of its JSON values; None keeps them."""
 
-    schema: dict[str, Any]
+    schema: JsonObject
     convert: Convert | None = None
 
 
-def function_schema(func: Callable[..., Any], name: str = "") -> tuple[Schema, Mapping[str, Convert]]:
+def function_schema(func: Callable[..., object], name: str = "") -> tuple[ToolSchema, Mapping[str, Convert]]:
     """
     Describe a typed function: its annotations become the schema, its Google-style docstring the descriptions.
 
@@ -192,21 +192,21 @@ def function_schema(func: Callable[..., Any], name: str = "") -> tuple[Schema, M
     return schema, {key: value.convert for key, value in described.items() if value.convert is not None}
 
 
-def _described_by(func: Callable[..., Any]) -> Callable[..., Any]:
+def _described_by(func: Callable[..., object]) -> Callable[..., object]:
     """Return the function that has the annotations and the docstring of a callable."""
     if isinstance(func, functools.partial):
         return _described_by(func.func)
     return func if inspect.isroutine(func) else type(func).__call__
 
 
-def _hints(func: Callable[..., Any], name: str) -> dict[str, Any]:
+def _hints(func: Callable[..., object], name: str) -> dict[str, object]:
     try:
         return typing.get_type_hints(_described_by(func), include_extras=True)
     except (NameError, TypeError) as error:
         raise ConfigError(f"tool {name!r}: its annotations cannot be read: {error}") from error
 
 
-def _described_parameter(parameter: inspect.Parameter, hints: Mapping[str, Any], where: str) -> Described:
+def _described_parameter(parameter: inspect.Parameter, hints: Mapping[str, object], where: str) -> Described:
     if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
         raise ConfigError(f"{where} must be an ordinary or keyword-only one: models call tools by keyword")
     if parameter.name not in hints:
@@ -218,11 +218,11 @@ def _described_parameter(parameter: inspect.Parameter, hints: Mapping[str, Any],
     return described
 
 
-def _with_doc(schema: dict[str, Any], text: str) -> dict[str, Any]:
+def _with_doc(schema: JsonObject, text: str) -> JsonObject:
     return {**schema, "description": text} if text else schema
 
 
-def describe(annotation: Any, where: str) -> Described:
+def describe(annotation: object, where: str) -> Described:
     """Return the JSON schema of one annotation; `ConfigError` says which annotation JSON cannot carry."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in _PLAIN:
@@ -244,12 +244,12 @@ def describe(annotation: Any, where: str) -> Described:
     raise ConfigError(f"{where} has a type that JSON cannot carry: {inspect.formatannotation(annotation)}")
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> object:
     # JSON schema counts 3.0 as an integer; Python code that indexes with it does not.
     return int(value) if isinstance(value, float) else value
 
 
-_PLAIN: Final[Mapping[Any, Described]] = {
+_PLAIN: Final[Mapping[object, Described]] = {
     Any: Described({}),
     str: Described({"type": "string"}),
     int: Described({"type": "integer"}, _whole),
@@ -263,11 +263,11 @@ _PLAIN: Final[Mapping[Any, Described]] = {
 _JSON_TYPES: Final = {str: "string", bool: "boolean", int: "integer", float: "number", types.NoneType: "null"}
 
 
-def _enumeration(values: Sequence[Any], where: str) -> dict[str, Any]:
+def _enumeration(values: Sequence[object], where: str) -> JsonObject:
     kinds = {_JSON_TYPES.get(type(value), "") for value in values}
     if "" in kinds:
         raise ConfigError(f"{where} may only be one of texts, numbers and booleans, got {list(values)!r}")
-    schema: dict[str, Any] = {"enum": list(values)}
+    schema: JsonDict = {"enum": list(values)}
     return {"type": kinds.pop(), **schema} if len(kinds) == 1 else schema
 
 

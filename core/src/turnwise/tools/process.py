@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any, Final, cast
 
@@ -28,12 +28,12 @@ from attrs import define, field
 
 from turnwise.errors import ConfigError, InfrastructureError, ToolError
 from turnwise.tools.thread import in_thread
-from turnwise.types import ToolResult
+from turnwise.types import JsonObject, ToolResult
 
 MAX_PROCESSES: Final = max(4, os.cpu_count() or 1)
 
 
-def check_importable(func: Callable[..., Any], name: str) -> None:
+def check_importable(func: Callable[..., object], name: str) -> None:
     """Raise `ConfigError` when a process could not find a function by its module and name."""
     module, qualified = getattr(func, "__module__", None), getattr(func, "__qualname__", "")
     if module is None or module == "__main__" or not qualified.isidentifier():
@@ -144,7 +144,7 @@ _PROCESSES: Final = _Processes()
 atexit.register(_PROCESSES.end)
 
 
-async def in_process(func: Callable[..., Any], arguments: Mapping[str, Any], *, convert: bool) -> ToolResult:
+async def in_process(func: Callable[..., object], arguments: JsonObject, *, convert: bool) -> ToolResult:
     """
     Run one call of a function in a process; cancelling it kills the process.
 

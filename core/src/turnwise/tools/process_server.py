@@ -16,12 +16,14 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Awaitable
 from typing import Any
 
 from attrs import asdict
 
 from turnwise.errors import InfrastructureError, ToolError
 from turnwise.tools.function import as_result, function_tool
+from turnwise.types import JsonDict
 
 
 def main() -> None:
@@ -49,7 +51,7 @@ def _die_with_driver(lifeline: int) -> None:
         sys.exit()  # the driver ended before this
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def answer(request: dict[str, Any]) -> JsonDict:
     """Run one call and return its result or its exception as JSON values."""
     try:
         func = getattr(importlib.import_module(request["module"]), request["name"])
@@ -64,7 +66,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"raised": type(error).__name__, "text": str(error)}
 
 
-async def _awaited(value: Any) -> Any:
+async def _awaited(value: Awaitable[object]) -> object:
     return await value
 
 

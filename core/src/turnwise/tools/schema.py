@@ -9,19 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Any, Final
+from typing import Final, NoReturn
 
 import jsonschema_rs
 from attrs import field, frozen
 
 from turnwise.errors import ConfigError
-
-Schema = Mapping[str, Any]
+from turnwise.types import JsonObject, ToolSchema
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_COMPLAINTS: Final = 5
 _MAX_COMPLAINT_CHARS: Final = 300
-_NO_PARAMETERS: Final[Schema] = {"type": "object", "properties": {}}
+_NO_PARAMETERS: Final[JsonObject] = {"type": "object", "properties": {}}
 _TYPE_NAMES: Final = "array, boolean, integer, null, number, object or string"
 
 
@@ -36,10 +35,10 @@ class CompiledSchema:
     """
 
     name: str
-    schema: Schema
-    _validator: Any = field(repr=False)
+    schema: ToolSchema
+    _validator: jsonschema_rs.Validator = field(repr=False)
 
-    def complaint(self, arguments: Mapping[str, Any]) -> str:
+    def complaint(self, arguments: JsonObject) -> str:
         """Return the misfit of a call's arguments as a text for the model; empty when they fit."""
         plain = arguments if isinstance(arguments, dict) else dict(arguments)
         try:
@@ -77,7 +76,7 @@ def compile_schema(schema: object, origin: str = "") -> CompiledSchema:
     return CompiledSchema(name, schema, _validator(function.get("parameters", _NO_PARAMETERS), where))
 
 
-def _validator(parameters: object, where: str) -> Any:
+def _validator(parameters: object, where: str) -> jsonschema_rs.Validator:
     if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
         raise ConfigError(f"{where}: its parameters must be a JSON schema with type 'object'")
     try:
@@ -92,11 +91,11 @@ def _validator(parameters: object, where: str) -> Any:
         raise ConfigError(f"{where}: its parameters are not JSON: {_clipped(str(error))}") from error
 
 
-def _refuse_remote(uri: str) -> Any:
+def _refuse_remote(uri: str) -> NoReturn:
     raise ValueError(f"a schema may only refer to itself, not to {uri}")
 
 
-def _complaint(error: Any) -> str:
+def _complaint(error: jsonschema_rs.ValidationError) -> str:
     place = _place(error.instance_path)
     branches = error.kind.as_dict().get("context") if error.kind.name in ("anyOf", "oneOf") else None
     # When all alternatives fail, the expectation of each says more than the failure of all.

@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
-from typing import Any, Final, Protocol, TypeGuard
+from typing import Final, Protocol, TypeGuard
 
 import structlog
 from attrs import evolve
 
 from turnwise.errors import EngineError, InfrastructureError, ToolError, is_cancelled
-from turnwise.protocols import Tool
+from turnwise.protocols import Interaction, Tool
 from turnwise.tools.schema import CompiledSchema
-from turnwise.types import Task, ToolCall, ToolResult
+from turnwise.types import JsonDict, JsonObject, Task, ToolCall, ToolResult
 
 _MAX_NAME: Final = 64
 """Characters of a tool's name in error texts; a model may write megabytes there."""
@@ -30,10 +30,10 @@ SUSPENDING: Final = ("suspend", "restore")
 class Suspendable(Protocol):
     """Optional methods of a tool or a simulated user whose sessions can outlive their process."""
 
-    async def suspend(self, session: Any) -> Any:
+    async def suspend(self, session: object) -> object:
         """Close a session and return a JSON value; replaces `release`."""
 
-    async def restore(self, task: Task, notes: Any) -> object:
+    async def restore(self, task: Task, notes: object) -> object:
         """Open a session from the notes of `suspend`; replaces `create`."""
 
 
@@ -43,7 +43,7 @@ def can_suspend(owner: object) -> TypeGuard[Suspendable]:
     return all(hasattr(owner, name) for name in SUSPENDING)
 
 
-async def create_session(owner: Any, task: Task, notes: Any) -> object:
+async def create_session(owner: Tool | Interaction, task: Task, notes: object) -> object:
     """Open a session of a tool or a simulated user, from notes where there are some."""
     if notes is not None and can_suspend(owner):
         return await owner.restore(task, notes)
@@ -65,9 +65,8 @@ class ToolSession:
         tools: Mapping[str, Tool],
         compiled: Mapping[str, CompiledSchema],
         release_s: float,
-        notes: Mapping[str, Any],
+        notes: JsonObject,
     ) -> None:
-        """Start without open sessions; `ToolBox.session` makes these objects."""
         self._notes = notes
         self.released_reward = 0.0
         self.release_failures: dict[str, BaseException] = {}
@@ -93,7 +92,7 @@ class ToolSession:
         if complaint:
             return ToolResult(text=complaint, error=True)
         try:
-            result = await self._execute(call)
+            return await self._execute(call)
         except (InfrastructureError, EngineError, KeyboardInterrupt, GeneratorExit):
             raise
         except ToolError as error:
@@ -101,8 +100,8 @@ class ToolSession:
         except BaseException as error:  # a tool may raise anything, exits included; the model reads it
             if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise
-            return _failed(error)
-        return result
+            text = f"Error: {type(error).__name__}" + (f": {error}" if str(error) else "")
+            return ToolResult(text=_encodable(text), error=True)
 
     async def release(self) -> None:
         """Close every open session; a failing one is reported and stops no other."""
@@ -116,13 +115,13 @@ class ToolSession:
             for name, session in sessions.items():
                 group.create_task(self._release(name, session))
 
-    async def suspend(self) -> dict[str, Any]:
+    async def suspend(self) -> JsonDict:
         """
         Suspend the sessions of all tools that support it, and return their notes by tool name.
 
         A session that fails to suspend, or takes longer than a release may, is released like the others.
         """
-        notes: dict[str, Any] = {}
+        notes: JsonDict = {}
         for name, session in tuple(self._sessions.items()):
             tool: object = self._tools[name]
             if not can_suspend(tool):
@@ -147,7 +146,7 @@ class ToolSession:
 
     async def _execute(self, call: ToolCall) -> ToolResult:
         session = await self._session_of(call.name)
-        result: Any = await self._tools[call.name].execute(session, call.arguments)
+        result: object = await self._tools[call.name].execute(session, call.arguments)
         if not isinstance(result, ToolResult):
             raise TypeError(f"the tool returned {type(result).__name__} in place of a ToolResult")
         _finite(result.reward)
@@ -180,11 +179,6 @@ def _finite(reward: float | None) -> float | None:
     if reward is not None and not math.isfinite(reward):
         raise ValueError(f"the tool gave a reward that is not finite: {reward}")
     return reward
-
-
-def _failed(error: BaseException) -> ToolResult:
-    kind, text = type(error).__name__, str(error)
-    return ToolResult(text=_encodable(f"Error: {kind}: {text}" if text else f"Error: {kind}"), error=True)
 
 
 def _encodable(text: str) -> str:

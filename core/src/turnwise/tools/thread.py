@@ -12,10 +12,14 @@ import functools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Final, TypeVar
+
+from turnwise.types import JsonObject
+
+T = TypeVar("T")
 
 
 class _Threads:
@@ -44,10 +48,10 @@ class _Threads:
 _THREADS: Final = _Threads()
 
 
-async def in_thread(func: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
+async def in_thread(func: Callable[..., T], keywords: JsonObject) -> T:
     """Wait for a call in a thread that has this task's context variables."""
     loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[Any] = loop.create_future()
+    outcome: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
 
     def settle(settle_outcome: Callable[[], None]) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
 
 from attrs import field, frozen
 
 from turnwise.errors import ConfigError
 from turnwise.protocols import Tool
-from turnwise.tools.schema import CompiledSchema, Schema, compile_schema
+from turnwise.tools.schema import CompiledSchema, compile_schema
 from turnwise.tools.session import SUSPENDING, ToolSession
-from turnwise.types import Task, ToolResult
+from turnwise.types import JsonObject, Task, ToolResult, ToolSchema
 
 
 def tools_by_name(tools: Iterable[Tool] | Mapping[str, Tool]) -> Mapping[str, Tool]:
@@ -47,12 +46,12 @@ class ToolBox:
         return {name: compile_schema(tool.schema) for name, tool in self.tools.items()}
 
     @property
-    def schemas(self) -> tuple[Schema, ...]:
+    def schemas(self) -> tuple[ToolSchema, ...]:
         """The schemas of all tools, in configured order."""
         return tuple(tool.schema for tool in self.tools.values())
 
     @asynccontextmanager
-    async def session(self, task: Task, notes: Mapping[str, Any] | None = None) -> AsyncIterator[ToolSession]:
+    async def session(self, task: Task, notes: JsonObject | None = None) -> AsyncIterator[ToolSession]:
         """
         Open an episode's sessions; open ones are released at the end, whatever happens inside.
 
@@ -72,18 +71,18 @@ class DescribedTool:
     """A tool under another schema: another name, other descriptions or narrower parameters."""
 
     tool: Tool
-    schema: Schema
+    schema: ToolSchema
 
     async def create(self, task: Task) -> object:
         return await self.tool.create(task)
 
-    async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
+    async def execute(self, session: object, arguments: JsonObject) -> ToolResult:
         return await self.tool.execute(session, arguments)
 
     async def release(self, session: object) -> float | None:
         return await self.tool.release(session)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         """Return the `suspend` and `restore` of a tool that has them."""
         if name in SUSPENDING:
             return getattr(self.tool, name)

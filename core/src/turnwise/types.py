@@ -54,7 +54,7 @@ def as_float_array(values: ArrayLike) -> FloatArray:
     return array
 
 
-def copy_json(value: Any) -> Any:
+def copy_json(value: object) -> Any:
     """Return JSON values in new containers; any other value is returned unchanged."""
     # Leaves are tested here and not in one more call: agents' notes are copied before every step.
     if isinstance(value, Mapping):

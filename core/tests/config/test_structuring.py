@@ -12,6 +12,7 @@ from turnwise.config.file import structure_config, to_dict
 from turnwise.config.run import Choice, DataConfig, RunConfig, ToolClass, ToolFunction
 from turnwise.config.structuring import _converter, structure, unstructure
 from turnwise.errors import ConfigError, PluginError
+from turnwise.types import JsonObject
 
 MINIMAL = {"data": {"path": "t"}, "agent": "a", "engine": "e"}
 
@@ -153,6 +154,14 @@ def test_misfits_name_path_value_and_what_was_expected(data, lines):
 def test_nothing_is_guessed(value, kind, text):
     """A value of the wrong type is an error, even where Python could convert it."""
     assert [f"key: {text}"] == misfits(value, kind, "key")
+
+
+def test_a_field_of_objects_takes_any_plain_value():
+    """`object` and `JsonObject` in a config class hold what the file has, as `Any` does."""
+    value = {"a": [1, {"b": None}]}
+
+    assert structure(value, JsonObject) == value
+    assert structure([1, "x", None], list[object]) == [1, "x", None]
 
 
 def test_a_whole_number_may_stand_for_a_float():

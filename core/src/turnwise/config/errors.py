@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Literal, TypeGuard, Union, get_args, get_origin
 
 import attrs
 from cattrs.errors import (
@@ -22,7 +22,7 @@ from cattrs.errors import (
 from turnwise.config.parts import Choice, file_fields
 from turnwise.plugin.registry import did_you_mean
 
-_WORDS = {
+_WORDS: Mapping[object, str] = {
     bool: "true or false",
     int: "an integer",
     float: "a number",
@@ -43,7 +43,7 @@ class MisfitAtKeyError(ValueError):
         self.key = key
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return a value as an error text shows it: as a config file writes it, and shortened."""
     if value is None or value is True or value is False:
         return "null" if value is None else str(value).lower()
@@ -51,12 +51,12 @@ def shown(value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
-def misfit(kind: Any, value: Any, end: str = "") -> ValueError:
+def misfit(kind: object, value: object, end: str = "") -> ValueError:
     """Return the error for a value of the wrong type; its text names the expected one."""
     return ValueError(f"expected {_expected(kind)}, got {shown(value)}{end}")
 
 
-def misfit_lines(error: BaseException, path: str, kind: Any) -> Iterator[str]:
+def misfit_lines(error: BaseException, path: str, kind: object) -> Iterator[str]:
     """Yield one line for each misfit, in the order of the fields; `path` is the place of the whole value."""
     if isinstance(error, BaseValidationError):
         for each in error.exceptions:
@@ -79,24 +79,23 @@ def dotted(path: str, text: str) -> str:
     return f"{path}: {text}" if path else text
 
 
-def is_enum(kind: Any) -> bool:
+def is_enum(kind: object) -> TypeGuard[type[Enum]]:
     """Return whether it is an enum class."""
     return isinstance(kind, type) and issubclass(kind, Enum)
 
 
-def is_literal(kind: Any) -> bool:
+def is_literal(kind: object) -> bool:
     """Return whether it is a `Literal`."""
-    origin: Any = get_origin(kind)
-    return origin is Literal
+    return get_origin(kind) is Literal
 
 
-def is_list(kind: Any) -> bool:
+def is_list(kind: object) -> bool:
     """Return whether a file writes values of this type as a list."""
     origin = get_origin(kind) or kind
     return origin in (list, tuple, set, frozenset, Sequence, AbstractSet)
 
 
-def _expected(kind: Any) -> str:
+def _expected(kind: object) -> str:
     if is_enum(kind):
         return f"one of {', '.join(map(str, (member.value for member in kind)))}"
     if is_literal(kind):
@@ -112,7 +111,7 @@ def _hint(key: str, known: tuple[str, ...]) -> str:
     return did_you_mean(key, known) if known else "; there are no options"
 
 
-def _place(error: BaseException) -> tuple[str, Any]:
+def _place(error: BaseException) -> tuple[str, object]:
     for note in getattr(error, "__notes__", ()):
         if isinstance(note, AttributeValidationNote):
             return note.name, note.type
@@ -121,12 +120,12 @@ def _place(error: BaseException) -> tuple[str, Any]:
     return "", None
 
 
-def _line(text: str, path: str, kind: Any) -> str:
+def _line(text: str, path: str, kind: object) -> str:
     """Move the quoted name at the start of a validator's text into the path."""
     named = re.match(r"'(\w+)([\w.]*)' (.*)", text, re.DOTALL)
     if named is not None and named[1] == path.rpartition(".")[2]:
         return f"{path}: {named[3]}"
-    classes = [each for each in (kind, *get_args(kind)) if attrs.has(each)]
+    classes = [each for each in (kind, *get_args(kind)) if isinstance(each, type) and attrs.has(each)]
     if named is not None and any(named[1] in attrs.fields_dict(each) for each in classes):
         return f"{_joined(path, named[1] + named[2])}: {named[3]}"
     return dotted(path, " ".join(text.splitlines()))

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 from attrs import evolve
@@ -24,7 +24,7 @@ from turnwise.config.parts import PACKAGE, ModelConfig
 from turnwise.config.run import RunConfig
 from turnwise.config.structuring import structure, unstructure
 from turnwise.errors import ConfigError
-from turnwise.types import copy_json
+from turnwise.types import JsonDict, JsonObject, copy_json
 
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 32
@@ -42,6 +42,7 @@ _CORE_SCHEMA: Final = {
     "int": _INTEGER,
     "float": _FLOAT,
 }
+_Section = JsonDict | list[object]
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
@@ -63,16 +64,15 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
         raise ConfigError("\n".join(f"{source}: {line}" for line in lines)) from error
 
 
-def read_config(path: str | Path, overrides: Iterable[str] = ()) -> tuple[dict[str, Any], str]:
+def read_config(path: str | Path, overrides: Iterable[str] = ()) -> tuple[JsonDict, str]:
     """Return the plain values of a config file with overrides applied, and the source's name for error texts."""
     overrides = tuple(overrides)
     return apply_overrides(read_mapping(path), overrides), f"{path} with overrides" if overrides else str(path)
 
 
-def structure_config(data: Any, base_dir: Path) -> RunConfig:
+def structure_config(data: object, base_dir: Path) -> RunConfig:
     """Make a run's config from plain values; `ConfigError` with one line for each misfit."""
-    config: RunConfig = structure(data, RunConfig)
-    return evolve(config, base_dir=base_dir)
+    return evolve(structure(data, RunConfig), base_dir=base_dir)
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
@@ -97,9 +97,9 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     )
 
 
-def to_dict(config: RunConfig) -> dict[str, Any]:
+def to_dict(config: RunConfig) -> JsonDict:
     """Return plain values for `structure_config`: every key but `base_dir`, with the defaults."""
-    result: dict[str, Any] = unstructure(config)
+    result: JsonDict = unstructure(config)
     return result
 
 
@@ -109,7 +109,7 @@ def dump_yaml(config: RunConfig) -> str:
     return text
 
 
-def read_mapping(path: str | Path) -> dict[str, Any]:
+def read_mapping(path: str | Path) -> JsonDict:
     """
     Read a YAML or TOML file that holds a mapping, such as a config or a tools file, as plain values.
 
@@ -127,12 +127,12 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+def apply_overrides(data: JsonObject, overrides: Iterable[str]) -> JsonDict:
     """
     Return plain config values with overrides applied.
 
     An override is ``path=value``. Dots join the parts of the path. A number is an index of a list; the list's length
-    appends to it. A value that starts with a quote, ``[`` or ``{`` is YAML. Any other value is one scalar, so text
+    appends to it. A value that starts with a quote, ``[`` or ``{`` is YAML. Every other value is one scalar, so text
     needs no quotes, and an empty value is null. Missing sections are created. A bare name for a section with `name`,
     as in ``agent: my_agent``, becomes that section.
 
@@ -143,7 +143,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
     Raises:
         ConfigError: one is not of this form, or its path leads through something that is no section or list.
     """
-    root: dict[str, Any] = copy_json(data)
+    root: JsonDict = copy_json(data)
     for override in overrides:
         path, equals, text = override.partition("=")
         keys = path.strip().split(".")
@@ -157,7 +157,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
     return root
 
 
-def _parsed(file: Path) -> dict[str, Any]:
+def _parsed(file: Path) -> JsonDict:
     suffix = file.suffix.lower()
     if suffix not in (".yaml", ".yml", ".toml"):
         raise ConfigError("expected a file that ends in .yaml, .yml or .toml")
@@ -184,7 +184,7 @@ def _too_deep() -> str:
     return f"values are nested more than {MAX_DEPTH} levels deep"
 
 
-def _check(value: Any, path: str, depth: int) -> None:
+def _check(value: object, path: str, depth: int) -> None:
     """Raise `ConfigError` for a value that no config can hold; the caller adds the source."""
     if depth > MAX_DEPTH:
         raise ConfigError(_too_deep())
@@ -202,21 +202,24 @@ def _check(value: Any, path: str, depth: int) -> None:
         raise ConfigError(f"{path}: expected text, a finite number, true, false or null, got {value}")
 
 
-def _override_value(text: str) -> Any:
+def _override_value(text: str) -> object:
     return _load_yaml(text) if text[:1] in ("'", '"', "[", "{") else _scalar(text)
 
 
-def _set(container: Any, keys: list[str], value: Any) -> None:
+def _set(container: _Section, keys: list[str], value: object) -> None:
     for place, key in enumerate(keys[:-1]):
         child = _get(container, key, keys[: place + 1])
-        if child is None:
-            child = [] if _is_index(keys[place + 1]) else {}
+        section: _Section
+        if isinstance(child, dict | list):
+            section = child
+        elif child is None:
+            section = [] if _is_index(keys[place + 1]) else {}
         elif isinstance(child, str) and not _is_index(keys[place + 1]):
-            child = {"name": child}
-        elif not isinstance(child, dict | list):
+            section = {"name": child}
+        else:
             raise ConfigError(f"{'.'.join(keys[: place + 1])} is {shown(child)}, which has no parts")
-        _put(container, key, child)
-        container = child
+        _put(container, key, section)
+        container = section
     old = _get(container, keys[-1], keys)  # refuses a place that the list does not have
     if isinstance(old, dict) and isinstance(value, str) and (old.get("name") == value or keys == [_ONE_CLASS]):
         value = {**old, "name": value}
@@ -227,7 +230,7 @@ def _is_index(key: str) -> bool:
     return key.isdecimal() and len(key) < 10
 
 
-def _get(container: dict[str, Any] | list[Any], key: str, path: list[str]) -> Any:
+def _get(container: _Section, key: str, path: list[str]) -> object:
     if isinstance(container, dict):
         return container.get(key)
     if not _is_index(key) or int(key) > len(container):
@@ -235,14 +238,14 @@ def _get(container: dict[str, Any] | list[Any], key: str, path: list[str]) -> An
     return container[int(key)] if int(key) < len(container) else None
 
 
-def _put(container: dict[str, Any] | list[Any], key: str, value: Any) -> None:
+def _put(container: _Section, key: str, value: object) -> None:
     if isinstance(container, dict):
         container[key] = value
     else:
         container[int(key) : int(key) + 1] = [value]
 
 
-def _load_yaml(text: str) -> Any:
+def _load_yaml(text: str) -> object:
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -258,7 +261,7 @@ def _tag_of(text: str) -> str:
     return next((tag for tag, pattern in _CORE_SCHEMA.items() if pattern.fullmatch(text)), "str")
 
 
-def _scalar(text: str) -> Any:
+def _scalar(text: str) -> str | float | bool | None:
     """Return the value of an unquoted scalar in the core schema of YAML 1.2."""
     tag = _tag_of(text)
     if tag == "int":
@@ -274,8 +277,7 @@ def _scalar(text: str) -> Any:
 class _CoreSchema(yaml.resolver.BaseResolver):
     """The tag resolver of YAML 1.2 for reader and writer; PyYAML has only the one of 1.1."""
 
-    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
-        """Return the tag of a node; quoted scalars are text."""
+    def resolve(self, kind: type[yaml.Node], value: str, implicit: tuple[bool, bool]) -> str:
         if kind is yaml.ScalarNode:
             return _TAG + (_tag_of(value) if implicit[0] else "str")
         return _TAG + ("seq" if kind is yaml.SequenceNode else "map")
@@ -288,7 +290,7 @@ class _Loader(_CoreSchema, yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Compose one node, or refuse it before reading its content."""
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML leaves it unannotated
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML leaves it unannotated
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
             raise _refusal("aliases and anchors are refused", event.start_mark)
         if event.tag is not None:
@@ -301,7 +303,7 @@ class _Loader(_CoreSchema, yaml.SafeLoader):
         finally:
             self._depth -= 1
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         """Construct a mapping, or refuse keys that are not text or occur twice."""
         seen: set[str] = set()
         for key, _ in node.value:
@@ -316,8 +318,7 @@ class _Loader(_CoreSchema, yaml.SafeLoader):
 class _Dumper(_CoreSchema, yaml.SafeDumper):
     """Writes YAML that `_Loader` reads back as the same values."""
 
-    def ignore_aliases(self, data: Any) -> bool:
-        """Write a value that occurs in two places twice."""
+    def ignore_aliases(self, data: object) -> bool:
         return True
 
 
@@ -331,7 +332,7 @@ def _refusal(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
-def _construct_scalar(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+def _construct_scalar(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str | float | bool | None:
     return _scalar(node.value)
 
 

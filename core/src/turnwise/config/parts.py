@@ -10,12 +10,19 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import attrs
 from attrs import Attribute, field, frozen, validators
 
 from turnwise.errors import ConfigError, PluginError
+from turnwise.types import ToolSchema
+
+T = TypeVar("T", str, tuple[str, ...])
+Options = Mapping[str, Any]
+"""Options by name; their reader knows the types."""
+TypeForm = Any
+"""A class, or another form of a type such as a union, for which type checkers have no type."""
 
 KIND: Final = "turnwise_kind"
 """Key of a field's metadata: the registry of `turnwise.plugin.host.Host` that has the names in the field."""
@@ -33,7 +40,7 @@ MODULE_PATTERN: Final = rf"^{_MODULE}$"
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
-def file_fields(kind: type) -> tuple[Attribute[Any], ...]:
+def file_fields(kind: type) -> tuple[Attribute[object], ...]:
     """
     Return the fields of an attrs class that a file may set, their annotations resolved.
 
@@ -47,7 +54,7 @@ def file_fields(kind: type) -> tuple[Attribute[Any], ...]:
     return tuple(item for item in attrs.fields(kind) if item.init and item.metadata.get(IN_FILE, True))
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """
     Return a copy made of JSON values: null, booleans, finite numbers, text, lists, mappings with text keys.
 
@@ -65,16 +72,16 @@ def plain(value: Any) -> Any:
     raise ValueError(f"expected text, a number, true, false, null, a list or a mapping with text keys, got {value!r}")
 
 
-def not_empty(_instance: object, attribute: Attribute[Any], value: str) -> None:
+def not_empty(_instance: object, attribute: Attribute[str], value: str) -> None:
     """Refuse an empty text."""
     if not value:
         raise ValueError(f"'{attribute.name}' must not be empty")
 
 
-def each_matches(pattern: str, expected: str) -> Callable[[object, Attribute[Any], Any], None]:
+def each_matches(pattern: str, expected: str) -> Callable[[object, Attribute[T], T], None]:
     """Return a validator that refuses a text, or one of several, that is not wholly of the pattern."""
 
-    def check(_instance: object, attribute: Attribute[Any], value: str | tuple[str, ...]) -> None:
+    def check(_instance: object, attribute: Attribute[T], value: T) -> None:
         for text in (value,) if isinstance(value, str) else value:
             if re.fullmatch(pattern, text) is None:
                 raise ValueError(f"'{attribute.name}' must be {expected}: {text!r}")
@@ -98,10 +105,9 @@ class Choice:
     """
 
     name: str = field(validator=not_empty, metadata=FILLED)
-    options: Mapping[str, Any] = field(factory=dict, converter=plain)
+    options: Options = field(factory=dict, converter=plain)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse an option that a file could not hold."""
         if "name" in self.options:
             raise ValueError("'options' must not hold 'name'")
 
@@ -115,7 +121,7 @@ class RegisteredTool(Choice):
         schema: replaces the tool's own schema, which the model sees.
     """
 
-    schema: Mapping[str, Any] | None = None
+    schema: ToolSchema | None = None
 
 
 @frozen
@@ -132,7 +138,7 @@ class ToolFunction:
 
     function: str = field(validator=_is_target, metadata={SCHEMA: {"pattern": TARGET_PATTERN}})
     run_in: Literal["thread", "process", "loop"] | None = None
-    schema: Mapping[str, Any] | None = None
+    schema: ToolSchema | None = None
 
 
 @frozen
@@ -147,11 +153,10 @@ class ToolClass:
     """
 
     target: str = field(validator=_is_target, metadata={SCHEMA: {"pattern": TARGET_PATTERN}})
-    options: Mapping[str, Any] = field(factory=dict, converter=plain)
-    schema: Mapping[str, Any] | None = None
+    options: Options = field(factory=dict, converter=plain)
+    schema: ToolSchema | None = None
 
     def __attrs_post_init__(self) -> None:
-        """Refuse an option that a file could not hold."""
         if taken := {"name", "class", "schema"}.intersection(self.options):
             raise ValueError(f"'options' must not hold {min(taken)!r}")
 
@@ -185,10 +190,9 @@ class ModelConfig:
     trust_remote_code: bool = False
     revision: str | None = None
     chat_template: str | None = field(default=None, validator=is_path, metadata=FILLED)
-    template_options: Mapping[str, Any] = field(factory=dict, converter=plain)
+    template_options: Options = field(factory=dict, converter=plain)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse code that is not pinned."""
         if self.trust_remote_code and _COMMIT.fullmatch(self.revision or "") is None:
             raise ValueError(
                 f"'revision' must be a whole commit hash when trust_remote_code is true: {self.revision!r}"

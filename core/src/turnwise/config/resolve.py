@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 from attrs import define, evolve, field
@@ -21,7 +21,9 @@ from turnwise.config.structuring import structure, unstructure
 from turnwise.errors import ConfigError, PluginError, TurnwiseError, describe
 from turnwise.plugin.host import Host, Kind, load
 from turnwise.protocols import Resources
-from turnwise.types import PluginRecipe
+from turnwise.types import JsonObject, PluginRecipe
+
+S = TypeVar("S", RunConfig, JudgeConfig)
 
 
 def load_resolved(path: str | Path, overrides: Iterable[str] = ()) -> tuple[RunConfig, Host]:
@@ -70,15 +72,15 @@ def resolve(config: RunConfig, host: Host) -> RunConfig:
         ConfigError: names are unknown or options do not fit; one line for each.
     """
     resolver = _Resolver(host, config.base_dir)
-    resolved: RunConfig = resolver.section(config)
+    resolved = resolver.section(config)
     if resolver.problems:
         raise ConfigError("\n".join(resolver.problems))
     return resolved
 
 
 def structure_options(
-    host: Host, kind: Kind, name: str, options: Mapping[str, Any], *, path: str = "", base_dir: Path | None = None
-) -> Any:
+    host: Host, kind: Kind, name: str, options: JsonObject, *, path: str = "", base_dir: Path | None = None
+) -> object:
     """
     Return the config object of a registered part, without building the part.
 
@@ -144,11 +146,11 @@ class _Resolver:
     base_dir: Path
     problems: list[str] = field(factory=list, init=False)
 
-    def section(self, section: Any, prefix: str = "") -> Any:
+    def section(self, section: S, prefix: str = "") -> S:
         kinds = _kinds(type(section))
         return evolve(section, **{n: self.value(getattr(section, n), kind, prefix + n) for n, kind in kinds.items()})
 
-    def value(self, value: Any, kind: Kind, path: str) -> Any:
+    def value(self, value: object, kind: Kind, path: str) -> Any:
         if isinstance(value, Choice):
             return self._choice(value, kind, path)
         if isinstance(value, JudgeConfig):
@@ -173,7 +175,7 @@ def _kinds(section: type) -> dict[str, Kind]:
     return {item.name: item.metadata[KIND] for item in attrs.fields(section) if KIND in item.metadata}
 
 
-def _misfits_of_choices(data: Any, base_dir: Path) -> list[str]:
+def _misfits_of_choices(data: object, base_dir: Path) -> list[str]:
     """Return the misfits of plugin options in well-formed sections of a config that is not well-formed as a whole."""
     if not isinstance(data, Mapping):
         return []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 from attrs import field, frozen, validators
 
@@ -23,6 +23,7 @@ from turnwise.config.parts import (
     SCHEMA,
     Choice,
     ModelConfig,
+    Options,
     ToolEntry,
     ToolFunction,
     check_module_allowed,
@@ -188,12 +189,11 @@ class RunConfig:
     weight_transport: Choice | None = field(default=None, metadata={KIND: "weight_transports"})
     weights: WeightsConfig = field(factory=WeightsConfig)
     memory: MemoryConfig = field(factory=MemoryConfig)
-    train: Mapping[str, Any] = field(factory=dict, converter=plain)
+    train: Options = field(factory=dict, converter=plain)
     plugins: tuple[str, ...] | None = None
     base_dir: Path = field(factory=Path, converter=_absolute, metadata={IN_FILE: False})
 
     def __attrs_post_init__(self) -> None:
-        """Refuse code from modules that are not allowed, and replicas of a judge that the runtime cannot use."""
         if self.judge is not None and self.runtime.name == "local" and (self.judge.pool.num_replicas or 1) > 1:
             raise ValueError("'judge.pool.num_replicas' must be 1 with the runtime local; set runtime.name to ray")
         for index, tool in enumerate(self.tools):

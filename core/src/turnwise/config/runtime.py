@@ -9,29 +9,27 @@ from attrs import Attribute, field, frozen, validators
 
 RuntimeName = Literal["local", "ray"]
 DeviceName = Literal["auto", "gpu", "cpu"]
+RayResources = Mapping[str, Any]
+"""Resources of an actor, in the forms that Ray gives each of them."""
 RAY_RESOURCES: Final = ("num_cpus", "num_gpus", "memory", "resources")
 
 
-def _count(default: int, at_least: int = 1) -> Any:
+def _count(default: int, at_least: int = 1) -> int:
     return field(default=default, validator=validators.ge(at_least))
 
 
-def _optional_count() -> Any:
+def _optional_count() -> int | None:
     return field(default=None, validator=validators.optional(validators.ge(1)))
 
 
-def _seconds(default: float) -> Any:
+def _seconds(default: float) -> float:
     return field(default=default, validator=validators.gt(0))
 
 
-def _known_resources(_instance: object, attribute: Attribute[Any], value: Mapping[str, Any]) -> None:
+def _known_resources(_instance: object, attribute: Attribute[RayResources], value: RayResources) -> None:
     for name in value:
         if name not in RAY_RESOURCES:
             raise ValueError(f"'{attribute.name}' may hold {', '.join(RAY_RESOURCES)}, not {name!r}")
-
-
-def _resources() -> Any:
-    return field(factory=dict, validator=_known_resources)
 
 
 @frozen(kw_only=True)
@@ -64,7 +62,7 @@ class RayConfig:
     """
 
     address: str | None = None
-    replica_resources: Mapping[str, Any] = _resources()
+    replica_resources: RayResources = field(factory=dict, validator=_known_resources)
     devices_per_node: int = _count(8)
     worker_cpus: float = field(default=0.0, validator=validators.ge(0))
     replica_python: str | None = None
@@ -98,7 +96,7 @@ class PoolConfig:
     num_replicas: int | None = _optional_count()
     total_devices: int | None = _optional_count()
     device: DeviceName = "auto"
-    replica_resources: Mapping[str, Any] = _resources()
+    replica_resources: RayResources = field(factory=dict, validator=_known_resources)
     replica_python: str | None = None
     max_in_flight: int = _count(1024)
 
@@ -129,7 +127,6 @@ class RuntimeConfig:
     ray: RayConfig = field(factory=RayConfig)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse replicas and reward workers that the runtime cannot use."""
         if self.name == "local" and (self.num_replicas or 1) > 1:
             raise ValueError(f"'num_replicas' must be 1 with the runtime local: {self.num_replicas}; set name to ray")
         if self.name == "local" and self.reward_workers:

@@ -21,17 +21,19 @@ from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 import attrs
 from attrs import define, field
 
-from turnwise.config.parts import KIND, SCHEMA, TARGET_PATTERN, Choice, ToolClass, file_fields
+from turnwise.config.parts import KIND, SCHEMA, TARGET_PATTERN, Choice, ToolClass, TypeForm, file_fields
 from turnwise.config.run import RunConfig
 from turnwise.config.runtime import RuntimeConfig
-from turnwise.config.structuring import unstructure
+from turnwise.config.structuring import default_of, unstructure
+from turnwise.plugin.host import Host
 from turnwise.plugin.registry import Entry
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 Schema = dict[str, Any]
+"""A JSON schema, whose parts are read and changed while it grows."""
 
-_SCALARS: Mapping[Any, Schema] = {
+_SCALARS: Mapping[object, Schema] = {
     type(None): {"type": "null"},
     bool: {"type": "boolean"},
     int: {"type": "integer"},
@@ -43,14 +45,12 @@ _TOOL_SCHEMA = "replaces the tool's own schema, which the model sees"
 _BOUNDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
 
 
-def json_schema(host: Any = None) -> Schema:
+def json_schema(host: Host | None = None) -> Schema:
     """
     Return the schema of `RunConfig` in the dialect 2020-12.
 
     Args:
-        host: anything with a `turnwise.plugin.registry.Registry` in the attributes `engines`, `agents` and the like,
-            such as a `turnwise.plugin.host.Host`. With it, only registered names and their options are valid; without
-            it, any.
+        host: with it, only registered names and their options are valid; without it, any.
     """
     builder = _Builder(host)
     root = builder.section(RunConfig)
@@ -71,7 +71,7 @@ def attribute_docs(kind: type) -> dict[str, str]:
 class _Builder:
     """Makes one schema; each class gets one definition, so that classes may hold themselves."""
 
-    host: Any
+    host: Host | None
     definitions: dict[str, Schema] = field(factory=dict, init=False)
     _names: dict[type, str] = field(factory=lambda: {Choice: "Choice"}, init=False)
 
@@ -91,19 +91,17 @@ class _Builder:
             _summary(kind),
         )
 
-    def _property(self, item: attrs.Attribute[Any], doc: str) -> Schema:
+    def _property(self, item: attrs.Attribute[object], doc: str) -> Schema:
         schema = {**self._of(item.type, item.metadata.get(KIND, "")), **_rules(item.validator)}
         schema.update(item.metadata.get(SCHEMA, {}))
-        default: Any = item.default
-        if hasattr(default, "factory"):
-            default = attrs.NOTHING if default.takes_self else default.factory()
+        default = default_of(item)
         if default is not attrs.NOTHING:
             schema["default"] = unstructure(default)
         return _described(schema, doc)
 
-    def _of(self, kind: Any, registry: str = "") -> Schema:
+    def _of(self, kind: TypeForm, registry: str = "") -> Schema:
         """Return the schema of a type; one that is not known here may hold anything."""
-        origin: Any = get_origin(kind)
+        origin: object = get_origin(kind)
         if origin is Annotated or isinstance(kind, NewType):
             return self._of(kind.__supertype__ if isinstance(kind, NewType) else get_args(kind)[0], registry)
         if origin in (Union, types.UnionType):
@@ -140,7 +138,7 @@ class _Builder:
             name = {"type": "string", "minLength": 1}
             section = {"type": "object", "properties": {"name": name}, "required": ["name"]}
             return _described(_any_of([name, section]), _summary(Choice))
-        entries: Mapping[str, Entry[Any]] = getattr(self.host, registry).entries()
+        entries: Mapping[str, Entry[object]] = getattr(self.host, registry).entries()
         if not entries:
             return {"not": {}, "description": "no plugin that has one is installed"}
         sections = [self._options(entry) for entry in entries.values()]
@@ -150,13 +148,13 @@ class _Builder:
         bare = [name for name, section in zip(entries, sections, strict=True) if section["required"] == ["name"]]
         return {"oneOf": [*([{"enum": bare}] if bare else []), *sections]}
 
-    def _options(self, entry: Entry[Any]) -> Schema:
+    def _options(self, entry: Entry[object]) -> Schema:
         section = self.section(entry.config)
         section["properties"] = {"name": {"const": entry.name}, **section["properties"]}
         section["required"] = ["name", *section.get("required", ())]
         return section
 
-    def _collection(self, origin: Any, members: tuple[Any, ...], registry: str) -> Schema:
+    def _collection(self, origin: object, members: tuple[object, ...], registry: str) -> Schema:
         if not isinstance(origin, type):
             return {}
         if issubclass(origin, Mapping):
@@ -191,11 +189,12 @@ def _described(schema: Schema, text: str) -> Schema:
     return {**schema, "description": text} if text else schema
 
 
-def _rules(validator: Any) -> Schema:
+def _rules(validator: object) -> Schema:
     """Return the keywords for the bounds that an attrs validator sets; null has none, so `optional` is looked into."""
     operator = getattr(validator, "compare_op", None)
     if operator in _BOUNDS:
         # JSON has no infinity, and no number reaches it.
-        return {_BOUNDS[operator]: validator.bound} if math.isfinite(validator.bound) else {}
+        bound = getattr(validator, "bound", math.inf)
+        return {_BOUNDS[operator]: bound} if math.isfinite(bound) else {}
     inner = (*getattr(validator, "_validators", ()), *filter(None, [getattr(validator, "validator", None)]))
     return {key: value for each in inner for key, value in _rules(each).items()}

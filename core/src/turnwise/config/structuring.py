@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import repeat
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, Union, get_args, get_origin, overload
 
 import attrs
 from cattrs import Converter
@@ -46,18 +46,24 @@ from turnwise.config.parts import (
     ToolClass,
     ToolEntry,
     ToolFunction,
+    TypeForm,
     file_fields,
     plain,
 )
 from turnwise.config.runtime import RuntimeConfig
 from turnwise.errors import ConfigError, PluginError
 from turnwise.plugin.registry import did_you_mean
+from turnwise.types import JsonDict, JsonObject
 
 T = TypeVar("T")
-Structure = Callable[[Any, Any], Any]
+Structure = Callable[[object, object], object]
 
 
-def structure(data: Any, kind: type[T] | Any, *, path: str = "", base_dir: Path | None = None) -> T:
+@overload
+def structure(data: object, kind: type[T], *, path: str = ..., base_dir: Path | None = ...) -> T: ...
+@overload
+def structure(data: object, kind: TypeForm, *, path: str = ..., base_dir: Path | None = ...) -> Any: ...
+def structure(data: object, kind: TypeForm, *, path: str = "", base_dir: Path | None = None) -> object:
     """
     Make an object of a config class, or of any type that a field of one may have, from plain values.
 
@@ -72,15 +78,14 @@ def structure(data: Any, kind: type[T] | Any, *, path: str = "", base_dir: Path 
         PluginError: `kind` holds a type that no config value can have.
     """
     try:
-        result: T = _converter(base_dir).structure(data, kind)
+        return _converter(base_dir).structure(data, kind)
     except StructureHandlerNotFoundError as error:
         raise PluginError(f"{dotted(path, '')}{kind} cannot be read from a config: {error}") from error
     except MISFITS as error:
         raise ConfigError("\n".join(misfit_lines(error, path, kind))) from error
-    return result
 
 
-def unstructure(value: Any) -> Any:
+def unstructure(value: object) -> Any:
     """
     Return an object of a config class as plain JSON values: the inverse of `structure`.
 
@@ -118,6 +123,7 @@ def _converter(base_dir: Path | None) -> Converter:
         ToolClass, lambda tool: {"class": tool.target, **tool.options, **_given_schema(tool)}
     )
     # Later registrations are asked first.
+    converter.register_structure_hook_func(lambda kind: kind is object, lambda value, _: value)
     converter.register_structure_hook_factory(attrs.has, lambda kind: _class_hook(kind, converter, base_dir))
     converter.register_structure_hook_func(is_enum, _structure_scalar)
     converter.register_structure_hook_func(is_literal, _structure_literal)
@@ -129,7 +135,7 @@ def _converter(base_dir: Path | None) -> Converter:
     return converter
 
 
-def _given_schema(tool: RegisteredTool | ToolFunction | ToolClass) -> dict[str, Any]:
+def _given_schema(tool: RegisteredTool | ToolFunction | ToolClass) -> JsonDict:
     return {} if tool.schema is None else {"schema": plain(tool.schema)}
 
 
@@ -138,12 +144,12 @@ def _named(section: Structure) -> Structure:
     return lambda value, kind: section({"name": value} if isinstance(value, str) else value, kind)
 
 
-def _is_alternative(kind: Any) -> bool:
+def _is_alternative(kind: object) -> bool:
     """Return whether it is a union of more than one type besides null; cattrs does the others well."""
     return get_origin(kind) in (Union, types.UnionType) and len(set(get_args(kind)) - {type(None)}) > 1
 
 
-def _structure_scalar(value: Any, kind: Any) -> Any:
+def _structure_scalar(value: object, kind: object) -> object:
     # An enum of text is a subclass of str, so cattrs may bring it here as one.
     if is_enum(kind):
         return kind(_one_of(value, tuple(member.value for member in kind), kind))
@@ -152,16 +158,16 @@ def _structure_scalar(value: Any, kind: Any) -> Any:
     if type(value) is not kind:
         quotes = "; put it in quotes" if kind is str and type(value) in (bool, int, float) else ""
         raise misfit(kind, value, quotes)
-    if kind is float and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"expected a finite number, got {value}")
     return value
 
 
-def _structure_literal(value: Any, kind: Any) -> Any:
+def _structure_literal(value: object, kind: object) -> object:
     return _one_of(value, get_args(kind), kind)
 
 
-def _one_of(value: Any, allowed: tuple[Any, ...], kind: Any) -> Any:
+def _one_of(value: object, allowed: tuple[object, ...], kind: object) -> object:
     for member in allowed:
         # True == 1, and neither is the other here.
         if type(value) is type(member) and value == member:
@@ -171,13 +177,13 @@ def _one_of(value: Any, allowed: tuple[Any, ...], kind: Any) -> Any:
     raise misfit(kind, value, hint if "did you mean" in hint else "")
 
 
-def _structure_path(value: Any, base_dir: Path | None) -> Path:
+def _structure_path(value: object, base_dir: Path | None) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise misfit(Path, value)
     return Path(value).expanduser() if base_dir is None else base_dir / Path(value).expanduser()
 
 
-def _structure_choice(value: Any, _kind: Any) -> Choice:
+def _structure_choice(value: object, _kind: object) -> Choice:
     if isinstance(value, str):
         return Choice(value)
     if not isinstance(value, Mapping):
@@ -190,7 +196,7 @@ def _structure_choice(value: Any, _kind: Any) -> Choice:
 
 
 def _tool_hook(converter: Converter) -> Structure:
-    def structure_tool(value: Any, _kind: Any) -> ToolEntry:
+    def structure_tool(value: object, _kind: object) -> ToolEntry:
         if not isinstance(value, Mapping):
             return _structure_choice(value, Choice)
         # With a name it is a registered tool, and every other key is an option of that tool.
@@ -214,17 +220,17 @@ def _tool_hook(converter: Converter) -> Structure:
     return structure_tool
 
 
-def _keys(value: Mapping[str, Any]) -> str:
+def _keys(value: JsonObject) -> str:
     return ", ".join(map(str, value)) or "no keys"
 
 
-def _list_hook(kind: Any, converter: Converter) -> Structure:
-    origin = get_origin(kind) or kind
-    build = {Sequence: tuple, AbstractSet: frozenset}.get(origin, origin)
+def _list_hook(kind: TypeForm, converter: Converter) -> Structure:
+    origin: TypeForm = get_origin(kind) or kind
+    build = tuple if origin is Sequence else frozenset if origin is AbstractSet else origin
     kinds = get_args(kind) or (Any, ...)
     fixed = origin is tuple and Ellipsis not in kinds
 
-    def structure_list(value: Any, _kind: Any) -> Any:
+    def structure_list(value: object, _kind: object) -> object:
         if not isinstance(value, list | tuple | AbstractSet):
             raise misfit(kind, value)
         if fixed and len(value) != len(kinds):
@@ -234,8 +240,8 @@ def _list_hook(kind: Any, converter: Converter) -> Structure:
     return structure_list
 
 
-def _items(values: Any, kinds: Any, converter: Converter) -> list[Any]:
-    items: list[Any] = []
+def _items(values: Iterable[object], kinds: Iterable[TypeForm], converter: Converter) -> list[object]:
+    items: list[object] = []
     errors: list[Exception] = []
     for index, (value, kind) in enumerate(zip(values, kinds, strict=False)):
         try:
@@ -248,10 +254,10 @@ def _items(values: Any, kinds: Any, converter: Converter) -> list[Any]:
     return items
 
 
-def _mapping_hook(kind: Any, converter: Converter) -> Structure:
+def _mapping_hook(kind: TypeForm, converter: Converter) -> Structure:
     inner = mapping_structure_factory(kind, converter, structure_to=dict)
 
-    def structure_mapping(value: Any, _kind: Any) -> Any:
+    def structure_mapping(value: object, _kind: object) -> object:
         if not isinstance(value, Mapping):
             raise misfit(kind, value)
         return inner(value, kind)
@@ -259,11 +265,11 @@ def _mapping_hook(kind: Any, converter: Converter) -> Structure:
     return structure_mapping
 
 
-def _alternative_hook(kind: Any, converter: Converter) -> Structure:
+def _alternative_hook(kind: object, converter: Converter) -> Structure:
     members = set(get_args(kind))
 
     # The exact type first, so that 1 stays an integer where a float would do as well.
-    def structure_alternative(value: Any, _kind: Any) -> Any:
+    def structure_alternative(value: object, _kind: object) -> object:
         if value is None and type(None) in members:
             return None
         for member in sorted(members - {type(None)}, key=lambda member: type(value) is not member):
@@ -276,18 +282,18 @@ def _alternative_hook(kind: Any, converter: Converter) -> Structure:
     return structure_alternative
 
 
-def _omitted(kind: Any) -> Any:  # Any: mypy takes a ** for all of the keyword parameters
+def _omitted(kind: type) -> Any:  # Any: mypy takes a ** for all of the keyword parameters
     return {item.name: override(omit=True) for item in attrs.fields(kind) if not item.metadata.get(IN_FILE, True)}
 
 
-def _class_hook(kind: Any, converter: Converter, base_dir: Path | None) -> Structure:
+def _class_hook(kind: TypeForm, converter: Converter, base_dir: Path | None) -> Structure:
     fields = file_fields(kind)
     checked: Any = {item.name: override(struct_hook=_checked(item, converter)) for item in fields if item.validator}
     inner = make_dict_structure_fn(kind, converter, **checked, **_omitted(kind))
     sections = {item.name: own for item in fields if (own := _own_defaults(item, converter))}
     paths = {} if base_dir is None else _relative_defaults(fields, converter)
 
-    def structure_class(value: Any, _kind: Any) -> Any:
+    def structure_class(value: object, _kind: object) -> object:
         if not isinstance(value, Mapping):
             empty = "; remove the key to use the defaults" if value is None else ""
             raise misfit(kind, value, empty)
@@ -297,32 +303,34 @@ def _class_hook(kind: Any, converter: Converter, base_dir: Path | None) -> Struc
     return structure_class
 
 
-def _relative_defaults(fields: Iterable[attrs.Attribute[Any]], converter: Converter) -> dict[str, Any]:
+def _relative_defaults(fields: Iterable[attrs.Attribute[object]], converter: Converter) -> JsonDict:
     """Return the defaults that hold paths, as plain values: read like the file's own, they start from its folder."""
-    defaults = {item.name: _default_of(item) for item in fields}
+    defaults = {item.name: default_of(item) for item in fields}
     return {name: converter.unstructure(value) for name, value in defaults.items() if _holds_path(value)}
 
 
-def _default_of(item: attrs.Attribute[Any]) -> Any:
+def default_of(item: attrs.Attribute[object]) -> object:
+    """Return the default of a field; `attrs.NOTHING` when it has none, or one that depends on its object."""
     default: Any = item.default
     if hasattr(default, "factory"):
         return attrs.NOTHING if default.takes_self else default.factory()
     return default
 
 
-def _holds_path(value: Any) -> bool:
+def _holds_path(value: object) -> bool:
     if isinstance(value, Path):
         return True
-    if attrs.has(type(value)):
-        return any(_holds_path(getattr(value, item.name)) for item in attrs.fields(type(value)))
+    kind = type(value)
+    if attrs.has(kind):
+        return any(_holds_path(getattr(value, item.name)) for item in attrs.fields(kind))
     if isinstance(value, Mapping):
         return any(map(_holds_path, value.values()))
     return isinstance(value, list | tuple | AbstractSet) and any(map(_holds_path, value))
 
 
-def _own_defaults(item: attrs.Attribute[Any], converter: Converter) -> dict[str, Any]:
+def _own_defaults(item: attrs.Attribute[object], converter: Converter) -> JsonDict:
     """Return the keys that a section has here and not by its class: a file that sets one of them leaves the others."""
-    default = _default_of(item)
+    default = default_of(item)
     section = type(default)
     if not attrs.has(section) or section is Choice or item.type not in (section, section | None):
         return {}
@@ -330,13 +338,13 @@ def _own_defaults(item: attrs.Attribute[Any], converter: Converter) -> dict[str,
     return {key: value for key, value in plain(converter.unstructure(default)).items() if value != by_class[key]}
 
 
-def _checked(item: attrs.Attribute[Any], converter: Converter) -> Structure:
+def _checked(item: attrs.Attribute[object], converter: Converter) -> Structure:
     """Validate a field where it is read: attrs itself stops at the first field that is wrong."""
-    validator: Any = item.validator
+    validator = item.validator
 
-    def structure_field(value: Any, _kind: Any) -> Any:
-        result: Any = converter.structure(value, item.type or Any)
-        if item.converter is None:
+    def structure_field(value: object, _kind: object) -> object:
+        result = converter.structure(value, item.type or Any)
+        if validator is not None and item.converter is None:
             # A validator that looks at other fields has none here; attrs runs it again, on the whole object.
             with suppress(AttributeError):
                 validator(None, item, result)

@@ -8,8 +8,6 @@ config stops a run, a bad episode is data (see `turnwise.types.Fault`).
 from __future__ import annotations
 
 from asyncio import CancelledError, current_task
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal
 
 Owner = Literal["agent", "data", "engine", "infra", "reward", "tool"]
@@ -119,8 +117,7 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-@contextmanager
-def boundary(owner: Owner, where: str) -> Iterator[None]:
+class boundary:  # noqa: N801 - reads as a statement: `with boundary(...)`
     """
     Attribute the code inside to an owner: its exceptions become `BoundaryError`s of that owner.
 
@@ -132,18 +129,26 @@ def boundary(owner: Owner, where: str) -> Iterator[None]:
         owner: of the code inside.
         where: name of the code, for the text, such as `reward 'exact_match'`.
     """
-    try:
-        yield
-    except (EpisodeEnd, BoundaryError, KeyboardInterrupt, GeneratorExit):
-        raise
-    except CancelledError as error:
-        if is_cancelled():
-            raise
-        raise BoundaryError(owner, where, error) from error
-    except InfrastructureError as error:
-        raise BoundaryError("infra", where, error) from error
-    except EngineError as error:
-        raise BoundaryError("engine", where, error) from error
-    except BaseException as error:
+
+    # A class and no generator, because every turn passes several boundaries.
+    __slots__ = ("owner", "where")
+
+    def __init__(self, owner: Owner, where: str) -> None:
+        self.owner: Owner = owner
+        self.where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        if error is None or isinstance(error, EpisodeEnd | BoundaryError | KeyboardInterrupt | GeneratorExit):
+            return
+        if isinstance(error, CancelledError) and is_cancelled():
+            return
+        owner = self.owner
+        if isinstance(error, InfrastructureError):
+            owner = "infra"
+        elif isinstance(error, EngineError):
+            owner = "engine"
         # A plugin that calls sys.exit() ends its own episode, not the process.
-        raise BoundaryError(owner, where, error) from error
+        raise BoundaryError(owner, self.where, error) from error

@@ -37,13 +37,14 @@ def as_token_array(token_ids: ArrayLike) -> TokenArray:
     array = np.asarray(token_ids)
     if array.ndim != 1:
         raise ValueError(f"token ids must be one-dimensional, got shape {array.shape}")
-    if array.size == 0:
-        return np.empty(0, np.int32)
+    if array.dtype == np.int32 or array.size == 0:
+        return array.astype(np.int32, copy=False)
     if array.dtype.kind not in "iu":
         raise ValueError(f"token ids must be integers, got {array.dtype}")
-    if array.dtype != np.int32 and (int(array.max()) > np.iinfo(np.int32).max or int(array.min()) < 0):
+    # Read as unsigned, a negative id is above the limit too: one pass over the ids checks both ends.
+    if np.maximum.reduce(array.astype(np.uint64, copy=False)) > 2**31 - 1:
         raise ValueError("token ids must be in 0..2**31-1")
-    return array.astype(np.int32, copy=False)
+    return array.astype(np.int32)
 
 
 def as_float_array(values: ArrayLike) -> FloatArray:
@@ -57,10 +58,10 @@ def as_float_array(values: ArrayLike) -> FloatArray:
 def copy_json(value: object) -> Any:
     """Return JSON values in new containers; any other value is returned unchanged."""
     # Leaves are tested here and not in one more call: agents' notes are copied before every step.
-    if isinstance(value, Mapping):
-        return {key: copy_json(item) if isinstance(item, Mapping | list) else item for key, item in value.items()}
+    if isinstance(value, dict):
+        return {key: copy_json(item) if isinstance(item, (dict, list)) else item for key, item in value.items()}
     if isinstance(value, list):
-        return [copy_json(item) if isinstance(item, Mapping | list) else item for item in value]
+        return [copy_json(item) if isinstance(item, (dict, list)) else item for item in value]
     return value
 
 

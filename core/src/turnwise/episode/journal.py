@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
 from turnwise.layout import Objective
 from turnwise.record.spec import Counters, EpisodeSpec, RecordedCall, RecordedTurn, TurnPosition, UnfinishedEpisode
@@ -35,8 +35,7 @@ class ResumableEpisode(Protocol):
     chosen_objective: Objective | None
 
 
-@frozen(eq=False)
-class StepMark:
+class StepMark(NamedTuple):
     """State of an episode at the start of a step; the attributes are as in `UnfinishedEpisode`."""
 
     state: str

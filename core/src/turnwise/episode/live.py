@@ -17,7 +17,7 @@ from attrs import define, field
 
 from turnwise.episode.events import EpisodeEvents
 from turnwise.episode.journal import Journal
-from turnwise.episode.requests import TurnRequests, continue_request, join_turn, locate_turn
+from turnwise.episode.requests import continue_request, derive_seed, join_turn, locate_turn, name_record
 from turnwise.episode.setup import EpisodeContext, Limits, apply_prompt_policy, check_objective
 from turnwise.episode.timer import EpisodeTimer
 from turnwise.episode.user_session import UserSession
@@ -52,7 +52,7 @@ class LiveEpisode:
         spec: which episode.
         limits: its limits.
         context: parts that it shares with other episodes.
-        key: name of this attempt, unique in all processes.
+        key: name of this attempt, unique in all processes; the ids of its requests and records start with it.
         state: state of the agent.
         messages: the conversation as text.
         memory: the agent's notes, JSON values.
@@ -65,7 +65,6 @@ class LiveEpisode:
         tools: its tool sessions; None in a run without tools. The driver sets it.
         user: its session of the simulated user; None in a run without one.
         timer: its deadlines and requests in flight.
-        requests: builds its requests.
         events: emits its events.
         capabilities: of the engine.
     """
@@ -86,9 +85,9 @@ class LiveEpisode:
     tools: ToolSession | None = None
     user: UserSession | None = field(init=False)
     timer: EpisodeTimer = field(init=False)
-    requests: TurnRequests = field(init=False)
     events: EpisodeEvents = field(init=False)
     capabilities: Capabilities = field(init=False)
+    _num_requests: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         spec, context, saved = self.spec, self.context, self.spec.unfinished
@@ -96,7 +95,6 @@ class LiveEpisode:
         if context.interaction is not None:
             self.user = UserSession(context.interaction, spec.task, saved.interaction_notes if saved else None)
         self.timer = EpisodeTimer(self.limits, context)
-        self.requests = TurnRequests(spec, self.key)
         self.events = EpisodeEvents(spec, self.key, context.worker, context.observers)
         self.capabilities = context.engine.capabilities  # constant, and an engine may compute it at every access
 
@@ -122,9 +120,10 @@ class LiveEpisode:
 
     @property
     def trajectory(self) -> Trajectory:
-        if not self.trajectories:
-            raise TrajectoryError("the episode has no record yet: call begin(prompt_ids) first")
-        return self.trajectories[-1]
+        try:
+            return self.trajectories[-1]
+        except IndexError:
+            raise TrajectoryError("the episode has no record yet: call begin(prompt_ids) first") from None
 
     @property
     def sampling(self) -> SamplingParams:
@@ -144,13 +143,14 @@ class LiveEpisode:
     @property
     def remaining_tokens(self) -> int:
         trajectory = self.trajectory
-        # Paths count before they are joined: all of their tokens become part of the record.
-        in_paths = sum(map(len, trajectory.open_paths))
-        room = self.limits.response_length - trajectory.num_response_tokens - in_paths
+        num_tokens = len(trajectory)
+        if trajectory.open_paths:  # they count before they are joined: all of their tokens become part of the record
+            num_tokens += sum(map(len, trajectory.open_paths))
+        limit = trajectory.num_prompt_tokens + self.limits.response_length
         max_context = self.capabilities.max_context
         if max_context is not None:
-            room = min(room, max_context - len(trajectory) - in_paths)
-        return max(0, room)
+            limit = min(limit, max_context)
+        return max(0, limit - num_tokens)
 
     def begin(self, prompt_ids: TokenArray) -> None:
         """Open a record, by the prompt policy; a second call opens a further trajectory of this episode."""
@@ -175,8 +175,8 @@ class LiveEpisode:
         position = locate_turn(self.trajectories, target)
         turn = saved = self.journal.replay_turn(position)
         if turn is None or not turn.complete:
-            bounded = self._bound(sampling or self.spec.sampling, max_tokens, stop_token_ids)
-            request = self.requests.build(target, position, bounded, with_layout=self.objective is Objective.EXACT)
+            bounded = self._bound(sampling or self.spec.sampling, position, max_tokens, stop_token_ids)
+            request = self._build_request(target, position, bounded)
             try:
                 turn = await self._sample(request, position, saved)
             except BaseException:
@@ -209,8 +209,10 @@ class LiveEpisode:
         recorded = self.journal.replay_call(call)
         if recorded is None:
             started = time.perf_counter()
-            with self.timer.waiting_for("tool"), boundary("tool", f"tool {call.name!r}"):
+            self.timer.activity = "tool"
+            with boundary("tool", f"tool {call.name!r}"):
                 result = await self._run_tool(call)
+            self.timer.activity = "agent"
             recorded = RecordedCall(call=call, result=result, seconds=time.perf_counter() - started)
             # Only now: a call that was interrupted has no result, and runs again after a resume.
             self.journal.calls.append(recorded)
@@ -224,7 +226,7 @@ class LiveEpisode:
         reply = self.journal.replay_reply()
         if reply is not None:
             return reply
-        with self.timer.waiting_for("agent"), boundary("agent", f"interaction {type(self.user.interaction).__name__}"):
+        with boundary("agent", f"interaction {type(self.user.interaction).__name__}"):
             reply = await self.user.respond(self.messages)
         self.journal.replies.append(reply)
         return reply
@@ -238,18 +240,36 @@ class LiveEpisode:
 
     def _resolve(self, record: TokenRecord | None) -> Trajectory | Path:
         target = self.trajectory if record is None else record
-        if not isinstance(target, Trajectory | Path):
+        if not isinstance(target, (Trajectory, Path)):
             raise TypeError(f"expected the trajectory or one of its paths as record, got {target!r}")
         return target
 
-    def _bound(self, sampling: SamplingParams, max_tokens: int | None, stop_token_ids: Sequence[int]) -> SamplingParams:
+    def _bound(
+        self, sampling: SamplingParams, position: TurnPosition, max_tokens: int | None, stop_token_ids: Sequence[int]
+    ) -> SamplingParams:
         """Return the sampling parameters of a turn that fits the budget."""
         room = self.remaining_tokens
         if room < 1:
             raise BudgetExhausted("no further token fits the budget")
         bounds = [bound for bound in (room, sampling.max_tokens, max_tokens) if bound is not None]
         stops = tuple(dict.fromkeys((*sampling.stop_token_ids, *stop_token_ids)))
-        return sampling.with_(max_tokens=min(bounds), stop_token_ids=stops)
+        # A given seed is kept, although it makes the rollouts of a group equal.
+        seed = derive_seed(self.spec, position) if sampling.seed is None else sampling.seed
+        return sampling.with_(max_tokens=min(bounds), stop_token_ids=stops, seed=seed)
+
+    def _build_request(
+        self, record: Trajectory | Path, position: TurnPosition, sampling: SamplingParams
+    ) -> GenerateRequest:
+        self._num_requests += 1
+        forked = isinstance(record, Path) or record.has_blocks
+        return GenerateRequest(
+            request_id=f"{self.key}-{self._num_requests}",
+            trajectory_id=name_record(self.key, position),
+            group_id=self.spec.task.uid,
+            token_ids=record.input_ids,
+            sampling=sampling,
+            layout=record.layout if forked and self.objective is Objective.EXACT else None,
+        )
 
     async def _sample(
         self, request: GenerateRequest, position: TurnPosition, saved: RecordedTurn | None

@@ -1,66 +1,25 @@
-"""Engine requests of an episode, and turns that an interrupt splits into two requests."""
+"""Names and seeds of an episode's requests, and turns that an interrupt splits into two requests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
-from attrs import define, evolve, field
+from attrs import evolve
 
-from turnwise.layout import Layout
 from turnwise.record.spec import EpisodeSpec, TurnPosition
 from turnwise.record.trajectory import Path, Trajectory
-from turnwise.types import FinishReason, GenerateRequest, GenerateResult, SamplingParams
+from turnwise.types import FinishReason, GenerateRequest, GenerateResult, TokenArray
 
 
-@define(eq=False)
-class TurnRequests:
-    """
-    Builds the requests of one episode.
-
-    Attributes:
-        spec: which episode.
-        key: of this attempt; request and trajectory ids start with it.
-    """
-
-    spec: EpisodeSpec
-    key: str
-    _num_requests: int = field(default=0, init=False)
-
-    def build(
-        self, record: Trajectory | Path, position: TurnPosition, sampling: SamplingParams, *, with_layout: bool
-    ) -> GenerateRequest:
-        """
-        Return the request for the next turn of a record.
-
-        Args:
-            record: the last trajectory, or one of its paths.
-            position: start of the turn.
-            sampling: parameters of the turn; without a seed it gets its own.
-            with_layout: send the layout of a forked record.
-        """
-        # A given seed is kept, although it makes the rollouts of a group equal.
-        if sampling.seed is None:
-            sampling = sampling.with_(seed=_derive_seed(self.spec, position))
-        self._num_requests += 1
-        return GenerateRequest(
-            request_id=f"{self.key}-{self._num_requests}",
-            trajectory_id=self._name_record(position),
-            group_id=self.spec.task.uid,
-            token_ids=record.input_ids,
-            sampling=sampling,
-            layout=_layout(record) if with_layout else None,
-        )
-
-    def _name_record(self, position: TurnPosition) -> str:
-        """Return the episode's key; the names of further records and of paths continue it after a slash."""
-        # Routers and replicas recognize the episode by the part before the slash, and release all its contexts by it.
-        num_records, num_tokens, path, _ = position
-        if path >= 0:
-            return f"{self.key}/{num_records - 1}.{num_tokens}.{path}"
-        return f"{self.key}/{num_records - 1}" if num_records > 1 else self.key
+def name_record(key: str, position: TurnPosition) -> str:
+    """Return an episode's key; the names of further records and of paths continue it after a slash."""
+    # Routers and replicas recognize the episode by the part before the slash, and release all its contexts by it.
+    num_records, num_tokens, path, _ = position
+    if path >= 0:
+        return f"{key}/{num_records - 1}.{num_tokens}.{path}"
+    return f"{key}/{num_records - 1}" if num_records > 1 else key
 
 
 def locate_turn(trajectories: Sequence[Trajectory], record: Trajectory | Path) -> TurnPosition:
@@ -108,16 +67,12 @@ def join_turn(saved: GenerateResult, rest: GenerateResult | None, request: Gener
     )
 
 
-def _derive_seed(spec: EpisodeSpec, position: TurnPosition) -> int:
+def derive_seed(spec: EpisodeSpec, position: TurnPosition) -> int:
+    """Return the seed of a turn."""
     # From names alone: results must depend neither on time nor on the order in which requests arrive.
     name = f"{spec.seed}|{spec.global_step}|{spec.validation}|{spec.uid}|{position}"
     # 31 bits: a valid seed for every engine, whether it reads 32 bits signed or unsigned.
     return int.from_bytes(blake2b(name.encode(), digest_size=4).digest(), "big") >> 1
-
-
-def _layout(record: Trajectory | Path) -> Layout | None:
-    """Return the layout of a request: none before the first fork."""
-    return record.layout if isinstance(record, Path) or record.has_blocks else None
 
 
 def _end_turn(saved: GenerateResult, request: GenerateRequest) -> GenerateResult:
@@ -128,7 +83,7 @@ def _end_turn(saved: GenerateResult, request: GenerateRequest) -> GenerateResult
     return evolve(saved, finish_reason=FinishReason.LENGTH)
 
 
-def _join_versions(saved: GenerateResult, rest: GenerateResult) -> Any:
+def _join_versions(saved: GenerateResult, rest: GenerateResult) -> int | TokenArray:
     parts = [part for part in (saved, rest) if len(part.token_ids)]
     versions = [np.broadcast_to(np.asarray(part.weight_version, np.int32), len(part.token_ids)) for part in parts]
     if not versions:

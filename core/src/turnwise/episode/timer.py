@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 
 from attrs import define, field
 
@@ -34,70 +35,65 @@ class EpisodeTimer:
     activity: Owner = "agent"
     aborting: bool = False
     _timeout: asyncio.Timeout | None = field(default=None, init=False)
-    _episode_deadline: float = field(default=float("inf"), init=False)
-    _turn_deadline: float = field(default=float("inf"), init=False)
-    _in_flight: set[str] = field(factory=set, init=False)
+    _episode_deadline: float = field(default=inf, init=False)
+    _turn_deadline: float = field(default=inf, init=False)
+    _abort_deadline: float = field(default=inf, init=False)
+    # Request ids, and when to ask the engine to abort them; infinite once it was asked.
+    _in_flight: dict[str, float] = field(factory=dict, init=False)
     _all_returned: asyncio.Event = field(factory=asyncio.Event, init=False)
+    _alarm: asyncio.TimerHandle | None = field(default=None, init=False)
+    _alarm_time: float = field(default=inf, init=False)
 
     @contextmanager
     def running(self, timeout: asyncio.Timeout) -> Iterator[None]:
-        """Keep `timeout` at the nearest deadline while the agent steps."""
+        """Let `timeout` expire at the nearest deadline while the agent steps."""
         self._timeout = timeout
-        self._episode_deadline = asyncio.get_running_loop().time() + self.deadlines.episode_s
-        self._reschedule(0.0)
+        now = asyncio.get_running_loop().time()
+        self._episode_deadline = now + self.deadlines.episode_s
         if self.aborting:  # aborted after the worker registered the episode, but before its first step
-            self.abort()
+            self._abort_deadline = now
+        self._check()
         try:
             yield
         finally:
             self._timeout = None
-
-    @contextmanager
-    def waiting_for(self, owner: Owner) -> Iterator[None]:
-        """Set `activity` during a wait."""
-        self.activity = owner
-        yield
-        # Not in a `finally`: after an exception the driver reads whose code did not return.
-        self.activity = "agent"
+            if self._alarm is not None:
+                self._alarm.cancel()
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Wait for the engine, until the nearest deadline and its grace period."""
-        loop, engine = asyncio.get_running_loop(), self.context.engine
-        self._turn_deadline = loop.time() + self.deadlines.turn_s
-        self._in_flight.add(request.request_id)
-        self._all_returned.clear()
-        # The timer cancels the agent only after the grace period: at the deadline itself the engine is asked to stop,
-        # so that the sampled part of the turn comes back.
-        self._reschedule(self.deadlines.abort_grace_s)
+        self._turn_deadline = asyncio.get_running_loop().time() + self.deadlines.turn_s
         deadline = min(self._turn_deadline, self._episode_deadline)
-        soft = loop.call_at(deadline, lambda: self.context.spawn(engine.abort(request.request_id)))
+        self._in_flight[request.request_id] = deadline
+        self._set_alarm(deadline)
+        self.activity = "engine"
         try:
-            with self.waiting_for("engine"):
-                return await engine.generate(request)
+            result = await self.context.engine.generate(request)
         finally:
-            soft.cancel()
-            self._in_flight.discard(request.request_id)
+            del self._in_flight[request.request_id]
             if not self._in_flight:
                 self._all_returned.set()
-                self._reschedule(0.0)
+                self._set_alarm(deadline)  # the alarm may be at the end of the grace period, which is over
+        # Not in the `finally`: after an exception the driver reads whose code did not return.
+        self.activity = "agent"
+        return result
 
     async def wait_for_requests(self) -> None:
         """Wait at an abort until the requests of the other paths have returned."""
         # The first path that returns ends the episode. Its siblings would be cancelled, and their tokens lost. The loop
         # checks again because a path may send another request before this task runs. The timer bounds the wait.
         while self.aborting and self._in_flight:
+            self._all_returned.clear()
             await self._all_returned.wait()
 
     def abort(self) -> None:
         """Stop the episode soon: requests in flight return their tokens, any other wait is cancelled."""
         self.aborting = True
-        # Before the first step `running` repeats the abort. After an expiry the agent is being cancelled already.
-        if self._timeout is None or self._timeout.expired():
-            return
-        for request_id in self._in_flight:
-            self.context.spawn(self.context.engine.abort(request_id))
-        grace = self.deadlines.abort_grace_s if self._in_flight else 0.0
-        self._timeout.reschedule(asyncio.get_running_loop().time() + grace)
+        if self._timeout is not None:  # else `running` reads the flag
+            now = asyncio.get_running_loop().time()
+            self._abort_deadline = now + self.deadlines.abort_grace_s if self._in_flight else now
+            self._in_flight = dict.fromkeys(self._in_flight, now)
+            self._check()
 
     def stop_signal(self) -> EpisodeAborted | DeadlineExceeded:
         """Return the exception that ends the episode after the timer expired or the engine aborted a request."""
@@ -110,7 +106,28 @@ class EpisodeTimer:
             return DeadlineExceeded(f"the turn took longer than {self.deadlines.turn_s:g} s")
         return EpisodeAborted("the engine ended the request")
 
-    def _reschedule(self, grace_s: float) -> None:
-        # An abort has set a nearer time, and an expired timeout cannot be moved.
-        if self._timeout is not None and not self.aborting and not self._timeout.expired():
-            self._timeout.reschedule(min(self._turn_deadline, self._episode_deadline) + grace_s)
+    def _check(self) -> None:
+        """Abort requests at their time, cancel the agent at its own, and set the alarm to the next such time."""
+        self._alarm, self._alarm_time = None, inf
+        if self._timeout is None or self._timeout.expired():
+            return
+        now = asyncio.get_running_loop().time()
+        for request_id, deadline in self._in_flight.items():
+            if deadline <= now:
+                self._in_flight[request_id] = inf
+                self.context.spawn(self.context.engine.abort(request_id))
+        grace_s = self.deadlines.abort_grace_s if self._in_flight else 0.0
+        end = min(self._turn_deadline + grace_s, self._episode_deadline + grace_s, self._abort_deadline)
+        if end <= now:
+            self._timeout.reschedule(now)
+        else:
+            self._set_alarm(min((end, *self._in_flight.values())))
+
+    def _set_alarm(self, time: float) -> None:
+        """Call `_check` at a time, or earlier."""
+        # An alarm that is set earlier stays: deadlines move away with every turn, and `_check` sets the next alarm.
+        if time < self._alarm_time and self._timeout is not None:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm = asyncio.get_running_loop().call_at(time, self._check)
+            self._alarm_time = time

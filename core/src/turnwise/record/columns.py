@@ -211,7 +211,9 @@ def as_tokens(token_ids: ArrayLike) -> TokenArray:
     return ids
 
 
-def _versions(weight_version: int | ArrayLike, num_tokens: int) -> NDArray[np.int32]:
+def _versions(weight_version: int | ArrayLike, num_tokens: int) -> int | NDArray[np.int32]:
+    if isinstance(weight_version, int) and 0 <= weight_version < 2**31:
+        return weight_version
     versions = np.asarray(weight_version, np.int32)
     if versions.ndim > 1 or (versions.ndim == 1 and len(versions) != num_tokens):
         raise TrajectoryError(f"weight_version must be one int or {num_tokens} of them, got shape {versions.shape}")

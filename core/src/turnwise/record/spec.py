@@ -64,7 +64,8 @@ class Counters:
 
     def copy(self) -> Counters:
         """Return an independent copy."""
-        return evolve(self, extra=dict(self.extra))
+        totals = (self.llm_s, self.tool_s, self.num_turns, self.num_tool_calls, self.num_tool_errors)
+        return Counters(*totals, self.num_cached_tokens, self.tool_reward, dict(self.extra))
 
 
 @frozen(kw_only=True, eq=False)

@@ -167,7 +167,7 @@ class FakeServer:
         """Wait for a launch, and report that its program has started."""
         launch = self.receive()
         assert isinstance(launch, Launch)
-        self.send(Started(launch.job_id))
+        self.send(Started(launch.job_id, 0))
         return launch
 
     def print(self, launch: Launch, data: bytes, stream: int = 1) -> None:

@@ -54,10 +54,17 @@ class Server:
             os.close(fd)
         return launch
 
+    def expect_start(self, job_id: int) -> Started:
+        """Wait for the message that a program has started."""
+        started = self.receive()
+        assert isinstance(started, Started)
+        assert started.job_id == job_id
+        return started
+
     def run(self, code: str, **changes: object) -> tuple[Exited, str]:
         """Run a program to its end, and return the report and its output."""
         launch = self.launch(code, **changes)
-        assert Started(launch.job_id) == self.receive()
+        self.expect_start(launch.job_id)
         return self.receive(), self.read_output(launch.job_id)
 
     def read_output(self, job_id: int) -> str:
@@ -114,7 +121,7 @@ def test_programs_run_at_the_same_time(server: Server) -> None:
     """Each program is reported by its own id, in the order in which they end."""
     for job_id in (1, 2, 3):
         server.launch("import signal\nprint('up', flush=True)\nsignal.pause()", job_id=job_id)
-        assert Started(job_id) == server.receive()
+        server.expect_start(job_id)
     exits = []
     for job_id in (2, 3, 1):
         server.send(Signal(job_id, signal.SIGKILL))
@@ -141,7 +148,7 @@ def test_the_processor_limit_ends_with_its_own_signal(server: Server) -> None:
 def test_a_signal_other_than_sigkill_is_no_cause(server: Server) -> None:
     """An interrupt that ends the program is the program's own exit."""
     launch = server.launch("print('up', flush=True)\nimport time\ntime.sleep(600)")
-    assert Started(launch.job_id) == server.receive()
+    server.expect_start(launch.job_id)
     (stdout, _stderr) = server.pipes[launch.job_id]
     os.set_blocking(stdout, True)
     assert b"up\n" == os.read(stdout, 10)
@@ -163,7 +170,7 @@ def test_signals_to_programs_that_have_exited_are_ignored(server: Server) -> Non
 
 def test_messages_for_the_other_side_are_ignored(server: Server) -> None:
     """A server does nothing about messages that only servers send."""
-    for message in (Started(1), Ready(1, ()), Exited(1, 0, "", False, 0.0, 0.0, 0, "")):
+    for message in (Started(1, 0), Ready(1, ()), Exited(1, 0, "", False, 0.0, 0.0, 0, "")):
         server.send(message)
 
     assert "still here\n" == server.run("print('still here')")[1]
@@ -216,6 +223,18 @@ def test_a_program_that_cannot_be_confined_does_not_run(server: Server) -> None:
     assert "ran" not in output.splitlines()
 
 
+def test_the_start_reports_the_memory_of_the_server(server: Server) -> None:
+    """A program that uses nothing has about the memory that it had at its start; one that uses much has more."""
+    launch = server.launch("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    small = (server.expect_start(launch.job_id), server.receive())
+    launch = server.launch("x = b'x' * 50_000_000", job_id=2)
+    large = (server.expect_start(launch.job_id), server.receive())
+
+    assert small[0].warm_rss_kb > 1000
+    assert small[1].max_rss_kb - small[0].warm_rss_kb < 10_000
+    assert large[1].max_rss_kb - large[0].warm_rss_kb > 40_000
+
+
 def test_a_full_disk_is_reported(server: Server) -> None:
     """A program that fills its files to the limit ends with `disk_full`, or is killed for it."""
     code = "f = open('f', 'wb', 0)\nwhile True: f.write(b'x' * 10**5)"
@@ -260,7 +279,8 @@ def test_each_program_has_an_empty_directory(server: Server) -> None:
     ("limit", "expected"),
     [
         ("FSIZE", 16 * 2**20),
-        ("NOFILE", 256),
+        ("NOFILE", 64),
+        ("SIGPENDING", 64),
         ("CORE", 0),
         ("STACK", 64 * 2**20),
         ("MEMLOCK", 0),

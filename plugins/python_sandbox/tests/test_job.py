@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -55,6 +56,17 @@ def test_a_cancelled_job_stays_cancelled() -> None:
     job.complete(OK)
 
     assert job.future.cancelled()
+
+
+@pytest.mark.parametrize(("peak_kb", "expected"), [(150_000, Status.CRASHED), (140_000, Status.MEMORY)])
+def test_memory_of_the_warm_interpreter_is_not_the_program_s(peak_kb: int, expected: Status) -> None:
+    """A program that kills itself has not run out of memory because the fork shared many pages with its server."""
+    warm_kb = {Status.CRASHED: 149_000, Status.MEMORY: 100_000}[expected]
+    job = make_job(warm_rss_kb=warm_kb)
+    job.complete(OK._replace(wait_status=signal.SIGKILL, max_rss_kb=peak_kb))
+
+    assert expected is job.future.result().status
+    assert peak_kb == job.future.result().max_rss_kb
 
 
 def test_files_are_closed_with_the_result() -> None:

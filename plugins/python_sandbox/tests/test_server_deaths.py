@@ -309,7 +309,7 @@ def test_a_server_may_report_start_and_exit_in_any_batch(make_pool) -> None:
     server = pool.next_server()
     launches = [server.receive() for _ in jobs]
     for launch in launches:
-        server.send(Started(launch.job_id))
+        server.send(Started(launch.job_id, 0))
     for number, launch in enumerate(launches):
         server.end_program(launch, number << 8)
 

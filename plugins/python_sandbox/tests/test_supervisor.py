@@ -124,7 +124,7 @@ def test_a_silent_server_does_not_delay_the_timeout(make_pool, monkeypatch) -> N
     server = pool.next_server()
     launch = server.receive()
     server.print(launch, b"so far\n")
-    server.send(Started(launch.job_id))
+    server.send(Started(launch.job_id, 0))
     result = job.future.result()
 
     assert (Status.TIMEOUT, "so far\n", 137) == (result.status, result.stdout, result.exit_code)
@@ -154,9 +154,9 @@ def test_messages_about_unknown_jobs_are_ignored(make_pool) -> None:
     server = pool.next_server()
     launch = server.receive()
     for job_id in (0, -1, job.id + 1):
-        server.send(Started(job_id))
+        server.send(Started(job_id, 0))
         server.send(Exited(job_id, 0, "", False, 0.0, 0.0, 0, ""))
-    server.send(Started(launch.job_id))
+    server.send(Started(launch.job_id, 0))
     server.end_program(launch, 7 << 8)
 
     assert job.future.result().exit_code == 7

@@ -47,6 +47,7 @@ class SandboxConfig:
         session_idle_s: seconds after which an unused session ends.
         python: interpreter whose standard library and packages the programs use; empty for this one.
         readable: additional files or directories that programs may read.
+        max_landlock_abi: use no later Landlock ABI than this, as an older kernel would; None for the kernel's own.
         remote_url: address of a SandboxFusion service, such as ``http://localhost:8080``, that runs all programs.
         remote_token_env: environment variable that holds a bearer token for the service.
     """
@@ -67,6 +68,7 @@ class SandboxConfig:
     session_idle_s: float = field(default=600.0, validator=validators.gt(0))
     python: str = ""
     readable: tuple[str, ...] = field(default=(), converter=tuple)
+    max_landlock_abi: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     remote_url: str = ""
     remote_token_env: str = ""
 

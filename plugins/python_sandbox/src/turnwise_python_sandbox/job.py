@@ -38,6 +38,7 @@ class Job:
         killed: the supervisor is ending this idle session.
         idle_since: for a session, monotonic seconds of the end of its last call; infinite during a call.
         attempts: number of servers that received it.
+        warm_rss_kb: resident memory from the warm interpreter, KiB.
         submitted_at, sent_at, started_at: monotonic seconds; 0.0 until then.
         output: the output so far.
         pipes: read ends of the output pipes.
@@ -53,6 +54,7 @@ class Job:
     killed: bool = False
     idle_since: float = 0.0
     attempts: int = 0
+    warm_rss_kb: int = 0
     submitted_at: float = field(factory=time.monotonic)
     sent_at: float = 0.0
     started_at: float = 0.0
@@ -75,7 +77,10 @@ class Job:
         """Resolve the job of a program that has exited."""
         self.pipes.drain(self.output)
         status = determine_status(
-            exited, started=bool(self.started_at), output_truncated=self.output.truncated, limits=self.limits
+            exited._replace(max_rss_kb=exited.max_rss_kb - self.warm_rss_kb),
+            started=bool(self.started_at),
+            output_truncated=self.output.truncated,
+            limits=self.limits,
         )
         stderr = self.output.text("stderr")
         if status is Status.INFRA_ERROR:

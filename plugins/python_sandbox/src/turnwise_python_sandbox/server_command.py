@@ -154,6 +154,8 @@ def _encode_settings(spec: ServerSpec, control_fd: int, **tier_settings: Any) ->
         "namespaces": spec.tier is Tier.NAMESPACES,
         "devices": DEVICES,
         "preload": spec.config.preload,
+        "dedicated_user": spec.uid is not None,
+        "max_landlock_abi": spec.config.max_landlock_abi,
         # Outside a user namespace the kernel counts all processes of the user, and this user may have many.
         "max_threads": max_threads if spec.tier is Tier.NAMESPACES or spec.uid is not None else 0,
     }

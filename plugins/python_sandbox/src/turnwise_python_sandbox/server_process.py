@@ -22,6 +22,8 @@ from turnwise_python_sandbox.server_command import (
 
 _EXIT_TIMEOUT_S: Final = 2.0
 _MAX_ERROR_BYTES: Final = 2000
+_ENTER_ONLY: Final = 0o300
+"""Its owner may use the names in a directory that it knows, and cannot list them."""
 
 
 @define(eq=False)
@@ -102,4 +104,5 @@ def _create_directory(uid: int | None) -> str:
     directory = tempfile.mkdtemp(prefix="turnwise-sandbox-")
     if uid is not None:
         os.chown(directory, uid, uid)
+    os.chmod(directory, _ENTER_ONLY)
     return directory

@@ -20,7 +20,7 @@ def determine_status(exited: Exited, *, started: bool, output_truncated: bool, l
     Return how a run ended.
 
     Args:
-        exited: the server's report.
+        exited: the server's report, with the memory that the program used itself.
         started: the program was confined and its code started.
         output_truncated: it printed more than its limit.
         limits: the limits of the run.

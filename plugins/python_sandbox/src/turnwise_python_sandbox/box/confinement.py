@@ -13,7 +13,9 @@ from turnwise_python_sandbox.box.isolation import Workspace
 from turnwise_python_sandbox.box.messages import Launch
 
 _STACK_BYTES: Final = 64 * 2**20
-_MAX_OPEN_FILES: Final = 256
+_MAX_OPEN_FILES: Final = 64
+"""Each open file holds memory of the kernel, a socket up to 208 KiB, which no other limit counts."""
+_MAX_PENDING_SIGNALS: Final = 64
 _HIGHEST_DESCRIPTOR: Final = 2**20
 _LARGEST_ADDRESS_SPACE: Final = 2**47
 _RESOLUTION_BYTES: Final = 2**20
@@ -29,6 +31,7 @@ class Confinement(NamedTuple):
         max_threads: limit for all programs of the server together, because the kernel counts by user; 0 for none.
         address_space: bytes that the interpreter has mapped before the program.
         inherited_fds: descriptors that imports read through.
+        protection: what protects the files of others.
     """
 
     ruleset: landlock.Ruleset | None
@@ -36,6 +39,7 @@ class Confinement(NamedTuple):
     max_threads: int
     address_space: int
     inherited_fds: Sequence[int]
+    protection: seccomp.FileProtection
 
     def apply(self, workspace: Workspace, launch: Launch) -> None:
         """Confine this process; after any error the program must not run."""
@@ -49,15 +53,21 @@ class Confinement(NamedTuple):
             self.ruleset.restrict_self(landlock.open_path_rules([workspace.path], writable=True))
         seccomp.install(self.seccomp_filter)
 
+    def leave_descriptors(self, kept: Iterable[int]) -> None:
+        """Close all descriptors but the streams, the inherited and the kept ones, then limit their number."""
+        # The limit comes after the steps that open files: a busy server has more descriptors than a program may have.
+        close_descriptors_except([*self.inherited_fds, *kept])
+        set_limit(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)
+
     def _set_limits(self, launch: Launch) -> None:
         limits = {
             resource.RLIMIT_AS: self.address_space + launch.memory_bytes,
             resource.RLIMIT_FSIZE: launch.disk_bytes,
             resource.RLIMIT_STACK: _STACK_BYTES,
-            resource.RLIMIT_NOFILE: _MAX_OPEN_FILES,
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_MEMLOCK: 0,
             resource.RLIMIT_MSGQUEUE: 0,
+            resource.RLIMIT_SIGPENDING: _MAX_PENDING_SIGNALS,
         }
         if self.max_threads:
             limits[resource.RLIMIT_NPROC] = self.max_threads

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Final
 
 from turnwise_python_sandbox.box import disk_usage, kernel, tree_removal
 from turnwise_python_sandbox.box.isolation import Workspace
 from turnwise_python_sandbox.box.messages import Launch
 
+_NAME_BYTES: Final = 16
+
 
 class DirectoryIsolation:
     """
-    Creates a directory per program.
+    Creates a directory per program, with a name that no program can guess.
 
     Args:
-        path: parent of these directories; the server's user owns it.
+        path: parent of these directories; the server's user owns it, and may not list it.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def create_workspace(self, launch: Launch) -> Workspace:
-        return _DirectoryWorkspace(f"{self._path}/{launch.job_id}", launch)
+        # The programs of a server have one user, so only the name keeps them out of each other's directories.
+        return _DirectoryWorkspace(f"{self._path}/{os.urandom(_NAME_BYTES).hex()}", launch)
 
     def close(self) -> None:
         # The supervisor removes the directory too, unless it has been killed.

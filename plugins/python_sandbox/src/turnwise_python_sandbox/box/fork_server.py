@@ -11,6 +11,7 @@ import contextlib
 import gc
 import math
 import os
+import resource
 import select
 import signal
 import socket
@@ -20,7 +21,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from turnwise_python_sandbox.box import confinement, messages, program
+from turnwise_python_sandbox.box import descriptor_forms, messages, program
 from turnwise_python_sandbox.box.confinement import Confinement
 from turnwise_python_sandbox.box.isolation import Isolation, Workspace
 from turnwise_python_sandbox.box.messages import Exited, Launch, Signal, Started
@@ -177,9 +178,13 @@ class ForkServer:
             for number, fd in enumerate(standard):
                 os.dup2(fd, number)
             self._limits.apply(workspace, launch)
-            self._send(Started(launch.job_id))
-            confinement.close_descriptors_except([*self._limits.inherited_fds, code_fd])
+            self._limits.leave_descriptors([code_fd, self._control.fileno()])
+            # Pages that the fork shares with the server count as its own, so the program's use begins here.
+            self._send(Started(launch.job_id, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+            self._control.close()
             _reset_interpreter(workspace.path, self._own_modules)
+            if not self._limits.protection.read_only_mounts:
+                descriptor_forms.install(dedicated_user=self._limits.protection.dedicated_user)
             (program.run_session if launch.session else program.run_file)(code_fd)
         except BaseException:  # noqa: BLE001 - the supervisor reports it, because no `Started` was sent
             with contextlib.suppress(BaseException):

@@ -11,12 +11,18 @@ from typing import Any, Final
 CLONE_NEWNS: Final = 0x00020000
 CLONE_NEWIPC: Final = 0x08000000
 CLONE_NEWPID: Final = 0x20000000
+MS_RDONLY: Final = 0x1
 MS_NOSUID: Final = 0x2
 MS_NODEV: Final = 0x4
 MS_NOEXEC: Final = 0x8
+MS_REMOUNT: Final = 0x20
 MS_BIND: Final = 0x1000
 MS_REC: Final = 0x4000
 MS_PRIVATE: Final = 1 << 18
+_MS_RELATIME: Final = 1 << 21
+_ST_RELATIME: Final = 1 << 12
+_KEPT_MOUNT_FLAGS: Final = MS_NOSUID | MS_NODEV | MS_NOEXEC | 1 << 10 | 1 << 11
+"""These flags, no access times, and no access times of directories; `statvfs` has them under the same numbers."""
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_DUMPABLE: Final = 4
 PR_SET_NO_NEW_PRIVS: Final = 38
@@ -65,6 +71,13 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
     """Mount a file system, or bind one; `mount(2)`."""
     names = (source.encode(), target.encode(), kind.encode() if kind else None)
     check_result(libc.mount(*names, flags, options.encode() or None), f"mount on {target}")
+
+
+def make_read_only(path: str) -> None:
+    """Make a mount read-only and keep its other flags, which the kernel lets no user namespace clear."""
+    present = os.statvfs(path).f_flag
+    flags = present & _KEPT_MOUNT_FLAGS | (_MS_RELATIME if present & _ST_RELATIME else 0)
+    mount("none", path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
 
 
 def prefer_for_oom_kill() -> None:

@@ -21,6 +21,7 @@ _RESTRICT_SELF: Final = 446
 _VERSION_FLAG: Final = 1
 _RULE_PATH_BENEATH: Final = 1
 
+TRUNCATION_ABI: Final = 3
 _EXECUTE: Final = 1 << 0
 _WRITE_FILE: Final = 1 << 1
 _READ_FILE: Final = 1 << 2
@@ -66,7 +67,7 @@ def detect_abi() -> int:
 
 def handled_access(abi: int) -> int:
     """Return the bit set of the file access rights that an ABI version can refuse."""
-    later = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
+    later = {2: _REFER, TRUNCATION_ABI: _TRUNCATE, 5: _IOCTL_DEV}
     return _ACCESS_OF_ABI_1 | sum(bit for since, bit in later.items() if abi >= since)
 
 

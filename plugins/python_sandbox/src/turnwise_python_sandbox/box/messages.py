@@ -52,9 +52,16 @@ class Ready(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A program is confined and is about to run its code."""
+    """
+    A program is confined and is about to run its code.
+
+    Attributes:
+        job_id: from its `Launch`.
+        warm_rss_kb: resident memory that it has from the warm interpreter, KiB.
+    """
 
     job_id: int
+    warm_rss_kb: int
 
 
 class Exited(NamedTuple):
@@ -95,6 +102,7 @@ _FIELD_TYPES: Final = {
     "disk_bytes": int,
     "max_files": int,
     "max_rss_kb": int,
+    "warm_rss_kb": int,
     "session": bool,
     "disk_full": bool,
     "cause": str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Final
 
 from turnwise_python_sandbox.box import kernel
@@ -27,9 +28,13 @@ class NamespaceIsolation:
 
     Args:
         path: an empty directory of the box; each program sees its own file system there.
+        devices: devices of the box. On a read-only mount programs may write to a device, and not change its times.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, devices: Sequence[str]) -> None:
+        kernel.unshare(kernel.CLONE_NEWNS)
+        for device in devices:
+            kernel.make_read_only(device)
         self._path = path
         self._own_namespace = os.pidfd_open(os.getpid())
 

@@ -16,6 +16,7 @@ import traceback
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, Final, NoReturn
 
+from turnwise_python_sandbox.box.descriptor_forms import hide_frames
 from turnwise_python_sandbox.box.frames import FrameReader, encode_frame
 
 FILE_NAME: Final = "main.py"
@@ -103,6 +104,7 @@ def _to_exit_code(code: Any) -> int:
 def _print_exception(error: BaseException) -> None:
     # The first frame is `execute`, which is not the program's.
     frames = error.__traceback__.tb_next if error.__traceback__ else None
+    hide_frames(frames)
     try:
         sys.excepthook(type(error), error, frames)
     except MemoryError as second:

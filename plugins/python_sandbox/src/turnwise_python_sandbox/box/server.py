@@ -32,12 +32,13 @@ def main(settings_text: str) -> None:
     Args:
         settings_text: JSON with the keys ``control_fd``, ``namespaces`` (tier 1 or 2), ``workspace_root``,
             ``readable`` and ``devices`` (paths), ``inherited_fds``, ``import_path`` (directories to append to
-            `sys.path`), ``preload`` (module names) and ``max_threads``.
+            `sys.path`), ``preload`` (module names), ``max_threads``, ``dedicated_user`` (the programs' user owns no
+            other file) and ``max_landlock_abi`` (None for the kernel's).
     """
     settings = json.loads(settings_text)
     control = socket.socket(fileno=settings["control_fd"])
     _harden_process(settings["namespaces"])
-    abi = landlock.detect_abi()
+    abi = min(landlock.detect_abi(), settings["max_landlock_abi"] or sys.maxsize)
     if not abi and not settings["namespaces"]:
         sys.exit("this kernel has no Landlock, or the container hides it")
     sys.path += settings["import_path"]
@@ -66,17 +67,23 @@ def _harden_process(namespaces: bool) -> None:
 
 
 def _create_isolation(settings: dict[str, Any]) -> Isolation:
-    kind = NamespaceIsolation if settings["namespaces"] else DirectoryIsolation
-    return kind(settings["workspace_root"])
+    root = settings["workspace_root"]
+    return NamespaceIsolation(root, settings["devices"]) if settings["namespaces"] else DirectoryIsolation(root)
 
 
 def _build_confinement(settings: dict[str, Any], abi: int) -> Confinement:
     readable = landlock.open_path_rules(settings["readable"], writable=False)
     devices = landlock.open_path_rules(settings["devices"], writable=True)
+    protection = seccomp.FileProtection(
+        read_only_mounts=settings["namespaces"],
+        dedicated_user=settings["dedicated_user"],
+        truncation=abi >= landlock.TRUNCATION_ABI,
+    )
     return Confinement(
         ruleset=landlock.Ruleset((*readable, *devices), abi) if abi else None,
-        seccomp_filter=seccomp.assemble_filter(),
+        seccomp_filter=seccomp.assemble_filter(protection),
         max_threads=settings["max_threads"],
         address_space=confinement.measure_address_space(),
         inherited_fds=settings["inherited_fds"],
+        protection=protection,
     )

@@ -1,0 +1,103 @@
+"""No program reaches the files or the resources of its neighbours, in any tier, as any user, with any Landlock."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from neighbour_attacks import NEIGHBOUR_ATTACKS, NeighbourAttack, build_program
+from sandbox_settings import SETTINGS, Host, Setting
+
+from turnwise_python_sandbox import SandboxUnavailableError
+from turnwise_python_sandbox.box import landlock
+
+_NEIGHBOUR = """
+import os, time
+for n in range(20):
+    with open(f'f{n}', 'w') as file: file.write('mine')
+    assert open(os.path.join(os.environ['HOME'], f'f{n}')).read() == 'mine'
+    time.sleep(0.02)
+print('well')
+"""
+
+
+@pytest.fixture(scope="module", params=SETTINGS, ids=str)
+def host(request: pytest.FixtureRequest) -> Iterator[Host]:
+    """A sandbox in one setting, with its victim."""
+    setting: Setting = request.param
+    if setting.user == "root" and os.geteuid() != 0:
+        pytest.skip("only root can start a sandbox as root")
+    if landlock.detect_abi() < (setting.abi or 1):
+        pytest.skip(f"this kernel has Landlock ABI {landlock.detect_abi()}")
+    try:
+        made = Host(setting)
+    except SandboxUnavailableError as error:
+        pytest.skip(f"{setting} does not work here: {error}")
+    yield made
+    made.close()
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold every kind of lock on a file."""
+    with path.open("r+") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.mark.parametrize("attack", NEIGHBOUR_ATTACKS, ids=lambda attack: attack.name)
+def test_a_neighbour_is_out_of_reach(host: Host, attack: NeighbourAttack) -> None:
+    """The attack reaches nothing, the victim is unchanged, and no program beside it fails."""
+    before = host.victim.describe()
+
+    with locked(host.victim.library / "module.py"):
+        attacker, *neighbours = host.run([build_program(attack, str(host.victim.path)), _NEIGHBOUR, _NEIGHBOUR])
+
+    assert "BREACH" not in attacker["stdout"], attacker["stdout"]
+    assert ("ok", "") == (attacker["status"], attacker["stderr"]), attacker
+    assert before == host.victim.describe()
+    assert [("ok", "well\n")] * 2 == [(each["status"], each["stdout"]) for each in neighbours], neighbours
+
+
+def test_the_setting_is_real(host: Host) -> None:
+    """Programs are in the tier of the setting, can read the library, and own the victim's other file."""
+    code = f"import os; print(open({str(host.victim.library / 'module.py')!r}).read(), os.getuid())"
+    (result,) = host.run([code])
+    content, uid = result["stdout"].rsplit(maxsplit=1)
+
+    assert ("ok", host.setting.tier) == (result["status"], result["tier"]), result
+    assert "content = 1" == content.strip()
+    assert (host.victim.path / "data.txt").stat().st_uid == int(uid)
+    assert (host.setting.user == "root") == (int(uid) >= 60100)
+
+
+def test_honest_changes_of_own_files_work(host: Host) -> None:
+    """Copies, touches and truncations of a program's own files work in every setting."""
+    code = (
+        "import os, pathlib, shutil\n"
+        "open('a', 'w').write('text'); os.mkdir('d'); shutil.copy('a', 'd/b'); shutil.copy2('a', 'd/c')\n"
+        "shutil.copytree('d', 'e'); pathlib.Path('new').touch(); pathlib.Path('new').touch()\n"
+        "os.truncate('a', 2); print(open('a').read(), sorted(os.listdir('e')), os.path.exists('new'))"
+    )
+    (result,) = host.run([code])
+
+    assert ("ok", "te ['b', 'c'] True\n", "") == (result["status"], result["stdout"], result["stderr"])
+
+
+def test_the_readme_lists_every_attack_on_neighbours() -> None:
+    """The README's table has exactly the attacks of this list, in this order."""
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## Attacks on neighbours")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \|", section, re.MULTILINE)
+
+    assert [attack.name for attack in NEIGHBOUR_ATTACKS] == rows[1:]

@@ -1,11 +1,12 @@
 """A blueprint of scripted parts for the tests on Ray; every actor imports it."""
 
+import asyncio
 import os
 import threading
 import time
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from turnwise import State
 from turnwise.episode.driver import EpisodeProgram
@@ -18,6 +19,7 @@ from turnwise.types import ToolCall
 from turnwise_testing.scripted import Failure, RandomPolicy, ScriptedEngine
 
 END = 255
+POLICY = RandomPolicy(seed=1, vocab_size=250, end_token_id=END, mean_tokens=12)
 
 
 class FourTurns:
@@ -63,8 +65,7 @@ class ScriptedBlueprint:
     tool_call_s: float = 1.0
 
     def make_engine(self):
-        policy = RandomPolicy(seed=1, vocab_size=250, end_token_id=END, mean_tokens=12)
-        return ScriptedEngine(policy=policy, token_latency_s=self.token_latency_s, record=False)
+        return ScriptedEngine(policy=POLICY, token_latency_s=self.token_latency_s, record=False)
 
     def make_components(self, engine, judge=None):
         program = EpisodeProgram(agent=FourTurns(), tools=ToolBox([function_tool(wait)]))
@@ -73,6 +74,35 @@ class ScriptedBlueprint:
 
     def make_router(self):
         return LeastTokens(LeastTokensConfig())
+
+
+class LethalEngine(ScriptedEngine):
+    """An engine whose process ends in the first turn of some episodes; others sample a few tokens meanwhile."""
+
+    async def generate(self, request):
+        if bytes(request.token_ids[:13].tolist()) == b"kills-replica":
+            await asyncio.sleep(self.token_latency_s)
+            os._exit(1)
+        if bytes(request.token_ids[:14].tolist()) == b"cancels-engine":
+            raise asyncio.CancelledError
+        return await super().generate(request)
+
+    async def abort(self, request_id):
+        raise KeyboardInterrupt
+
+
+@frozen
+class LethalBlueprint(ScriptedBlueprint):
+    """Engines that some requests kill, and that raise what an engine must not."""
+
+    turn_s: float = 600.0
+
+    def make_engine(self):
+        return LethalEngine(policy=POLICY, token_latency_s=self.token_latency_s, record=False)
+
+    def make_components(self, engine, judge=None):
+        parts = super().make_components(engine)
+        return evolve(parts, limits=evolve(parts.limits, turn_s=self.turn_s))
 
 
 @frozen

@@ -3,13 +3,27 @@
 import time
 from collections import Counter
 
+from ray_blueprint import ScriptedBlueprint
+
 from turnwise import Status, Task
+from turnwise.config.runtime import RayConfig, RuntimeConfig
+from turnwise.events.dispatch import Observers
 from turnwise.record.invariants import check_trajectory
+from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.plan import RolloutPlan
+from turnwise.runtime.ray.runtime import RayRuntime
 
 PLAN = RolloutPlan(default_agent="four", agents={"four": None})
 FINISHED = {Status.COMPLETED, Status.TRUNCATED}
 """Statuses of an episode that finished by itself: its last turn may have reached the token limit."""
+
+
+def make_manager(blueprint=None, *, workers=2, replicas=2, observers=None, **ray_options):
+    """Return a manager of actors that are watched closely and restarted at once."""
+    ray_options = {"backoff_s": 0.05, "heartbeat_s": 0.2, "heartbeat_timeout_s": 2.0} | ray_options
+    config = RuntimeConfig(name="ray", num_workers=workers, num_replicas=replicas, ray=RayConfig(**ray_options))
+    dispatcher = observers or Observers()
+    return RolloutManager(RayRuntime(blueprint or ScriptedBlueprint(), config, dispatcher), PLAN, dispatcher)
 
 
 def make_tasks(count, prefix="task"):

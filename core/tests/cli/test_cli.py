@@ -31,14 +31,14 @@ from attrs import frozen
 @frozen
 class Config:
     token_latency_s: float = 0.0
-    fails: bool = False
+    num_failures: int = 0
 
 
 def make(config, resources):
     from turnwise_testing.scripted import Failure, RandomPolicy, ScriptedEngine
 
     policy = RandomPolicy(seed=3, vocab_size=120, end_token_id=258, mean_tokens=9)
-    failures = (lambda request: Failure.ERROR) if config.fails else None
+    failures = dict.fromkeys(range(config.num_failures), Failure.ERROR)
     return ScriptedEngine(policy=policy, token_latency_s=config.token_latency_s, failures=failures)
 
 
@@ -186,9 +186,20 @@ class TestRollout:
         """
         A run in which nothing worked is not a success; its records are written all the same.
         """
-        assert rollout(run_dir, "engine.fails=true") == 1
+        assert rollout(run_dir, "engine.num_failures=10") == 1
         assert "all 10 episodes failed, the first by engine: EngineError" in capsys.readouterr().err
         assert {r.status for r in read_results(run_dir / "out" / "trajectories.parquet")} == {Status.FAILED}
+
+    @pytest.mark.parametrize(("num_failures", "code"), [(5, 0), (6, 1)])
+    def test_most_episodes_failed_by_the_engine(self, run_dir, capsys, num_failures, code):
+        """
+        A run that lost most of its episodes to the engine is not a success; its batch is written all the same.
+        """
+        assert rollout(run_dir, f"engine.num_failures={num_failures}") == code
+
+        text = "6 of 10 episodes failed, the first by engine: EngineError"
+        assert (text in capsys.readouterr().err) == (code == 1)
+        assert (run_dir / "out" / "batch.safetensors").exists()
 
     @pytest.mark.parametrize("interrupts", [1, 2])
     def test_an_interrupt_keeps_what_there_is(self, run_dir, site, interrupts):

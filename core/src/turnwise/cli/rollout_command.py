@@ -67,7 +67,8 @@ class RolloutCommand:
             f"episodes, writes all finished ones, and saves the others to {UNFINISHED_FILE}; a second Ctrl-C exits\n"
             "without waiting. --resume DIR continues a run that was interrupted or killed: finished episodes are\n"
             "kept, and the others run to their end.\n"
-            "Exit codes: 0; 2 for a bad config or bad input; 130 after an interrupt; 1 when every episode failed."
+            "Exit codes: 0; 2 for a bad config or bad input; 130 after an interrupt; 1 when every episode failed, or\n"
+            "most of them by the engine or the infrastructure."
         )
         parser.add_argument("config", nargs="?", help="YAML or TOML file")
         parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="set a value, such as rollout.n=4")
@@ -215,10 +216,12 @@ def _finish(run: _Run) -> int:
     console.print(f"wrote {run.out}; to look at one episode: turnwise show {run.out} 0", soft_wrap=True, markup=False)
     console.print(results_table(run.results, limit=_SHOWN_EPISODES))
     failed = [result for result in run.results if result.status is Status.FAILED]
-    if run.results and len(failed) == len(run.results):
-        fault = failed[0].fault
+    lost = [result for result in failed if result.fault and result.fault.owner in ("engine", "infra")]
+    if failed and (len(failed) == len(run.results) or 2 * len(lost) > len(run.results)):
+        fault = (lost or failed)[0].fault
         reason = f"{fault.owner}: {fault.kind}: {fault.message}" if fault else "unknown"
-        raise EngineError(f"all {len(failed)} episodes failed, the first by {reason}")
+        count = "all" if len(failed) == len(run.results) else f"{len(failed)} of"
+        raise EngineError(f"{count} {len(run.results)} episodes failed, the first by {reason}")
     if run.interrupted:
         console.print(f"to run the rest: turnwise rollout --resume {run.out}", soft_wrap=True, markup=False)
         return INTERRUPTED

@@ -22,11 +22,13 @@ class PoolSpec:
         capabilities: of the replicas, which are identical.
         num_replicas: number of replicas.
         coalesce_s: shortest time in seconds between two messages to a replica.
+        restart_timeout_s: longest wait in seconds for a restart while all replicas are dead.
     """
 
     capabilities: Capabilities
     num_replicas: int
     coalesce_s: float = 0.0
+    restart_timeout_s: float = 60.0
 
 
 class PoolClientActor:
@@ -40,7 +42,9 @@ class PoolClientActor:
     def __init__(self, name: str, make_router: Callable[[], Router], pools: Mapping[str, PoolSpec]) -> None:
         self._name = name
         self._pools = {
-            pool: ReplicaPool(make_router(), spec.capabilities, spec.num_replicas, spec.coalesce_s)
+            pool: ReplicaPool(
+                make_router(), spec.capabilities, spec.num_replicas, spec.coalesce_s, spec.restart_timeout_s
+            )
             for pool, spec in pools.items()
         }
 
@@ -59,6 +63,10 @@ class PoolClientActor:
     async def no_more_replicas(self, reason: str, pool: str = "policy") -> None:
         """Fail requests at once: no replica will be restarted."""
         self._pools[pool].give_up(reason)
+
+    async def pardon(self, pool: str = "policy") -> None:
+        """Forget the deaths of replicas: the request that caused them was found."""
+        self._pools[pool].pardon()
 
     async def deliver(self, index: int, message: ToWorker, pool: str = "policy") -> None:
         """Handle a message of a replica."""

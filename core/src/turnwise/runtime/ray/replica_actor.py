@@ -56,6 +56,10 @@ class ReplicaActor:
         """Handle a message of a worker."""
         self._server.receive(worker, message, self._group)
 
+    async def pardon(self) -> None:
+        """Let suspects run beside other requests."""
+        self._server.pardon()
+
     async def watch(self) -> None:
         """
         Run the tasks of this actor until it stops; called before any message is sent to it.

@@ -55,7 +55,8 @@ class ReplicaGroup:
     @property
     def spec(self) -> PoolSpec:
         """Description of the pool for its clients."""
-        return PoolSpec(self.capabilities, self.pool.num_replicas, self.options.coalesce_s)
+        options = self.options
+        return PoolSpec(self.capabilities, self.pool.num_replicas, options.coalesce_s, options.start_timeout_s)
 
     async def start(self, slot: ActorSlot) -> Any:
         """Start a replica and connect it to every client."""
@@ -91,6 +92,15 @@ class ReplicaGroup:
         structlog.get_logger().warning("replica killed", actor=slot.name, reason=reason)
         if slot.handle is not None:
             kill(slot.handle)
+
+    def pardon(self) -> None:
+        """Forget deaths of replicas: the request that caused them was found and has failed."""
+        for slot in self.slots:
+            slot.restarts = 0
+        for slot in live(self.slots):
+            post(slot.handle.pardon)
+        for client in live(self.clients()):
+            post(client.handle.pardon, self.pool.name)
 
     async def watch_actor(self, slot: ActorSlot, watch: Any) -> None:
         await watch_with_pings(slot, watch, self.options)

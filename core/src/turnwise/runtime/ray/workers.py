@@ -18,6 +18,7 @@ from turnwise.runtime.ray.reward_workers import RewardGroup
 from turnwise.runtime.ray.worker_actor import WorkerActor
 from turnwise.runtime.remote.dispatch import EpisodeDispatcher
 from turnwise.runtime.remote.event_forwarding import DRIVER_EVENTS, measure_clock_offset_s, shift_event
+from turnwise.runtime.remote.replica_pool import PoisonedRequestError
 from turnwise.runtime.remote.result_wire import unpack_episodes
 from turnwise.runtime.remote.supervision import ActorSlot, all_given_up, live, make_slots
 
@@ -147,6 +148,9 @@ class WorkerGroup:
             for name, event in events:  # before the results: an episode's events precede its end
                 self.observers.emit(name, shift_event(event, self._clock_offsets_s[slot.index]))
             for key, result in unpack_episodes(message):
+                if result.fault and result.fault.kind == PoisonedRequestError.__name__:
+                    for pool in self.pools.values():
+                        pool.pardon()
                 self.dispatcher.complete(slot.index, key, result)
             # Refill the window, with as many episodes as were collected.
             self.submit(slot)

@@ -8,8 +8,10 @@ a dead replica on another one. It does not depend on Ray.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 
 from attrs import define, field
 
@@ -18,6 +20,7 @@ from turnwise.events.dispatch import Observers
 from turnwise.events.observer import LimitReached, RequestRouted, RouteKind
 from turnwise.protocols import ReplicaLoad, Router
 from turnwise.routing import episode_of
+from turnwise.runtime.remote.admission import Admission
 from turnwise.runtime.remote.coalescing import Coalescer
 from turnwise.runtime.remote.wire import ToReplica, ToWorker, pack_requests, unpack_results
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
@@ -26,12 +29,28 @@ Send = Callable[[ToReplica], None]
 _UNAVAILABLE = ReplicaLoad(available=False)
 
 
+class PoisonedRequestError(EngineError):
+    """Replicas died while they ran this request, the last one while it ran nothing else."""
+
+
 @define(eq=False)
 class _PendingRequest:
-    """A request without a result."""
+    """
+    A request without a result.
+
+    Attributes:
+        request: to send.
+        number: in the order of the first attempts.
+        deaths: of replicas that had the request.
+        alone: whether its replica runs nothing else now.
+        result: of the current attempt.
+    """
 
     request: GenerateRequest
-    result: asyncio.Future[GenerateResult]
+    number: int
+    deaths: int = 0
+    alone: bool = False
+    result: asyncio.Future[GenerateResult] = field(init=False)
 
 
 @define(eq=False)
@@ -52,8 +71,9 @@ class _Link:
     known: dict[str, dict[str, int]] = field(factory=dict)
     pending: dict[str, _PendingRequest] = field(factory=dict)
     num_tokens: int = 0
-    outbox: list[GenerateRequest] = field(factory=list)
+    outbox: list[_PendingRequest] = field(factory=list)
     aborted: list[str] = field(factory=list)
+    confirmed: list[str] = field(factory=list)
     cancelled: list[str] = field(factory=list)
     released: list[str] = field(factory=list)
     messages: Coalescer = field(init=False)
@@ -76,13 +96,17 @@ class ReplicaPool:
     """
     The `EngineClient` of a worker.
 
+    A dead replica rarely tells which of its requests killed it. So a request with which `max_deaths` replicas have died
+    is a suspect: a replica runs it alone, and if this replica dies too, the request fails. The latest requests are
+    tested first, because a request that kills a replica mostly does so at its start.
+
     Attributes:
         router: chooses a replica for each request.
         capabilities: of the replicas, which are identical.
         num_replicas: number of replicas.
         coalesce_s: shortest time in seconds between two messages to a replica.
         restart_timeout_s: longest wait in seconds for a restart while all replicas are dead.
-        max_migrations: how often one request may move to another replica.
+        max_deaths: deaths of replicas after which a request is a suspect.
         num_migrations: requests that moved because their replica died.
         num_sent_tokens: tokens sent to replicas.
     """
@@ -92,7 +116,7 @@ class ReplicaPool:
     num_replicas: int
     coalesce_s: float = 0.0
     restart_timeout_s: float = 60.0
-    max_migrations: int = 8
+    max_deaths: int = 2
     num_migrations: int = field(default=0, init=False)
     num_sent_tokens: int = field(default=0, init=False)
     _links: list[_Link] = field(init=False)
@@ -102,24 +126,33 @@ class ReplicaPool:
     _observers: Observers = field(factory=Observers, init=False)
     _worker: str = field(default="", init=False)
     _last_replica: dict[str, int] = field(factory=dict, init=False)
+    _suspects: Admission = field(factory=lambda: Admission(sys.maxsize), init=False)
+    _numbers: count[int] = field(factory=count, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._links = [self._make_link() for _ in range(self.num_replicas)]
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Continue a context on some replica; `EngineError` if all are dead or asleep, or the engine refused it."""
-        for _ in range(self.max_migrations + 1):
-            index = await self._choose(request)
+        """
+        Continue a context on some replica.
+
+        Raises:
+            EngineError: all replicas are dead or asleep, the engine refused the request, or the request kills replicas.
+        """
+        pending = _PendingRequest(request, next(self._numbers))
+        # Ends: replicas that die again and again are given up, and sleeping ones are not chosen again.
+        while True:
+            # One suspect of this worker at a time: if it is the cause, `pardon` lets the others continue together.
+            suspect = pending.deaths >= self.max_deaths
+            if suspect and not await self._suspects.enter(alone=True):
+                pending.deaths = 0
             try:
-                return await self._request(index, request)
-            except ReplicaDiedError:
-                self.num_migrations += 1
-            except AsleepError:
-                # The request crossed the replica's announcement. Do not choose this replica until it reports again.
-                self._links[index].reported = _UNAVAILABLE
-        raise ReplicaDiedError(
-            f"gave up after {self.max_migrations} replicas died under one request: {self._last_error}"
-        )
+                index = await self._choose(request)
+                if (result := await self._try(index, pending)) is not None:
+                    return result
+            finally:
+                if suspect:
+                    self._suspects.leave()
 
     async def abort(self, request_id: str) -> None:
         """Ask the replica of a request to end it early."""
@@ -154,9 +187,16 @@ class ReplicaPool:
         self._last_error = reason
         if not any(other.send for other in self._links):
             self._any_live.clear()
-        for pending in link.pending.values():
+        for pending in sorted(link.pending.values(), key=lambda each: each.number, reverse=True):
             if not pending.result.done():
                 pending.result.set_exception(ReplicaDiedError(reason))
+
+    def pardon(self) -> None:
+        """Forget the deaths of replicas: the request that caused them was found."""
+        self._suspects.pardon()
+        for link in self._links:
+            for pending in link.pending.values():
+                pending.deaths = 0
 
     def give_up(self, reason: str) -> None:
         """Fail all requests at once: no replica will be restarted."""
@@ -181,8 +221,16 @@ class ReplicaPool:
             if pending := link.pending.get(request_id):
                 # Sent again with all tokens, because none counts as known any more.
                 link.forget(pending.request.trajectory_id)
-                link.outbox.append(pending.request)
+                link.outbox.append(pending)
                 link.messages.schedule()
+        for request_id in message.granted:
+            # The replica starts the request only after the confirmation: if it dies later, the request was alone.
+            if pending := link.pending.get(request_id):
+                pending.alone = True
+                link.confirmed.append(request_id)
+            else:
+                link.cancelled.append(request_id)  # cancelled here, or sent by a dead predecessor of this worker
+            link.messages.schedule()
         for request_id, kind, text in message.failed:
             if pending := link.pending.get(request_id):
                 self._drop_context(link, pending.request.trajectory_id)
@@ -241,12 +289,27 @@ class ReplicaPool:
             available=reported.available,
         )
 
-    async def _request(self, index: int, request: GenerateRequest) -> GenerateResult:
-        link = self._links[index]
-        pending = _PendingRequest(request, asyncio.get_running_loop().create_future())
+    async def _try(self, index: int, pending: _PendingRequest) -> GenerateResult | None:
+        """Return the result of a replica, or None if another one must run the request."""
+        try:
+            return await self._request(index, pending)
+        except ReplicaDiedError as error:
+            if pending.alone:
+                text = f"{pending.deaths + 1} replicas died while they ran this request, the last ran nothing else"
+                raise PoisonedRequestError(f"{text}: {error}") from None
+            pending.deaths += 1
+            self.num_migrations += 1
+        except AsleepError:
+            # The request crossed the replica's announcement. Do not choose this replica until it reports again.
+            self._links[index].reported = _UNAVAILABLE
+        return None
+
+    async def _request(self, index: int, pending: _PendingRequest) -> GenerateResult:
+        link, request = self._links[index], pending.request
+        pending.alone, pending.result = False, asyncio.get_running_loop().create_future()
         link.pending[request.request_id] = pending
         link.num_tokens += len(request.token_ids)
-        link.outbox.append(request)
+        link.outbox.append(pending)
         link.messages.schedule()
         try:
             return await pending.result
@@ -272,10 +335,17 @@ class ReplicaPool:
     def _flush(self, link: _Link) -> None:
         # A replica cannot know more tokens than there are, unless another record has the same id: then send all of
         # them.
-        known = [link.num_known(request.trajectory_id) for request in link.outbox]
-        requests = [(r, n if n <= len(r.token_ids) else 0) for r, n in zip(link.outbox, known, strict=True)]
-        message = pack_requests(requests, aborted=link.aborted, cancelled=link.cancelled, released=link.released)
-        link.outbox, link.aborted, link.cancelled, link.released = [], [], [], []
+        sent = [pending.request for pending in link.outbox]
+        known = [link.num_known(request.trajectory_id) for request in sent]
+        message = pack_requests(
+            [(request, n if n <= len(request.token_ids) else 0) for request, n in zip(sent, known, strict=True)],
+            aborted=link.aborted,
+            cancelled=link.cancelled,
+            released=link.released,
+            suspects=[each.request.request_id for each in link.outbox if each.deaths >= self.max_deaths],
+            confirmed=link.confirmed,
+        )
+        link.outbox, link.aborted, link.cancelled, link.released, link.confirmed = [], [], [], [], []
         self.num_sent_tokens += len(message.token_ids)
         if link.send is not None:
             link.send(message)

@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 import numpy as np
+import structlog
 from attrs import define, field
 
-from turnwise.errors import AsleepError, ReplicaDiedError, TornWeightsError, TurnwiseError
+from turnwise.errors import (
+    AsleepError,
+    EngineError,
+    ReplicaDiedError,
+    TornWeightsError,
+    TurnwiseError,
+    describe,
+    is_cancelled,
+)
 from turnwise.protocols import Engine, ReplicaLoad
+from turnwise.runtime.remote.admission import Admission
 from turnwise.runtime.remote.coalescing import Coalescer
 from turnwise.runtime.remote.wire import ToReplica, ToWorker, UnpackedRequest, pack_results, unpack_requests
 from turnwise.types import GenerateRequest, GenerateResult, TokenArray
@@ -61,6 +70,7 @@ class _Outbox:
     results: list[tuple[str, GenerateResult]] = field(factory=list)
     unknown: list[str] = field(factory=list)
     failed: list[tuple[str, str, str]] = field(factory=list)
+    granted: list[str] = field(factory=list)
     num_queued: int = 0
     messages: Coalescer = field(init=False)
 
@@ -89,10 +99,11 @@ class ReplicaServer:
     _outboxes: dict[str, _Outbox] = field(factory=dict, init=False)
     _running: dict[str, asyncio.Task[None]] = field(factory=dict, init=False)
     _num_tokens: int = field(default=0, init=False)
-    _slots: asyncio.Semaphore = field(init=False)
+    _admission: Admission = field(init=False)
+    _unconfirmed: dict[str, tuple[str, asyncio.Future[None]]] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._slots = asyncio.Semaphore(self.max_in_flight)
+        self._admission = Admission(self.max_in_flight)
 
     @property
     def load(self) -> ReplicaLoad:
@@ -114,6 +125,13 @@ class ReplicaServer:
         """Forget a dead worker and its contexts. Its running requests finish, and their results are dropped."""
         self._outboxes.pop(worker, None)
         self._contexts = {key: context for key, context in self._contexts.items() if context.worker != worker}
+        for asked, confirmed in self._unconfirmed.values():
+            if asked == worker:
+                confirmed.cancel()
+
+    def pardon(self) -> None:
+        """Let suspects run beside other requests: the one that killed replicas was found."""
+        self._admission.pardon()
 
     def receive(self, worker: str, message: ToReplica, group: asyncio.TaskGroup) -> None:
         """Handle a message of a worker; requests run in `group`."""
@@ -121,7 +139,10 @@ class ReplicaServer:
         for trajectory_id in message.released:
             self._contexts.pop(trajectory_id, None)
         for request in unpack_requests(message):
-            self._admit(worker, request, group)
+            self._admit(worker, request, group, suspect=request.request_id in message.suspects)
+        for request_id in message.confirmed:
+            if request_id in self._unconfirmed and not (confirmed := self._unconfirmed[request_id][1]).done():
+                confirmed.set_result(None)
         for request_id in message.aborted:
             group.create_task(self._abort(request_id))
         # After the new requests, since a message may contain a request and its cancellation.
@@ -129,7 +150,7 @@ class ReplicaServer:
             if task := self._running.get(request_id):
                 task.cancel()
 
-    def _admit(self, worker: str, request: UnpackedRequest, group: asyncio.TaskGroup) -> None:
+    def _admit(self, worker: str, request: UnpackedRequest, group: asyncio.TaskGroup, *, suspect: bool) -> None:
         context = self._contexts.get(request.trajectory_id)
         if context is None or context.size < request.num_known:
             if request.num_known:
@@ -147,21 +168,31 @@ class ReplicaServer:
             sampling=request.sampling,
             layout=request.layout,
         )
-        self._running[request.request_id] = group.create_task(self._serve(worker, full, context))
+        self._running[request.request_id] = group.create_task(self._serve(worker, full, context, suspect=suspect))
 
     async def _abort(self, request_id: str) -> None:
-        with suppress(TurnwiseError):  # a stopped engine has nothing to abort
+        try:
             await self.engine.abort(request_id)
+        except BaseException as error:
+            if _is_own_cancellation(error):
+                raise
+            # The request ends by itself. An error here would end the actor, with all of its requests.
+            structlog.get_logger().warning("abort failed", request=request_id, reason=describe(error))
 
-    async def _serve(self, worker: str, request: GenerateRequest, context: Context) -> None:
+    async def _serve(self, worker: str, request: GenerateRequest, context: Context, *, suspect: bool) -> None:
         num_tokens = len(request.token_ids)
         self._num_tokens += num_tokens
         try:
-            self._box(worker).num_queued += self._slots.locked()
-            async with self._slots:
-                # After the wait, during which the engine may have fallen asleep. The worker then asks another replica.
+            self._box(worker).num_queued += self._admission.is_full
+            alone = await self._admission.enter(alone=suspect)
+            try:
+                if alone:
+                    await self._wait_for_confirmation(worker, request.request_id)
+                # After the waits, in which the engine may have fallen asleep. The worker then asks another replica.
                 self.sleep_state.check_serving()
                 result = await self.engine.generate(request)
+            finally:
+                self._admission.leave()
             # The worker sends the next request of this trajectory only after this result, so the context is unchanged.
             context.extend(num_tokens, result.token_ids)
             self._box(worker).results.append((request.request_id, result))
@@ -169,7 +200,10 @@ class ReplicaServer:
             # No request can be served any more. The error ends the actor, its requests move, and the driver restarts
             # it.
             raise
-        except Exception as error:  # noqa: BLE001 - any other error of the engine concerns only this request
+        except BaseException as error:
+            if _is_own_cancellation(error):
+                raise
+            # Any other error of the engine concerns only this request, also one that would end the process.
             known = isinstance(error, TurnwiseError) and not isinstance(error, AsleepError)
             kind = "EngineError" if known else type(error).__name__
             self._box(worker).failed.append((request.request_id, kind, str(error)))
@@ -177,6 +211,19 @@ class ReplicaServer:
             self._num_tokens -= num_tokens
             del self._running[request.request_id]
         self._schedule(worker)
+
+    async def _wait_for_confirmation(self, worker: str, request_id: str) -> None:
+        """Tell the worker that a suspect will run alone, before the suspect can end this process."""
+        if (box := self._outboxes.get(worker)) is None:
+            raise EngineError("the worker of this request has died")
+        confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unconfirmed[request_id] = (worker, confirmed)
+        box.granted.append(request_id)
+        box.messages.schedule()
+        try:
+            await confirmed
+        finally:
+            del self._unconfirmed[request_id]
 
     def _box(self, worker: str) -> _Outbox:
         # Looked up for every use, not kept over an await: the worker may have disconnected, and reconnected, meanwhile.
@@ -191,11 +238,21 @@ class ReplicaServer:
 
     def _flush(self, box: _Outbox) -> None:
         message = pack_results(
-            box.results, unknown=box.unknown, failed=box.failed, num_queued=box.num_queued, load=self.load
+            box.results,
+            unknown=box.unknown,
+            failed=box.failed,
+            granted=box.granted,
+            num_queued=box.num_queued,
+            load=self.load,
         )
-        box.results, box.unknown, box.failed, box.num_queued = [], [], [], 0
+        box.results, box.unknown, box.failed, box.granted, box.num_queued = [], [], [], [], 0
         self.bytes_out += message.num_bytes
         box.post(message)
+
+
+def _is_own_cancellation(error: BaseException) -> bool:
+    """Return whether the running task is being cancelled, and not something that the engine awaits."""
+    return isinstance(error, asyncio.CancelledError) and is_cancelled()
 
 
 def _noop(_message: ToWorker) -> None:

@@ -36,6 +36,8 @@ class ToReplica:
         aborted: ids of requests to end early.
         cancelled: ids of requests without a waiting task.
         released: ids of trajectories that have ended.
+        suspects: ids of requests that must run alone, because several replicas died with them.
+        confirmed: ids of suspects that the replica may start now.
     """
 
     request_ids: tuple[str, ...] = ()
@@ -52,6 +54,8 @@ class ToReplica:
     aborted: tuple[str, ...] = ()
     cancelled: tuple[str, ...] = ()
     released: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()
+    confirmed: tuple[str, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -65,6 +69,8 @@ def pack_requests(
     aborted: Iterable[str] = (),
     cancelled: Iterable[str] = (),
     released: Iterable[str] = (),
+    suspects: Iterable[str] = (),
+    confirmed: Iterable[str] = (),
 ) -> ToReplica:
     """Pack (request, number of tokens that the replica holds) pairs, and ids for the other columns."""
     # Seeds and limits differ for every request. The other parameters are mostly the same, and pickled once.
@@ -89,6 +95,8 @@ def pack_requests(
         aborted=tuple(aborted),
         cancelled=tuple(cancelled),
         released=tuple(released),
+        suspects=tuple(suspects),
+        confirmed=tuple(confirmed),
     )
 
 
@@ -139,6 +147,7 @@ class ToWorker:
         num_cached: tokens of each context that the engine had cached.
         unknown: ids of requests whose context the replica does not hold; the worker sends it completely.
         failed: (request id, error class, text) of requests that failed.
+        granted: ids of suspects that will run next, and wait until the worker confirms.
         num_queued: requests that had to wait for the engine since the last message.
         load: of the replica after this message.
     """
@@ -153,6 +162,7 @@ class ToWorker:
     num_cached: tuple[int, ...] = ()
     unknown: tuple[str, ...] = ()
     failed: tuple[tuple[str, str, str], ...] = ()
+    granted: tuple[str, ...] = ()
     num_queued: int = 0
     load: ReplicaLoad = field(factory=ReplicaLoad)
 
@@ -167,6 +177,7 @@ def pack_results(
     *,
     unknown: Iterable[str] = (),
     failed: Iterable[tuple[str, str, str]] = (),
+    granted: Iterable[str] = (),
     num_queued: int = 0,
     load: ReplicaLoad,
 ) -> ToWorker:
@@ -183,6 +194,7 @@ def pack_results(
         num_cached=tuple(result.num_cached_tokens for result in found),
         unknown=tuple(unknown),
         failed=tuple(failed),
+        granted=tuple(granted),
         num_queued=num_queued,
         load=load,
     )

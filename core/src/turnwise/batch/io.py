@@ -12,11 +12,12 @@ from torch import Tensor
 
 from turnwise.errors import DataError
 from turnwise.files import atomic_write
+from turnwise.types import JsonObject
 
 _METADATA_KEY: Final = "turnwise.rollout_batch"
 
 
-def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: JsonObject) -> None:
     """Write tensors and JSON metadata to a safetensors file, whole or not at all."""
     from safetensors.torch import save_file
 

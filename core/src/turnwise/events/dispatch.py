@@ -8,7 +8,6 @@ costs one empty loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import structlog
 from attrs import define, field
@@ -27,7 +26,7 @@ class Observers:
     """
 
     _observers: list[Observer] = field(factory=list, init=False)
-    _listeners: dict[str, tuple[Callable[[Any], None], ...]] = field(init=False)
+    _listeners: dict[str, tuple[Callable[..., None], ...]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._rebuild()
@@ -74,7 +73,7 @@ class Observers:
             except Exception:  # noqa: BLE001 - a failing observer must not stop the run
                 self._switch_off(listener, event_name)
 
-    def _switch_off(self, listener: Callable[[Any], None], event_name: str) -> None:
+    def _switch_off(self, listener: Callable[..., None], event_name: str) -> None:
         observer = listener.__self__  # type: ignore[attr-defined]  # listeners are bound methods
         self._observers = [other for other in self._observers if other is not observer]
         self._rebuild()

@@ -1,17 +1,18 @@
 """
 The log: its configuration, and the observers that write to it.
 
-Any module may call ``structlog.get_logger()``; only `configure_logging` decides where lines go.
+Every module may call ``structlog.get_logger()``; only `configure_logging` decides where lines go.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from typing import Any, TextIO
+from typing import TextIO
 
 import structlog
 from attrs import define, field, frozen
+from structlog.typing import Processor
 
 from turnwise.events.observer import Observer, RequestRouted
 from turnwise.options import LogFormat
@@ -33,7 +34,7 @@ def configure_logging(level: str = "info", log_format: LogFormat = "auto", strea
         return structlog.PrintLogger(sys.stderr if stream is None else stream)
 
     console = log_format == "console" or (log_format == "auto" and (stream or sys.stderr).isatty())
-    renderer: Any = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    renderer: Processor = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

@@ -12,12 +12,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
 from attrs import field, frozen
 
 from turnwise.record.result import EpisodeResult
-from turnwise.types import FinishReason, Task
+from turnwise.types import FinishReason, JsonObject, Task
 
 Place = Literal["worker", "driver"]
 
@@ -262,7 +262,7 @@ class TrainingStarted:
     """
 
     folder: Path
-    settings: Mapping[str, Any] = field(factory=dict)
+    settings: JsonObject = field(factory=dict)
     resumed: bool = False
 
 
@@ -284,7 +284,8 @@ class Observer:
     """
     Base class of all observers: override the methods of the events to receive.
 
-    The class is mostly documentation; its own event methods do nothing and are never called.
+    Each method receives an event of the class in its signature, which documents the event. The methods here do nothing
+    and are never called.
 
     Attributes:
         place: process of the observer when workers have separate processes: in each `worker`, at no cost, or once in
@@ -299,44 +300,17 @@ class Observer:
     def close(self) -> None:
         """Called after the last event: flush and free everything; a second call must do nothing."""
 
-    def on_run_started(self, event: RunStarted) -> None:
-        """Called when a batch is submitted."""
-
-    def on_episode_started(self, event: EpisodeStarted) -> None:
-        """Called when an episode starts."""
-
-    def on_turn_finished(self, event: TurnFinished) -> None:
-        """Called when a generate call finishes."""
-
-    def on_tool_finished(self, event: ToolFinished) -> None:
-        """Called when a tool call ends."""
-
-    def on_reward_finished(self, event: RewardFinished) -> None:
-        """Called when an episode is scored."""
-
-    def on_request_routed(self, event: RequestRouted) -> None:
-        """Called when a router chooses a replica."""
-
-    def on_limit_reached(self, event: LimitReached) -> None:
-        """Called when episodes or requests wait because of a limit."""
-
-    def on_actor_restarted(self, event: ActorRestarted) -> None:
-        """Called when a worker or replica is restarted."""
-
-    def on_episodes_retried(self, event: EpisodesRetried) -> None:
-        """Called when episodes run again because their worker died."""
-
-    def on_weights_updated(self, event: WeightsUpdated) -> None:
-        """Called when a replica serves new weights."""
-
-    def on_memory_switched(self, event: MemorySwitched) -> None:
-        """Called when a stage of a memory switch ends."""
-
-    def on_episode_finished(self, event: EpisodeResult) -> None:
-        """Called with the result of each episode, of any status."""
-
-    def on_training_started(self, event: TrainingStarted) -> None:
-        """Called in the driver when a trainer starts."""
-
-    def on_metrics_logged(self, event: MetricsLogged) -> None:
-        """Called in the driver with the numbers of a trainer's step or validation."""
+    def on_run_started(self, event: RunStarted) -> None: ...
+    def on_episode_started(self, event: EpisodeStarted) -> None: ...
+    def on_turn_finished(self, event: TurnFinished) -> None: ...
+    def on_tool_finished(self, event: ToolFinished) -> None: ...
+    def on_reward_finished(self, event: RewardFinished) -> None: ...
+    def on_request_routed(self, event: RequestRouted) -> None: ...
+    def on_limit_reached(self, event: LimitReached) -> None: ...
+    def on_actor_restarted(self, event: ActorRestarted) -> None: ...
+    def on_episodes_retried(self, event: EpisodesRetried) -> None: ...
+    def on_weights_updated(self, event: WeightsUpdated) -> None: ...
+    def on_memory_switched(self, event: MemorySwitched) -> None: ...
+    def on_episode_finished(self, event: EpisodeResult) -> None: ...
+    def on_training_started(self, event: TrainingStarted) -> None: ...
+    def on_metrics_logged(self, event: MetricsLogged) -> None: ...

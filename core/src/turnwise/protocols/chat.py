@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
-from turnwise.types import Message, TokenArray
+from turnwise.types import Message, TokenArray, ToolSchema
 
 
 class Tokenizer(Protocol):
@@ -33,7 +33,7 @@ class Chat(Protocol):
     def stop_token_ids(self) -> tuple[int, ...]:
         """Ids that end a turn of the model."""
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> TokenArray:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> TokenArray:
         """Return (P,) ids of a conversation up to the start of the model's turn."""
 
     def delta(self, messages: Sequence[Message], last_token_id: int) -> TokenArray:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from attrs import field, frozen
 
 from turnwise.protocols.chat import Chat
 from turnwise.protocols.judge import Judge
 from turnwise.protocols.tool import Interaction, Tool, ToolParser
+from turnwise.types import JsonObject, ToolSchema
 
 
 @frozen(kw_only=True)
@@ -30,7 +30,7 @@ class ModelSpec:
     trust_remote_code: bool = False
     revision: str | None = None
     chat_template: Path | None = None
-    template_options: Mapping[str, Any] = field(factory=dict)
+    template_options: JsonObject = field(factory=dict)
 
 
 @frozen(kw_only=True)
@@ -57,6 +57,6 @@ class Resources:
     judge: Judge | None = None
 
     @property
-    def tool_schemas(self) -> tuple[Mapping[str, Any], ...]:
+    def tool_schemas(self) -> tuple[ToolSchema, ...]:
         """The schemas of all tools, in configured order."""
         return tuple(tool.schema for tool in self.tools.values())

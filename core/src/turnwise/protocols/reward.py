@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from turnwise.protocols.agent import Episode
@@ -13,7 +13,7 @@ from turnwise.types import Score
 class Reward(Protocol):
     """Scores a finished episode, inside the rollout; `score` may be sync or async."""
 
-    def score(self, episode: Episode) -> Score | Any:
+    def score(self, episode: Episode) -> Score | Awaitable[Score]:
         """Return a `Score`, or an awaitable of one. An exception fails the episode, owned by `reward`."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from turnwise.types import Message, Reply, Task, TokenArray, ToolCall, ToolResult
+from turnwise.types import Message, Reply, Task, TokenArray, ToolCall, ToolResult, ToolSchema
 
 
 @runtime_checkable
@@ -25,7 +25,7 @@ class Tool(Protocol):
     """A tool of the model. One object serves many episodes at once; a `session` holds the state of one episode."""
 
     @property
-    def schema(self) -> Mapping[str, Any]:
+    def schema(self) -> ToolSchema:
         """OpenAI function schema: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
 
     async def create(self, task: Task) -> object:

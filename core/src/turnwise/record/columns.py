@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from turnwise.errors import TrajectoryError
-from turnwise.types import FloatArray, TokenArray, as_float_array, as_token_array
+from turnwise.types import Array, FloatArray, TokenArray, as_float_array, as_token_array
 
 NO_VERSION: Final = -1
 """Weight version of a token that no policy sampled."""
@@ -41,7 +41,7 @@ class TokenColumns:
 
     __slots__ = ("_arrays", "_capacity", "_size")
 
-    def __init__(self, arrays: Mapping[str, NDArray[Any]] | None = None) -> None:
+    def __init__(self, arrays: Mapping[str, Array] | None = None) -> None:
         """Start empty, or with given arrays, which are never written to: appending makes new ones."""
         if arrays is None:
             self._arrays = {name: np.empty(_FIRST_CAPACITY, dtype) for name, dtype in DTYPES.items()}
@@ -63,7 +63,7 @@ class TokenColumns:
             array[start:stop] = values[name]
         self._size = stop
 
-    def view(self, name: str, start: int = 0) -> NDArray[np.generic]:
+    def view(self, name: str, start: int = 0) -> Array:
         """Return a read-only view of one column from row `start` on."""
         view = self._arrays[name][start : self._size]
         view.flags.writeable = False

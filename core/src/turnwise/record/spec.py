@@ -8,15 +8,13 @@ these results, so no finished tool call runs twice and no sampled token is lost 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from attrs import define, evolve, field, frozen
 
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import (
     FinishReason,
     GenerateResult,
+    JsonObject,
     Message,
     Reply,
     SamplingParams,
@@ -159,7 +157,7 @@ class UnfinishedEpisode:
     started: bool = True
     state: str = State.PENDING
     messages: tuple[Message, ...] = ()
-    memory: Mapping[str, Any] = field(factory=dict)
+    memory: JsonObject = field(factory=dict)
     trajectories: tuple[Trajectory, ...] = ()
     turns: tuple[RecordedTurn, ...] = ()
     calls: tuple[RecordedCall, ...] = ()
@@ -170,8 +168,8 @@ class UnfinishedEpisode:
     num_steps: int = 0
     spent_s: float = 0.0
     released_reward: float = 0.0
-    tool_notes: Mapping[str, Any] = field(factory=dict)
-    interaction_notes: Any = None
+    tool_notes: JsonObject = field(factory=dict)
+    interaction_notes: object = None
     num_interruptions: int = 0
 
     @property

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from turnwise.errors import TrajectoryError
 from turnwise.layout import Layout
 from turnwise.record.columns import DTYPES, Origin, Segment, TokenColumns, TokenRecord, as_tokens, turns_of
-from turnwise.types import FloatArray, TokenArray
+from turnwise.types import Array, FloatArray, TokenArray
 
 
 @frozen(eq=False)
@@ -348,9 +348,7 @@ class Trajectory(TokenRecord):
         return trajectory
 
     @classmethod
-    def from_columns(
-        cls, columns: Mapping[str, NDArray[Any]], segments: list[Segment], num_prompt_tokens: int
-    ) -> Trajectory:
+    def from_columns(cls, columns: Mapping[str, Array], segments: list[Segment], num_prompt_tokens: int) -> Trajectory:
         """
         Return a record of (T,) arrays, by the names and of the types in `columns.DTYPES`, with no block open.
 

@@ -36,7 +36,7 @@ from turnwise.runtime.tools import build_tools, read_tools_file
 from turnwise.runtime.worker import WorkerComponents
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import Task
-from turnwise.weights.sources import ConvertedSource, source_of
+from turnwise.weights.sources import ConvertedSource, Weights, source_of
 
 
 def load_tasks(config: RunConfig) -> list[Task]:
@@ -216,7 +216,7 @@ class RunBuilder:
             **_fields_of(GroupOptions, config.rollout),
         )
 
-    def make_weight_source(self, weights: Any) -> WeightSource:
+    def make_weight_source(self, weights: Weights) -> WeightSource:
         """Return a source of weights, cast, renamed and fused by the config's section `weights`."""
         options = self.config.weights
         source = source_of(weights)

@@ -13,7 +13,11 @@ from turnwise.weights.sources import Weights
 
 
 class Runtime(Protocol):
-    """Runs episodes in this process or on a cluster. All methods run on one event loop."""
+    """
+    Runs episodes in this process or on a cluster. All methods run on one event loop.
+
+    `RolloutManager` documents the methods that have no text here.
+    """
 
     async def start(self) -> None:
         """Start engines and workers."""
@@ -31,17 +35,10 @@ class Runtime(Protocol):
     async def abort(self) -> None:
         """Abort running episodes; `run` still delivers every spec."""
 
-    async def update_weights(self, weights: Weights, version: int) -> UpdateReport:
-        """Update the weights of every replica, also while episodes run; `EngineError` when none succeeded."""
-
-    async def sleep(self, level: int) -> None:
-        """Free the memory of every replica; requests in flight end as by `abort`."""
-
-    async def wake_up(self, tags: Sequence[str]) -> None:
-        """Restore the memory of these tags on every replica."""
-
-    async def memory_bytes(self) -> int:
-        """Return the device memory of all replicas in bytes; 0 when it is unknown."""
+    async def update_weights(self, weights: Weights, version: int) -> UpdateReport: ...
+    async def sleep(self, level: int) -> None: ...
+    async def wake_up(self, tags: Sequence[str]) -> None: ...
+    async def memory_bytes(self) -> int: ...
 
     async def counts(self) -> dict[str, int]:
         """Return the counters of restarts, retries and migrations; see `RolloutManager.stats`."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from attrs import frozen
-
 from turnwise.config.resolve import load_plugins, resolve
 from turnwise.config.run import RunConfig
 from turnwise.errors import ConfigError
@@ -19,23 +17,8 @@ from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.placement import plan_placement
 from turnwise.runtime.plan import RolloutPlan
 
-
-@frozen
-class LaunchedRun:
-    """
-    The parts of a `RolloutManager`.
-
-    Attributes:
-        runtime: not started.
-        plan: turns tasks into episodes, and episodes into a batch.
-        observers: of the driver; of the whole run in the local runtime.
-        chat: chat template and tokenizer of the model, if there is one.
-    """
-
-    runtime: Runtime
-    plan: RolloutPlan
-    observers: Observers
-    chat: Chat | None
+LaunchedRun = tuple[Runtime, RolloutPlan, Observers, Chat | None]
+"""The parts of a `RolloutManager`; the runtime is not started."""
 
 
 def launch(config: RunConfig, host: Host | None = None, observers: Iterable[Observer] = ()) -> LaunchedRun:
@@ -55,7 +38,7 @@ def _launch_locally(config: RunConfig, host: Host, observers: Iterable[Observer]
     engine = builder.build_engine()
     components = builder.worker_components(engine, all_observers)
     runtime = LocalRuntime(engine, components, config.runtime.num_workers, judge, builder.make_weight_source)
-    return LaunchedRun(runtime, plan, all_observers, chat)
+    return runtime, plan, all_observers, chat
 
 
 def _launch_on_ray(config: RunConfig, host: Host, observers: Iterable[Observer]) -> LaunchedRun:
@@ -72,4 +55,4 @@ def _launch_on_ray(config: RunConfig, host: Host, observers: Iterable[Observer])
     all_observers = Observers.of([*observers, *builder.build_observers(place="driver")])
     blueprint, weights = ConfigBlueprint.of(config, host), build_group_weights(builder)
     runtime = RayRuntime(blueprint, config.runtime, all_observers, placement, weights)
-    return LaunchedRun(runtime, plan, all_observers, builder.resources.chat)
+    return runtime, plan, all_observers, builder.resources.chat

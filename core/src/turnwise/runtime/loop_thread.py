@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
 
@@ -22,11 +22,11 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    def submit(self, coroutine: Coroutine[object, object, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine in the loop, from any other thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def call(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine in the loop and wait for its result; an interrupt cancels it."""
         future = self.submit(coroutine)
         try:

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from types import FrameType, TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import structlog
 
@@ -87,7 +87,7 @@ def _tool_in(frame: FrameType | None) -> str | None:
     """Return the name of the tool whose call is on a stack, if there is one."""
     while frame is not None:
         if frame.f_code is ToolSession.call.__code__:
-            call: Any = frame.f_locals.get("call")
+            call = frame.f_locals.get("call")
             return str(call.name) if call is not None else None
         frame = frame.f_back
     return None

@@ -31,7 +31,7 @@ from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.runtime.episode_iterator import Finished, FinishedEpisodes
 from turnwise.runtime.interface import Runtime
 from turnwise.runtime.loop_thread import LoopThread
-from turnwise.runtime.partial import CompletionThreshold, PartialCall, PartialRolloutOptions
+from turnwise.runtime.partial import CompletionThreshold, PartialCall, RolloutOptions
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.types import Status, Task
 from turnwise.weights.sources import Weights
@@ -48,8 +48,8 @@ class RolloutManager:
     Runs tasks and returns finished episodes. Use it as a context manager, or call `start` and `stop`.
 
     `RolloutManager.from_config` builds one. `generate`, `rollout`, `iterate` and `stream` run tasks and differ in their
-    results. All of them accept the options of `turnwise.runtime.partial.PartialRolloutOptions`, and several calls may
-    run at the same time.
+    results. All of them accept the options of `turnwise.runtime.partial.RolloutOptions`, and several calls may run at
+    the same time.
 
     Attributes:
         runtime: runs the episodes.
@@ -93,8 +93,7 @@ class RolloutManager:
         """
         from turnwise.runtime.launch import launch  # importing the manager alone loads no plugin and no config
 
-        run = launch(config, host, observers)
-        return cls(run.runtime, run.plan, run.observers, run.chat)
+        return cls(*launch(config, host, observers))
 
     def start(self) -> None:
         """Start the runtime and its engines; a second call does nothing."""
@@ -136,86 +135,48 @@ class RolloutManager:
     ) -> None:
         self.stop()
 
-    def generate(
-        self,
-        tasks: Iterable[Task],
-        *,
-        global_step: int = 0,
-        validation: bool = False,
-        **partial: Unpack[PartialRolloutOptions],
-    ) -> RolloutBatch:
+    def generate(self, tasks: Iterable[Task], **options: Unpack[RolloutOptions]) -> RolloutBatch:
         """
         Run every task, wait for all episodes and return their batch.
 
         Args:
             tasks: rows of the data set; may be empty if `resume` names episodes.
-            global_step: training step of the request.
-            validation: sample with the validation parameters.
-            partial: `min_fraction`, `grace_s` and `resume`; see `turnwise.runtime.partial.PartialRolloutOptions`.
+            options: see `turnwise.runtime.partial.RolloutOptions`.
 
         Returns:
             One row per trajectory: resumed episodes first, then in the order of the tasks. The rollouts of a task are
             adjacent.
         """
-        return self.collate(self.rollout(tasks, global_step=global_step, validation=validation, **partial))
+        return self.collate(self.rollout(tasks, **options))
 
-    def rollout(
-        self,
-        tasks: Iterable[Task],
-        *,
-        global_step: int = 0,
-        validation: bool = False,
-        **partial: Unpack[PartialRolloutOptions],
-    ) -> list[EpisodeResult]:
+    def rollout(self, tasks: Iterable[Task], **options: Unpack[RolloutOptions]) -> list[EpisodeResult]:
         """Run every task, wait for all episodes and return them in the order of `generate`."""
-        episodes = self.iterate_numbered(tasks, global_step=global_step, validation=validation, **partial)
+        episodes = self.iterate_numbered(tasks, **options)
         return [result for _number, result in sorted(episodes, key=itemgetter(0))]
 
-    def iterate(
-        self,
-        tasks: Iterable[Task],
-        *,
-        global_step: int = 0,
-        validation: bool = False,
-        **partial: Unpack[PartialRolloutOptions],
-    ) -> Iterator[EpisodeResult]:
+    def iterate(self, tasks: Iterable[Task], **options: Unpack[RolloutOptions]) -> Iterator[EpisodeResult]:
         """
         Return an iterator over the episodes as they finish.
 
         The iterator survives an exception such as an interrupt: call `abort`, and it soon returns the remaining
         episodes with the tokens that they have.
         """
-        episodes = self.iterate_numbered(tasks, global_step=global_step, validation=validation, **partial)
-        return map(itemgetter(1), episodes)
+        return map(itemgetter(1), self.iterate_numbered(tasks, **options))
 
-    def iterate_numbered(
-        self,
-        tasks: Iterable[Task],
-        *,
-        global_step: int = 0,
-        validation: bool = False,
-        **partial: Unpack[PartialRolloutOptions],
-    ) -> FinishedEpisodes:
+    def iterate_numbered(self, tasks: Iterable[Task], **options: Unpack[RolloutOptions]) -> FinishedEpisodes:
         """Return the iterator of `iterate`, with the number of each episode in the order of `generate`, from 0."""
         finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
-        total = self._submit(tasks, global_step, validation, partial, finished.put)
+        total = self._submit(tasks, options, finished.put)
         return FinishedEpisodes(total, finished, self._accept)
 
-    async def stream(
-        self,
-        tasks: Iterable[Task],
-        *,
-        global_step: int = 0,
-        validation: bool = False,
-        **partial: Unpack[PartialRolloutOptions],
-    ) -> AsyncIterator[EpisodeResult]:
+    async def stream(self, tasks: Iterable[Task], **options: Unpack[RolloutOptions]) -> AsyncIterator[EpisodeResult]:
         """Yield episodes as they finish, on the caller's event loop; leaving the loop early aborts the others."""
         loop, finished = asyncio.get_running_loop(), asyncio.Queue[Finished]()
 
         def put(item: Finished) -> None:  # called in the runtime's thread
             loop.call_soon_threadsafe(finished.put_nowait, item)
 
-        self._submit(tasks, global_step, validation, partial, put)
+        self._submit(tasks, options, put)
         complete = False
         try:
             while (item := await finished.get()) is not None:
@@ -330,18 +291,12 @@ class RolloutManager:
                 )
                 self.observers.emit("on_weights_updated", event)
 
-    def _submit(
-        self,
-        tasks: Iterable[Task],
-        global_step: int,
-        validation: bool,
-        partial: PartialRolloutOptions,
-        put: Callable[[Finished], None],
-    ) -> int:
+    def _submit(self, tasks: Iterable[Task], options: RolloutOptions, put: Callable[[Finished], None]) -> int:
         """Start a call and return its number of episodes; `put` is called in the runtime's thread."""
         thread = self._running_thread()
-        threshold = CompletionThreshold.from_options(partial)
-        resume = partial.get("resume", False)
+        threshold = CompletionThreshold.from_options(options)
+        global_step, validation = options.get("global_step", 0), options.get("validation", False)
+        resume = options.get("resume", False)
         resumed = self.unfinished if resume is True else tuple(resume or ())
         specs = self.plan.specs(tasks, resumed, global_step=global_step, validation=validation)
         self.forget(resumed)  # after the checks of `specs`, so that a rejected call loses no episode

@@ -30,24 +30,31 @@ class PartialRolloutOptions(TypedDict, total=False):
     resume: bool | Iterable[UnfinishedEpisode]
 
 
-@frozen(kw_only=True)
-class CompletionThreshold:
+class RolloutOptions(PartialRolloutOptions, total=False):
     """
-    When a call may end.
+    Options of a call; those of partial rollouts too.
 
     Attributes:
-        min_fraction: fraction of the episodes that must finish, in (0, 1].
-        grace_s: seconds that the other episodes get after that.
+        global_step: training step of the request; 0 unless given.
+        validation: sample with the validation parameters; False unless given.
     """
+
+    global_step: int
+    validation: bool
+
+
+@frozen(kw_only=True)
+class CompletionThreshold:
+    """When a call may end; see `PartialRolloutOptions`."""
 
     min_fraction: float = field(default=1.0, validator=[validators.gt(0), validators.le(1)])
     grace_s: float = field(default=0.0, validator=validators.ge(0))
 
     @classmethod
-    def from_options(cls, options: PartialRolloutOptions) -> CompletionThreshold:
+    def from_options(cls, options: RolloutOptions) -> CompletionThreshold:
         """Return the threshold of a call; `TypeError` for an unknown option, which keyword arguments let through."""
         known = PartialRolloutOptions.__annotations__
-        if unknown := sorted(options.keys() - known.keys()):
+        if unknown := sorted(options.keys() - RolloutOptions.__annotations__.keys()):
             raise TypeError(f"unknown option {unknown[0]!r}; the options of a partial rollout are {', '.join(known)}")
         return cls(min_fraction=options.get("min_fraction", 1.0), grace_s=options.get("grace_s", 0.0))
 

@@ -22,6 +22,7 @@ from turnwise.config.parts import Choice
 from turnwise.config.run import JudgeConfig, RunConfig
 from turnwise.config.runtime import PoolConfig, RuntimeConfig
 from turnwise.errors import ConfigError
+from turnwise.types import JsonObject
 
 PARALLEL_SIZES: Final = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
 """Engine options whose product is the number of devices of a replica."""
@@ -60,7 +61,7 @@ class PoolPlacement:
     num_devices: float = 0
     bundles: tuple[Bundle, ...] = ()
     strategy: Literal["STRICT_PACK", "PACK"] = "STRICT_PACK"
-    resources: Mapping[str, Any] = field(factory=dict)
+    resources: JsonObject = field(factory=dict)
     python: str | None = None
     max_in_flight: int = 1024
 

@@ -59,19 +59,12 @@ class TrainerMemory(Protocol):
 
 
 class EngineSide(Protocol):
-    """Device memory of the engines; `turnwise.RolloutManager` implements it."""
+    """Device memory of the engines; `turnwise.RolloutManager` implements it and documents the methods."""
 
-    def sleep(self, level: int = 1) -> None:
-        """Free the memory of every replica."""
-
-    def wake_up(self, tags: tuple[str, ...] = TAGS) -> None:
-        """Restore the memory of these tags on every replica."""
-
-    def update_weights(self, weights: Weights, *, version: int | None = None) -> UpdateReport:
-        """Update the weights of every replica."""
-
-    def memory_bytes(self) -> int:
-        """Return the memory of all replicas in bytes; 0 if unknown."""
+    def sleep(self, level: int = 1) -> None: ...
+    def wake_up(self, tags: tuple[str, ...] = TAGS) -> None: ...
+    def update_weights(self, weights: Weights, *, version: int | None = None) -> UpdateReport: ...
+    def memory_bytes(self) -> int: ...
 
 
 @frozen(kw_only=True)

@@ -101,7 +101,6 @@ class LeastTokens:
         self._resident: list[int] = []
 
     def choose(self, request: GenerateRequest, replicas: Sequence[ReplicaLoad]) -> int:
-        """Return the index of an available replica; `EngineError` when there is none."""
         return self.decide(request, replicas).index
 
     def decide(self, request: GenerateRequest, replicas: Sequence[ReplicaLoad]) -> Decision:

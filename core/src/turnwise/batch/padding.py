@@ -173,13 +173,7 @@ def find_alignment(name: str, shape: tuple[int, ...], size: int, response_length
 
 def padded_length(lengths: Sequence[int], fixed: int | None, multiple_of: int, part: str) -> int:
     """
-    Return the number of columns that hold all rows.
-
-    Args:
-        lengths: of each row.
-        fixed: that many exactly; None takes the longest row, rounded up.
-        multiple_of: rounds up to a multiple of this.
-        part: `prompt` or `response`, for the error.
+    Return the number of columns that hold rows of these lengths: `fixed`, or the longest row rounded up.
 
     Raises:
         TrajectoryError: a row is longer than `fixed`; cutting it here would change what was sampled.

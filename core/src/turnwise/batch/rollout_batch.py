@@ -9,6 +9,7 @@ Shapes: B rows, one per trajectory; P prompt columns; R response columns; T = P 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Unpack
@@ -18,15 +19,16 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns, BatchRow, PackedBatch, make_rows
-from turnwise.batch.io import bad_file, read_tensors, write_tensors
 from turnwise.batch.padding import Padding, Widths, as_array, find_alignment
 from turnwise.batch.rows import build_rows
-from turnwise.errors import DuplicateNameError, PluginError, TrajectoryError
+from turnwise.errors import DataError, DuplicateNameError, PluginError, TrajectoryError
+from turnwise.files import atomic_write
 from turnwise.record.result import EpisodeResult
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
+_METADATA_KEY: Final = "turnwise.rollout_batch"
 _TENSORS: Final = (*COLUMNS, "attention_mask")
 _INDEX_COLUMNS: Final = tuple(name for name, column in COLUMNS.items() if column.is_index)
 
@@ -234,24 +236,35 @@ class RolloutBatch(BatchColumns):
         return batch.with_fields({name: tensor for name, tensor in tensors.items() if name not in columns})
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+        """Write a safetensors file, whole or not at all, with everything that is no tensor as JSON in its metadata."""
+        from safetensors.torch import save_file
+
         metadata = {
             "prompt_length": self.prompt_length,
             "pad_token_id": self.pad_token_id,
             "num_rows": len(self),
             "rows": {name: self.column(name) for name in ROW_NAMES},
         }
-        write_tensors(path, self._all_tensors(), metadata)
+        # The format refuses tensors that share memory.
+        copies = {name: t.clone(memory_format=torch.contiguous_format) for name, t in self._all_tensors().items()}
+        with atomic_write(path) as partial:
+            save_file(copies, partial, {_METADATA_KEY: json.dumps(metadata)})
 
     @classmethod
     def load(cls, path: str | Path) -> RolloutBatch:
         """Read a file that `save` wrote; `DataError` when it is missing or holds no batch."""
-        tensors, metadata = read_tensors(path)
+        from safetensors import SafetensorError, safe_open
+
         try:
+            with safe_open(path, framework="pt") as file:
+                metadata = json.loads((file.metadata() or {})[_METADATA_KEY])
+                tensors = {name: file.get_tensor(name) for name in list(file.keys())}
             rows = make_rows(metadata["rows"], metadata["num_rows"])
             return cls._from_tensors(tensors, rows, metadata["prompt_length"], metadata["pad_token_id"])
-        except (KeyError, ValueError, TypeError, PluginError) as error:
-            raise bad_file(path, error) from error
+        except FileNotFoundError:
+            raise DataError(f"{path}: no such file") from None
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError, PluginError) as error:
+            raise DataError(f"{path}: not a saved batch: {type(error).__name__}: {error}") from error
 
 
 _TAKEN_NAMES: Final = frozenset({*dir(RolloutBatch), *ROW_NAMES})

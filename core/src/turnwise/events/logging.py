@@ -54,7 +54,6 @@ class EpisodeLog(Observer):
     """The observer `episode_log`: a log line per finished episode, with its counts, times and status."""
 
     def on_episode_finished(self, event: EpisodeResult) -> None:
-        """Log the seconds of model and tools, turns, tokens by origin, mask ratio and status."""
         metrics, fault = event.metrics, event.fault
         structlog.get_logger().info(
             "episode finished",
@@ -93,7 +92,6 @@ class RoutingLog(Observer):
     config: RoutingLogConfig = field(factory=RoutingLogConfig)
 
     def on_request_routed(self, event: RequestRouted) -> None:
-        """Log which replica continues a trajectory."""
         if event.kind != "sticky" or self.config.sticky:
             structlog.get_logger().info(
                 "request routed",

@@ -42,14 +42,7 @@ def dtype_of(name: str) -> np.dtype:
 
 @frozen
 class TensorSpec:
-    """
-    Name, shape and dtype of one weight.
-
-    Attributes:
-        name: in the state dict.
-        shape: length of each axis.
-        dtype: numpy's name of it, or `bfloat16`.
-    """
+    """Name in the state dict, shape and dtype of one weight; the dtype by numpy's name, or `bfloat16`."""
 
     name: str
     shape: tuple[int, ...]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ from turnwise.errors import InvariantError
 from turnwise.record.columns import NO_VERSION, Origin, Segment
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import GenerateResult, TokenArray
+
+_LAYOUT: Final = ("position_ids", "block_start", "path_start")
+"""The columns that follow from the segments, in the order of `expected_layout`."""
 
 
 def check_trajectory(trajectory: Trajectory) -> None:
@@ -34,11 +38,7 @@ def check_trajectory(trajectory: Trajectory) -> None:
 
 def check_sampled(trajectory: Trajectory, sampled: Sequence[GenerateResult]) -> None:
     """
-    Check that the actions of a record are exactly the tokens that the engine returned, in some order of turns.
-
-    Args:
-        trajectory: a record without blocks, or a truncated one.
-        sampled: every result that was appended to it, in order.
+    Check that the actions of a record are the tokens that the engine returned, or the first of them after a cut.
 
     Raises:
         InvariantError: an id or a log-probability differs from the sampled one.
@@ -68,17 +68,10 @@ def _check_sampled_multiset(trajectory: Trajectory, sampled: Sequence[GenerateRe
 
 
 def _check_lengths(trajectory: Trajectory) -> None:
-    response, total = trajectory.num_response_tokens, len(trajectory)
-    for name, column, length in (
-        ("response_ids", trajectory.response_ids, response),
-        ("response_mask", trajectory.response_mask, response),
-        ("logprobs", trajectory.logprobs, response),
-        ("weight_versions", trajectory.weight_versions, response),
-        ("position_ids", trajectory.position_ids, total),
-        ("block_start", trajectory.block_start, total),
-        ("path_start", trajectory.path_start, total),
-    ):
-        if len(column) != length:
+    of_response = ("response_ids", "response_mask", "logprobs", "weight_versions")
+    for name in (*of_response, *_LAYOUT):
+        length = trajectory.num_response_tokens if name in of_response else len(trajectory)
+        if len(column := getattr(trajectory, name)) != length:
             raise InvariantError(f"{name} has {len(column)} entries, expected {length}")
 
 
@@ -109,10 +102,9 @@ def _check_actions(trajectory: Trajectory) -> None:
 
 
 def _check_layout(trajectory: Trajectory) -> None:
-    columns = [trajectory.position_ids, trajectory.block_start, trajectory.path_start]
     expected = expected_layout(trajectory.num_prompt_tokens, trajectory.segments)
-    for name, recorded, derived in zip(("position_ids", "block_start", "path_start"), columns, expected, strict=True):
-        _refuse_difference(name, recorded, derived, 0)
+    for name, derived in zip(_LAYOUT, expected, strict=True):
+        _refuse_difference(name, getattr(trajectory, name), derived, 0)
 
 
 def expected_layout(num_prompt_tokens: int, segments: Sequence[Segment]) -> tuple[TokenArray, TokenArray, TokenArray]:

@@ -20,7 +20,6 @@ from turnwise.types import (
     Task,
     TokenScore,
     TrajectoryScore,
-    TurnScore,
 )
 
 
@@ -90,31 +89,19 @@ def token_scores(score: Score, trajectory: Trajectory) -> FloatArray:
     Raises:
         TrajectoryError: a turn or token score does not fit the trajectory.
     """
-    values = np.zeros(trajectory.num_response_tokens, np.float32)
     if isinstance(score, TokenScore):
         return _per_token(score, trajectory)
+    values = np.zeros(trajectory.num_response_tokens, np.float32)
     if len(values) == 0:
         return values
-    if isinstance(score, TurnScore):
-        ends = _turn_ends(score, trajectory)
-        values[ends] = score.values
-    else:
-        values[_place(score.at, trajectory)] = score.value
+    turn_ends = [stop - 1 - trajectory.num_prompt_tokens for _start, stop in trajectory.turns()]
+    if isinstance(score, TrajectoryScore):
+        values[max(turn_ends, default=-1) if score.at is Placement.LAST_ACTION else -1] = score.value
+        return values
+    if len(turn_ends) != len(score.values):
+        raise TrajectoryError(f"{len(score.values)} turn scores for {len(turn_ends)} turns")
+    values[turn_ends] = score.values
     return values
-
-
-def _place(at: Placement, trajectory: Trajectory) -> int:
-    turns = trajectory.turns()
-    if at is Placement.LAST_TOKEN or not turns:
-        return -1
-    return max(stop for _start, stop in turns) - 1 - trajectory.num_prompt_tokens
-
-
-def _turn_ends(score: TurnScore, trajectory: Trajectory) -> list[int]:
-    ends = [stop - 1 - trajectory.num_prompt_tokens for _start, stop in trajectory.turns()]
-    if len(ends) != len(score.values):
-        raise TrajectoryError(f"{len(score.values)} turn scores for {len(ends)} turns")
-    return ends
 
 
 def _per_token(score: TokenScore, trajectory: Trajectory) -> FloatArray:

@@ -15,7 +15,7 @@ Shapes: P prompt tokens, R response tokens, T = P + R.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import numpy as np
@@ -30,13 +30,7 @@ from turnwise.types import Array, FloatArray, TokenArray
 
 @frozen(eq=False)
 class Mark:
-    """
-    The size of a record and its open paths at some time; made by `Trajectory.mark`.
-
-    Attributes:
-        num_tokens: of the record.
-        paths: each open path with its number of tokens.
-    """
+    """The number of tokens of a record, and of each open path, at some time; made by `Trajectory.mark`."""
 
     num_tokens: int
     paths: tuple[tuple[Path, int], ...] = ()
@@ -365,16 +359,9 @@ class Trajectory(TokenRecord):
         # Nothing is left open, so the next token sees every token before it.
         self._next_position = 1 + int(self.position_ids.max(initial=-1))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Trajectory], tuple[dict[str, Any]]]:
         """Pickle without spare memory."""
-        return self.to_dict()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        other = Trajectory.from_dict(state)
-        for name in (*TokenRecord.__slots__, *Trajectory.__slots__):
-            setattr(self, name, getattr(other, name))
-        for path in self._open_paths:
-            path._trajectory = self  # noqa: SLF001 - the record and its paths are one idea in two classes
+        return Trajectory.from_dict, (self.to_dict(),)
 
 
 _OWN: Final = ("token_ids", "logprobs", "weight_versions")

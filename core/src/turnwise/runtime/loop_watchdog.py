@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Final, Self
 
 import structlog
@@ -47,9 +47,7 @@ class EventLoopWatchdog:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._timer.cancel()
         self._ended.set()
 
@@ -84,7 +82,6 @@ class EventLoopWatchdog:
 
 
 def _tool_in(frame: FrameType | None) -> str | None:
-    """Return the name of the tool whose call is on a stack, if there is one."""
     while frame is not None:
         if frame.f_code is ToolSession.call.__code__:
             call = frame.f_locals.get("call")

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 import structlog
@@ -130,9 +129,7 @@ class RolloutManager:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     def generate(self, tasks: Iterable[Task], **options: Unpack[RolloutOptions]) -> RolloutBatch:

@@ -219,56 +219,50 @@ def _num_replicas(placement: PoolPlacement, pool: PoolConfig) -> int:
     if total is None:
         return pool.num_replicas or 1
     path = f"{_path(placement.name)}.total_devices: {total}"
-    each = f"the {_devices(size)} of one replica{_factors(placement.parallel)}"
+    each = f"the {_count(size, 'device')} of one replica{_factors(placement.parallel)}"
     if total < size:
         raise ConfigError(f"{path} is less than {each}")
     if total % size:
         below = total // size
         raise ConfigError(
-            f"{path} does not divide by {each}: {below * size} would make {_replicas(below)}, "
-            f"{(below + 1) * size} would make {_replicas(below + 1)}"
+            f"{path} does not divide by {each}: {below * size} would make {_count(below, 'replica')}, "
+            f"{(below + 1) * size} would make {_count(below + 1, 'replica')}"
         )
     if pool.num_replicas not in (None, total // size):
         raise ConfigError(
             f"{_path(placement.name)}.num_replicas: {pool.num_replicas} contradicts total_devices: {total} devices // "
-            f"{each} make {_replicas(total // size)}; leave one of the two out"
+            f"{each} make {_count(total // size, 'replica')}; leave one of the two out"
         )
     return total // size
 
 
 def _with_bundles(placement: PoolPlacement, pool: PoolConfig, devices_per_node: int) -> PoolPlacement:
     """Reserve the devices of a replica: in one bundle if a node has enough, else in a bundle for each device."""
-    size = prod(placement.parallel.values())
+    size, on_cpu = prod(placement.parallel.values()), placement.device == "CPU"
     asked = pool.replica_resources
-    extra = dict(asked.get("resources") or {})
+    num_gpus = 0.0 if on_cpu else _num_gpus(placement, asked)
+    cpus = asked.get("num_cpus", size if on_cpu and pool.total_devices else 0)
+    first = {"GPU": num_gpus, "CPU": cpus, **(asked.get("resources") or {})}
     if asked.get("memory"):
-        extra["memory"] = asked["memory"]
-    cpus = asked.get("num_cpus", 0)
-    if placement.device == "CPU":
-        cpus = asked.get("num_cpus", size if pool.total_devices else 0)
-        bundle = _nonzero({"CPU": cpus, **extra})
-        return evolve(placement, num_devices=cpus, bundles=(bundle,) if bundle else ())
-    num_gpus = _num_gpus(placement, asked)
+        first["memory"] = asked["memory"]
+    placement = evolve(placement, num_devices=cpus if on_cpu else num_gpus)
     if num_gpus <= devices_per_node:
-        bundle = _nonzero({"GPU": num_gpus, "CPU": cpus, **extra})
-        return evolve(placement, num_devices=num_gpus, bundles=(bundle,) if bundle else ())
+        bundle = _nonzero(first)
+        return evolve(placement, bundles=(bundle,) if bundle else ())
     # The engine's driver process runs in the first bundle, and needs the CPUs and the memory.
-    first = _nonzero({"GPU": 1, "CPU": cpus, **extra})
     others = [{"GPU": 1.0} for _ in range(size - 1)]
-    return evolve(placement, num_devices=num_gpus, bundles=(first, *others), strategy="PACK")
+    return evolve(placement, bundles=(_nonzero(first | {"GPU": 1}), *others), strategy="PACK")
 
 
 def _num_gpus(placement: PoolPlacement, asked: Mapping[str, Any]) -> float:
     size = prod(placement.parallel.values())
     num_gpus = asked.get("num_gpus", size)
     # A replica with one device may share it. A replica whose engine chooses its devices itself may reserve none.
-    if num_gpus == size or num_gpus == 0 or (size == 1 and num_gpus < 1):
-        return float(num_gpus)
-    if not placement.parallel:
+    if num_gpus in (0, size) or (size == 1 and num_gpus < 1) or not placement.parallel:
         return float(num_gpus)
     raise ConfigError(
-        f"{_resources_path(placement.name)}.num_gpus: {num_gpus} contradicts the {_devices(size)} of one replica"
-        f"{_factors(placement.parallel)}; leave it out"
+        f"{_ray_path(placement.name)}.replica_resources.num_gpus: {num_gpus} contradicts the "
+        f"{_count(size, 'device')} of one replica{_factors(placement.parallel)}; leave it out"
     )
 
 
@@ -276,16 +270,12 @@ def _path(name: str) -> str:
     return "runtime" if name == "policy" else f"{name}.pool"
 
 
-def _resources_path(name: str) -> str:
-    return "runtime.ray.replica_resources" if name == "policy" else f"{name}.pool.replica_resources"
+def _ray_path(name: str) -> str:
+    return "runtime.ray" if name == "policy" else _path(name)
 
 
-def _devices(count: int) -> str:
-    return "1 device" if count == 1 else f"{count} devices"
-
-
-def _replicas(count: int) -> str:
-    return "1 replica" if count == 1 else f"{count} replicas"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _factors(parallel: Mapping[str, int]) -> str:
@@ -324,7 +314,7 @@ def check_interpreters(placement: RunPlacement) -> None:
         return
     for pool in placement.pools:
         python = pool.python or ""
-        key = f"{'runtime.ray' if pool.name == 'policy' else _path(pool.name)}.replica_python"
+        key = f"{_ray_path(pool.name)}.replica_python"
         if "/" in python and not (Path(python).is_file() and os.access(python, os.X_OK)):
             raise ConfigError(
                 f"{key}: {python!r} is not an executable file; create the engine's virtual environment first"

@@ -30,12 +30,7 @@ from turnwise.types import ToolSchema
 
 @frozen
 class ToolsFile:
-    """
-    The content of a `tools_file`.
-
-    Attributes:
-        tools: as the section `tools` of a run's config.
-    """
+    """The content of a `tools_file`: `tools` as in a run's config."""
 
     tools: tuple[ToolEntry, ...]
 
@@ -58,17 +53,10 @@ def build_tools(
     base_dir: Path | None = None,
 ) -> dict[str, Tool]:
     """
-    Build tools.
+    Build the tools of a config's entries, in their order, by the name in the schema.
 
-    Args:
-        entries: of a config.
-        host: has the registered tools.
-        resources: for the factories of registered tools.
-        allowed_modules: modules, submodules included, from which functions and classes may come.
-        base_dir: folder of relative paths in the options.
-
-    Returns:
-        The tools by the name in their schema, in the order of the entries.
+    Functions and classes may come from `allowed_modules` and their submodules. Relative paths in options start from
+    `base_dir`.
 
     Raises:
         ConfigError: one line that names the tool and the problem.

@@ -54,13 +54,7 @@ class WorkerComponents:
 
 @define(eq=False)
 class Worker:
-    """
-    Drives episodes.
-
-    Attributes:
-        parts: its components.
-        name: of the worker, for events.
-    """
+    """Drives episodes; events have its name."""
 
     parts: WorkerComponents
     name: str = "worker 0"
@@ -69,11 +63,9 @@ class Worker:
 
     async def run(self, specs: Iterator[Numbered], deliver: Deliver) -> None:
         """
-        Run specs until the iterator ends.
+        Run specs until the iterator ends; several workers may share one iterator.
 
-        Args:
-            specs: numbered specs; several workers may share one iterator.
-            deliver: called on the event loop with the number and the result of each spec.
+        `deliver` is called on the event loop with the number and the result of each spec.
         """
         self.resume()
         # The outer group outlives the slots: an episode may end while the engine still handles its abort.
@@ -149,7 +141,6 @@ class Worker:
     async def _run_slot(
         self, first: Numbered, specs: Iterator[Numbered], deliver: Deliver, context: EpisodeContext
     ) -> None:
-        """Run one episode after the other."""
         taken: Numbered | None = first
         while taken is not None:
             number, spec = taken

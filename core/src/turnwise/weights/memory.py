@@ -69,15 +69,7 @@ class EngineSide(Protocol):
 
 @frozen(kw_only=True)
 class StageReport:
-    """
-    Measurements of one stage.
-
-    Attributes:
-        stage: its name.
-        seconds: its duration.
-        engine_bytes: memory of the engines before and after; 0 if unknown.
-        trainer_bytes: memory of the trainer before and after; 0 if unknown.
-    """
+    """Duration of one stage, and the memory of engines and trainer before and after it; 0 bytes if unknown."""
 
     stage: Stage
     seconds: float
@@ -87,15 +79,7 @@ class StageReport:
 
 @frozen(kw_only=True)
 class SwitchReport:
-    """
-    Result of one call.
-
-    Attributes:
-        state: of the switch after the call.
-        version: of the weights that the engines serve.
-        stages: in order.
-        update: of the weights, if there was one.
-    """
+    """Result of one call: the new state, the weight version of the engines, the stages in order, and the update."""
 
     state: SwitchState
     version: int
@@ -253,6 +237,5 @@ class MemorySwitch:
         self.observers.emit("on_memory_switched", event)
 
     def _bytes(self) -> tuple[int, int]:
-        """Return the memory of the engines and of the trainer."""
         of_trainer = getattr(self.trainer, "memory_bytes", None)
         return self.engines.memory_bytes(), 0 if of_trainer is None else of_trainer()

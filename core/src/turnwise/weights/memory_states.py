@@ -77,14 +77,7 @@ HOLDS: Final[Mapping[SwitchState, frozenset[Part]]] = {
 
 @frozen
 class Step:
-    """
-    A stage within a transition.
-
-    Attributes:
-        stage: its action.
-        undo: actions after a failure, in order.
-        safe: the state after these.
-    """
+    """A stage within a transition, the stages after its failure in order, and the safe state after these."""
 
     stage: Stage
     undo: tuple[Stage, ...]
@@ -93,13 +86,7 @@ class Step:
 
 @frozen
 class Transition:
-    """
-    Effect of a call in a state.
-
-    Attributes:
-        steps: in order.
-        target: the state after the last step.
-    """
+    """Effect of a call in a state: its steps in order, and the state after the last one."""
 
     steps: tuple[Step, ...]
     target: SwitchState

@@ -51,14 +51,7 @@ class SleepState:
         raise AsleepError(f"{self.name} is asleep (level {self.level}): wake up {' and '.join(asleep)}")
 
     def check_level(self, level: int, levels: Collection[int], reason: str = "") -> None:
-        """
-        Raise `EngineError` for a level that the engine does not support.
-
-        Args:
-            level: to sleep at.
-            levels: that the engine supports.
-            reason: why it supports none, for the error text.
-        """
+        """Raise `EngineError` for a level that is not among the engine's `levels`, with the reason if it has none."""
         if level not in levels:
             known = " and ".join(map(str, sorted(levels))) or f"none{reason and f': {reason}'}"
             raise EngineError(f"{self.name} has no sleep level {level}; it has {known}")

@@ -240,13 +240,7 @@ def host_copy(array: WeightArray) -> np.ndarray:
 
 
 def as_tensor(array: WeightArray, torch: ModuleType) -> Tensor:
-    """
-    Return a weight as a torch tensor; a numpy array is copied.
-
-    Args:
-        array: an array or a tensor.
-        torch: the imported module.
-    """
+    """Return a weight as a tensor of the imported module torch; a numpy array is copied."""
     if not isinstance(array, np.ndarray):
         return array
     name = array.dtype.name

@@ -11,7 +11,7 @@ library.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from turnwise.events.observer import Observer
 from turnwise.plugin.registry import NoConfig, Registry
@@ -157,7 +157,7 @@ _ON_DEMAND = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _ON_DEMAND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_ON_DEMAND[name]), name)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.chat.probe import common_start
+from turnwise.chat.probe import Plain, common_start
 from turnwise.errors import ConfigError, TemplateError
-from turnwise.types import Message, TokenArray
+from turnwise.types import JsonDict, JsonObject, Message, TokenArray, ToolSchema
 
 MAX_TEMPLATE_BYTES = 1 << 20
 _ARGUMENTS = frozenset(
@@ -100,7 +100,7 @@ class Renderer:
         ConfigError: an option would replace an argument of the rendering itself.
     """
 
-    def __init__(self, tokenizer: Any, options: Mapping[str, Any], name: str) -> None:
+    def __init__(self, tokenizer: Any, options: JsonObject, name: str) -> None:
         if taken := _ARGUMENTS & set(options):
             raise ConfigError(f"model.template_options: {min(taken)!r} is not an option of a template")
         template = getattr(tokenizer, "chat_template", None)
@@ -115,8 +115,8 @@ class Renderer:
 
     def render(
         self,
-        messages: Iterable[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
+        messages: Iterable[Message],
+        tools: Sequence[ToolSchema] = (),
         *,
         generate: bool = True,
     ) -> str:
@@ -172,7 +172,7 @@ def _part_text(part: object) -> str:
     raise TemplateError(f"the content of a message may hold parts of type 'text' only, not {kind!r}")
 
 
-def plain_message(message: Message, *, none_as_text: bool = False, arguments_as_text: bool = False) -> dict[str, Any]:
+def plain_message(message: Message, *, none_as_text: bool = False, arguments_as_text: bool = False) -> Plain:
     """
     Return a message as templates expect it: content as one string, no keys that hold None.
 
@@ -190,7 +190,7 @@ def plain_message(message: Message, *, none_as_text: bool = False, arguments_as_
     return plain
 
 
-def _plain_call(call: Mapping[str, Any], arguments_as_text: bool) -> dict[str, Any]:
+def _plain_call(call: JsonObject, arguments_as_text: bool) -> JsonDict:
     function = call.get("function")
     if not isinstance(function, Mapping):
         return dict(call)
@@ -202,7 +202,7 @@ def _plain_call(call: Mapping[str, Any], arguments_as_text: bool) -> dict[str, A
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _object_or_text(text: str) -> Any:
+def _object_or_text(text: str) -> object:
     try:
         value = json.loads(text)
     except ValueError:

@@ -14,7 +14,7 @@ each kind of message (see `turnwise.chat.delta`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from turnwise.chat.render import (
 )
 from turnwise.errors import ConfigError, TemplateError
 from turnwise.protocols import ModelSpec
-from turnwise.types import Message, TokenArray
+from turnwise.types import JsonObject, Message, TokenArray, ToolSchema
 
 _VERIFIED_ROLES = (("user",), ("tool",), ("tool", "tool"), ("tool", "user"))
 _PLAIN_KEYS = frozenset({"role", "content", "name", "tool_call_id"})
@@ -83,7 +83,7 @@ class ChatTemplate:
     def __init__(
         self,
         tokenizer: Any,
-        template_options: Mapping[str, Any] | None = None,
+        template_options: JsonObject | None = None,
         *,
         stop_token_ids: Sequence[int] = (),
         name: str = "the chat template",
@@ -121,7 +121,7 @@ class ChatTemplate:
             raise TemplateError(f"{user}; {tool}")
         return tuple(_report(roles, template) for roles, template in found.items())
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> TokenArray:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> TokenArray:
         """
         Return (P,) int32 ids of a conversation up to the start of the model's turn.
 
@@ -160,7 +160,7 @@ class ChatTemplate:
             end -= 1
         return self._tokenizer.decode(token_ids[:end])
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+    def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
         *forms, last_form = _CALL_FORMS if any(message.get("tool_calls") for message in messages) else ({},)
         for form in forms:
             try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 from attrs import frozen
 from rich.console import Group, RenderableType
@@ -21,7 +21,7 @@ from rich.text import Text
 from turnwise.record.columns import Origin, Segment
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
-from turnwise.types import TokenArray
+from turnwise.types import JsonObject, TokenArray
 
 STYLES: Final[Mapping[Origin, str]] = {
     Origin.PROMPT: "dim",
@@ -135,14 +135,15 @@ def results_table(results: Sequence[EpisodeResult], limit: int | None = None) ->
     return table
 
 
-def summary_table(summary: Mapping[str, Any]) -> Table:
+def summary_table(summary: JsonObject) -> Table:
     """Return a table with one row per entry of a summary (see `turnwise.data.summary.summarize`)."""
     table = Table(show_header=False)
     table.add_column("name", no_wrap=True)
     table.add_column("value")
     for name, value in summary.items():
-        nested = isinstance(value, Mapping)
-        shown = "  ".join(f"{key} {_number(item)}" for key, item in value.items()) if nested else _number(value)
+        shown = _number(value)
+        if isinstance(value, Mapping):
+            shown = "  ".join(f"{key} {_number(item)}" for key, item in value.items())
         table.add_row(Text(_one_line(str(name))), Text(_one_line(shown)))
     return table
 
@@ -195,7 +196,7 @@ def _numbers(result: EpisodeResult) -> list[str]:
     ]
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

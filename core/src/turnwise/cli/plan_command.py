@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +14,7 @@ from turnwise.cli.exit_codes import OK
 from turnwise.config.resolve import load_resolved
 from turnwise.config.weights import MemoryConfig
 from turnwise.runtime.placement import Bundle, PoolPlacement, RunPlacement, plan_placement
+from turnwise.types import JsonDict
 
 
 class PlanCommand:
@@ -43,7 +43,7 @@ class PlanCommand:
         return OK
 
 
-def plan_as_json(placement: RunPlacement, memory: MemoryConfig) -> dict[str, Any]:
+def plan_as_json(placement: RunPlacement, memory: MemoryConfig) -> JsonDict:
     """Return the placement, and whether a trainer shares its devices, as one JSON object."""
     return {
         "runtime": placement.runtime,
@@ -59,7 +59,7 @@ def plan_as_json(placement: RunPlacement, memory: MemoryConfig) -> dict[str, Any
     }
 
 
-def _pool_as_json(pool: PoolPlacement) -> dict[str, Any]:
+def _pool_as_json(pool: PoolPlacement) -> JsonDict:
     return {
         "name": pool.name,
         "engine": pool.engine,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from turnwise.cli.exit_codes import OK
 from turnwise.plugin.host import Host, load
-from turnwise.types import PluginRecipe
+from turnwise.types import JsonDict, PluginRecipe
 
 
 class PluginsCommand:
@@ -25,15 +24,15 @@ class PluginsCommand:
         parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        rows = plugin_rows(load(PluginRecipe()))
+        host = load(PluginRecipe())
         if arguments.json:
-            sys.stdout.write(json.dumps({"plugins": rows}, indent=2) + "\n")
+            sys.stdout.write(json.dumps({"plugins": plugin_rows(host)}, indent=2) + "\n")
         else:
-            Console().print(_table(rows))
+            Console().print(_table(host))
         return OK
 
 
-def plugin_rows(host: Host) -> list[dict[str, Any]]:
+def plugin_rows(host: Host) -> list[JsonDict]:
     """Return one JSON object per plugin, sorted by name."""
     return [
         {
@@ -49,9 +48,9 @@ def plugin_rows(host: Host) -> list[dict[str, Any]]:
     ]
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
+def _table(host: Host) -> Table:
     table = Table("plugin", "version", "state", "registers")
-    for row in rows:
-        registers = "\n".join(f"{kind}: {', '.join(names)}" for kind, names in row["registers"].items())
-        table.add_row(row["name"], row["version"], row["state"], row["error"] or registers)
+    for plugin in host.plugins:
+        registers = "\n".join(f"{kind}: {', '.join(names)}" for kind, names in plugin.registers.items())
+        table.add_row(plugin.name, plugin.version, plugin.state, plugin.error or registers)
     return table

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 from attrs import evolve
 from rich.console import Console
@@ -43,7 +43,7 @@ from turnwise.record.result import EpisodeResult
 from turnwise.runtime.build import load_tasks
 from turnwise.runtime.episode_iterator import FinishedEpisodes
 from turnwise.runtime.manager import RolloutManager
-from turnwise.types import Status
+from turnwise.types import JsonDict, Status
 
 _TRACE_OBSERVER: Final = "trace_file"
 _TRACE_INSTALL: Final = "pip install turnwise-observability"
@@ -151,7 +151,7 @@ class _Run:
         self.earlier = earlier
         self.results: list[EpisodeResult] = []
         self.interrupted = False
-        self.summary: dict[str, Any] = {}
+        self.summary: JsonDict = {}
 
     def collect(self, episodes: FinishedEpisodes) -> None:
         """Take every episode, write it, and then the batch and the metrics."""

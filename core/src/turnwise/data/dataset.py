@@ -28,7 +28,7 @@ import numpy as np
 from attrs import evolve
 
 from turnwise.errors import DataError
-from turnwise.types import Message, Task
+from turnwise.types import JsonDict, Message, Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +41,7 @@ FORMATS: Final[Mapping[str, str]] = {".jsonl": "jsonl", ".json": "json", ".parqu
 
 _BATCH_ROWS: Final = 1024
 _UID_CHARACTERS: Final = 16
-_Located = tuple[str, Any]
+_Located = tuple[str, object]
 """The place of a row, for error texts, and the row."""
 
 
@@ -86,7 +86,7 @@ def read_tasks(
     return tasks[offset:stop]
 
 
-def task_from_row(row: Mapping[str, Any], *, row_number: int = 0, where: str = "row") -> Task:
+def task_from_row(row: Mapping[str, object], *, row_number: int = 0, where: str = "row") -> Task:
     """
     Make a task of one row, whose values may be numpy or pyarrow scalars and arrays.
 
@@ -206,7 +206,7 @@ def _decoded(data: bytes, file: Path, line: int, start: int) -> str:
     return text.removeprefix("\ufeff") if start == 0 else text
 
 
-def _json(text: str, file: Path, line: int) -> Any:
+def _json(text: str, file: Path, line: int) -> object:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
@@ -251,14 +251,14 @@ def _unplain(field: pa.Field) -> str | None:
 # Values
 
 
-def _plain_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _plain_row(row: Mapping[str, object], where: str) -> dict[str, Any]:
     try:
         return {_encodable(str(name), where): _plain(value, f"{where}: {name}") for name, value in row.items()}
     except RecursionError:
         raise DataError(f"{where}: nested too deeply") from None
 
 
-def _plain(value: Any, where: str) -> Any:
+def _plain(value: object, where: str) -> object:
     """Return a value as JSON would hold it: None, bool, int, float, str, list or dict."""
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
@@ -285,7 +285,7 @@ def _encodable(text: str, where: str) -> str:
     return text
 
 
-def _object(value: Any, where: str) -> dict[str, Any]:
+def _object(value: object, where: str) -> JsonDict:
     """Return a struct that may have been written as JSON text."""
     if isinstance(value, str):
         try:
@@ -297,7 +297,7 @@ def _object(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-def _text(value: Any, where: str) -> str:
+def _text(value: object, where: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -305,7 +305,7 @@ def _text(value: Any, where: str) -> str:
     return value
 
 
-def _own_uid(value: Any, where: str) -> str | None:
+def _own_uid(value: object, where: str) -> str | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
@@ -313,7 +313,7 @@ def _own_uid(value: Any, where: str) -> str | None:
     return str(value)
 
 
-def _take_index(values: dict[str, Any], row_number: int, where: str) -> Any:
+def _take_index(values: dict[str, Any], row_number: int, where: str) -> object:
     """Return the index that distinguishes equal rows: `sample_index`, ``extra_info.index`` or the row number."""
     own = _as_integer(values.pop("sample_index", None))
     if own is not None:
@@ -324,17 +324,17 @@ def _take_index(values: dict[str, Any], row_number: int, where: str) -> Any:
     return row_number if given is None or isinstance(given, bool) else given
 
 
-def _as_integer(value: Any) -> Any:
+def _as_integer(value: object) -> object:
     """Return the integer of a whole float: pandas turns a column of integers with gaps into floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _content_hash(content: Any) -> str:
+def _content_hash(content: object) -> str:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_UID_CHARACTERS]
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return "null" if value is None else type(value).__name__
 
 
@@ -345,7 +345,7 @@ def _first_line(error: object) -> str:
 # Messages
 
 
-def _take_messages(values: dict[str, Any], where: str) -> tuple[Message, ...]:
+def _take_messages(values: JsonDict, where: str) -> tuple[Message, ...]:
     messages, column = values.pop("messages", None), "messages"
     if messages is None:
         messages, column = values.pop("prompt", None), "prompt"
@@ -360,7 +360,7 @@ def _take_messages(values: dict[str, Any], where: str) -> tuple[Message, ...]:
     return tuple(_message(message, f"{where}: {column}[{index}]") for index, message in enumerate(messages))
 
 
-def _message(message: Any, where: str) -> Message:
+def _message(message: object, where: str) -> Message:
     if not isinstance(message, dict):
         raise DataError(f"{where}: expected {{role, content}}, got {_kind(message)}")
     role, content = message.get("role"), message.get("content")

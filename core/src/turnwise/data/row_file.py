@@ -66,6 +66,7 @@ text: messages, ground_truth, task_messages, task_extra, score_extra, num_tokens
 """
 
 Row = dict[str, Any]
+"""A row by column; `SCHEMA` gives the types."""
 
 
 class ParquetFile:
@@ -156,12 +157,12 @@ def find_rows(folder: Path, stem: str) -> Path:
     raise DataError(f"{folder}: holds {'both' if found else 'neither of'} {' and '.join(names)}")
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, default=_plain)
     return text if text.isascii() or plain_text(text) == text else json.dumps(value, default=_plain)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else str(value)
@@ -172,7 +173,7 @@ def plain_text(value: str) -> str:
     return value.encode("utf-8", "backslashreplace").decode()
 
 
-def _parquet_batches(file: Path) -> Iterator[Any]:
+def _parquet_batches(file: Path) -> Iterator[pa.RecordBatch]:
     with file.open("rb") as stream:
         parquet = pq.ParquetFile(stream)
         if not parquet.schema_arrow.equals(SCHEMA):
@@ -180,7 +181,7 @@ def _parquet_batches(file: Path) -> Iterator[Any]:
         yield from parquet.iter_batches(batch_size=_BATCH_ROWS)
 
 
-def _stream_batches(file: Path) -> Iterator[Any]:
+def _stream_batches(file: Path) -> Iterator[pa.RecordBatch]:
     """Yield the complete batches; a killed writer may have left an incomplete one behind them."""
     with file.open("rb") as stream:
         try:
@@ -197,7 +198,7 @@ def _stream_batches(file: Path) -> Iterator[Any]:
             yield batch
 
 
-def _batch_rows(batches: Iterator[Any]) -> Iterator[Row]:
+def _batch_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
     for batch in batches:
         # Token columns stay arrays: as Python lists they would take ten times the time and memory.
         plain = batch.select([name for name in SCHEMA.names if name not in ARRAYS]).to_pylist()

@@ -7,17 +7,16 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from turnwise.files import write_text
 from turnwise.record.columns import Origin
 from turnwise.record.result import EpisodeResult
-from turnwise.types import Status
+from turnwise.types import JsonDict, JsonObject, Status
 
 
-def summarize(results: Sequence[EpisodeResult], wall_s: float | None) -> dict[str, Any]:
+def summarize(results: Sequence[EpisodeResult], wall_s: float | None) -> JsonDict:
     """
     Summarise finished episodes.
 
@@ -62,7 +61,7 @@ def summarize(results: Sequence[EpisodeResult], wall_s: float | None) -> dict[st
     }
 
 
-def write_metrics(path: str | Path, summary: Mapping[str, Any]) -> None:
+def write_metrics(path: str | Path, summary: JsonObject) -> None:
     """Write a summary as JSON, whole or not at all; numbers that JSON has not, such as nan, become null."""
     write_text(path, json.dumps(_finite(summary), indent=2, allow_nan=False) + "\n")
 
@@ -78,7 +77,7 @@ def _by_status(results: Sequence[EpisodeResult]) -> dict[str, int]:
     return {str(status): counts[status] for status in Status}
 
 
-def _groups(results: Sequence[EpisodeResult]) -> dict[str, Any]:
+def _groups(results: Sequence[EpisodeResult]) -> JsonDict:
     sizes = Counter(_group(result) for result in results)
     rewards: dict[object, list[float]] = {}
     for result in results:
@@ -105,7 +104,7 @@ def _num_tokens(results: Sequence[EpisodeResult]) -> dict[str, int]:
     return {origin.name.lower(): int(counts[origin]) for origin in Origin}
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(name): _finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 import pyarrow as pa
 from attrs import evolve
+from numpy.typing import ArrayLike
 
 from turnwise.data.row_file import (
     ARRAYS,
@@ -264,7 +265,12 @@ def _trajectory(row: Row) -> Trajectory:
         "origins": np.repeat([int(origin) for origin, *_rest in segments], lengths) if segments else [],
         "weight_versions": row["weight_versions"],
     }
-    fills: dict[str, Any] = {"token_ids": prompt_ids, "logprobs": 0.0, "origins": 0, "weight_versions": NO_VERSION}
+    fills: Mapping[str, ArrayLike] = {
+        "token_ids": prompt_ids,
+        "logprobs": 0.0,
+        "origins": 0,
+        "weight_versions": NO_VERSION,
+    }
     columns = {
         name: np.concatenate([np.broadcast_to(fills[name], len(prompt_ids)), values]).astype(DTYPES[name])
         for name, values in responses.items()

@@ -21,10 +21,12 @@ from turnwise.files import atomic_write
 from turnwise.record.invariants import check_trajectory
 from turnwise.record.spec import Counters, EpisodeSpec, RecordedCall, RecordedTurn, UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
-from turnwise.types import FinishReason, GenerateResult, Reply, SamplingParams, Task, ToolCall, ToolResult
+from turnwise.types import FinishReason, GenerateResult, JsonDict, Reply, SamplingParams, Task, ToolCall, ToolResult
 
 FORMAT: Final = "turnwise unfinished episodes"
 VERSION: Final = 1
+Row = dict[str, Any]
+"""An episode, or a part of one, as JSON; the classes check the types when they are made."""
 
 
 def save_unfinished(path: str | Path, episodes: Iterable[UnfinishedEpisode]) -> None:
@@ -107,7 +109,7 @@ _JSON_FIELDS: Final = (
 )
 
 
-def _to_row(episode: UnfinishedEpisode) -> dict[str, Any]:
+def _to_row(episode: UnfinishedEpisode) -> JsonDict:
     return {name: getattr(episode, name) for name in _JSON_FIELDS} | {
         "spec": asdict(evolve(episode.spec, unfinished=None), filter=lambda each, _value: each.name != "unfinished"),
         "memory": episode.memory,
@@ -122,7 +124,7 @@ def _to_row(episode: UnfinishedEpisode) -> dict[str, Any]:
     }
 
 
-def _arrays_to_lists(value: Any) -> Any:
+def _arrays_to_lists(value: object) -> object:
     if isinstance(value, Mapping):
         return {key: _arrays_to_lists(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -133,7 +135,7 @@ def _arrays_to_lists(value: Any) -> Any:
 # JSON to episodes
 
 
-def _to_episode(row: dict[str, Any]) -> UnfinishedEpisode:
+def _to_episode(row: Row) -> UnfinishedEpisode:
     plain = {name: row.pop(name) for name in _JSON_FIELDS}
     last_finish = plain["last_finish"]
     return UnfinishedEpisode(
@@ -149,9 +151,9 @@ def _to_episode(row: dict[str, Any]) -> UnfinishedEpisode:
     )
 
 
-def _to_spec(row: dict[str, Any]) -> EpisodeSpec:
+def _to_spec(row: Row) -> EpisodeSpec:
     task, sampling = row.pop("task"), row.pop("sampling")
-    stops: dict[str, Any] = {name: tuple(sampling.pop(name)) for name in ("stop_token_ids", "stop")}
+    stops: Row = {name: tuple(sampling.pop(name)) for name in ("stop_token_ids", "stop")}
     return EpisodeSpec(
         task=Task(**task | {"messages": tuple(task["messages"])}),
         sampling=SamplingParams(**sampling, **stops),
@@ -159,7 +161,7 @@ def _to_spec(row: dict[str, Any]) -> EpisodeSpec:
     )
 
 
-def _to_turn(row: dict[str, Any]) -> RecordedTurn:
+def _to_turn(row: Row) -> RecordedTurn:
     result = row["result"]
     version = result["weight_version"]
     return RecordedTurn(
@@ -175,5 +177,5 @@ def _to_turn(row: dict[str, Any]) -> RecordedTurn:
     )
 
 
-def _to_call(row: dict[str, Any]) -> RecordedCall:
+def _to_call(row: Row) -> RecordedCall:
     return RecordedCall(call=ToolCall(**row["call"]), result=ToolResult(**row["result"]), seconds=row["seconds"])

@@ -12,6 +12,7 @@ import inspect
 import os
 from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Any, Final, Literal, get_args
 
 import attrs
@@ -247,7 +248,7 @@ def _loaded(point: EntryPoint, manager: pluggy.PluginManager, host: Host, *, req
     return evolve(plugin, registers={kind: names for kind, names in registers.items() if names})
 
 
-def _check_hooks(module: Any, name: str, manager: pluggy.PluginManager) -> None:
+def _check_hooks(module: ModuleType, name: str, manager: pluggy.PluginManager) -> None:
     """Register a plugin with pluggy; refuse functions that pluggy would never call."""
     try:
         manager.register(module, name=name)
@@ -279,7 +280,7 @@ def _register(kind: Kind, name: str, manager: pluggy.PluginManager, host: Host) 
     return tuple(entry.name for entry in entries)
 
 
-def _call(implementation: pluggy.HookImpl, registry: Registry[Any], where: str) -> None:
+def _call(implementation: pluggy.HookImpl, registry: Registry[object], where: str) -> None:
     function = implementation.function
     # pluggy would call these without running them, and without an error.
     if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):

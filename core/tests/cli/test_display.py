@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from turnwise.cli.display import MARKERS, literal, results_table, summary_table, trajectory_text, trajectory_view
+from turnwise.cli.display import MARKERS, literal, results_table, summary_table, trajectory_view
 from turnwise.data.summary import summarize
 from turnwise.record.columns import Origin
 from turnwise.record.result import EpisodeResult
@@ -53,46 +54,46 @@ def forked() -> Trajectory:
     return record
 
 
-class TestTrajectoryText:
-    """A record as one text."""
+def text_of(record: Trajectory, decode, **options) -> Text:
+    """Return all texts of a record's view, one below the other; those of paths in their order."""
+    texts = []
+    for part in trajectory_view(record, decode, **options).renderables:
+        columns = part.columns if isinstance(part, Table) else []
+        texts += [panel.renderable for column in columns for panel in column.cells] if columns else [part]
+    return Text("\n").join(texts)
+
+
+class TestTexts:
+    """The texts of a record."""
 
     def test_without_color(self):
         """Markers show the origin of tokens; neighbours of one origin share a marker."""
         expected = "⟦prompt⟧<user>⟦act⟧think 4⟦obs⟧obs⟦forced⟧forced"
-        assert expected == trajectory_text(linear(), decode, color=False, legend=False).plain
+        assert expected == text_of(linear(), decode, color=False, legend=False).plain
 
     def test_legend(self):
         """A first line explains the markers, or the styles."""
-        first, blank, *_rest = trajectory_text(linear(), decode, color=False).plain.split("\n")
+        first, blank, *_rest = text_of(linear(), decode, color=False).plain.split("\n")
         assert first == "⟦prompt⟧ prompt  ⟦act⟧ action  ⟦obs⟧ observation  ⟦forced⟧ forced"
         assert blank == ""
-        assert trajectory_text(linear(), decode).plain.startswith("prompt action observation forced\n\n")
+        assert text_of(linear(), decode).plain.startswith("prompt action observation forced\n\n")
 
     def test_styles(self):
         """In colour each origin has its style, and no marker."""
-        text = trajectory_text(linear(), decode, legend=False)
+        text = text_of(linear(), decode, legend=False)
         assert text.plain == "<user>think 4obsforced"
         assert len({str(span.style) for span in text.spans}) == 4
-
-    def test_paths_have_headings(self):
-        """Paths follow one another, each under its name."""
-        shown = trajectory_text(forked(), decode, color=False, legend=False).plain
-        expected = (
-            "⟦prompt⟧<user>⟦act⟧think 4⟦obs⟧obs⟦forced⟧forced\n⟦path 0 of block 0⟧\n⟦act⟧left path\n"
-            "⟦path 1 of block 0⟧\n⟦forced⟧forced⟦act⟧right path\n⟦joined⟧\n⟦act⟧done"
-        )
-        assert expected == shown
 
     @few
     @given(trajectories(), st.booleans())
     def test_every_token_is_shown_once(self, record, color):
         """All tokens of any record appear in order."""
-        shown = trajectory_text(record, lambda ids: "".join(f"<{i}>" for i in ids), color=color, legend=False).plain
+        shown = text_of(record, lambda ids: "".join(f"<{i}>" for i in ids), color=color, legend=False).plain
         assert [str(i) for i in record.input_ids] == [part.split(">")[0] for part in shown.split("<")[1:]]
 
     def test_empty_record(self):
         """Nothing is shown as nothing."""
-        assert trajectory_text(Trajectory([]), decode, legend=False).plain == ""
+        assert text_of(Trajectory([]), decode, legend=False).plain == ""
 
 
 class TestTrajectoryView:
@@ -108,10 +109,9 @@ class TestTrajectoryView:
         assert "path 1" in lines[at - 1]
         assert "done" in lines[at + 2]
 
-    def test_linear_record_looks_like_its_text(self):
+    def test_linear_record_is_text(self):
         """Without blocks there is nothing to put side by side."""
-        expected = printed(trajectory_text(linear(), decode, color=False))
-        assert expected == printed(trajectory_view(linear(), decode, color=False))
+        assert all(isinstance(part, Text) for part in trajectory_view(linear(), decode).renderables)
         assert printed(trajectory_view(Trajectory([]), decode, legend=False)) == ""
 
     @few
@@ -147,22 +147,21 @@ class TestHarmlessness:
         """Only rich's own escapes, of styles, are printed, whatever was said."""
         record = Trajectory([0])
         record.add_action([1], [-1.0])
-        for show in (trajectory_text, trajectory_view):
-            out = printed(show(record, lambda _ids: said, color=color))
-            assert not set(out) & set("\x1b\r\x9b\x07\x08\u202e")
-            out.encode()
+        out = printed(trajectory_view(record, lambda _ids: said, color=color))
+        assert not set(out) & set("\x1b\r\x9b\x07\x08\u202e")
+        out.encode()
 
     def test_markup_is_text(self):
         """Brackets mean nothing."""
         said = "[bold red]x[/] [link=http://a]y :smile:"
-        assert said in printed(trajectory_text(Trajectory([0]), lambda _ids: said))
+        assert said in printed(text_of(Trajectory([0]), lambda _ids: said))
 
     def test_markers_cannot_be_imitated(self):
         """A quoted marker is an escape where markers are used, and is literal where they are not."""
         said = "⟦act⟧ me"
-        shown = trajectory_text(Trajectory([0]), lambda _ids: said, color=False, legend=False).plain
+        shown = text_of(Trajectory([0]), lambda _ids: said, color=False, legend=False).plain
         assert shown == MARKERS[Origin.PROMPT] + "\\u27e6act\\u27e7 me"
-        assert said == trajectory_text(Trajectory([0]), lambda _ids: said, legend=False).plain
+        assert said == text_of(Trajectory([0]), lambda _ids: said, legend=False).plain
 
 
 def episode(uid: str = "t0", **columns: object) -> EpisodeResult:
@@ -225,8 +224,3 @@ class TestSummaryTable:
         assert "[b]a" in out
         assert "\\x1b]8;;http://x" in out
         assert "k 0.1235" in out
-
-
-def test_texts_are_rich_texts():
-    """Callers may style the result further."""
-    assert isinstance(trajectory_text(linear(), decode), Text)

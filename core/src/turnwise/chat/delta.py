@@ -46,15 +46,11 @@ Fill = Callable[[str], str]
 Span = tuple[int, int]
 
 
-def _verbatim(content: str) -> str:
-    return content
-
-
 def _json_body(content: str) -> str:
     return json.dumps(content, ensure_ascii=False)[1:-1]
 
 
-_FILLS: tuple[Fill, ...] = (_verbatim, str.strip, _json_body)
+_FILLS: tuple[Fill, ...] = (str, str.strip, _json_body)
 """The changes that templates make to a content: none, `trim`, `tojson`."""
 
 
@@ -144,6 +140,8 @@ class DeltaProver:
         Raises:
             TemplateError: they cannot be appended; the text names the kind of message and the difference.
         """
+        if not roles or "assistant" in roles:
+            raise TemplateError("a delta takes messages of the environment, at least one; the model's are sampled")
         problem = ""
         try:
             for turn in turns(roles):

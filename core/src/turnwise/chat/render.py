@@ -44,18 +44,15 @@ class HuggingFaceTokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The tokenizer's `eos_token`, if it has one."""
         eos = self._tokenizer.eos_token_id
         return None if eos is None else int(eos)
 
     @property
     def pad_token_id(self) -> int | None:
-        """The tokenizer's `pad_token`, if it has one."""
         pad = getattr(self._tokenizer, "pad_token_id", None)
         return None if pad is None else int(pad)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of the text; special tokens spelled in it are parsed, none is added."""
         backend = self._backend
         if backend is None:
             return [int(token_id) for token_id in self._tokenizer.encode(text, add_special_tokens=False)]
@@ -67,7 +64,6 @@ class HuggingFaceTokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int] | TokenArray) -> str:
-        """Return the text of the ids, special tokens included."""
         ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
         if self._backend is not None:
             # transformers' own method looks at the type of every id first.

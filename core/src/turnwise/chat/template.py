@@ -122,31 +122,18 @@ class ChatTemplate:
         return tuple(_report(roles, template) for roles, template in found.items())
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> TokenArray:
-        """
-        Return (P,) int32 ids of a conversation up to the start of the model's turn.
-
-        Args:
-            messages: at least one; contents are strings, None, or lists of text parts.
-            tools: OpenAI function schemas.
-
-        Raises:
-            TemplateError: the template refuses the conversation, or a content is not text.
-        """
+        """Refuse, with a `TemplateError`, a conversation that the template refuses, and contents that are not text."""
         if not messages:
             raise TemplateError("a prompt needs at least one message")
         return self._heads.encode(self._render(messages, tools))
 
     def delta(self, messages: Sequence[Message], last_token_id: int) -> TokenArray:
         """
-        Return (n,) int32 ids that new messages append after a turn of the model, up to the start of its next turn.
-
-        Args:
-            messages: at least one, of the environment: tool results in the order of their calls, user messages. Some
-                templates show the tool's name; these need `name` in tool messages.
-            last_token_id: the record's last id; a turn that was cut before its end-of-turn token is closed first.
+        Append messages of the environment: tool results in the order of their calls, and user messages.
 
         Raises:
-            TemplateError: messages of these roles cannot be appended, or a content is not text.
+            TemplateError: messages of these roles cannot be appended, a content is not text, or a tool message lacks
+                the `name` or `tool_call_id` that the template shows.
         """
         template = self._delta_template(messages)
         start = template.start(self._stops.get(last_token_id))
@@ -154,7 +141,6 @@ class ChatTemplate:
         return np.array(self._tokenizer.encode(start + self._suffix(template, messages)), np.int32)[1:]
 
     def text(self, token_ids: Sequence[int] | TokenArray) -> str:
-        """Return the text of a turn of the model, without its end-of-turn token; tags and other tokens stay."""
         end = len(token_ids)
         while end and token_ids[end - 1] in self._stops:
             end -= 1
@@ -183,15 +169,10 @@ class ChatTemplate:
         """Return the template of messages of these roles, or why there is none."""
         if roles not in self._deltas:
             try:
-                self._deltas[roles] = self._find(roles)
+                self._deltas[roles] = self._prover.find(roles)
             except TemplateError as error:
                 self._deltas[roles] = str(error)
         return self._deltas[roles]
-
-    def _find(self, roles: tuple[str, ...]) -> DeltaTemplate:
-        if not roles or "assistant" in roles:
-            raise TemplateError("a delta takes messages of the environment, at least one; the model's are sampled")
-        return self._prover.find(roles)
 
     def _suffix(self, template: DeltaTemplate, messages: Sequence[Message]) -> str:
         """Return the text of the messages and the next generation prompt."""

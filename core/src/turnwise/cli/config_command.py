@@ -20,7 +20,6 @@ class ConfigCommand:
     help = "show a config with every default filled in, or the JSON schema of configs"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare `show CONFIG [a.b=c ...]` and `schema`."""
         parser.epilog = (
             "Examples:\n  turnwise config show run.yaml rollout.n=4\n  turnwise config schema > turnwise.schema.json"
         )

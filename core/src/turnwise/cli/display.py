@@ -69,9 +69,9 @@ class _Run:
     path: int
 
 
-def trajectory_text(trajectory: Trajectory, decode: Decode, *, color: bool = True, legend: bool = True) -> Text:
+def trajectory_view(trajectory: Trajectory, decode: Decode, *, color: bool = True, legend: bool = True) -> Group:
     """
-    Return a record as text; parallel paths follow one another, each under a heading.
+    Show a record; the paths of a block are side by side in columns.
 
     Args:
         trajectory: the record.
@@ -79,21 +79,6 @@ def trajectory_text(trajectory: Trajectory, decode: Decode, *, color: bool = Tru
         color: show origins by style; otherwise by `MARKERS`, which text of the model cannot imitate.
         legend: start with a line that explains the styles or markers.
     """
-    text = _legend(color).append("\n\n") if legend else Text()
-    where = (-1, -1)
-    for run in _runs(trajectory):
-        if (run.block, run.path) != where:
-            where = (run.block, run.path)
-            heading = f"path {run.path} of block {run.block}" if run.block >= 0 else "joined"
-            text.append(f"\n⟦{heading}⟧\n", _PATH_STYLE if color else "")
-        text.append_text(_shown(trajectory, run, decode, color=color))
-    return text
-
-
-def trajectory_view(
-    trajectory: Trajectory, decode: Decode, *, color: bool = True, legend: bool = True
-) -> RenderableType:
-    """Show a record as `trajectory_text` does, but the paths of a block side by side in columns."""
     parts: list[RenderableType] = [_legend(color), Text()] if legend else []
     for block, runs in groupby(_runs(trajectory), key=lambda run: run.block):
         if block < 0:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Final, Protocol, Self
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Final
 
 import structlog
 from attrs import define, field
@@ -46,58 +47,27 @@ class Tally(Observer):
         return num_tokens / max(time.perf_counter() - self.started, 1e-9)
 
 
-class ProgressView(Protocol):
-    """Shows a tally; a context manager."""
-
-    def __enter__(self) -> Self:
-        """Start to draw."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Stop."""
-
-    def update(self) -> None:
-        """Show the tally as it is."""
+def progress_view(tally: Tally, total: int, console: Console) -> AbstractContextManager[Callable[[], None]]:
+    """Show a tally until the block ends, by a bar on a terminal or by log lines; the function updates it."""
+    return _bar(tally, total, console) if console.is_terminal else _log_lines(tally, total)
 
 
-def progress_view(tally: Tally, total: int, console: Console) -> ProgressView:
-    """Return a bar for a terminal and log lines for anything else."""
-    return BarView(tally, total, console) if console.is_terminal else LogView(tally, total)
-
-
-class BarView:
-    """A live bar on standard error."""
-
-    def __init__(self, tally: Tally, total: int, console: Console) -> None:
-        self._tally = tally
-        self._progress = Progress(
-            TextColumn("episodes"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]:.0f} tokens/s"),
-            TextColumn("{task.fields[calls]} tool calls"),
-            TextColumn("{task.fields[failed]} failed"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=False,
-        )
-        self._task = self._progress.add_task("", total=total, rate=0.0, calls=0, failed=0)
-
-    def __enter__(self) -> Self:
-        self._progress.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._progress.__exit__(kind, error, traceback)
-
-    def update(self) -> None:
-        tally = self._tally
-        self._progress.update(
-            self._task,
+@contextmanager
+def _bar(tally: Tally, total: int, console: Console) -> Iterator[Callable[[], None]]:
+    columns = (
+        TextColumn("episodes"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]:.0f} tokens/s"),
+        TextColumn("{task.fields[calls]} tool calls"),
+        TextColumn("{task.fields[failed]} failed"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=total, rate=0.0, calls=0, failed=0)
+        yield lambda: progress.update(
+            task,
             completed=tally.num_episodes,
             rate=tally.tokens_per_s,
             calls=tally.num_tool_calls,
@@ -105,34 +75,29 @@ class BarView:
         )
 
 
-class LogView:
-    """A log line every few seconds, and one at the end."""
+@contextmanager
+def _log_lines(tally: Tally, total: int) -> Iterator[Callable[[], None]]:
+    """Log every few seconds, and at the end."""
+    log = structlog.get_logger()
+    logged = time.perf_counter()
 
-    def __init__(self, tally: Tally, total: int) -> None:
-        self._tally = tally
-        self._total = total
-        self._logged = time.perf_counter()
-
-    def __enter__(self) -> Self:
-        structlog.get_logger().info("rollout started", episodes=self._total)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._log("rollout ended")
-
-    def update(self) -> None:
-        if time.perf_counter() - self._logged >= _LOG_EVERY_S:
-            self._log("rollout running")
-
-    def _log(self, text: str) -> None:
-        tally = self._tally
-        self._logged = time.perf_counter()
-        structlog.get_logger().info(
+    def write(text: str) -> None:
+        nonlocal logged
+        logged = time.perf_counter()
+        log.info(
             text,
-            episodes=f"{tally.num_episodes}/{self._total}",
+            episodes=f"{tally.num_episodes}/{total}",
             tokens_per_s=round(tally.tokens_per_s),
             tool_calls=tally.num_tool_calls,
             failed=tally.num_failed,
         )
+
+    def update() -> None:
+        if time.perf_counter() - logged >= _LOG_EVERY_S:
+            write("rollout running")
+
+    log.info("rollout started", episodes=total)
+    try:
+        yield update
+    finally:
+        write("rollout ended")

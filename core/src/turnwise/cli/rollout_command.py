@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from attrs import evolve
+from attrs import define, evolve, field
 from rich.console import Console
 
 from turnwise.cli.display import results_table, summary_table
@@ -57,7 +57,6 @@ class RolloutCommand:
     help = "run the tasks of a config and write trajectories, a batch and metrics"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare `CONFIG [a.b=c ...] --out DIR [--overwrite] [--trace FILE]`."""
         parser.epilog = (
             "Examples:\n"
             "  turnwise rollout run.yaml --out runs/first\n"
@@ -78,7 +77,6 @@ class RolloutCommand:
         parser.add_argument("--trace", type=Path, metavar="FILE", help="draw the run for https://ui.perfetto.dev")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Run, write and print a summary."""
         resuming = _resuming(arguments)
         source = str(config_of(arguments.resume)) if resuming else arguments.config
         config, host = load_resolved(source, arguments.overrides)
@@ -141,17 +139,17 @@ def _prepared(out: Path, *, overwrite: bool) -> Path:
     return out
 
 
+@define(eq=False)
 class _Run:
     """A running rollout: shows progress, writes finished episodes, and survives an interrupt."""
 
-    def __init__(self, manager: RolloutManager, tally: Tally, out: Path, earlier: Earlier) -> None:
-        self.manager = manager
-        self.tally = tally
-        self.out = out
-        self.earlier = earlier
-        self.results: list[EpisodeResult] = []
-        self.interrupted = False
-        self.summary: JsonDict = {}
+    manager: RolloutManager
+    tally: Tally
+    out: Path
+    earlier: Earlier
+    results: list[EpisodeResult] = field(factory=list)
+    interrupted: bool = False
+    summary: JsonDict = field(factory=dict)
 
     def collect(self, episodes: FinishedEpisodes) -> None:
         """Take every episode, write it, and then the batch and the metrics."""
@@ -161,7 +159,7 @@ class _Run:
         results = list(self.earlier.finished)
         with (
             TrajectoryWriter(self.out / TRAJECTORIES_FILE, decode=chat.tokenizer.decode if chat else None) as writer,
-            progress_view(self.tally, episodes.total, Console(stderr=True)) as view,
+            progress_view(self.tally, episodes.total, Console(stderr=True)) as update,
         ):
             for result in self.earlier.finished:
                 writer.write(result)
@@ -169,7 +167,7 @@ class _Run:
                 if result.status is not Status.ABORTED or result.trajectories:  # an episode that started
                     writer.write(result)
                     results.append(result)
-                view.update()
+                update()
         keep_unfinished(self.out, self.manager.unfinished)
         self.results = self.earlier.in_order(results)
         spent_s = self.earlier.wall_s

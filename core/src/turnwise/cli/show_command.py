@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from turnwise.chat.template import load_chat
-from turnwise.cli.display import literal, results_table, trajectory_view
+from turnwise.cli.display import Decode, literal, results_table, trajectory_view
 from turnwise.cli.exit_codes import OK
 from turnwise.cli.resumption import CONFIG_FILE, TRAJECTORIES_FILE
 from turnwise.config.file import load_config
@@ -17,8 +17,6 @@ from turnwise.data.trajectories import read_results
 from turnwise.errors import ConfigError, DataError, TurnwiseError
 from turnwise.record.result import EpisodeResult
 from turnwise.types import TokenArray
-
-Decode = Callable[[TokenArray], str]
 
 
 class ShowCommand:

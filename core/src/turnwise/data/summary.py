@@ -44,7 +44,7 @@ def summarize(results: Sequence[EpisodeResult], wall_s: float | None) -> JsonDic
     return {
         "episodes": len(results),
         "wall_s": wall_s,
-        "status": _by_status(results),
+        "status": {str(status): sum(result.status is status for result in results) for status in Status},
         "reward": {"scored": len(rewards), **_spread(rewards)},
         "groups": _groups(results),
         "num_turns": _spread([m.num_turns for m in metrics]),
@@ -70,11 +70,6 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
     if not values:
         return {"min": None, "mean": None, "max": None}
     return {"min": min(values), "mean": sum(values) / len(values), "max": max(values)}
-
-
-def _by_status(results: Sequence[EpisodeResult]) -> dict[str, int]:
-    counts = Counter(result.status for result in results)
-    return {str(status): counts[status] for status in Status}
 
 
 def _groups(results: Sequence[EpisodeResult]) -> JsonDict:

@@ -13,7 +13,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, Union, cast, get_args
 
@@ -61,12 +61,11 @@ class FunctionTool:
         """Do nothing: a function keeps no state between calls."""
 
     async def execute(self, session: object, arguments: JsonObject) -> ToolResult:
-        """Call the function with the arguments as keywords."""
         if self.run_in == "process":
             return await in_process(self.func, arguments, convert=bool(self._converters))
         keywords = self.keywords(arguments)
         if self.run_in == "thread":
-            func = functools.partial(_run_to_end, self.func) if self._is_async else self.func
+            func = (lambda **given: asyncio.run(self.func(**given))) if self._is_async else self.func
             return as_result(await in_thread(func, keywords))
         answer = self.func(**keywords)
         return as_result(await answer if self._is_async else answer)
@@ -78,13 +77,7 @@ class FunctionTool:
             keywords[name] = self._converters[name](keywords[name])
         return keywords
 
-    async def release(self, session: object) -> None:
-        """Do nothing."""
-
-
-def _run_to_end(func: Callable[..., Coroutine[object, object, object]], **keywords: object) -> object:
-    """Run a coroutine function on a new event loop."""
-    return asyncio.run(func(**keywords))
+    async def release(self, session: object) -> None: ...
 
 
 def function_tool(
@@ -93,13 +86,12 @@ def function_tool(
     """
     Make a tool of a typed function.
 
-    The schema comes from its annotations and its Google-style docstring (see `function_schema`). It may return
-    a `ToolResult`, a string, None for no text, or anything else, which the model sees as JSON.
+    It may return a `ToolResult`, a string, None for no text, or anything else, which the model sees as JSON.
 
     Args:
         func: sync or async.
         name: replaces the function's own name.
-        schema: replaces the schema from annotations; arguments are then passed as JSON values.
+        schema: replaces the schema that `function_schema` makes; arguments are then passed as JSON values.
         run_in: place of execution; by default a thread for sync functions and the loop for async ones.
 
     Raises:
@@ -249,18 +241,15 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) else value
 
 
+_JSON_TYPES: Final = {str: "string", bool: "boolean", int: "integer", float: "number", types.NoneType: "null"}
 _PLAIN: Final[Mapping[object, Described]] = {
     Any: Described({}),
-    str: Described({"type": "string"}),
-    int: Described({"type": "integer"}, _whole),
-    float: Described({"type": "number"}),
-    bool: Described({"type": "boolean"}),
     None: Described({"type": "null"}),
-    types.NoneType: Described({"type": "null"}),
+    **{kind: Described({"type": name}) for kind, name in _JSON_TYPES.items()},
+    int: Described({"type": "integer"}, _whole),
     list: Described({"type": "array"}),
     dict: Described({"type": "object"}),
 }
-_JSON_TYPES: Final = {str: "string", bool: "boolean", int: "integer", float: "number", types.NoneType: "null"}
 
 
 def _enumeration(values: Sequence[object], where: str) -> JsonObject:
@@ -276,15 +265,11 @@ def _union(members: Sequence[Described], where: str) -> Described:
     schemas = [member.schema for member in members]
     schema = {"type": [s["type"] for s in schemas]} if simple else {"anyOf": schemas}
     rest = [member for member in members if member.schema != {"type": "null"}]
-    if len(rest) == 1 and rest[0].convert is not None:
-        return Described(schema, _unless_none(rest[0].convert))
+    if len(rest) == 1 and (convert := rest[0].convert) is not None:
+        return Described(schema, lambda value: None if value is None else convert(value))
     if any(member.convert not in (None, _whole) for member in members):
         raise ConfigError(f"{where} mixes types that JSON cannot tell apart: an Enum may only be joined with None")
     return Described(schema)
-
-
-def _unless_none(convert: Convert) -> Convert:
-    return lambda value: None if value is None else convert(value)
 
 
 def _array(item: Described) -> Described:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final, Protocol, TypeGuard
 
 import structlog
-from attrs import evolve
+from attrs import define, evolve, field
 
 from turnwise.errors import EngineError, InfrastructureError, ToolError, is_cancelled
 from turnwise.protocols import Interaction, Tool
@@ -50,6 +50,7 @@ async def create_session(owner: Tool | Interaction, task: Task, notes: object) -
     return await owner.create(task)
 
 
+@define(eq=False)
 class ToolSession:
     """
     The tool sessions of one episode; each tool's session opens with its first call.
@@ -59,23 +60,15 @@ class ToolSession:
         release_failures: exceptions of releases by tool name; they are logged too.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        tools: Mapping[str, Tool],
-        compiled: Mapping[str, CompiledSchema],
-        release_s: float,
-        notes: JsonObject,
-    ) -> None:
-        self._notes = notes
-        self.released_reward = 0.0
-        self.release_failures: dict[str, BaseException] = {}
-        self._task = task
-        self._tools = tools
-        self._compiled = compiled
-        self._release_s = release_s
-        self._sessions: dict[str, object] = {}
-        self._creating: dict[str, asyncio.Lock] = {}
+    _task: Task
+    _tools: Mapping[str, Tool]
+    _compiled: Mapping[str, CompiledSchema]
+    _release_s: float
+    _notes: JsonObject
+    released_reward: float = field(default=0.0, init=False)
+    release_failures: dict[str, BaseException] = field(factory=dict, init=False)
+    _sessions: dict[str, object] = field(factory=dict, init=False)
+    _creating: dict[str, asyncio.Lock] = field(factory=dict, init=False)
 
     async def call(self, call: ToolCall) -> ToolResult:
         """

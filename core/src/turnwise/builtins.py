@@ -6,7 +6,7 @@ The entry point ``builtins`` of the group ``turnwise`` names this module. `turnw
 
 from __future__ import annotations
 
-from turnwise.events.logging import RoutingLogConfig
+from turnwise.events.logging import EpisodeLog, RoutingLog, RoutingLogConfig
 from turnwise.events.observer import Observer
 from turnwise.plugin.registry import NoConfig, Registry
 from turnwise.plugin.specs import hookimpl
@@ -44,18 +44,6 @@ def _config(_no_config: NoConfig, _resources: Resources) -> Command:
     return ConfigCommand()
 
 
-def _episode_log(_config: NoConfig, _resources: Resources) -> Observer:
-    from turnwise.events.logging import EpisodeLog
-
-    return EpisodeLog()
-
-
-def _routing_log(config: RoutingLogConfig, _resources: Resources) -> Observer:
-    from turnwise.events.logging import RoutingLog
-
-    return RoutingLog(config)
-
-
 @hookimpl
 def register_routers(registry: Registry[Router]) -> None:
     """Add the default router."""
@@ -65,8 +53,8 @@ def register_routers(registry: Registry[Router]) -> None:
 @hookimpl
 def register_observers(registry: Registry[Observer]) -> None:
     """Add the logs of episodes and of routed requests."""
-    registry.add("episode_log", _episode_log)
-    registry.add("routing_log", _routing_log, config=RoutingLogConfig)
+    registry.add("episode_log", lambda _config, _resources: EpisodeLog())
+    registry.add("routing_log", lambda config, _resources: RoutingLog(config), config=RoutingLogConfig)
 
 
 @hookimpl

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
-from attrs import frozen
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -56,17 +56,6 @@ Decode = Callable[[TokenArray], str]
 def literal(text: str) -> str:
     """Return a text with control characters and invisible characters as escapes."""
     return _HARMFUL.sub(_escape, text)
-
-
-@frozen
-class _Run:
-    """Tokens of one origin in one path: absolute indices `start` to `stop`."""
-
-    origin: Origin
-    start: int
-    stop: int
-    block: int
-    path: int
 
 
 def trajectory_view(trajectory: Trajectory, decode: Decode, *, color: bool = True, legend: bool = True) -> Group:
@@ -133,24 +122,20 @@ def summary_table(summary: JsonObject) -> Table:
     return table
 
 
-def _runs(trajectory: Trajectory) -> Iterable[_Run]:
+def _runs(trajectory: Trajectory) -> Iterable[Segment]:
     """Yield prompt and segments, neighbours of one origin and path together."""
     if trajectory.num_prompt_tokens:
-        yield _Run(Origin.PROMPT, 0, trajectory.num_prompt_tokens, -1, -1)
-    for (origin, block, path), group in groupby(trajectory.segments, key=_kind):
+        yield Segment(Origin.PROMPT, 0, trajectory.num_prompt_tokens, -1, -1)
+    for (origin, block, path), group in groupby(trajectory.segments, key=attrgetter("origin", "block", "path")):
         segments = list(group)
-        yield _Run(origin, segments[0].start, segments[-1].stop, block, path)
+        yield Segment(origin, segments[0].start, segments[-1].stop, block, path)
 
 
-def _kind(segment: Segment) -> tuple[Origin, int, int]:
-    return segment.origin, segment.block, segment.path
-
-
-def _joined(trajectory: Trajectory, runs: Iterable[_Run], decode: Decode, *, color: bool) -> Text:
+def _joined(trajectory: Trajectory, runs: Iterable[Segment], decode: Decode, *, color: bool) -> Text:
     return Text().join(_shown(trajectory, run, decode, color=color) for run in runs)
 
 
-def _shown(trajectory: Trajectory, run: _Run, decode: Decode, *, color: bool) -> Text:
+def _shown(trajectory: Trajectory, run: Segment, decode: Decode, *, color: bool) -> Text:
     text = literal(decode(trajectory.input_ids[run.start : run.stop]))
     if color:
         return Text(text, STYLES[run.origin])

@@ -6,6 +6,7 @@ import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Literal, TypeGuard, Union, get_args, get_origin
@@ -20,6 +21,7 @@ from cattrs.errors import (
 )
 
 from turnwise.config.parts import Choice, file_fields
+from turnwise.errors import ConfigError
 from turnwise.plugin.registry import did_you_mean
 
 _WORDS: Mapping[object, str] = {
@@ -65,7 +67,8 @@ def misfit_lines(error: BaseException, path: str, kind: object) -> Iterator[str]
     elif isinstance(error, ForbiddenExtraKeysError):
         known = tuple(item.name for item in file_fields(error.cl))
         for key in sorted(map(str, error.extra_fields)):
-            yield f"{_joined(path, key)}: unknown key{_hint(key, known)}"
+            hint = did_you_mean(key, known) if known else "; there are no options"
+            yield f"{_joined(path, key)}: unknown key{hint}"
     elif isinstance(error, MisfitAtKeyError):
         yield f"{_joined(path, error.key)}: {error}"
     elif isinstance(error, KeyError) and error.args == (path.rpartition(".")[2],):
@@ -77,6 +80,15 @@ def misfit_lines(error: BaseException, path: str, kind: object) -> Iterator[str]
 def dotted(path: str, text: str) -> str:
     """Put a path, where there is one, before a text."""
     return f"{path}: {text}" if path else text
+
+
+@contextmanager
+def located(source: str) -> Iterator[None]:
+    """Start each line of a `ConfigError` with the name of the file."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"{source}: {line}" for line in str(error).splitlines())) from error
 
 
 def is_enum(kind: object) -> TypeGuard[type[Enum]]:
@@ -105,10 +117,6 @@ def _expected(kind: object) -> str:
     if is_list(kind):
         return "a list"
     return _WORDS.get(kind, "a section of keys")
-
-
-def _hint(key: str, known: tuple[str, ...]) -> str:
-    return did_you_mean(key, known) if known else "; there are no options"
 
 
 def _place(error: BaseException) -> tuple[str, object]:

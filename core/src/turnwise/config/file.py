@@ -19,7 +19,7 @@ from typing import Final
 import yaml
 from attrs import evolve
 
-from turnwise.config.errors import shown
+from turnwise.config.errors import located, shown
 from turnwise.config.parts import PACKAGE, ModelConfig
 from turnwise.config.run import RunConfig
 from turnwise.config.structuring import structure, unstructure
@@ -28,6 +28,7 @@ from turnwise.types import JsonDict, JsonObject, copy_json
 
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 32
+_TOO_DEEP: Final = f"values are nested more than {MAX_DEPTH} levels deep"
 _MAX_INTEGER: Final = 2**63 - 1
 _ONE_CLASS: Final = "runtime"
 """The section whose keys do not depend on its `name`."""
@@ -57,11 +58,8 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
         ConfigError: the file cannot be read or does not fit; one line for each thing that is wrong.
     """
     data, source = read_config(path, overrides)
-    try:
+    with located(source):
         return structure_config(data, Path(path).absolute().parent)
-    except ConfigError as error:
-        lines = str(error).splitlines()
-        raise ConfigError("\n".join(f"{source}: {line}" for line in lines)) from error
 
 
 def read_config(path: str | Path, overrides: Iterable[str] = ()) -> tuple[JsonDict, str]:
@@ -121,7 +119,7 @@ def read_mapping(path: str | Path) -> JsonDict:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     except RecursionError as error:
-        raise ConfigError(f"{path}: {_too_deep()}") from error
+        raise ConfigError(f"{path}: {_TOO_DEEP}") from error
     # tomllib lets the ValueError of a number with thousands of digits pass.
     except (ConfigError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -180,14 +178,10 @@ def _read_text(file: Path) -> str:
         raise ConfigError(f"expected UTF-8 text; byte {error.start} is not") from error
 
 
-def _too_deep() -> str:
-    return f"values are nested more than {MAX_DEPTH} levels deep"
-
-
 def _check(value: object, path: str, depth: int) -> None:
     """Raise `ConfigError` for a value that no config can hold; the caller adds the source."""
     if depth > MAX_DEPTH:
-        raise ConfigError(_too_deep())
+        raise ConfigError(_TOO_DEEP)
     if isinstance(value, dict):
         for key, item in value.items():
             _check(item, f"{path}.{key}" if path else key, depth + 1)
@@ -296,7 +290,7 @@ class _Loader(_CoreSchema, yaml.SafeLoader):
         if event.tag is not None:
             raise _refusal(f"tags are refused: {event.tag}", event.start_mark)
         if self._depth >= MAX_DEPTH:
-            raise _refusal(_too_deep(), event.start_mark)
+            raise _refusal(_TOO_DEEP, event.start_mark)
         self._depth += 1
         try:
             return super().compose_node(parent, index)
@@ -332,10 +326,6 @@ def _refusal(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
-def _construct_scalar(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str | float | bool | None:
-    return _scalar(node.value)
-
-
 _Dumper.add_representer(str, _represent_text)
 for _name in ("null", "bool", "int", "float"):
-    _Loader.add_constructor(_TAG + _name, _construct_scalar)
+    _Loader.add_constructor(_TAG + _name, lambda _loader, node: _scalar(node.value))

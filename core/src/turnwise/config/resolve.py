@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import attrs
 from attrs import define, evolve, field
 
+from turnwise.config.errors import dotted, located
 from turnwise.config.file import read_config, structure_config
 from turnwise.config.parts import KIND, Choice
 from turnwise.config.run import JudgeConfig, RunConfig
@@ -21,7 +22,7 @@ from turnwise.config.structuring import structure, unstructure
 from turnwise.errors import ConfigError, PluginError, TurnwiseError, describe
 from turnwise.plugin.host import Host, Kind, load
 from turnwise.protocols import Resources
-from turnwise.types import JsonObject, PluginRecipe
+from turnwise.types import PluginRecipe
 
 S = TypeVar("S", RunConfig, JudgeConfig)
 
@@ -44,17 +45,14 @@ def load_resolved(path: str | Path, overrides: Iterable[str] = ()) -> tuple[RunC
     """
     data, source = read_config(path, overrides)
     base_dir = Path(path).absolute().parent
-    try:
-        config = structure_config(data, base_dir)
-    except ConfigError as error:
-        # The user mends all misfits in one go, so the options of well-formed choices are checked as well.
-        lines = [*str(error).splitlines(), *_misfits_of_choices(data, base_dir)]
-        raise ConfigError(_located(lines, source)) from error
-    host = load_plugins(config)
-    try:
+    with located(source):
+        try:
+            config = structure_config(data, base_dir)
+        except ConfigError as error:
+            # The user mends all misfits in one go, so the options of well-formed choices are checked as well.
+            raise ConfigError("\n".join([str(error), *_misfits_of_choices(data, base_dir)])) from error
+        host = load_plugins(config)
         return resolve(config, host), host
-    except ConfigError as error:
-        raise ConfigError(_located(str(error).splitlines(), source)) from error
 
 
 def load_plugins(config: RunConfig) -> Host:
@@ -78,29 +76,13 @@ def resolve(config: RunConfig, host: Host) -> RunConfig:
     return resolved
 
 
-def structure_options(
-    host: Host, kind: Kind, name: str, options: JsonObject, *, path: str = "", base_dir: Path | None = None
-) -> object:
-    """
-    Return the config object of a registered part, without building the part.
-
-    Args:
-        host: the loaded plugins.
-        kind: which registry.
-        name: of the part.
-        options: plain values, as a config file holds them.
-        path: place of the name and the options in the config, for errors.
-        base_dir: folder that relative paths among the options start from; None leaves them relative.
-
-    Raises:
-        PluginError: the name is unknown.
-        ConfigError: the options do not fit; one line for each misfit.
-    """
+def _structure_options(host: Host, kind: Kind, choice: Choice, path: str, base_dir: Path | None) -> object:
+    """Return the config object of a registered part; arguments and errors as in `build_part`."""
     try:
-        entry = host.entry(kind, name)
+        entry = host.entry(kind, choice.name)
     except PluginError as error:
-        raise PluginError(f"{path}: {error}" if path else str(error)) from None
-    return structure(options, entry.config, path=path, base_dir=base_dir)
+        raise PluginError(dotted(path, str(error))) from None
+    return structure(choice.options, entry.config, path=path, base_dir=base_dir)
 
 
 def build_part(
@@ -129,7 +111,7 @@ def build_part(
         ConfigError: the options do not fit; one line for each misfit.
     """
     chosen = Choice(choice) if isinstance(choice, str) else choice
-    config = structure_options(host, kind, chosen.name, chosen.options, path=path, base_dir=base_dir)
+    config = _structure_options(host, kind, chosen, path, base_dir)
     entry = host.entry(kind, chosen.name)
     try:
         return entry.factory(config, resources)
@@ -163,7 +145,7 @@ class _Resolver:
 
     def _choice(self, choice: Choice, kind: Kind, path: str) -> Choice:
         try:
-            options = structure_options(self.host, kind, choice.name, choice.options, path=path, base_dir=self.base_dir)
+            options = _structure_options(self.host, kind, choice, path, self.base_dir)
             return evolve(choice, options=unstructure(options))
         except (ConfigError, PluginError) as error:
             self.problems.append(str(error))
@@ -192,7 +174,3 @@ def _misfits_of_choices(data: object, base_dir: Path) -> list[str]:
             except ConfigError:
                 continue  # reported with the misfits of the core's own keys
     return [line for problem in resolver.problems for line in problem.splitlines()]
-
-
-def _located(lines: Iterable[str], source: str) -> str:
-    return "\n".join(f"{source}: {line}" for line in lines)

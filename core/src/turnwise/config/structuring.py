@@ -126,22 +126,20 @@ def _converter(base_dir: Path | None) -> Converter:
     converter.register_structure_hook_func(lambda kind: kind is object, lambda value, _: value)
     converter.register_structure_hook_factory(attrs.has, lambda kind: _class_hook(kind, converter, base_dir))
     converter.register_structure_hook_func(is_enum, _structure_scalar)
-    converter.register_structure_hook_func(is_literal, _structure_literal)
+    converter.register_structure_hook_func(is_literal, lambda value, kind: _one_of(value, get_args(kind), kind))
     converter.register_structure_hook_factory(is_list, lambda kind: _list_hook(kind, converter))
     converter.register_structure_hook_factory(is_mapping, lambda kind: _mapping_hook(kind, converter))
     converter.register_structure_hook_factory(_is_alternative, lambda kind: _alternative_hook(kind, converter))
     converter.register_structure_hook_func(lambda kind: kind == ToolEntry, _tool_hook(converter))
-    converter.register_structure_hook(RuntimeConfig, _named(_class_hook(RuntimeConfig, converter, base_dir)))
+    runtime = _class_hook(RuntimeConfig, converter, base_dir)
+    converter.register_structure_hook(
+        RuntimeConfig, lambda value, kind: runtime({"name": value} if isinstance(value, str) else value, kind)
+    )
     return converter
 
 
 def _given_schema(tool: RegisteredTool | ToolFunction | ToolClass) -> JsonDict:
     return {} if tool.schema is None else {"schema": plain(tool.schema)}
-
-
-def _named(section: Structure) -> Structure:
-    """Read a bare text as the section's `name`."""
-    return lambda value, kind: section({"name": value} if isinstance(value, str) else value, kind)
 
 
 def _is_alternative(kind: object) -> bool:
@@ -161,10 +159,6 @@ def _structure_scalar(value: object, kind: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"expected a finite number, got {value}")
     return value
-
-
-def _structure_literal(value: object, kind: object) -> object:
-    return _one_of(value, get_args(kind), kind)
 
 
 def _one_of(value: object, allowed: tuple[object, ...], kind: object) -> object:

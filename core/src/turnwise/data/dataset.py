@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import numpy as np
 from attrs import evolve
 
-from turnwise.errors import DataError
+from turnwise.errors import DataError, first_line
 from turnwise.types import JsonDict, Message, Task
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _rows(file: Path, format: str | None) -> Iterator[_Located]:
             raise DataError(f"{file}: is a directory, not a file")
         yield from _READERS[name](file)
     except OSError as error:
-        raise DataError(f"{file}: cannot be read: {_first_line(error)}") from error
+        raise DataError(f"{file}: cannot be read: {first_line(error)}") from error
 
 
 def _jsonl_rows(file: Path) -> Iterator[_Located]:
@@ -186,7 +186,7 @@ def _parquet_rows(file: Path) -> Iterator[_Located]:
                     yield f"{file}, row {number}", row
                     number += 1
     except (pa.ArrowException, ValueError) as error:
-        raise DataError(f"{file}: not a readable Parquet file: {_first_line(error)}") from error
+        raise DataError(f"{file}: not a readable Parquet file: {first_line(error)}") from error
 
 
 _READERS: Final[Mapping[str, Callable[[Path], Iterator[_Located]]]] = {
@@ -215,7 +215,7 @@ def _json(text: str, file: Path, line: int) -> object:
     except RecursionError:
         raise DataError(f"{file}, line {line}: invalid JSON: nested too deeply") from None
     except ValueError as error:
-        raise DataError(f"{file}, line {line}: invalid JSON: {_first_line(error)}") from None
+        raise DataError(f"{file}, line {line}: invalid JSON: {first_line(error)}") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -237,7 +237,7 @@ def _unplain(field: pa.Field) -> str | None:
     type_ = field.type
     name = (field.metadata or {}).get(b"ARROW:extension:name")
     if name is not None or isinstance(type_, pa.BaseExtensionType):
-        return f"extension<{name.decode(errors='replace')}>" if name else _first_line(type_)
+        return f"extension<{name.decode(errors='replace')}>" if name else str(type_).partition("\n")[0]
     if pa.types.is_dictionary(type_):
         return _unplain(pa.field(field.name, type_.value_type))
     if pa.types.is_struct(type_):
@@ -291,7 +291,7 @@ def _object(value: object, where: str) -> JsonDict:
         try:
             value = _plain(json.loads(value, parse_constant=_refuse_constant), where)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{where}: not a JSON object: {_first_line(error)}") from None
+            raise DataError(f"{where}: not a JSON object: {first_line(error)}") from None
     if not isinstance(value, dict):
         raise DataError(f"{where}: expected an object, got {_kind(value)}")
     return value
@@ -336,10 +336,6 @@ def _content_hash(content: object) -> str:
 
 def _kind(value: object) -> str:
     return "null" if value is None else type(value).__name__
-
-
-def _first_line(error: object) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 # Messages

@@ -62,24 +62,16 @@ _HOOKS: Final = tuple(f"register_{kind}" for kind in KINDS)
 
 
 @frozen(kw_only=True)
-class LoadedPlugin:
+class LoadedPlugin(PluginPin):
     """
     A plugin that was found.
 
     Attributes:
-        name: entry-point name.
-        module: that the entry point loads.
-        distribution: name of the installed distribution.
-        version: its version.
         state: `ok`, or `broken` when it cannot be imported.
         error: why it is broken, on one line.
         registers: the names it registered, by the host's registry.
     """
 
-    name: str
-    module: str
-    distribution: str
-    version: str
     state: Literal["ok", "broken"] = "ok"
     error: str = ""
     registers: Mapping[str, tuple[str, ...]] = field(factory=dict)

@@ -56,6 +56,18 @@ def test_closed_directories_and_links_are_removed(tmp_path) -> None:
     assert (outside / "kept").exists()
 
 
+def test_names_of_the_removal_itself_are_removed(tmp_path) -> None:
+    """A program that makes the names which the removal would use does not stop it."""
+    top = tmp_path / "top"
+    for number in range(20):
+        (top / f"..lifted{number}/x/y").mkdir(parents=True)
+        (top / f"d{number}/a/b").mkdir(parents=True)
+
+    remove_tree(str(top))
+
+    assert not top.exists()
+
+
 def test_a_missing_directory_is_no_error(tmp_path) -> None:
     """Removing a directory twice is no error."""
     remove_tree(str(tmp_path / "nothing"))

@@ -125,6 +125,15 @@ def test_the_topmost_closed_directory_blocks(tree: Path) -> None:
     assert f"{tree}/a" == find_blocking_directory(f"{tree}/a/b/c", OTHER_UID)
 
 
+def test_the_directory_itself_blocks(tree: Path) -> None:
+    """A directory that a user may not enter blocks the way to its own contents; a file does not."""
+    (tree / "a/b/file").touch(0o600)
+    assert find_blocking_directory(f"{tree}/a/b/file", OTHER_UID) is None
+    (tree / "a/b").chmod(0o700)
+
+    assert f"{tree}/a/b" == find_blocking_directory(f"{tree}/a/b", OTHER_UID)
+
+
 def test_the_owner_is_judged_by_the_owner_bit(tree: Path) -> None:
     """A directory that others may enter can still be closed to its owner."""
     (tree / "a").chmod(0o055)

@@ -95,6 +95,39 @@ def test_files_of_a_second_attempt_replace_the_first() -> None:
     assert count_descriptors() == before
 
 
+@pytest.mark.parametrize("name", ["memfd_create", "pipe", "dup", "set_blocking", "lseek"])
+@pytest.mark.parametrize("num_before", range(4))
+@pytest.mark.parametrize("session", [False, True])
+def test_files_that_cannot_all_be_opened_leave_none(monkeypatch, name: str, num_before: int, session: bool) -> None:
+    """Whichever call finds no descriptor left, those that were opened before it are closed."""
+    fds = tuple(os.open(os.devnull, os.O_RDWR) for _ in range(3))
+    job = make_job(session_fds=fds if session else None)
+    before = count_descriptors()
+    working = getattr(os, name)
+    num_calls = 0
+
+    def fail_later(*arguments: object) -> object:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls > num_before:
+            raise OSError(errno.EMFILE, "too many open files")
+        return working(*arguments)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, name, fail_later)
+        try:
+            opened = job.open_files()
+        except OSError:
+            opened = []
+    for fd in opened:
+        os.close(fd)
+    job.pipes.close()
+
+    assert before == count_descriptors()
+    for fd in fds:
+        os.close(fd)
+
+
 def test_a_session_passes_its_own_files() -> None:
     """The stream and the pipes of a session are duplicated, so that a server can close its copies."""
     fds = tuple(os.open(os.devnull, os.O_RDWR) for _ in range(3))

@@ -70,7 +70,7 @@ def service() -> Iterator[Service]:
     made.server_close()
 
 
-def build_response(status: str = "Finished", code: int | None = 0, **more: object) -> bytes:
+def build_response(status: object = "Finished", code: object = 0, **more: object) -> bytes:
     """Return a response in the service's format."""
     run = {"status": status, "return_code": code, "stdout": "", "stderr": "", "execution_time": 0.25, **more}
     return json.dumps({"status": "Success" if code == 0 else "Failed", "message": "", "run_result": run}).encode()
@@ -88,6 +88,12 @@ def build_response(status: str = "Finished", code: int | None = 0, **more: objec
         (b'{"status": "SandboxError", "message": "no workers", "run_result": null}', Status.INFRA_ERROR),
         (b"<html>", Status.INFRA_ERROR),
         (b"[]", Status.INFRA_ERROR),
+        (build_response(["Finished"]), Status.INFRA_ERROR),
+        (build_response({}), Status.INFRA_ERROR),
+        (build_response(code=[0]), Status.INFRA_ERROR),
+        (build_response(execution_time=[1]), Status.OK),
+        (build_response(execution_time="soon", stdout=["a"]), Status.OK),
+        (b"[" * 200_000, Status.INFRA_ERROR),
         (b"", Status.INFRA_ERROR),
     ],
 )

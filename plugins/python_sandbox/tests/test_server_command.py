@@ -102,6 +102,34 @@ def test_an_interpreter_in_tmp_stays_visible() -> None:
     assert "/sandbox" == choose(iter(["/usr/lib", "/tmp/venv/lib"]))
 
 
+def test_the_box_and_its_server_agree_on_the_directory(spec: ServerSpec, monkeypatch) -> None:
+    """If turnwise itself lies in /tmp, the box has another directory, and the server uses that one."""
+    for package, root in (("/tmp/venv/lib/turnwise_python_sandbox", "/sandbox"), ("/opt/turnwise", "/tmp")):
+        monkeypatch.setattr(server_command, "PACKAGE", package)
+        interpreter = evolve(spec.interpreter, executable="/opt/python", home="/opt", packages=())
+        command = build_namespaces_command(evolve(spec, tier=Tier.NAMESPACES, interpreter=interpreter), 7)
+
+        assert [root] == find_values(command, "--dir")
+        assert root == json.loads(command[-1])["workspace_root"]
+
+
+@pytest.mark.parametrize("tier", [Tier.NAMESPACES, Tier.LANDLOCK])
+def test_a_closed_directory_of_packages_is_an_error(spec: ServerSpec, tier: Tier) -> None:
+    """Programs could import nothing from it; the error names the directory, the user and the remedy."""
+    closed = spec.interpreter.packages[0]
+    os.chmod(closed, 0o700)
+    inherited = InheritedPaths()
+    other = evolve(spec, tier=tier, uid=OTHER_UID)
+    build = {
+        Tier.NAMESPACES: lambda: build_namespaces_command(other, 7),
+        Tier.LANDLOCK: lambda: build_landlock_command(other, 7, "/tmp/programs", inherited),
+    }
+
+    with pytest.raises(SandboxUnavailableError, match=rf"user {OTHER_UID}.*may not enter {closed}; .*chmod o\+rx"):
+        build[tier]()
+    inherited.close()
+
+
 def test_the_environment_is_built_from_nothing(spec: ServerSpec, monkeypatch) -> None:
     """No variable of this process reaches a program."""
     monkeypatch.setenv("API_KEY", "secret")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from turnwise_python_sandbox import Status, supervisor
-from turnwise_python_sandbox.box.messages import Started
+from turnwise_python_sandbox.box.messages import Ready, Started
 from turnwise_python_sandbox.job import Job
 
 
@@ -203,6 +203,23 @@ def test_a_server_that_never_starts_a_program_is_replaced(make_pool, monkeypatch
     pool.next_server().run_program()
 
     assert (Status.OK, 2) == (job.future.result().status, job.attempts)
+
+
+def test_two_programs_that_never_start_end_their_server_once(make_pool, monkeypatch) -> None:
+    """Both jobs are overdue in one round; both run on the next server."""
+    pool = make_pool()
+    jobs = [pool.submit(), pool.submit()]
+    server = pool.next_server()
+    monkeypatch.setattr(supervisor, "_LAUNCH_TIMEOUT_S", 0.2)
+    for _ in jobs:
+        server.receive()
+    replacement = pool.next_server(ready=False)
+    monkeypatch.setattr(supervisor, "_LAUNCH_TIMEOUT_S", 60.0)
+    replacement.send(Ready(7, ()))
+    for _ in jobs:
+        replacement.run_program()
+
+    assert [Status.OK] * 2 == [job.future.result().status for job in jobs]
 
 
 def test_a_server_that_is_never_ready_is_replaced(make_pool, monkeypatch) -> None:

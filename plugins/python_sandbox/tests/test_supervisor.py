@@ -11,6 +11,7 @@ import pytest
 
 from turnwise_python_sandbox import Status, Tier, supervisor
 from turnwise_python_sandbox.box.messages import Exited, Launch, Ready, Signal, Started
+from turnwise_python_sandbox.job import Job
 
 
 def test_a_launch_carries_the_limits_and_the_files(make_pool) -> None:
@@ -145,6 +146,23 @@ def test_the_exit_after_a_timeout_changes_no_result(make_pool, monkeypatch) -> N
 
     assert second.future.result().status is Status.OK
     assert job.future.result().status is Status.TIMEOUT
+
+
+def test_a_job_submitted_while_the_supervisor_ends_has_a_result(make_pool, monkeypatch) -> None:
+    """The thread has left its loop, but not yet closed it: such a job fails, as later ones do."""
+    pool = make_pool()
+    late: list[Job] = []
+    end_all = supervisor.Supervisor._end_all
+
+    def submit_and_end(self: supervisor.Supervisor, reason: str) -> None:
+        end_all(self, reason)
+        late.append(pool.submit())
+
+    monkeypatch.setattr(supervisor.Supervisor, "_end_all", submit_and_end)
+    pool.supervisor.close()
+    late.append(pool.submit())
+
+    assert ["the sandbox was closed"] * 2 == [job.future.result(60.0).stderr for job in late]
 
 
 def test_messages_about_unknown_jobs_are_ignored(make_pool) -> None:

@@ -100,8 +100,10 @@ def test_the_blocking_directory_is_found(tmp_path) -> None:
 
     found = find_blocking_directory(str(inner), 64999)
 
-    assert found is not None
-    assert str(tmp_path / "a").startswith(found)
+    # A folder of pytest's above it may be closed too.
+    closed = [each for each in (*reversed(inner.parents), inner) if not each.stat().st_mode & 0o001]
+    assert str(closed[0]) == found
+    assert tmp_path / "a" in closed
 
 
 UNSAFE = {"tier": 5, "unsafe_subprocess": True, "timeout_s": 5.0}

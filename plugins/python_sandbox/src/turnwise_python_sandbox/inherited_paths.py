@@ -8,7 +8,7 @@ from typing import Final
 
 from attrs import define, field
 
-from turnwise_python_sandbox.interpreter import find_blocking_directory
+from turnwise_python_sandbox.interpreter import check_enterable, find_blocking_directory
 
 _FIRST_FD: Final = 200
 
@@ -27,7 +27,10 @@ class InheritedPaths:
 
     def make_reachable(self, path: str, uid: int | None) -> str:
         """Return the path itself if the user can reach it, otherwise a path through a descriptor."""
-        if uid is None or find_blocking_directory(path, uid) is None:
+        if uid is None:
+            return path
+        check_enterable(path, uid)
+        if find_blocking_directory(path, uid) is None:
             return path
         if path not in self._aliases:
             opened = os.open(path, os.O_PATH)

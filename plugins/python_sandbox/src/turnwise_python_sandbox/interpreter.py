@@ -74,10 +74,26 @@ def find_interpreter(python: str) -> Interpreter:
 
 
 def find_blocking_directory(path: str, uid: int) -> str | None:
-    """Return the topmost parent directory of a path that a user may not enter; None if there is none."""
-    for parent in reversed(Path(path).parents):
-        found = parent.stat()
-        bit = stat.S_IXUSR if found.st_uid == uid else stat.S_IXOTH
-        if not found.st_mode & bit:
-            return str(parent)
+    """
+    Return the topmost directory that a user may not enter on the way to a path; None if there is none.
+
+    The path itself counts if it is a directory: nothing can show its contents to a user who may not enter it.
+    """
+    for each in (*reversed(Path(path).parents), Path(path)):
+        if _is_closed(each, uid):
+            return str(each)
     return None
+
+
+def check_enterable(path: str, uid: int) -> None:
+    """Raise `SandboxUnavailableError` for a directory that programs need and that their user may not enter."""
+    if _is_closed(Path(path), uid):
+        raise SandboxUnavailableError(
+            f"user {uid}, who runs the programs, may not enter {path}; let other users read and enter it (chmod o+rx)"
+        )
+
+
+def _is_closed(path: Path, uid: int) -> bool:
+    found = path.stat()
+    bit = stat.S_IXUSR if found.st_uid == uid else stat.S_IXOTH
+    return stat.S_ISDIR(found.st_mode) and not found.st_mode & bit

@@ -68,10 +68,20 @@ class Job:
     def open_files(self) -> list[int]:
         """Return descriptors for the server: code, standard input, output, error. The caller closes them."""
         self.pipes.close()
-        if self.session_fds is not None:
-            code, *outputs = map(os.dup, self.session_fds)
-            return [code, create_sealed_file(b""), *outputs]
-        return [create_sealed_file(self.code), create_sealed_file(self.stdin), *self.pipes.open()]
+        files: list[int] = []
+        try:
+            if self.session_fds is not None:
+                for fd in self.session_fds:
+                    files.append(os.dup(fd))
+                return [files[0], create_sealed_file(b""), *files[1:]]
+            for content in (self.code, self.stdin):
+                files.append(create_sealed_file(content))
+            return [*files, *self.pipes.open()]
+        except BaseException:
+            self.pipes.close()
+            for fd in files:
+                os.close(fd)
+            raise
 
     def complete(self, exited: Exited) -> None:
         """Resolve the job of a program that has exited."""

@@ -49,12 +49,18 @@ class OutputPipes:
 
     def open(self) -> list[int]:
         """Create the pipes and return their write ends, standard output first; the caller closes these."""
-        write_ends = []
-        for stream in ("stdout", "stderr"):
-            read_end, write_end = os.pipe()
-            os.set_blocking(read_end, False)
-            self._streams[read_end] = stream
-            write_ends.append(write_end)
+        write_ends: list[int] = []
+        try:
+            for stream in ("stdout", "stderr"):
+                read_end, write_end = os.pipe()
+                self._streams[read_end] = stream
+                write_ends.append(write_end)
+                os.set_blocking(read_end, False)
+        except BaseException:
+            self.close()
+            for fd in write_ends:
+                os.close(fd)
+            raise
         return write_ends
 
     def __iter__(self) -> Iterator[int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import json
+import math
 import os
 import threading
 import time
@@ -74,7 +74,7 @@ class RemoteBackend:
         job.sent_at = time.monotonic()
         try:
             result = parse_response(self._request(job), job, time.monotonic() - job.sent_at)
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - every job must be resolved, whatever the service has sent
             job.fail(f"the service at {self._url} failed: {type(error).__name__}: {error}")
         else:
             job.resolve(result)
@@ -133,9 +133,11 @@ def parse_response(response: Any, job: Job, wall_s: float) -> RunResult:
     if not isinstance(run, Mapping) or response.get("status") == "SandboxError":
         message = response.get("message") if isinstance(response, Mapping) else response
         raise ValueError(f"no result: {str(message)[:200]}")
-    if run.get("status") not in _STATUSES:
+    if not isinstance(run.get("status"), str) or run["status"] not in _STATUSES:
         raise ValueError(f"unknown status {run.get('status')!r}")
     code = run.get("return_code")
+    if not isinstance(code, int | None):
+        raise ValueError(f"the exit code is {str(code)[:200]!r}")  # noqa: TRY004 - the service's fault, not a caller's
     status = _STATUSES[run["status"]]
     if status is Status.OK and code not in (0, None):
         status = Status.ERROR
@@ -146,8 +148,15 @@ def parse_response(response: Any, job: Job, wall_s: float) -> RunResult:
         status=Status.OUTPUT_LIMIT if output.truncated else status,
         stdout=output.text("stdout"),
         stderr=output.text("stderr"),
-        exit_code=code if isinstance(code, int) else None,
-        wall_s=float(run.get("execution_time") or wall_s),
+        exit_code=code,
+        wall_s=_read_seconds(run.get("execution_time"), wall_s),
         tier=job.tier,
         queued_s=job.sent_at - job.submitted_at,
     )
+
+
+def _read_seconds(value: object, default: float) -> float:
+    """Return a positive number that the service has reported, otherwise the default."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    return default

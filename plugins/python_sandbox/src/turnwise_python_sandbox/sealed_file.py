@@ -13,10 +13,14 @@ def create_sealed_file(content: bytes) -> int:
     if sys.platform != "linux":
         return _create_unlinked_file(content)
     fd = os.memfd_create("turnwise", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    _write_all(fd, content)
-    os.lseek(fd, 0, os.SEEK_SET)
-    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    try:
+        _write_all(fd, content)
+        os.lseek(fd, 0, os.SEEK_SET)
+        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 

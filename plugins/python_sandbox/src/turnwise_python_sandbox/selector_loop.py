@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -16,25 +17,31 @@ class SelectorLoop:
     """
     Runs callbacks on the thread that calls `run_once`.
 
-    `post` may be called on any thread; everything else belongs to the thread of the loop. The queue of actions is the
-    only shared state, and `deque` makes `append` and `popleft` atomic, so that no lock is needed.
+    `post` may be called on any thread; everything else belongs to the thread of the loop.
     """
 
     def __init__(self) -> None:
         self._actions: deque[Callable[[], None]] = deque()
+        self._finished = False
+        self._lock = threading.Lock()
+        """Keeps an action from being added to a queue that nothing will read."""
         self._selector = selectors.DefaultSelector()
         self._wakeup_receiver, self._wakeup_sender = socket.socketpair()
         for each in (self._wakeup_receiver, self._wakeup_sender):
             each.setblocking(False)
         self.register(self._wakeup_receiver, self._drain_wakeups)
 
-    def post(self, action: Callable[[], None]) -> None:
-        """Run an action on the thread of the loop; it never runs if the loop is closed before."""
-        # Append first: the loop drains the wakeups before it runs the actions, so that it misses no action.
-        self._actions.append(action)
-        # A full socket means that the loop is about to wake up anyway; a closed one, that it has ended.
+    def post(self, action: Callable[[], None]) -> bool:
+        """Run an action on the thread of the loop; return False if the loop has finished, so that it will not run."""
+        with self._lock:
+            if self._finished:
+                return False
+            # Append first: the loop drains the wakeups before it runs the actions, so that it misses no action.
+            self._actions.append(action)
+        # A full socket means that the loop is about to wake up anyway; a closed one, that it is in `finish`.
         with contextlib.suppress(OSError):
             self._wakeup_sender.send(b"x")
+        return True
 
     def register(self, file: socket.socket | int, callback: Callable[[], None]) -> None:
         """Call back whenever a file is readable."""
@@ -48,6 +55,13 @@ class SelectorLoop:
         """Wait for a readable file or an action, then run the callbacks and all posted actions."""
         for key, _ in self._selector.select(timeout_s):
             key.data()
+        while self._actions:
+            self._actions.popleft()()
+
+    def finish(self) -> None:
+        """Accept no further action, and run those that are left."""
+        with self._lock:
+            self._finished = True
         while self._actions:
             self._actions.popleft()()
 

@@ -13,7 +13,14 @@ from attrs import frozen
 
 from turnwise_python_sandbox.config import SandboxConfig
 from turnwise_python_sandbox.inherited_paths import InheritedPaths
-from turnwise_python_sandbox.interpreter import BOOTSTRAP, DEVICES, PACKAGE, Interpreter, find_blocking_directory
+from turnwise_python_sandbox.interpreter import (
+    BOOTSTRAP,
+    DEVICES,
+    PACKAGE,
+    Interpreter,
+    check_enterable,
+    find_blocking_directory,
+)
 from turnwise_python_sandbox.result import SandboxUnavailableError, Tier
 
 _WORKSPACE_ROOTS: Final = ("/tmp", "/sandbox")
@@ -89,7 +96,7 @@ def build_namespaces_command(spec: ServerSpec, control_fd: int) -> list[str]:
     settings = _encode_settings(
         spec,
         control_fd,
-        workspace_root=_choose_workspace_root(readable),
+        workspace_root=_choose_workspace_root({*readable, PACKAGE}),
         readable=readable,
         inherited_fds=(),
         import_path=spec.interpreter.packages,
@@ -180,7 +187,9 @@ def _find_covers(paths: set[str], uid: int | None) -> dict[str, list[str]]:
     """Return, by directory that the user cannot enter, the paths to show inside it."""
     covers: dict[str, list[str]] = {}
     for path in sorted(paths):
-        blocking = None if uid is None else find_blocking_directory(path, uid)
-        if blocking:
+        if uid is None:
+            continue
+        check_enterable(path, uid)
+        if blocking := find_blocking_directory(path, uid):
             covers.setdefault(blocking, []).append(path)
     return covers

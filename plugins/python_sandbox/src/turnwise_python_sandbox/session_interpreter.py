@@ -55,9 +55,16 @@ class SessionInterpreter:
             disk_mb=config.disk_mb,
             max_files=config.max_files,
         )
-        ours, theirs = socket.socketpair()
         pipes = OutputPipes()
-        stream_fd, (stdout_fd, stderr_fd) = theirs.detach(), pipes.open()
+        stdout_fd, stderr_fd = pipes.open()
+        try:
+            ours, theirs = socket.socketpair()
+        except BaseException:
+            pipes.close()
+            os.close(stdout_fd)
+            os.close(stderr_fd)
+            raise
+        stream_fd = theirs.detach()
         job = Job(code=b"", stdin=b"", limits=limits, tier=tier, session_fds=(stream_fd, stdout_fd, stderr_fd))
         return cls(job, ours, pipes, [stream_fd, stdout_fd, stderr_fd])
 

@@ -41,6 +41,7 @@ _FIRST_RETRY_S: Final = 0.1
 _LONGEST_RETRY_S: Final = 5.0
 _MAX_FAILED_STARTS: Final = 3
 _MAX_ATTEMPTS: Final = 2
+_CLOSED: Final = "the sandbox was closed"
 
 
 @define(eq=False)
@@ -90,7 +91,8 @@ class Supervisor:
         return self._spec.tier
 
     def submit(self, job: Job) -> None:
-        self._loop.post(lambda: self._accept(job))
+        if not self._loop.post(lambda: self._accept(job)):
+            job.fail(_CLOSED)
 
     def kill(self, job: Job, number: int = signal.SIGKILL) -> None:
         """Send a signal to a job's program; remove a job that still waits from the queue."""
@@ -124,7 +126,9 @@ class Supervisor:
                 self._dispatch()
             except Exception as error:  # noqa: BLE001 - every job must be resolved, whatever fails here
                 self._end_all(f"the supervisor failed: {type(error).__name__}: {error}")
-        self._end_all("the sandbox was closed")
+        self._end_all(_CLOSED)
+        # Jobs that other threads have submitted until now fail here, and later ones in `submit`.
+        self._loop.finish()
         self._loop.close()
 
     def _end_all(self, reason: str) -> None:
@@ -219,7 +223,10 @@ class Supervisor:
             self._waiting.popleft().fail(reason)
 
     def _end_server(self, server: _Server, reason: str, *, retry: bool = True) -> None:
-        """Stop a server. Jobs whose program had not started are queued again, once."""
+        """Stop a server. Jobs whose program had not started are queued again, once. Idempotent."""
+        # Several of its jobs may be overdue in one round.
+        if server not in self._servers:
+            return
         self._servers.remove(server)
         self._loop.unregister(server.process.control)
         errors = server.process.read_errors()
@@ -271,7 +278,7 @@ class Supervisor:
 
     def _accept(self, job: Job) -> None:
         if self._closing:
-            job.fail("the sandbox was closed")
+            job.fail(_CLOSED)
         else:
             self._waiting.append(job)
 

@@ -8,6 +8,7 @@ from typing import Final
 
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _HIGHEST_DESCRIPTOR: Final = 2**20
+_NAME_BYTES: Final = 16
 
 
 def remove_tree(path: str) -> None:
@@ -44,6 +45,8 @@ def _empty_directory(path: str) -> None:
     top = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.chmod(path, 0o700)
+        # No program could know this name and put a directory in the way.
+        prefix = f"..lifted-{os.urandom(_NAME_BYTES).hex()}-"
         num_lifted = 0
         names = _list_names(".", top)
         while names:
@@ -55,8 +58,8 @@ def _empty_directory(path: str) -> None:
                     num_lifted += 1
                     # The kernel moves a directory only if it is writable, because the move changes its "..".
                     os.chmod(f"{name}/{inner}", 0o700, dir_fd=top)
-                    os.rename(f"{name}/{inner}", f"..lifted{num_lifted}", src_dir_fd=top, dst_dir_fd=top)
-                    names.append(f"..lifted{num_lifted}")
+                    os.rename(f"{name}/{inner}", f"{prefix}{num_lifted}", src_dir_fd=top, dst_dir_fd=top)
+                    names.append(f"{prefix}{num_lifted}")
             os.rmdir(name, dir_fd=top)
     finally:
         os.close(top)

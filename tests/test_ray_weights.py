@@ -129,6 +129,24 @@ def test_a_restarted_replica_serves_the_last_weights():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "at once"])
+def test_an_update_waits_for_the_only_replica(noticed):
+    """The only replica was killed: the update waits for its replacement, also if the driver does not know it yet."""
+    with make_manager(replicas=1) as manager:
+        manager.update_weights(weights_of(1))
+        (slot,) = manager.runtime.policy.slots
+        os.kill(pids([slot])[0], signal.SIGKILL)
+        if noticed:
+            wait_until(lambda: slot.handle is None, "the loss was not noticed")
+        report = manager.update_weights(weights_of(2))
+        results = manager.rollout(make_tasks(4))
+
+    assert [(0, "")] == [(each.replica, each.error) for each in report.replicas]
+    assert 2 == slot.num_starts
+    assert {2} == versions_of(results)
+
+
+@pytest.mark.slow
 def test_a_failed_update_leaves_the_old_version():
     """Every replica refuses weights of another shape; the error gives the reason, and the old version still serves."""
     with make_manager() as manager:

@@ -41,7 +41,7 @@ class FakeGroup:
     def release(self, slot):
         slot.handle = None
 
-    def give_up(self, slot):
+    async def give_up(self, slot):
         self.calls.append("given up")
 
     async def close(self):

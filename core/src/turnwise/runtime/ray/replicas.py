@@ -111,11 +111,13 @@ class ReplicaGroup:
             for client in live(self.clients()):
                 post(client.handle.replica_down, slot.index, f"{slot.name}: {slot.last_error}", self.pool.name)
 
-    def give_up(self, slot: ActorSlot) -> None:
+    async def give_up(self, slot: ActorSlot) -> None:
         """Let the clients fail their requests if no replica is left."""
         if all_given_up(self.slots):
             for client in live(self.clients()):
                 post(client.handle.no_more_replicas, f"{slot.name}: {slot.last_error}", self.pool.name)
+        if self.weights is not None:
+            await self.weights.notify_given_up()
 
     async def close(self) -> None:
         await self._placement_groups.close()

@@ -65,7 +65,7 @@ class RewardGroup:
             for client in live(self.clients()):
                 post(client.handle.reward_worker_down, slot.index)
 
-    def give_up(self, slot: ActorSlot) -> None:
+    async def give_up(self, slot: ActorSlot) -> None:
         """Let the workers fail their scores if no reward worker is left."""
         if all_given_up(self.slots):
             for client in live(self.clients()):

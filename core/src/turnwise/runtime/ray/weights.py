@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -16,7 +17,7 @@ from attrs import define, field
 
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import UpdateReport, Weight, WeightManifest, WeightSource
-from turnwise.runtime.remote.supervision import ActorSlot, failure_reason, live
+from turnwise.runtime.remote.supervision import ActorSlot, all_given_up, failure_reason, live
 from turnwise.runtime.remote.weight_updates import UpdateReplica, WeightUpdater
 from turnwise.weights.sleep import SleepState
 from turnwise.weights.sources import PairsSource, host_copy
@@ -60,6 +61,8 @@ class GroupWeights:
         """
         Update every replica in rotation, and the restarted ones that wait for weights.
 
+        If all replicas have died, the update waits for the first that is started again.
+
         Args:
             slots: of the pool.
             weights: anything that the updater's `make_source` accepts.
@@ -73,8 +76,7 @@ class GroupWeights:
             if self.keep_last:
                 # The trainer changes its weights after the update, so the copy cannot wait until a replica needs it.
                 source = await asyncio.to_thread(_copy_to_host, source)
-            replicas = {slot.index: _make_update(slot.handle) for slot in live(slots)}
-            report = await self.updater.update({**replicas, **self._outdated}, source, version)
+            report = await self._update_live(self.updater, slots, source, version)
             self.version, self._last = version, source if self.keep_last else None
             failed = {each.replica: each.error for each in report.replicas if each.error}
             # A waiting replica that succeeded leaves this table, and `catch_up` continues when the lock is free.
@@ -84,6 +86,35 @@ class GroupWeights:
                     kill(slot, f"it was not updated to weight version {version}: {failed[slot.index]}")
             self._changed.notify_all()
             return report
+
+    async def _update_live(
+        self, updater: WeightUpdater, slots: list[ActorSlot], source: WeightSource, version: int
+    ) -> UpdateReport:
+        dead: dict[int, Any] = {}
+
+        def is_decided() -> bool:
+            # No replica starts while the pool sleeps.
+            is_hopeless = all_given_up(slots) or self.sleep_state.level > 0
+            started = any(slot.handle is not None and slot.handle is not dead.get(slot.index) for slot in slots)
+            return started or bool(self._outdated) or is_hopeless
+
+        while True:
+            # Without the lock, which a replica needs to enter rotation.
+            await self._changed.wait_for(is_decided)
+            handles = {slot.index: slot.handle for slot in live(slots)}
+            replicas = {index: _make_update(handle) for index, handle in handles.items()}
+            try:
+                return await updater.update({**replicas, **self._outdated}, source, version)
+            except EngineError:
+                # Dead actors fail before their supervision knows it. Others have refused these weights.
+                if self._outdated or not handles or await _is_any_alive(handles.values()):
+                    raise
+                dead = handles
+
+    async def notify_given_up(self) -> None:
+        """Let an update look at the slots again: one of them stays empty."""
+        async with self._lock:
+            self._changed.notify_all()
 
     async def sleep(self, slots: list[ActorSlot], level: int, levels: Collection[int]) -> None:
         """
@@ -130,6 +161,7 @@ class GroupWeights:
                 self._outdated[index] = _make_update(handle)
                 log = structlog.get_logger()
                 log.warning("replica waits for the next weights", replica=index, version=self.version)
+                self._changed.notify_all()
                 await self._changed.wait_for(lambda: index not in self._outdated)
             # The pool may have fallen asleep while the replica started.
             if self.sleep_state.level:
@@ -139,6 +171,7 @@ class GroupWeights:
             # Not a coroutine: it runs under the lock and without an await, so nothing changes before the slot is
             # filled.
             enter_rotation()
+            self._changed.notify_all()
 
 
 def _make_update(handle: Any) -> UpdateReplica:
@@ -146,6 +179,14 @@ def _make_update(handle: Any) -> UpdateReplica:
         return handle.update_weights.remote(manifest)
 
     return update_replica
+
+
+async def _is_any_alive(handles: Iterable[Any]) -> bool:
+    for handle in handles:
+        with suppress(Exception):
+            await handle.ping.remote()
+            return True
+    return False
 
 
 def _copy_to_host(source: WeightSource) -> WeightSource:

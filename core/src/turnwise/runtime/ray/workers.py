@@ -92,7 +92,7 @@ class WorkerGroup:
             pool.disconnect_client(slot)
         self._share()
 
-    def give_up(self, slot: ActorSlot) -> None:
+    async def give_up(self, slot: ActorSlot) -> None:
         """Fail every episode if no worker is left."""
         if all_given_up(self.slots):
             self.dispatcher.fail_all(f"every worker is dead, the last: {slot.last_error}")

@@ -90,7 +90,7 @@ class ActorGroup(Protocol):
     def release(self, slot: ActorSlot) -> None:
         """Kill the actor, empty the slot and tell the actors that depend on it."""
 
-    def give_up(self, slot: ActorSlot) -> None:
+    async def give_up(self, slot: ActorSlot) -> None:
         """Tell the dependent actors that this slot stays empty."""
 
     async def close(self) -> None:
@@ -148,7 +148,7 @@ class Supervisor:
             wait_s = self._record_failure(slot)
             group.release(slot)
             if permanent or wait_s is None:
-                self._give_up(group, slot)
+                await self._give_up(group, slot)
                 return
             await asyncio.sleep(wait_s)
 
@@ -175,12 +175,12 @@ class Supervisor:
         return min(self.policy.max_backoff_s, self.policy.backoff_s * 2.0 ** (attempts - 1))
 
     @staticmethod
-    def _give_up(group: ActorGroup, slot: ActorSlot) -> None:
+    async def _give_up(group: ActorGroup, slot: ActorSlot) -> None:
         structlog.get_logger().error("actor given up", actor=slot.name, reason=slot.last_error)
         # In this order: `wait_until_started` wakes up at the event and reads the flag, and a group counts the flags.
         slot.given_up = True
         slot.settled.set()
-        group.give_up(slot)
+        await group.give_up(slot)
 
 
 async def wait_until_started(slots: list[ActorSlot]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import signal
 import sys
 import time
@@ -10,7 +11,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.numpy import load_file
+from torch.distributed.checkpoint import save
 
 from turnwise import load_unfinished, read_results
 from turnwise_grpo_trainer.checkpoints import CheckpointStore
@@ -179,3 +182,47 @@ def test_async_loses_nothing(site: Path) -> None:
     trained = trained_on(out)
     assert list(range(1, 9)) == sorted(trained)
     assert kept & {uid for episodes in trained.values() for uid in episodes}, "no interrupted episode was trained on"
+
+
+class Bomb:
+    """An object whose pickle creates a file when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_forged_checkpoint_runs_nothing(site: Path) -> None:
+    """It is refused when a file is a pickle that runs a command, and when the models have torch's default format."""
+    exploded, out = site / "exploded", train(site, "out", "train.num_steps=1", "data.validation_path=null")
+    forged = pickle.dumps(Bomb(exploded))
+    (checkpoint,) = CheckpointStore(out).paths()
+
+    def assert_refused() -> None:
+        process = start(site, "train", str(site / "config.yaml"), "train.num_steps=1", "--out", str(out), "--resume")
+        output = "".join(process.communicate())
+        assert 2 == process.returncode, output
+        assert f"{checkpoint}" in output
+        assert "not a checkpoint of" in output or "cannot be read" in output, output
+        assert "Traceback" not in output
+        assert not exploded.exists()
+
+    files = [path for path in checkpoint.rglob("*") if path.is_file()]
+    assert {".json", ".jsonl", ".safetensors"} <= {path.suffix for path in files}
+    for file in files:
+        content = file.read_bytes()
+        file.write_bytes(forged)
+        assert_refused()
+        file.write_bytes(content)
+
+    (shard,) = checkpoint.rglob("*.safetensors")
+    shard.unlink()
+    save({"rng": torch.get_rng_state()}, checkpoint_id=shard.parent, no_dist=True)
+    (shard.parent / ".metadata").write_bytes(forged)
+    assert_refused()
+    pickle.loads(forged)
+    assert exploded.exists()

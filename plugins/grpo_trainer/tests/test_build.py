@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
 from turnwise.errors import ConfigError
 from turnwise_grpo_trainer.async_collector import AsyncCollector
@@ -78,6 +80,18 @@ def test_one_process_trains_here():
 
     assert isinstance(trainer, LocalTrainer)
     assert setup.model.path == trainer.source
+
+
+def test_a_single_sharded_process_leaves_no_file(monkeypatch, tmp_path):
+    """Its group needs no rendezvous on disk."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    try:
+        trainer = build_trainer(read("train.sharding.fully_shard=true"))
+        assert isinstance(trainer, LocalTrainer)
+        assert 1 == dist.get_world_size()
+    finally:
+        dist.destroy_process_group()
+    assert [] == list(tmp_path.iterdir())
 
 
 def test_several_processes_need_ray(monkeypatch):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import pickle
+from pathlib import Path
 
 import pytest
 import torch
 from attrs import evolve
-from torch.distributed.checkpoint import FileSystemWriter
+from safetensors.numpy import load_file
+from torch.distributed.checkpoint import FileSystemWriter, save
 
 from turnwise.errors import ConfigError
 from turnwise_grpo_trainer.config import AlgorithmConfig, CriticConfig, OptimizerConfig, PolicyConfig, TrainConfig
@@ -97,6 +100,47 @@ def test_damaged_schedules_are_one_line(spec, tmp_path, damage):
     with pytest.raises(ConfigError, match=r"state: not a checkpoint of this model: ") as caught:
         load_state(learner, tmp_path / "state")
     assert "\n" not in str(caught.value)
+
+
+def test_no_file_is_a_pickle(spec, mixed, tmp_path):
+    """The files are safetensors and JSON, read here without torch."""
+    learner = load(spec, GAE)
+    learner.update(mixed, step=1, version=0)
+    save_state(learner, tmp_path)
+
+    kinds = {path.suffix: path for path in tmp_path.iterdir()}
+    assert {".json", ".safetensors"} == kinds.keys()
+    arrays = load_file(kinds[".safetensors"])
+    weights = dict(learner.policy.full_weights())
+    assert {f"policy.model.{name}" for name in weights} == {name for name in arrays if name.startswith("policy.model.")}
+    assert 1.0 == arrays["critic.optimizer.model.norm.weight.step"].item()
+
+
+class Bomb:
+    """An object whose pickle creates a file when it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_forged_checkpoint_runs_nothing(spec, tmp_path):
+    """A folder in torch's default format, whose table of contents is a forged pickle, is refused unread."""
+    exploded = tmp_path / "exploded"
+    state = tmp_path / "state"
+    learner = load(spec, CONFIG)
+    save({"rng": torch.get_rng_state()}, checkpoint_id=state, no_dist=True)
+    (state / ".metadata").write_bytes(pickle.dumps(Bomb(exploded)))
+    (state / SCHEDULES_FILE).write_text('{"policy": 0}')
+
+    with pytest.raises(ConfigError, match=r"state: not a checkpoint of this model: RuntimeError: Missing key"):
+        load_state(learner, state)
+    assert not exploded.exists()
+    pickle.loads((state / ".metadata").read_bytes())
+    assert exploded.exists()
 
 
 def test_ctrl_c_while_a_checkpoint_is_written(spec, tmp_path, monkeypatch):

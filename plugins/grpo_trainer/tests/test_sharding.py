@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from turnwise_grpo_trainer.config import AlgorithmConfig, OptimizerConfig, PolicyConfig, TrainConfig
 from turnwise_grpo_trainer.learner import Learner
+from turnwise_grpo_trainer.model_state import load_state
 
 SCRIPT = Path(__file__).with_name("sharded_process.py")
 
@@ -55,9 +56,15 @@ def test_weights_do_not_depend_on_the_processes(tmp_path, model_dir, spec, mixed
     for step in range(1, 6):
         metrics = plain.update(evolve(mixed), step=step, version=0)
     none = dict(plain.policy.full_weights())
+    # The checkpoint of two processes continues in one without shards.
+    resumed = Learner.load(config, spec, temperature=1.0, response_length=64, device=torch.device("cpu"))
+    load_state(resumed, tmp_path / "world2" / "state")
+    for step in (4, 5):
+        resumed.update(evolve(mixed), step=step, version=0)
+    from_two = dict(resumed.policy.full_weights())
 
-    assert one.keys() == two.keys() == none.keys()
-    for other in (one, two):
+    assert one.keys() == two.keys() == none.keys() == from_two.keys()
+    for other in (one, two, from_two):
         assert max((none[name] - other[name]).abs().max().item() for name in none) < 1e-6
     assert max((none[name] - before[name]).abs().max().item() for name in none) > 1e-4
     for output in (output_of_one, output_of_two):

@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import torch.distributed as dist
 
 from turnwise import RolloutManager
@@ -46,8 +43,7 @@ def build_trainer(setup: TrainSetup) -> Trainer:
             ) from error
         return RayTrainer.start(spec, setup.run.runtime.ray.address)
     if sharding.sharded and not dist.is_initialized():
-        store = Path(tempfile.mkdtemp(prefix="turnwise-")) / "store"
-        join_group(f"file://{store}", rank=0, world_size=1, device=select_device(setup.train.policy))
+        join_group(None, rank=0, world_size=1, device=select_device(setup.train.policy))
     return load_local_trainer(spec)
 
 

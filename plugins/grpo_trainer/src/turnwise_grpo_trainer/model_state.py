@@ -2,7 +2,7 @@
 Saves and loads models, optimizers, schedules and random number generators, with `torch.distributed.checkpoint`.
 
 Saving and loading are collective: every training process calls them. The number of processes may change in between. The
-metadata file of torch is a pickle: load only checkpoints that you trust.
+files are safetensors and JSON, never pickles: reading one from a stranger runs no code.
 """
 
 # ruff: noqa: TID253 - only the trainer imports this module; no hook does
@@ -17,7 +17,9 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -32,7 +34,9 @@ SCHEDULES_FILE: Final = "schedules.json"
 def save_state(learner: Learner, folder: Path) -> None:
     """Write the state of a learner to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    _call_torch(save)(_state(learner), checkpoint_id=folder, no_dist=not dist.is_initialized())
+    # By default torch would write a pickle beside the tensors, and load values that are no tensors from pickles.
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    _call_torch(save)(_tensors(learner), storage_writer=writer, no_dist=not dist.is_initialized())
     if learner.rank == 0:
         steps = {name: trainable.schedule.last_epoch for name, trainable in _trainables(learner).items()}
         (folder / SCHEDULES_FILE).write_text(json.dumps(steps), encoding="utf-8")
@@ -40,18 +44,21 @@ def save_state(learner: Learner, folder: Path) -> None:
 
 def load_state(learner: Learner, folder: Path) -> None:
     """Restore the state written by `save_state`; `ConfigError` if the folder holds no state of this model."""
-    state = _state(learner)
+    state = _tensors(learner)
     try:
-        _call_torch(load)(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
+        reader = HuggingFaceStorageReader(str(folder))
+        reader.read_metadata()  # torch would log a traceback about a damaged file
+        _call_torch(load)(state, storage_reader=reader, no_dist=not dist.is_initialized())
         steps = json.loads((folder / SCHEDULES_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RuntimeError, CheckpointException) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError, CheckpointException) as error:
         raise ConfigError(f"{folder}: not a checkpoint of this model: {_cause(error)}") from error
     for name, trainable in _trainables(learner).items():
+        model, optimizer = get_state_dict(trainable.model, trainable.optimizer)
         set_state_dict(
             trainable.model,
             trainable.optimizer,
-            model_state_dict=state[name]["model"],
-            optim_state_dict=state[name]["optimizer"],
+            model_state_dict={**model, **state[name]["model"]},
+            optim_state_dict={**optimizer, "state": state[name]["optimizer"]},
         )
         trainable.seek(steps[name])
     torch.set_rng_state(state["rng"])
@@ -91,11 +98,14 @@ def _trainables(learner: Learner) -> dict[str, TrainableModel]:
     return {"policy": learner.policy} | ({"critic": learner.critic} if learner.critic else {})
 
 
-def _state(learner: Learner) -> dict[str, Any]:
+def _tensors(learner: Learner) -> dict[str, Any]:
+    """Return all tensors of a learner's state; the other settings of an optimizer come from the config."""
     state: dict[str, Any] = {"rng": torch.get_rng_state()}
     if learner.device.type == "cuda":
         state["cuda_rng"] = torch.cuda.get_rng_state()
     for name, trainable in _trainables(learner).items():
         model, optimizer = get_state_dict(trainable.model, trainable.optimizer)
-        state[name] = {"model": model, "optimizer": optimizer}
+        tied = trainable.tied_names()
+        untied = {key: tensor for key, tensor in model.items() if key not in tied}  # safetensors refuses aliases
+        state[name] = {"model": untied, "optimizer": optimizer["state"]}
     return state

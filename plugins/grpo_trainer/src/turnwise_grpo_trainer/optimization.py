@@ -72,6 +72,11 @@ class TrainableModel:
         self.optimizer.zero_grad()
         return total
 
+    def tied_names(self) -> set[str]:
+        """Return the further names of weights that have several."""
+        own = {name for name, _ in self.model.named_parameters()}
+        return {name for name, _ in self.model.named_parameters(remove_duplicate=False)} - own
+
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
         """
         Yield the names and unsharded weights, one at a time, on the host.
@@ -79,8 +84,7 @@ class TrainableModel:
         Gathering is collective: every process must consume the whole iterator. Tied weights come once, under their
         first name.
         """
-        own = {name for name, _ in self.model.named_parameters()}
-        tied = {name for name, _ in self.model.named_parameters(remove_duplicate=False)} - own
+        tied = self.tied_names()
         for name, tensor in self.model.state_dict().items():
             if name not in tied:
                 yield name, _gather(tensor).detach().cpu()

@@ -1,12 +1,15 @@
 """New weights before they reach vLLM: which are refused, and that values arrive unchanged."""
 
+import resource
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch_file
 
@@ -31,10 +34,15 @@ ALL = {name: np.full(shape, i, np.float32) for i, (name, shape) in enumerate(SHA
 def put(tmp_path):
     """A function that stages weights in a temporary folder."""
 
-    def run(weights, expected=EXPECTED, bucket_bytes=1 << 20, whole=False):
-        return stage(weights, expected, weight_dir=tmp_path, bucket_bytes=bucket_bytes, whole=whole)
+    staged = []
 
-    return run
+    def run(weights, expected=EXPECTED, bucket_bytes=1 << 20, whole=False):
+        staged.append(stage(weights, expected, weight_dir=tmp_path, bucket_bytes=bucket_bytes, whole=whole))
+        return staged[-1]
+
+    yield run
+    for each in staged:
+        each.close()
 
 
 def read(staged):
@@ -43,7 +51,7 @@ def read(staged):
 
 @pytest.mark.parametrize("bucket_bytes", [1, 64, 100, 1 << 20])
 def test_all_weights_arrive(put, bucket_bytes):
-    """Any bucket size works, and `remove` deletes all files."""
+    """Any bucket size works, no file has a name, and `close` frees all files."""
     staged = put(ALL.items(), bucket_bytes=bucket_bytes)
 
     found = read(staged)
@@ -51,8 +59,10 @@ def test_all_weights_arrive(put, bucket_bytes):
     assert all(np.array_equal(ALL[name], found[name]) for name in ALL)
     assert sum(each.nbytes for each in ALL.values()) == staged.num_bytes
     assert (len(ALL) if bucket_bytes == 1 else 1) == len(staged.paths) or bucket_bytes in (64, 100)
-    staged.remove()
-    assert not staged.folder.exists()
+    assert [] == list(staged.folder.iterdir())
+    paths = staged.paths
+    staged.close()
+    assert not any(path.exists() for path in paths)
 
 
 def test_views_are_copied(put):
@@ -167,17 +177,44 @@ def test_a_failing_source_leaves_no_files(put, tmp_path):
 
 def test_a_missing_folder_is_named():
     """The error is one line."""
-    with pytest.raises(EngineError, match="cannot write new weights to '/no/such/folder'"):
+    with pytest.raises(
+        EngineError, match=r"cannot write 128 bytes of new weights to '/no/such/folder': \[Errno 2\] No such"
+    ):
         stage(ALL.items(), EXPECTED, weight_dir=Path("/no/such/folder"), bucket_bytes=1, whole=False)
 
 
-def test_a_full_disk_is_an_engine_error(put, tmp_path, monkeypatch):
-    """The error says how much did not fit and where; no file stays behind."""
+def test_a_full_disk_is_an_engine_error(put):
+    """The error says how much did not fit and where."""
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, unlimited[1]))
+    try:
+        with pytest.raises(EngineError, match=r"cannot write 65536 bytes of new weights to .*: .* File too large"):
+            put([("w", np.zeros(1 << 14, np.float32))], ExpectedWeights({}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
 
-    def full(_bucket, _path):
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("safetensors.numpy.save_file", full)
-    with pytest.raises(EngineError, match=r"cannot write 16 bytes of new weights to .*: No space left"):
-        put([("model.norm.weight", ALL["model.norm.weight"])])
+STAGING = """
+import signal, sys
+from pathlib import Path
+import numpy as np
+from turnwise_engine_support.weight_checks import ExpectedWeights
+from turnwise_vllm_engine import weights
+weights.SHARED_MEMORY = Path(sys.argv[1])
+staged = weights.stage([("w", np.ones(4))], ExpectedWeights({}), weight_dir=None, bucket_bytes=1, whole=False)
+print(staged.paths[0], flush=True)
+signal.pause()
+"""
+
+
+def test_a_killed_process_leaves_no_weights(tmp_path):
+    """Another process reads the weights; after a SIGKILL they are gone."""
+    with subprocess.Popen([sys.executable, "-c", STAGING, tmp_path], stdout=subprocess.PIPE, text=True) as process:
+        path = process.stdout.readline().strip()
+        try:
+            assert [1.0] * 4 == load_file(path)["w"].tolist()
+        finally:
+            process.send_signal(signal.SIGKILL)
+
     assert [] == list(tmp_path.iterdir())
+    assert not Path(path).exists()

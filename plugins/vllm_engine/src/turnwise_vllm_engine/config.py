@@ -61,8 +61,8 @@ class VllmConfig:
         seed: for requests without a seed; None is 0.
         num_threads: OpenMP threads of each vLLM process; None leaves it to vLLM.
         weight_bucket_bytes: largest file of new weights.
-        weight_dir: folder for new weights, visible to all vLLM processes; None is shared memory, or the folder for
-            temporary files if there is none.
+        weight_dir: folder on whose file system new weights are written, in files without names; None is shared
+            memory, or the folder for temporary files if there is none.
         engine_args: other arguments of vLLM's `AsyncEngineArgs`.
     """
 

@@ -199,7 +199,7 @@ class VllmEngine:
             try:
                 await self._swap(running, staged, version)
             finally:
-                await asyncio.to_thread(staged.remove)
+                await asyncio.to_thread(staged.close)
             await self._measure(running)
 
     def stats(self) -> Mapping[str, float]:

@@ -2,16 +2,18 @@
 New weights on their way to vLLM's processes: checked against the model's files, then written where all can read them.
 
 vLLM's remote calls to its workers carry no tensors, so a bucket of weights is a safetensors file, in shared memory if
-there is any. The model is not changed here.
+there is any. The files have no names, so the system frees them even if this process is killed. The model is not changed
+here.
 """
 
 from __future__ import annotations
 
-import shutil
+import os
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from attrs import define, field
@@ -26,36 +28,43 @@ from turnwise_engine_support.weight_checks import ExpectedWeights, check_dtype
 @define
 class StagedWeights:
     """
-    Weights in files, ready for vLLM's processes.
+    Weights in files, ready for vLLM's processes on this host, until `close`.
 
     Attributes:
-        folder: the folder of the files, which contains nothing else.
-        paths: the files, in order.
+        folder: the folder on whose file system the files are.
+        files: the files, in order.
         names: of all weights in the files.
         num_bytes: size of all weights.
     """
 
     folder: Path
-    paths: list[Path] = field(factory=list)
+    files: list[IO[bytes]] = field(factory=list)
     names: set[str] = field(factory=set)
     num_bytes: int = 0
 
-    def remove(self) -> None:
-        """Delete the files."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+    @property
+    def paths(self) -> list[Path]:
+        """The paths by which other processes of the same user open the files, in order."""
+        return [Path(f"/proc/{os.getpid()}/fd/{file.fileno()}") for file in self.files]
+
+    def close(self) -> None:
+        """Free the files."""
+        for file in self.files:
+            with suppress(OSError):  # what did not fit is written again
+                file.close()
 
     def write_bucket(self, bucket: dict[str, np.ndarray[Any, Any]]) -> None:
         """Write one file; `EngineError` if there is no room."""
         from safetensors import SafetensorError
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
 
-        path = self.folder / f"{len(self.paths)}.safetensors"
         try:
-            save_file(bucket, path)
+            self.files.append(tempfile.TemporaryFile(dir=self.folder))  # noqa: SIM115 - `close` closes it
+            self.files[-1].write(save(bucket))  # `save_file` would write a file with a name, and rename it
+            self.files[-1].flush()
         except (OSError, SafetensorError) as error:
             size = sum(array.nbytes for array in bucket.values())
             raise EngineError(f"cannot write {size} bytes of new weights to {str(self.folder)!r}: {error}") from error
-        self.paths.append(path)
 
 
 def stage(
@@ -67,7 +76,7 @@ def stage(
     whole: bool,
 ) -> StagedWeights:
     """
-    Check weights and write them to files. The caller removes the files. Blocks until all are written.
+    Check weights and write them to files. The caller closes the files. Blocks until all are written.
 
     Args:
         weights: name and array or tensor of each; views that are valid only until the next one are fine.
@@ -80,17 +89,14 @@ def stage(
         EngineError: an unknown name, a wrong shape or dtype, a duplicate or missing weight, no room, or any error of
             the iterator.
     """
-    root = weight_dir or (SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
-    try:
-        staged = StagedWeights(Path(tempfile.mkdtemp(prefix="turnwise-weights-", dir=root)))
-    except OSError as error:
-        raise EngineError(f"cannot write new weights to {str(root)!r}: {error}") from error
+    shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+    staged = StagedWeights(weight_dir or shared)
     try:
         with engine_errors("cannot read the new weights"):
             _write_all(staged, weights, expected, bucket_bytes)
         expected.check_complete(staged.names, whole=whole)
     except BaseException:
-        staged.remove()
+        staged.close()
         raise
     return staged
 

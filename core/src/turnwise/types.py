@@ -293,7 +293,7 @@ class TrajectoryScore:
     """One number for a whole trajectory, set on its last action token unless `at` says otherwise."""
 
     value: float
-    at: Placement = Placement.LAST_ACTION
+    at: Placement = field(default=Placement.LAST_ACTION, converter=Placement)
     extra: Mapping[str, float] = field(factory=dict)
 
 

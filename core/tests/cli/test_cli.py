@@ -1,115 +1,23 @@
 """The command line on a scripted engine: files, output, and exit codes."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
-from collections import Counter
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
+from cli_runs import rollout
 
 from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise.cli import main
 from turnwise.data.trajectories import TrajectoryWriter, read_results
-from turnwise.data.unfinished import load_unfinished
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import Status, Task
 from turnwise_testing.tokenizers import byte_tokenizer
 
 FILES = ("trajectories.parquet", "batch.safetensors", "metrics.json", "config.resolved.yaml")
-PLUGIN = """
-import turnwise
-from attrs import frozen
-
-
-@frozen
-class Config:
-    token_latency_s: float = 0.0
-    num_failures: int = 0
-
-
-def make(config, resources):
-    from turnwise_testing.scripted import Failure, RandomPolicy, ScriptedEngine
-
-    policy = RandomPolicy(seed=3, vocab_size=120, end_token_id=258, mean_tokens=9)
-    failures = dict.fromkeys(range(config.num_failures), Failure.ERROR)
-    return ScriptedEngine(policy=policy, token_latency_s=config.token_latency_s, failures=failures)
-
-
-class Agent:
-    def __init__(self, config, resources):
-        self.chat = resources.chat
-
-    async def step(self, episode):
-        if episode.state == "pending":
-            episode.begin(self.chat.prompt(episode.messages))
-            return "generating"
-        await episode.generate(max_tokens=50)
-        return "terminated"
-
-
-class Length:
-    def score(self, episode):
-        return float(episode.trajectory.num_response_tokens)
-
-
-@turnwise.hookimpl
-def register_engines(registry):
-    registry.add("scripted", make, config=Config)
-
-
-@turnwise.hookimpl
-def register_agents(registry):
-    registry.add("once", Agent)
-
-
-@turnwise.hookimpl
-def register_rewards(registry):
-    registry.add("length", lambda config, resources: Length())
-"""
-
-
-@pytest.fixture
-def site(tmp_path, monkeypatch):
-    """A folder with an installed plugin: an engine, an agent and a reward that need no model."""
-    folder = tmp_path / "site"
-    info = folder / "acme_kit-1.0.dist-info"
-    info.mkdir(parents=True)
-    (folder / "acme_kit.py").write_text(PLUGIN)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-kit\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[turnwise]\nacme_kit = acme_kit\n")
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delitem(sys.modules, "acme_kit", raising=False)
-    return folder
-
-
-@pytest.fixture
-def run_dir(tmp_path, site):
-    """A folder with a model's tokenizer, a data set of five rows and a config."""
-    byte_tokenizer().save_pretrained(tmp_path / "model")
-    rows = [{"messages": [{"role": "user", "content": f"Question {i}"}]} for i in range(5)]
-    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    config = {
-        "model": {"path": "model"},
-        "data": {"path": "data.jsonl"},
-        "engine": "scripted",
-        "agent": "once",
-        "reward": "length",
-        "rollout": {"n": 2, "prompt_length": 64, "response_length": 64},
-        "plugins": ["acme_kit"],
-    }
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
-    return tmp_path
-
-
-def rollout(run_dir, *arguments):
-    return main(["rollout", str(run_dir / "run.yaml"), *arguments, "--out", str(run_dir / "out")])
 
 
 class TestRollout:
@@ -201,67 +109,6 @@ class TestRollout:
         assert (text in capsys.readouterr().err) == (code == 1)
         assert (run_dir / "out" / "batch.safetensors").exists()
 
-    @pytest.mark.parametrize("interrupts", [1, 2])
-    def test_an_interrupt_keeps_what_there_is(self, run_dir, site, interrupts):
-        """
-        Ctrl-C in a real process: running episodes are written with their tokens, and the exit code is 130.
-        """
-        with started(run_dir, site) as process:
-            time.sleep(0.3)
-            process.send_signal(signal.SIGINT)
-            if interrupts == 2:
-                time.sleep(0.1)
-                process.send_signal(signal.SIGINT)
-            code = process.wait(timeout=60)
-
-        assert code == 130, (run_dir / "log").read_text()
-        assert "Traceback" not in (run_dir / "log").read_text()
-        if interrupts == 1:
-            results = read_results(run_dir / "out" / "trajectories.parquet")
-            assert len(results) == 10
-            assert json.loads((run_dir / "out" / "metrics.json").read_text())["interrupted"] is True
-            aborted = [r for r in results if r.status is Status.ABORTED]
-            assert aborted
-            assert all(r.trajectories[0].num_response_tokens > 0 for r in aborted)
-
-    @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-    def test_an_interrupted_run_goes_on(self, run_dir, site, how):
-        """
-        Ctrl-C or SIGKILL, then --resume: finished episodes are kept, the rest is run, and all is as without it.
-        """
-        assert rollout(run_dir) == 0
-        expected = read_results(run_dir / "out")
-        with started(run_dir, site, out="cut") as process:
-            time.sleep(0.8)
-            process.send_signal(how)
-            assert process.wait(timeout=60) == (130 if how is signal.SIGINT else -how)
-        before = [r for r in read_results(run_dir / "cut") if r.status is not Status.ABORTED]
-        assert (run_dir / "cut" / "unfinished.jsonl").exists() == (how is signal.SIGINT)
-        kept = load_unfinished(run_dir / "cut" / "unfinished.jsonl") if how is signal.SIGINT else []
-        assert any(each.trajectories or each.turns for each in kept) == (how is signal.SIGINT)
-        metrics = run_dir / "cut" / "metrics.json"
-        earlier = json.loads(metrics.read_text()) if how is signal.SIGINT else None
-        assert earlier is None or earlier["episodes"] + earlier["not_started"] == 10
-
-        assert main(["rollout", "--resume", str(run_dir / "cut")]) == 0
-        results = read_results(run_dir / "cut")
-        assert Counter(r.uid for r in expected) == Counter(r.uid for r in results)
-        assert {r.status for r in results} <= {Status.COMPLETED, Status.TRUNCATED}
-        after = {r.uid: r.trajectories[0].input_ids.tolist() for r in results}
-        assert all(after[r.uid] == r.trajectories[0].input_ids.tolist() for r in before)
-        responses = {r.uid: r.trajectories[0].response_ids.tolist() for r in results}
-        for each in kept:
-            ids = each.turns[0].result.token_ids.tolist()
-            assert responses[each.uid][: len(ids)] == ids
-        assert not (run_dir / "cut" / "unfinished.jsonl").exists()
-        assert not list((run_dir / "cut").glob("*.partial"))
-        assert len(RolloutBatch.load(run_dir / "cut" / "batch.safetensors").rows) == 10
-        # Rates are over the time of all parts, and unknown where one was killed.
-        whole = json.loads(metrics.read_text())
-        assert (whole["wall_s"] is None) == (whole["episodes_per_s"] is None) == (earlier is None)
-        assert earlier is None or whole["wall_s"] > earlier["wall_s"]
-        assert main(["rollout", "--resume", str(run_dir / "cut")]) == 0
-
     def test_resume_is_refused_where_it_cannot_be(self, run_dir, capsys):
         """
         A folder without a run, and options that do not go with it.
@@ -272,30 +119,6 @@ class TestRollout:
         assert "give no config" in capsys.readouterr().err
         assert main(["rollout", "run.yaml"]) == 2
         assert "--out DIR, or --resume DIR" in capsys.readouterr().err
-
-
-@contextmanager
-def started(run_dir, site, out="out"):
-    """A slow rollout that runs in a separate process."""
-    command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", "engine.token_latency_s=0.05"]
-    environment = os.environ | {"PYTHONPATH": str(site)}
-    with (run_dir / "log").open("w") as log:
-        command += ["--out", out]
-        process = subprocess.Popen(command, cwd=run_dir, env=environment, stdout=log, stderr=log)
-        try:
-            wait_for(lambda: "rollout started" in (run_dir / "log").read_text(), process)
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-
-
-def wait_for(condition, process, timeout_s=60):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert process.poll() is None, "the process ended early"
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
 
 
 class TestBadInput:
@@ -385,7 +208,7 @@ class TestBadInput:
         """
         (run_dir / "out").write_text("")
         assert rollout(run_dir) == 2
-        assert "not a folder" in capsys.readouterr().err
+        assert "File exists" in capsys.readouterr().err
 
 
 class TestShow:

@@ -3,6 +3,7 @@
 import json
 import math
 import tempfile
+import time
 from pathlib import Path
 from types import MappingProxyType
 
@@ -125,6 +126,17 @@ def write(path: Path, *results: EpisodeResult, **options: object) -> Path:
     return path
 
 
+ODD = (
+    st.none()
+    | floats
+    | texts
+    | st.builds(object)
+    | st.complex_numbers()
+    | st.binary(max_size=4)
+    | st.builds(lambda: 10**5000)
+)
+KEYS = texts | st.integers() | st.tuples(st.integers())
+odd_values = st.recursive(ODD, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3))
 FORMATS = pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
 
 
@@ -264,10 +276,49 @@ class TestWriter:
             with pytest.raises(DataError, match=r"t\.csv: suffix '\.csv' is none of \.parquet, \.jsonl$"):
                 act(tmp_path / "t.csv")
 
-    def test_scores_that_do_not_fit(self, tmp_path):
-        """A score per trajectory, or none."""
-        with TrajectoryWriter(tmp_path / "t.jsonl") as writer, pytest.raises(DataError, match="2 scores for 1 traj"):
-            writer.write(episode(trajectory(), scores=(TrajectoryScore(value=1.0),) * 2))
+    @FORMATS
+    @pytest.mark.parametrize(
+        ("odd", "owner", "said"),
+        [
+            ({"scores": (TrajectoryScore(value=1.0),) * 2}, "reward", "2 scores for 1 trajectories"),
+            ({"messages": ({"role": object()}, {1: {2: 3}})}, None, ""),
+            ({"agent_name": 7}, None, ""),
+            ({"metrics": EpisodeMetrics(num_turns="many")}, "agent", "cannot be written: "),
+        ],
+    )
+    def test_an_odd_episode_costs_no_other(self, tmp_path, suffix, odd, owner, said):
+        """It fails where its values have no place in the file; the episodes around it are written as they are."""
+        good = [episode(trajectory(), uid=uid) for uid in ("first", "last")]
+        with TrajectoryWriter(tmp_path / f"t{suffix}") as writer:
+            written = [writer.write(each) for each in (good[0], episode(trajectory(), uid="odd", **odd), good[1])]
+
+        read = read_results(tmp_path / f"t{suffix}")
+        assert [each.task.uid for each in read] == ["first", "odd", "last"]
+        assert_same(good, [read[0], read[2]])
+        assert (read[1].fault and read[1].fault.owner) == (written[1].fault and written[1].fault.owner) == owner
+        assert said in (read[1].fault.message if read[1].fault else "")
+
+    @few
+    @given(
+        value=st.recursive(ODD, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3))
+    )
+    def test_any_value_of_a_plugin_can_be_written(self, value):
+        """Whatever is in a message, the file can be read, and JSON values come back as they were."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = write(Path(folder) / "t.parquet", episode(messages=({"role": "user", "content": value},)))
+            (read,) = read_results(path)
+        assert read.messages[0]["role"] == "user"
+        assert read.status is Status.COMPLETED
+
+    def test_a_quiet_tail_is_on_disk(self, tmp_path):
+        """An episode that no other follows can be read without another call of the writer."""
+        writer = TrajectoryWriter(tmp_path / "t.parquet")
+        writer.write(episode(trajectory()))
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "t.parquet.partial").exists() or not read_results(tmp_path / "t.parquet.partial"):
+            assert time.monotonic() < deadline, "the episode was not written"
+            time.sleep(0.05)
+        writer.close()
 
 
 class TestReadErrors:

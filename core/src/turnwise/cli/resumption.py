@@ -59,7 +59,13 @@ def config_of(out: Path) -> Path:
     return out / CONFIG_FILE
 
 
-def earlier_run(out: Path, specs: Sequence[EpisodeSpec], decode: Callable[[TokenArray], str] | None) -> Earlier:
+def earlier_run(
+    out: Path,
+    specs: Sequence[EpisodeSpec],
+    decode: Callable[[TokenArray], str] | None,
+    *,
+    retry_failed: bool = False,
+) -> Earlier:
     """
     Read the state of a run that was interrupted or killed.
 
@@ -67,6 +73,7 @@ def earlier_run(out: Path, specs: Sequence[EpisodeSpec], decode: Callable[[Token
         out: its folder; the partial file of a killed run is turned into a complete one.
         specs: the episodes of the run, by its config.
         decode: gives the texts of records.
+        retry_failed: episodes that failed by an engine or the infrastructure run again.
 
     Raises:
         DataError: a file cannot be read, or holds an episode that the run does not have.
@@ -74,7 +81,8 @@ def earlier_run(out: Path, specs: Sequence[EpisodeSpec], decode: Callable[[Token
     places = {spec.uid: place for place, spec in enumerate(specs)}
     if len(places) < len(specs):
         raise DataError(f"--resume {out}: two rows of the data set have one uid, so episodes cannot be told apart")
-    earlier = Earlier(places, tuple(_finished(out, decode)))
+    ended = _finished(out, decode)
+    earlier = Earlier(places, tuple(each for each in ended if not (retry_failed and _failed_by_outage(each))))
     unfinished = load_unfinished(out / UNFINISHED_FILE) if (out / UNFINISHED_FILE).exists() else []
     for uid in (*(result.uid for result in earlier.finished), *(each.uid for each in unfinished)):
         if uid not in places:
@@ -82,6 +90,10 @@ def earlier_run(out: Path, specs: Sequence[EpisodeSpec], decode: Callable[[Token
     done, cut = {result.uid for result in earlier.finished}, {each.uid: each for each in unfinished}
     todo = [cut.get(s.uid) or UnfinishedEpisode(spec=s, started=False) for s in specs if s.uid not in done]
     return Earlier(places, earlier.finished, tuple(todo), _spent_s(out))
+
+
+def _failed_by_outage(result: EpisodeResult) -> bool:
+    return result.status is Status.FAILED and result.fault is not None and result.fault.owner in ("engine", "infra")
 
 
 def _spent_s(out: Path) -> float | None:

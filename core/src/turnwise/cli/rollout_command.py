@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -35,9 +36,9 @@ from turnwise.config.resolve import load_resolved
 from turnwise.config.run import RunConfig
 from turnwise.data.summary import summarize, write_metrics
 from turnwise.data.trajectories import TrajectoryWriter
-from turnwise.errors import ConfigError, EngineError, PluginError
+from turnwise.errors import ConfigError, DataError, EngineError, PluginError
 from turnwise.events.logging import configure_logging
-from turnwise.files import PARTIAL
+from turnwise.files import PARTIAL, FolderLockedError, lock_folder, write_text
 from turnwise.plugin.host import Host
 from turnwise.record.result import EpisodeResult
 from turnwise.runtime.build import load_tasks
@@ -49,6 +50,9 @@ _TRACE_OBSERVER: Final = "trace_file"
 _TRACE_INSTALL: Final = "pip install turnwise-observability"
 BATCH_FILE: Final = "batch.safetensors"
 _SHOWN_EPISODES: Final = 20
+_DISK_ERRORS: Final = frozenset(
+    {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENAMETOOLONG, errno.ENOSPC, errno.EPERM, errno.EROFS}
+)
 
 
 class RolloutCommand:
@@ -62,10 +66,11 @@ class RolloutCommand:
             "  turnwise rollout run.yaml --out runs/first\n"
             "  turnwise rollout run.yaml rollout.n=8 rollout.seed=1 --out runs/groups\n"
             "  turnwise rollout run.yaml --out runs/traced --trace runs/traced/trace.json\n\n"
-            f"Writes {TRAJECTORIES_FILE}, {BATCH_FILE}, {METRICS_FILE} and {CONFIG_FILE}. Ctrl-C stops the running\n"
-            f"episodes, writes all finished ones, and saves the others to {UNFINISHED_FILE}; a second Ctrl-C exits\n"
-            "without waiting. --resume DIR continues a run that was interrupted or killed: finished episodes are\n"
-            "kept, and the others run to their end.\n"
+            f"Writes {TRAJECTORIES_FILE}, {BATCH_FILE}, {METRICS_FILE} and {CONFIG_FILE}. Ctrl-C or SIGTERM stops\n"
+            f"the running episodes, writes all finished ones, and saves the others to {UNFINISHED_FILE}; a second\n"
+            "one exits without waiting. --resume DIR continues a run that was interrupted or killed: finished\n"
+            "episodes are kept, and the others run to their end. With --retry-failed, episodes that failed by an\n"
+            "engine or by the infrastructure run again as well.\n"
             "Exit codes: 0; 2 for a bad config or bad input; 130 after an interrupt; 1 when every episode failed, or\n"
             "most of them by the engine or the infrastructure."
         )
@@ -73,6 +78,7 @@ class RolloutCommand:
         parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="set a value, such as rollout.n=4")
         parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results; created when missing")
         parser.add_argument("--resume", type=Path, metavar="DIR", help="continue the run in DIR")
+        parser.add_argument("--retry-failed", action="store_true", help="with --resume: run such episodes again")
         parser.add_argument("--overwrite", action="store_true", help="replace the results that DIR holds")
         parser.add_argument("--trace", type=Path, metavar="FILE", help="draw the run for https://ui.perfetto.dev")
 
@@ -88,20 +94,21 @@ class RolloutCommand:
         # A bad row is refused before an engine starts.
         specs = manager.plan.specs(load_tasks(config), global_step=step, validation=validation)
         decode = manager.chat.tokenizer.decode if manager.chat else None
-        if resuming:
-            out, earlier = arguments.resume, earlier_run(arguments.resume, specs, decode)
-            if not earlier.todo:
-                sys.stderr.write(f"turnwise: {out}: all {len(specs)} episodes have finished\n")
-                return OK
-        else:
-            out = _prepared(arguments.out, overwrite=arguments.overwrite)
-            (out / CONFIG_FILE).write_text(dump_yaml(with_absolute_paths(config)), encoding="utf-8")
-            earlier = Earlier.of(specs)
-        with manager:
-            episodes = manager.iterate_numbered([], global_step=step, validation=validation, resume=earlier.todo)
-            run = _Run(manager, tally, out, earlier)
-            with _interrupts(run, episodes):
-                run.collect(episodes)
+        out = arguments.resume if resuming else _make_folder(arguments.out)
+        with _writing_to(out):
+            if resuming:
+                earlier = earlier_run(out, specs, decode, retry_failed=arguments.retry_failed)
+                run = _Run(manager, tally, out, earlier)
+                if not earlier.todo:
+                    return run.complete()
+            else:
+                text = dump_yaml(with_absolute_paths(config))
+                run = _Run(manager, tally, out, Earlier.of(specs), text, overwrite=arguments.overwrite)
+            with manager:
+                todo = run.earlier.todo
+                episodes = manager.iterate_numbered([], global_step=step, validation=validation, resume=todo)
+                with _interrupts(run, episodes):
+                    run.collect(episodes)
         return _finish(run)
 
 
@@ -117,6 +124,8 @@ def _with_trace(config: RunConfig, host: Host, file: Path) -> RunConfig:
 def _resuming(arguments: argparse.Namespace) -> bool:
     """Return whether to resume an earlier run; `ConfigError` for options that exclude each other."""
     if arguments.resume is None:
+        if arguments.retry_failed:
+            raise ConfigError("--retry-failed needs --resume DIR")
         if arguments.config is None or arguments.out is None:
             raise ConfigError("give a config and --out DIR, or --resume DIR")
         return False
@@ -125,37 +134,74 @@ def _resuming(arguments: argparse.Namespace) -> bool:
     return True
 
 
-def _prepared(out: Path, *, overwrite: bool) -> Path:
-    """Return the folder, made and free of results; `ConfigError` when it holds some that may not be replaced."""
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: not a folder")
-    names = (TRAJECTORIES_FILE, f"{TRAJECTORIES_FILE}{PARTIAL}", BATCH_FILE, METRICS_FILE, UNFINISHED_FILE)
-    old = [out / name for name in names if (out / name).exists()]
-    if old and not overwrite:
-        raise ConfigError(f"--out {out}: holds the results of another run; choose another folder or add --overwrite")
-    out.mkdir(parents=True, exist_ok=True)
-    for path in old:
-        path.unlink()
+def _make_folder(out: Path) -> Path:
+    """Return the folder for results, made if it is missing."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}") from error
     return out
+
+
+@contextmanager
+def _writing_to(out: Path) -> Iterator[None]:
+    """Keep other runs out of the folder, and report that, or a full or read-only disk, in one line."""
+    try:
+        with lock_folder(out):
+            yield
+    except FolderLockedError as error:
+        raise ConfigError(str(error)) from None
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        raise DataError(f"{out}: cannot be written: {error.strerror}; --resume {out} keeps what is there") from error
 
 
 @define(eq=False)
 class _Run:
-    """A running rollout: shows progress, writes finished episodes, and survives an interrupt."""
+    """
+    A running rollout in a locked folder: shows progress, writes finished episodes, and survives an interrupt.
+
+    Attributes:
+        config: resolved config that is still to be written; None when the folder holds it.
+        overwrite: results of another run are replaced, once there are new ones; without it they raise `ConfigError`.
+    """
 
     manager: RolloutManager
     tally: Tally
     out: Path
     earlier: Earlier
+    config: str | None = None
+    overwrite: bool = False
     results: list[EpisodeResult] = field(factory=list)
     interrupted: bool = False
     summary: JsonDict = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        if self.config is not None and not self._old_results():
+            self._replace_old_results()
+        elif self.config is not None and not self.overwrite:
+            text = "holds the results of another run; choose another folder or add --overwrite"
+            raise ConfigError(f"--out {self.out}: {text}")
+
+    def _old_results(self) -> list[Path]:
+        names = (TRAJECTORIES_FILE, f"{TRAJECTORIES_FILE}{PARTIAL}", BATCH_FILE, METRICS_FILE, UNFINISHED_FILE)
+        return [path for name in names if (path := self.out / name).exists()]
+
+    def _replace_old_results(self) -> None:
+        """Remove the results of another run and write this run's config; do nothing the second time."""
+        if self.config is not None:
+            for path in self._old_results():
+                path.unlink()
+            write_text(self.out / CONFIG_FILE, self.config)
+            self.config = None
 
     def collect(self, episodes: FinishedEpisodes) -> None:
         """Take every episode, write it, and then the batch and the metrics."""
         started = time.perf_counter()
         chat = self.manager.chat
-        (self.out / METRICS_FILE).unlink(missing_ok=True)  # is there again when this part has not been killed
+        if self.config is None:
+            (self.out / METRICS_FILE).unlink(missing_ok=True)  # is there again when this part has not been killed
         results = list(self.earlier.finished)
         with (
             TrajectoryWriter(self.out / TRAJECTORIES_FILE, decode=chat.tokenizer.decode if chat else None) as writer,
@@ -165,25 +211,39 @@ class _Run:
                 writer.write(result)
             for _number, result in episodes:
                 if result.status is not Status.ABORTED or result.trajectories:  # an episode that started
-                    writer.write(result)
-                    results.append(result)
+                    self._replace_old_results()
+                    results.append(writer.write(result))
                 update()
+            self._replace_old_results()
         keep_unfinished(self.out, self.manager.unfinished)
-        self.results = self.earlier.in_order(results)
         spent_s = self.earlier.wall_s
-        wall_s = None if spent_s is None else spent_s + time.perf_counter() - started
+        self._summarize(results, None if spent_s is None else spent_s + time.perf_counter() - started)
+
+    def complete(self) -> int:
+        """Write the batch and the metrics of a run that was killed after its last episode; return the exit code."""
+        if (self.out / METRICS_FILE).exists():
+            text = f"turnwise: {self.out}: all {len(self.earlier.finished)} episodes have finished\n"
+            sys.stderr.write(text)
+            return OK
+        keep_unfinished(self.out, ())
+        self._summarize(self.earlier.finished, self.earlier.wall_s)
+        return _finish(self)
+
+    def _summarize(self, results: Sequence[EpisodeResult], wall_s: float | None) -> None:
+        self.results = self.earlier.in_order(results)
         self.summary = summarize(self.results, wall_s=wall_s)
         self.summary["interrupted"] = self.interrupted
         self.summary["not_started"] = sum(not each.started for each in self.manager.unfinished)
-        write_metrics(self.out / METRICS_FILE, self.summary)
         if self.results:
             self.manager.collate(self.results).save(self.out / BATCH_FILE)
+        # The last file: where it exists, all others are complete.
+        write_metrics(self.out / METRICS_FILE, self.summary)
 
 
 @contextmanager
 def _interrupts(run: _Run, episodes: FinishedEpisodes) -> Iterator[None]:
     """
-    Handle Ctrl-C: the first asks the episodes to stop, the second stops waiting for them.
+    Handle Ctrl-C and SIGTERM: the first asks the episodes to stop, the second stops waiting for them.
 
     The handler raises nothing, so an interrupt can neither lose an episode nor break a file.
     """
@@ -200,11 +260,12 @@ def _interrupts(run: _Run, episodes: FinishedEpisodes) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
         yield
         return
-    before = signal.signal(signal.SIGINT, handle)
+    before = {each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _finish(run: _Run) -> int:

@@ -11,10 +11,11 @@ from rich.console import Console
 from turnwise.chat.template import load_chat
 from turnwise.cli.display import Decode, literal, results_table, trajectory_view
 from turnwise.cli.exit_codes import OK
-from turnwise.cli.resumption import CONFIG_FILE, TRAJECTORIES_FILE
+from turnwise.cli.resumption import CONFIG_FILE
 from turnwise.config.file import load_config
+from turnwise.data.row_file import find_rows
 from turnwise.data.trajectories import read_results
-from turnwise.errors import ConfigError, DataError, TurnwiseError
+from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.record.result import EpisodeResult
 from turnwise.types import TokenArray
 
@@ -32,9 +33,7 @@ class ShowCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         path: Path = arguments.dir
-        file = path / TRAJECTORIES_FILE if path.is_dir() else path
-        if not file.exists():
-            raise DataError(f"{path}: holds no {TRAJECTORIES_FILE}; give the folder that `turnwise rollout` wrote")
+        file = find_rows(path, "trajectories") if path.is_dir() else path
         # The file holds episodes as they finished; people count them as they were asked for.
         results = sorted(read_results(file), key=lambda r: (r.task.sample_index, r.task.uid, r.rollout_n))
         console = Console(no_color=arguments.no_color or None, soft_wrap=arguments.index is not None)

@@ -110,7 +110,7 @@ def task_from_row(row: Mapping[str, object], *, row_number: int = 0, where: str 
     return Task(
         messages=messages,
         uid=_own_uid(values.pop("uid", None), where) or _content_hash([messages, index]),
-        sample_index=index if isinstance(index, int) and index >= 0 else row_number,
+        sample_index=index if isinstance(index, int) and 0 <= index < 2**63 else row_number,
         agent_name=_text(values.pop("agent_name", None), f"{where}: agent_name"),
         ground_truth=truth,
         data_source=_text(values.pop("data_source", None), f"{where}: data_source"),
@@ -317,8 +317,8 @@ def _take_index(values: dict[str, Any], row_number: int, where: str) -> object:
     """Return the index that distinguishes equal rows: `sample_index`, ``extra_info.index`` or the row number."""
     own = _as_integer(values.pop("sample_index", None))
     if own is not None:
-        if isinstance(own, bool) or not isinstance(own, int) or own < 0:
-            raise DataError(f"{where}: sample_index: expected an integer from 0, got {own!r:.60}")
+        if isinstance(own, bool) or not isinstance(own, int) or not 0 <= own < 2**63:
+            raise DataError(f"{where}: sample_index: expected an integer from 0 to 2**63 - 1, got {own!r:.60}")
         return own
     given = _as_integer((values.get("extra_info") or {}).get("index"))
     return row_number if given is None or isinstance(given, bool) else given

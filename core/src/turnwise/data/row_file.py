@@ -40,6 +40,10 @@ SECONDS: Final = ("total_s", "llm_s", "tool_s", "reward_s")
 FAULT: Final = tuple(attribute.name for attribute in attributes_of(Fault))
 JSON: Final = ("messages", "ground_truth", "task_messages", "task_extra", "score_extra", "num_tokens", "metrics_extra")
 _BATCH_ROWS: Final = 256
+_MAX_DEPTH: Final = 100
+"""Levels of a JSON value, well below the depth at which Python's reader gives up."""
+_MAX_BITS: Final = 4096
+"""Longest integer written as a number; Python refuses to read decimals of some thousand digits."""
 
 SCHEMA: Final = pa.schema(
     [
@@ -83,21 +87,29 @@ class ParquetFile:
         self._file = self._partial.open("wb")
         self._stream = pa.ipc.new_stream(self._file, SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd"))
 
-    def write(self, rows: Sequence[Row]) -> None:
-        """Add rows; they are on their way to the disk when it returns."""
-        texts = [row | {name: _json(row[name]) for name in JSON} for row in rows]
-        self._stream.write_table(pa.Table.from_pylist(texts, SCHEMA))
+    @staticmethod
+    def encode(rows: Sequence[Row]) -> pa.Table:
+        """Return rows as `write` takes them; a value that does not fit its column raises."""
+        return _to_table(rows)
+
+    def write(self, pieces: Sequence[pa.Table]) -> None:
+        """Add encoded rows; they are on their way to the disk when it returns."""
+        self._stream.write_table(pa.concat_tables(pieces).combine_chunks())
         self._file.flush()
 
     def close(self) -> None:
-        """Write the Parquet file and give it its name."""
+        """Write the Parquet file and give it its name; when that fails, the partial file stays and is readable."""
         self._stream.close()
         self._file.close()
         complete = self._path.with_name(f"{self._path.name}.complete")
-        with complete.open("wb") as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
-            for batch in _stream_batches(self._partial):
-                writer.write_batch(batch)
-        replace(complete, self._path)
+        try:
+            with complete.open("wb") as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+                for batch in _stream_batches(self._partial):
+                    writer.write_batch(batch)
+            replace(complete, self._path)
+        except BaseException:
+            complete.unlink(missing_ok=True)
+            raise
         self._partial.unlink()
 
 
@@ -108,9 +120,15 @@ class JsonlFile:
         self._path = path
         self._file: BinaryIO = partial_path(path).open("wb")
 
-    def write(self, rows: Sequence[Row]) -> None:
-        """Add rows; they are on their way to the disk when it returns."""
-        self._file.writelines(_json(row).encode() + b"\n" for row in rows)
+    @staticmethod
+    def encode(rows: Sequence[Row]) -> bytes:
+        """Return rows as `write` takes them; a value that does not fit its column raises."""
+        _to_table(rows)
+        return b"".join(_json(row).encode() + b"\n" for row in rows)
+
+    def write(self, pieces: Sequence[bytes]) -> None:
+        """Add encoded rows; they are on their way to the disk when it returns."""
+        self._file.writelines(pieces)
         self._file.flush()
 
     def close(self) -> None:
@@ -157,20 +175,44 @@ def find_rows(folder: Path, stem: str) -> Path:
     raise DataError(f"{folder}: holds {'both' if found else 'neither of'} {' and '.join(names)}")
 
 
+def _to_table(rows: Sequence[Row]) -> pa.Table:
+    return pa.Table.from_pylist([row | {name: _json(row[name]) for name in JSON} for row in rows], SCHEMA)
+
+
 def _json(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=_plain)
-    return text if text.isascii() or plain_text(text) == text else json.dumps(value, default=_plain)
+    value = _to_json(value, ())
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isascii() or plain_text(text) == text else json.dumps(value)
 
 
-def _plain(value: object) -> object:
+def _to_json(value: object, parents: tuple[int, ...]) -> object:
+    """Return a value as JSON has it. Plugins may return anything, and nothing that they return may fail here."""
+    if value is None or isinstance(value, str | float | bool):
+        return value
+    if isinstance(value, int):
+        return value if value.bit_length() <= _MAX_BITS else hex(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist() if value.dtype.kind in "biuf" else _to_json(value.tolist(), parents)
+    if not isinstance(value, Mapping | list | tuple):
+        return _text(value)
+    if id(value) in parents or len(parents) == _MAX_DEPTH:
+        return f"<{type(value).__name__} that contains itself, or is nested too deeply>"
+    parents = (*parents, id(value))
     if isinstance(value, Mapping):
-        return dict(value)
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else str(value)
+        return {_text(key): _to_json(each, parents) for key, each in value.items()}
+    return [_to_json(each, parents) for each in value]
 
 
-def plain_text(value: str) -> str:
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - a plugin's `__str__` may raise anything
+        return f"<{type(value).__name__}>"
+
+
+def plain_text(value: object) -> str:
     """Return a text that can be written as UTF-8: half a surrogate pair becomes its escape."""
-    return value.encode("utf-8", "backslashreplace").decode()
+    return _text(value).encode("utf-8", "backslashreplace").decode()
 
 
 def _parquet_batches(file: Path) -> Iterator[pa.RecordBatch]:

@@ -6,14 +6,16 @@ Reading restores every record exactly, and nothing is pickled. `turnwise.data.ro
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
 import pyarrow as pa
+import structlog
 from attrs import evolve
 from numpy.typing import ArrayLike
 
@@ -30,7 +32,7 @@ from turnwise.data.row_file import (
     plain_text,
     read_rows,
 )
-from turnwise.errors import DataError
+from turnwise.errors import DataError, describe, first_line
 from turnwise.record.columns import DTYPES, NO_VERSION, Origin
 from turnwise.record.result import EpisodeResult, total_score
 from turnwise.record.trajectory import Trajectory
@@ -56,7 +58,8 @@ class TrajectoryWriter:
     Streams finished episodes to a file; as a context manager it closes also when it is left by an exception.
 
     The file gets its name when it is closed, and replaces a file of that name; until then its name ends in `.partial`.
-    Values in messages and the like that are no JSON values are written as their text.
+    An episode can be read there a second after it was written, also when this process is killed. Values in messages
+    and the like that are no JSON values are written as their text.
 
     Example:
         >>> with TrajectoryWriter("run/trajectories.parquet", decode=tokenizer.decode) as writer:  # doctest: +SKIP
@@ -67,12 +70,12 @@ class TrajectoryWriter:
         self, path: str | Path, *, decode: Callable[[TokenArray], str] | None = None, rows_per_group: int = 64
     ) -> None:
         """
-        Open the file; missing directories are made.
+        Prepare to write; the first rows create the file and missing directories.
 
         Args:
             path: ends in `.parquet` or `.jsonl`.
             decode: gives `prompt_text` and `response_text`, which are null without it.
-            rows_per_group: rows kept in memory before they are written; after a second fewer are written as well.
+            rows_per_group: most episodes kept in memory, for a second at most.
 
         Raises:
             DataError: the suffix is unknown.
@@ -81,31 +84,76 @@ class TrajectoryWriter:
         kind = SUFFIXES.get(self._path.suffix)
         if kind is None:
             raise DataError(f"{path}: suffix {self._path.suffix!r} is none of {', '.join(SUFFIXES)}")
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._kind: type[RowFile] = kind
         self._decode = decode
         self._rows_per_group = rows_per_group
-        self._rows: list[Row] = []
-        self._flushed = time.monotonic()
-        self._file: RowFile | None = kind(self._path)
+        self._pieces: list[pa.Table | bytes] = []
+        self._file: RowFile | None = None
+        self._closed = False
+        self._error: OSError | None = None
+        self._lock = threading.RLock()
+        self._timer: threading.Timer | None = None
 
-    def write(self, result: EpisodeResult) -> None:
-        """Add an episode; `DataError` when its scores do not fit its trajectories."""
-        self._rows += _rows_of(result, self._decode)
-        if len(self._rows) >= self._rows_per_group or time.monotonic() - self._flushed >= _FLUSH_S:
-            self.flush()
+    def write(self, result: EpisodeResult) -> EpisodeResult:
+        """
+        Add an episode.
+
+        Returns:
+            The episode as it was written: one with values that have no place in the file has failed.
+
+        Raises:
+            OSError: the disk is full or cannot be written; all episodes that were flushed before can be read.
+        """
+        try:
+            piece = self._kind.encode(_rows_of(result, self._decode))
+        except Exception as error:  # noqa: BLE001 - plugins may return anything; other episodes must not pay for it
+            structlog.get_logger().error("episode cannot be written", episode=result.uid, reason=describe(error))
+            result = _without_odd_values(result, error)
+            piece = self._kind.encode(_rows_of(result, self._decode))
+        with self._lock:
+            self._pieces.append(piece)
+            if len(self._pieces) >= self._rows_per_group:
+                self.flush()
+            elif self._timer is None:
+                # The next episode may be minutes away, so a timer writes the last ones.
+                self._timer = threading.Timer(_FLUSH_S, self._flush_later)
+                self._timer.daemon = True
+                self._timer.start()
+        return result
 
     def flush(self) -> None:
         """Hand all rows to the file, where they are safe if this process is killed."""
-        rows, self._rows, self._flushed = self._rows, [], time.monotonic()
-        if rows and self._file is not None:
-            self._file.write(rows)
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self._error is not None:
+                raise self._error
+            if self._pieces:
+                try:
+                    self._open().write(self._pieces)
+                except OSError as error:
+                    self._error = error  # the file may end in half a piece, behind which nothing could be read
+                    raise
+                self._pieces = []
+
+    def _flush_later(self) -> None:
+        with suppress(OSError):  # the next call of `flush` raises it again
+            self.flush()
+
+    def _open(self) -> RowFile:
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._kind(self._path)
+        return self._file
 
     def close(self) -> None:
         """Complete the file and give it its name. Idempotent."""
-        self.flush()
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.close()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self.flush()
+                self._open().close()
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +161,11 @@ class TrajectoryWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except OSError:
+            if error is None:  # else the error that ends the block is the one to report
+                raise
 
 
 def read_results(path: str | Path) -> list[EpisodeResult]:
@@ -149,6 +201,22 @@ def read_results(path: str | Path) -> list[EpisodeResult]:
 
 
 # Episodes to rows
+
+
+def _without_odd_values(result: EpisodeResult, error: Exception) -> EpisodeResult:
+    """Return an episode with the values that every file takes, failed by the owner of the others."""
+    owner = result.fault.owner if result.fault else "reward" if result.scores else "agent"
+    index = result.task.sample_index
+    fits = isinstance(index, int) and 0 <= index < 2**63
+    task = evolve(result.task, sample_index=index if fits else -1)
+    return evolve(
+        result,
+        task=task,
+        status=Status.FAILED,
+        fault=Fault(owner=owner, kind=type(error).__name__, message=f"cannot be written: {first_line(error)}"),
+        scores=(),
+        metrics=EpisodeMetrics(),
+    )
 
 
 def _rows_of(result: EpisodeResult, decode: Callable[[TokenArray], str] | None) -> list[Row]:

@@ -1,0 +1,212 @@
+"""Results on disk survive kills, interrupts, full disks, odd values and a second run; all in real processes."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from cli_runs import NUM_HELD, num_readable, rollout, started, wait_for
+
+from turnwise.batch.rollout_batch import RolloutBatch
+from turnwise.cli import main
+from turnwise.data.trajectories import read_results
+from turnwise.data.unfinished import load_unfinished
+from turnwise.types import Status
+
+
+def resume(folder, *arguments):
+    return main(["rollout", "--resume", str(folder), *arguments])
+
+
+def check_complete(folder):
+    """Check that a folder holds ten episodes once each, their batch and their metrics; return the episodes."""
+    results = read_results(folder)
+    assert len({result.uid for result in results}) == len(results) == 10
+    assert len(RolloutBatch.load(folder / "batch.safetensors").rows) == 10
+    assert json.loads((folder / "metrics.json").read_text())["episodes"] == 10
+    assert not (folder / "unfinished.jsonl").exists()
+    assert not list(folder.glob("*.partial"))
+    return results
+
+
+class TestInterrupts:
+    """Ctrl-C, SIGTERM and SIGKILL."""
+
+    @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+    def test_running_episodes_are_written_with_their_tokens(self, run_dir, site, how):
+        """The exit code is 130, and the running episodes are aborted."""
+        with started(run_dir, site) as process:
+            process.send_signal(how)
+            code = process.wait(timeout=60)
+
+        assert code == 130, (run_dir / "log").read_text()
+        assert "Traceback" not in (run_dir / "log").read_text()
+        results = read_results(run_dir / "out" / "trajectories.parquet")
+        assert len(results) == 10
+        assert json.loads((run_dir / "out" / "metrics.json").read_text())["interrupted"] is True
+        aborted = [r for r in results if r.status is Status.ABORTED]
+        assert len(aborted) == NUM_HELD
+        assert all(r.trajectories[0].num_response_tokens > 0 for r in aborted)
+
+    def test_a_second_interrupt_keeps_the_finished_episodes(self, run_dir, site):
+        """It exits without waiting, and what was finished can be read and resumed."""
+        with started(run_dir, site) as process:
+            process.send_signal(signal.SIGINT)
+            wait_for(lambda: process.poll() is not None or "interrupted" in (run_dir / "log").read_text(), process)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) == 130
+
+        assert "Traceback" not in (run_dir / "log").read_text()
+        assert len(read_results(run_dir / "out")) >= 10 - NUM_HELD
+        (run_dir / "released").touch()
+        assert resume(run_dir / "out") == 0
+        check_complete(run_dir / "out")
+
+    @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+    def test_an_interrupted_run_is_resumed(self, run_dir, site, how):
+        """Ctrl-C or SIGKILL, then --resume: finished episodes are kept, the rest runs, with the same results."""
+        assert rollout(run_dir) == 0
+        expected = read_results(run_dir / "out")
+        with started(run_dir, site, out="cut") as process:
+            process.send_signal(how)
+            assert process.wait(timeout=60) == (130 if how is signal.SIGINT else -how)
+        before = [r for r in read_results(run_dir / "cut") if r.status is not Status.ABORTED]
+        assert len(before) == 10 - NUM_HELD
+        kept = load_unfinished(run_dir / "cut" / "unfinished.jsonl") if how is signal.SIGINT else []
+        assert len(kept) == (NUM_HELD if how is signal.SIGINT else 0)
+        metrics = run_dir / "cut" / "metrics.json"
+        earlier = json.loads(metrics.read_text()) if how is signal.SIGINT else None
+
+        (run_dir / "released").touch()
+        assert resume(run_dir / "cut") == 0
+        results = check_complete(run_dir / "cut")
+        assert Counter(r.uid for r in expected) == Counter(r.uid for r in results)
+        assert {r.status for r in results} <= {Status.COMPLETED, Status.TRUNCATED}
+        after = {r.uid: r.trajectories[0].input_ids.tolist() for r in results}
+        assert all(after[r.uid] == r.trajectories[0].input_ids.tolist() for r in before)
+        responses = {r.uid: r.trajectories[0].response_ids.tolist() for r in results}
+        for each in kept:
+            ids = each.turns[0].result.token_ids.tolist()
+            assert responses[each.uid][: len(ids)] == ids
+        # Rates are over the time of all parts, and unknown where one was killed.
+        whole = json.loads(metrics.read_text())
+        assert (whole["wall_s"] is None) == (whole["episodes_per_s"] is None) == (earlier is None)
+        assert earlier is None or whole["wall_s"] > earlier["wall_s"]
+        assert resume(run_dir / "cut") == 0
+
+    def test_show_reads_a_killed_run(self, run_dir, site, capsys):
+        """Without a complete file, the episodes of the partial one are listed."""
+        with started(run_dir, site) as process:
+            process.kill()
+            process.wait()
+
+        assert main(["show", str(run_dir / "out")]) == 0
+        assert capsys.readouterr().out.count("completed") + capsys.readouterr().out.count("truncated") >= 1
+
+    @pytest.mark.parametrize("left", [(), ("batch.safetensors",)])
+    def test_a_kill_after_the_last_episode_loses_neither_batch_nor_metrics(self, run_dir, left):
+        """All episodes are there and only the last files are missing: --resume writes them."""
+        assert rollout(run_dir) == 0
+        out = run_dir / "out"
+        for name in {"batch.safetensors", "metrics.json"} - set(left):
+            (out / name).unlink()
+
+        assert resume(out) == 0
+        check_complete(out)
+
+    def test_episodes_of_an_outage_run_again_when_asked(self, run_dir, capsys):
+        """--resume alone keeps failed episodes; with --retry-failed those of an engine run again."""
+        assert rollout(run_dir, "engine.num_failures=10") == 1
+        out = run_dir / "out"
+        config = (out / "config.resolved.yaml").read_text()
+        assert resume(out) == 0
+        assert "all 10 episodes have finished" in capsys.readouterr().err
+        (out / "config.resolved.yaml").write_text(config.replace("num_failures: 10", "num_failures: 0"))
+
+        assert resume(out, "--retry-failed") == 0
+        assert {r.status for r in check_complete(out)} <= {Status.COMPLETED, Status.TRUNCATED}
+
+
+class TestOneWriter:
+    """A folder belongs to one run at a time."""
+
+    def test_a_second_run_is_refused(self, run_dir, site, capsys):
+        """Also with --overwrite and --resume, and the first run is complete in the end."""
+        with started(run_dir, site) as process:
+            assert rollout(run_dir, "--overwrite") == 2
+            assert "another run writes to this folder" in capsys.readouterr().err
+            assert resume(run_dir / "out") == 2
+            assert "another run writes to this folder" in capsys.readouterr().err
+            process.kill()
+            process.wait()
+        (run_dir / "released").touch()
+        assert resume(run_dir / "out") == 0
+        check_complete(run_dir / "out")
+
+    def test_results_stay_when_the_engine_does_not_start(self, run_dir):
+        """--overwrite removes the old results when there are new ones, and not before."""
+        assert rollout(run_dir) == 0
+        before = {path.name: path.read_bytes() for path in (run_dir / "out").iterdir()}
+        assert rollout(run_dir, "engine.breaks=true", "--overwrite") == 1
+        assert {path.name: path.read_bytes() for path in (run_dir / "out").iterdir()} == before
+
+        assert rollout(run_dir, "rollout.seed=9", "--overwrite") == 0
+        assert "seed: 9" in (run_dir / "out" / "config.resolved.yaml").read_text()
+        check_complete(run_dir / "out")
+
+
+class TestOddValues:
+    """Values of plugins that no file has a place for."""
+
+    def test_one_odd_reward_costs_no_episode(self, run_dir):
+        """Keys that are no texts, circles, depth, huge integers and objects are written as texts."""
+        assert rollout(run_dir, "reward=odd") == 0
+        results = check_complete(run_dir / "out")
+        assert {r.reward for r in results} == {1.0}
+        odd = [r.scores[0].extra for r in results if r.task.sample_index == 1]
+        assert len(odd) == 2
+        assert all(extra["(1, 2)"] == 3 and "contains itself" in str(extra["circle"]) for extra in odd)
+
+    def test_an_index_beyond_the_file_is_refused(self, run_dir, capsys):
+        """Before anything runs, with the row."""
+        row = {"messages": [{"role": "user", "content": "x"}], "sample_index": 10**19}
+        (run_dir / "data.jsonl").write_text(json.dumps(row))
+        assert rollout(run_dir) == 2
+        assert "expected an integer from 0 to 2**63 - 1" in capsys.readouterr().err
+
+
+class TestDisk:
+    """A disk that takes no more."""
+
+    def test_a_full_disk_is_one_line_and_keeps_what_was_written(self, run_dir, site):
+        """A limit on the size of files: exit code 2, and --resume completes the run from what is there."""
+        command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", "rollout.n=40", "--out", "out"]
+        done = subprocess.run(
+            command,
+            cwd=run_dir,
+            env=os.environ | {"PYTHONPATH": str(site)},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)),
+            capture_output=True,
+            text=True,
+        )
+
+        assert done.returncode == 2, done.stderr
+        assert "Traceback" not in done.stderr
+        assert "out: cannot be written: File too large; --resume out keeps what is there" in done.stderr
+        kept = num_readable(run_dir / "out")
+        assert kept > 0
+        assert resume(run_dir / "out") == 0
+        assert len({r.uid for r in read_results(run_dir / "out")}) == 200
+
+    def test_a_folder_that_cannot_be_made_is_one_line(self, run_dir, capsys):
+        """A name that is too long, a place below a file, and a loop of links."""
+        (run_dir / "file").write_text("")
+        (run_dir / "loop").symlink_to(run_dir / "loop")
+        for out in (run_dir / ("x" * 300), run_dir / "file" / "out", run_dir / "loop"):
+            assert main(["rollout", str(run_dir / "run.yaml"), "--out", str(out)]) == 2
+            (line,) = [each for each in capsys.readouterr().err.splitlines() if "error" in each]
+            assert line.startswith(f"turnwise: error: --out {out}: ")

@@ -29,6 +29,13 @@ for n in range(20):
 print('well')
 """
 
+_FORGED_REPLY = """
+import os
+for fd in range(3, 1024):
+    try: os.write(fd, b'\\0\\0\\0\\x10{"exit_code": 0}')
+    except OSError: pass
+"""
+
 
 @pytest.fixture(scope="module", params=SETTINGS, ids=str)
 def host(request: pytest.FixtureRequest) -> Iterator[Host]:
@@ -67,6 +74,17 @@ def test_a_neighbour_is_out_of_reach(host: Host, attack: NeighbourAttack) -> Non
     assert ("ok", "") == (attacker["status"], attacker["stderr"]), attacker
     assert before == host.victim.describe()
     assert [("ok", "well\n")] * 2 == [(each["status"], each["stdout"]) for each in neighbours], neighbours
+
+
+def test_a_call_that_runs_on_reaches_only_its_session(host: Host) -> None:
+    """Code that forges its own reply early runs on beside the next call, and is stopped with it."""
+    early, beside, after = host.run_session([_FORGED_REPLY + "while True: pass", "print(1)", "print(2)"], timeout_s=0.5)
+    (neighbour,) = host.run_session(["print('well')"])
+
+    assert "ok" == early["status"]
+    assert beside["status"] in ("timeout", "crashed")
+    assert after["status"] in ("ok", "crashed")
+    assert ("ok", "well\n") == (neighbour["status"], neighbour["stdout"])
 
 
 def test_the_setting_is_real(host: Host) -> None:

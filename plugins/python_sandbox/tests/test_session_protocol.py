@@ -38,6 +38,7 @@ class FakeSupervisor:
     def submit(self, job: Job) -> None:
         """Start an interpreter with the files of the job."""
         self.num_interpreters += 1
+        job.begin(0)
         interpreter = FakeInterpreter(self, job)
         self.session_threads.submit(interpreter.run, self._interpret)
 

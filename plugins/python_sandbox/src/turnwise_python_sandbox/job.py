@@ -34,6 +34,7 @@ class Job:
         tier: kind of isolation.
         id: identifies the job in messages; unique in this process.
         future: receives the result; cancelling it cancels the run.
+        start: resolved when the program has started, or never will.
         session_fds: for a session, its files: the stream of code, standard output, standard error. None for a run.
         killed: the supervisor is ending this idle session.
         idle_since: for a session, monotonic seconds of the end of its last call; infinite during a call.
@@ -50,6 +51,7 @@ class Job:
     tier: Tier
     id: int = field(factory=lambda: next(_ids))
     future: Future[RunResult] = field(factory=Future)
+    start: Future[None] = field(factory=Future)
     session_fds: tuple[int, int, int] | None = None
     killed: bool = False
     idle_since: float = 0.0
@@ -82,6 +84,12 @@ class Job:
             for fd in files:
                 os.close(fd)
             raise
+
+    def begin(self, warm_rss_kb: int) -> None:
+        """Note that the program has started, with this much memory from the warm interpreter."""
+        self.started_at = self.idle_since = time.monotonic()
+        self.warm_rss_kb = warm_rss_kb
+        self._resolve_start()
 
     def complete(self, exited: Exited) -> None:
         """Resolve the job of a program that has exited."""
@@ -120,8 +128,13 @@ class Job:
 
     def resolve(self, result: RunResult) -> None:
         """Set the result, unless the future has one or was cancelled."""
+        self._resolve_start()
         if not self.future.done() and self.future.set_running_or_notify_cancel():
             self.future.set_result(result)
+
+    def _resolve_start(self) -> None:
+        if not self.start.done():
+            self.start.set_result(None)
 
     def _resolve_with(self, *, status: Status, stderr: str, **measured: float | int | None) -> None:
         self.pipes.close()

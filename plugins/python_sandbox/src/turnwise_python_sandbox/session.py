@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import signal
 import threading
 import time
+from concurrent.futures import Future
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from attrs import evolve
 
@@ -38,34 +40,49 @@ class Session:
         self._supervisor = supervisor
         self._config = config
         self._lock = threading.Lock()
-        """Held by the running call."""
+        """Protects the fields below; never held while anything is waited for."""
+        self._last_turn: Future[None] = Future()
+        """Resolved when the call that came last has ended."""
+        self._last_turn.set_result(None)
+        self._num_closing = 0
         self._interpreter: SessionInterpreter | None = None
 
     def run(self, code: str, *, timeout_s: float | None = None) -> RunResult:
         """Run code with the variables of the earlier calls; see `Sandbox.run`."""
-        with self._lock:
-            try:
-                return self._call(code.encode("utf-8", "surrogatepass"), timeout_s or self._config.timeout_s)
-            except OSError as error:
-                self._discard_interpreter()
-                return self._build_lost_result(Status.INFRA_ERROR, stderr=f"{type(error).__name__}: {error}")
+        before, turn = self._take_turn()
+        try:
+            before.result()
+            return self._run_in_turn(code, timeout_s)
+        finally:
+            _resolve_after(before, turn)
 
     async def arun(self, code: str, *, timeout_s: float | None = None) -> RunResult:
-        """Call `run` on a thread; cancelling it kills the interpreter."""
-        loop = asyncio.get_running_loop()
-        call = loop.run_in_executor(self._supervisor.session_threads, lambda: self.run(code, timeout_s=timeout_s))
+        """Do the same as `run` without blocking the event loop; cancelling it kills the interpreter."""
+        before, turn = self._take_turn()
+        last: Future[Any] = before
         try:
-            return await call
+            await asyncio.shield(asyncio.wrap_future(before))
+            # Sessions that wait for a place must not hold the threads that the calls of others need.
+            await self._wait_for_place()
+            call = self._supervisor.session_threads.submit(self._run_in_turn, code, timeout_s)
+            last = call
+            return await asyncio.wrap_future(call)
         except asyncio.CancelledError:
             self._kill_interpreter()
             raise
+        except (OSError, RuntimeError) as error:
+            # Being closed: the session itself, or the threads of its sandbox.
+            return self._build_lost_result(Status.INFRA_ERROR, stderr=f"{type(error).__name__}: {error}")
+        finally:
+            _resolve_after(last, turn)
 
     def close(self) -> None:
-        """End the interpreter. Idempotent."""
-        # Kill first: a running call holds the lock until its interpreter is dead.
-        self._kill_interpreter()
-        with self._lock:
-            self._discard_interpreter()
+        """End the interpreter and the running call, and wait for that. Idempotent."""
+        self._begin_close().result()
+
+    async def aclose(self) -> None:
+        """Do the same as `close` without blocking the event loop; the session ends also if this is cancelled."""
+        await asyncio.shield(asyncio.wrap_future(self._begin_close()))
 
     def __enter__(self) -> Self:
         return self
@@ -74,6 +91,40 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
         self.close()
+
+    def _take_turn(self, *, closing: bool = False) -> tuple[Future[None], Future[None]]:
+        """Return the turn before the caller's, and the caller's own, which the caller resolves after that one."""
+        turn: Future[None] = Future()
+        with self._lock:
+            before, self._last_turn = self._last_turn, turn
+            self._num_closing += closing
+        return before, turn
+
+    def _begin_close(self) -> Future[None]:
+        before, turn = self._take_turn(closing=True)
+        # Kill first: the call before ends as soon as its interpreter is dead.
+        self._kill_interpreter()
+
+        def finish(_: Future[None]) -> None:
+            self._discard_interpreter()
+            with self._lock:
+                self._num_closing -= 1
+            turn.set_result(None)
+
+        before.add_done_callback(finish)
+        return turn
+
+    async def _wait_for_place(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await asyncio.shield(asyncio.wrap_future(self._provide_interpreter().job.start))
+
+    def _run_in_turn(self, code: str, timeout_s: float | None) -> RunResult:
+        try:
+            return self._call(code.encode("utf-8", "surrogatepass"), timeout_s or self._config.timeout_s)
+        except OSError as error:
+            self._discard_interpreter()
+            return self._build_lost_result(Status.INFRA_ERROR, stderr=f"{type(error).__name__}: {error}")
 
     def _call(self, code: bytes, timeout_s: float) -> RunResult:
         output = CapturedOutput(self._config.max_output_bytes)
@@ -97,16 +148,28 @@ class Session:
         interpreter.job.idle_since = time.monotonic()
         return self._build_result(Status.ERROR if reply else Status.OK, output, started_at, exit_code=reply)
 
+    def _provide_interpreter(self) -> SessionInterpreter:
+        """Return the live interpreter, or submit one; raise `OSError` if the session is being closed."""
+        interpreter = self._interpreter
+        if interpreter is not None and (not interpreter.ready or not interpreter.job.future.done()):
+            return interpreter
+        self._discard_interpreter()
+        with self._lock:
+            if self._num_closing:
+                raise OSError("the session was closed")
+            # Submitted under the lock, so that `close` on another thread finds it and kills it.
+            interpreter = self._interpreter = SessionInterpreter.create(self._config, self._supervisor.tier)
+            self._supervisor.submit(interpreter.job)
+        return interpreter
+
     def _get_interpreter(self) -> SessionInterpreter:
         """Return the live interpreter, or start one; raise `OSError` if it does not start."""
-        if self._interpreter is not None and not self._interpreter.job.future.done():
-            return self._interpreter
-        self._discard_interpreter()
-        # Set before the wait, so that `close` on another thread can kill an interpreter that is still starting.
-        interpreter = self._interpreter = SessionInterpreter.create(self._config, self._supervisor.tier)
-        self._supervisor.submit(interpreter.job)
+        interpreter = self._provide_interpreter()
+        if interpreter.ready:
+            return interpreter
         try:
-            first_reply = interpreter.wait_for_reply(CapturedOutput(0), time.monotonic() + _START_TIMEOUT_S)
+            deadline = interpreter.job.submitted_at + _START_TIMEOUT_S
+            first_reply = interpreter.wait_for_reply(CapturedOutput(0), deadline)
         except InterpreterExitedError:
             first_reply = None
         interpreter.close_passed_fds()
@@ -115,6 +178,7 @@ class Session:
             future = interpreter.job.future
             reason = future.result().stderr if future.done() else "it did not start in time"
             raise OSError(f"no interpreter for the session: {reason}")
+        interpreter.ready = True
         return interpreter
 
     def _stop_call(self, interpreter: SessionInterpreter, output: CapturedOutput, started_at: float) -> RunResult:
@@ -173,12 +237,19 @@ class Session:
         )
 
     def _kill_interpreter(self) -> None:
-        interpreter = self._interpreter
+        with self._lock:
+            interpreter = self._interpreter
         if interpreter is not None and not interpreter.job.future.done():
             self._supervisor.kill(interpreter.job)
 
     def _discard_interpreter(self) -> None:
         self._kill_interpreter()
-        interpreter, self._interpreter = self._interpreter, None
+        with self._lock:
+            interpreter, self._interpreter = self._interpreter, None
         if interpreter is not None:
             interpreter.close()
+
+
+def _resolve_after(last: Future[Any], turn: Future[None]) -> None:
+    """Resolve a turn once what it waited for or did is over, also if its caller has been cancelled before."""
+    last.add_done_callback(lambda _: turn.set_result(None))

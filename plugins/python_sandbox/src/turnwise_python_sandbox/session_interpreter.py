@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import socket
+import threading
 import time
 from typing import Final, Self
 
 from attrs import define, field
 
-from turnwise_python_sandbox.box.frames import FrameReader, encode_frame
+from turnwise_python_sandbox.box.frames import FrameError, FrameReader, encode_frame
 from turnwise_python_sandbox.config import SandboxConfig
 from turnwise_python_sandbox.job import Job
 from turnwise_python_sandbox.limits import Limits
@@ -21,6 +23,7 @@ from turnwise_python_sandbox.result import Tier
 _MAX_REPLY_BYTES: Final = 256
 _CPU_S: Final = 3600
 _POLL_S: Final = 1.0
+_UNASKED: Final = "a reply came without a call"
 
 
 class InterpreterExitedError(Exception):
@@ -42,6 +45,11 @@ class SessionInterpreter:
     stream: socket.socket
     pipes: OutputPipes
     _passed_fds: list[int]
+    ready: bool = False
+    """It has sent its first reply."""
+    num_calls: int = 0
+    _closing: threading.Lock = field(init=False, factory=threading.Lock)
+    """Keeps the descriptor from being another file's while another thread wakes a waiting call."""
     _reader: FrameReader = field(init=False, factory=lambda: FrameReader(_MAX_REPLY_BYTES))
 
     @classmethod
@@ -66,10 +74,23 @@ class SessionInterpreter:
             raise
         stream_fd = theirs.detach()
         job = Job(code=b"", stdin=b"", limits=limits, tier=tier, session_fds=(stream_fd, stdout_fd, stderr_fd))
-        return cls(job, ours, pipes, [stream_fd, stdout_fd, stderr_fd])
+        interpreter = cls(job, ours, pipes, [stream_fd, stdout_fd, stderr_fd])
+        # A job that ends before its interpreter has started leaves both ends of the stream in this process.
+        job.future.add_done_callback(lambda _: interpreter.end_stream())
+        return interpreter
 
     def send(self, code: bytes, timeout_s: float) -> None:
-        """Send the code of one call; raise `TimeoutError` if the interpreter does not read it in time."""
+        """
+        Send the code of one call; raise `TimeoutError` if the interpreter does not read it in time.
+
+        Raises:
+            FrameError: a reply is there that no call has asked for, so code in the session has forged one.
+        """
+        poll = select.poll()
+        poll.register(self.stream.fileno(), select.POLLIN)
+        if self._reader.num_pending or (poll.poll(0) and self.stream.recv(READ_BYTES)):
+            raise FrameError(_UNASKED)
+        self.num_calls += 1
         self.stream.settimeout(timeout_s)
         self.stream.sendall(encode_frame(code))
 
@@ -81,7 +102,7 @@ class SessionInterpreter:
 
         Raises:
             InterpreterExitedError: the interpreter has exited.
-            FrameError: the reply is no frame of a legal length.
+            FrameError: the reply is no frame of a legal length, or belongs to another call.
         """
         poll = select.poll()
         for fd in (self.stream.fileno(), *self.pipes):
@@ -102,6 +123,8 @@ class SessionInterpreter:
         if not data:
             raise InterpreterExitedError
         for payload in self._reader.feed(data):
+            if not is_reply_to(payload, self.num_calls):
+                raise FrameError(_UNASKED)
             return parse_exit_code(payload)
         return None
 
@@ -110,11 +133,26 @@ class SessionInterpreter:
         while self._passed_fds:
             os.close(self._passed_fds.pop())
 
+    def end_stream(self) -> None:
+        """Make a thread that waits for a reply see the end of the stream. Any thread may call this."""
+        with self._closing, contextlib.suppress(OSError):
+            self.stream.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close all files. Idempotent."""
         self.close_passed_fds()
-        self.stream.close()
+        with self._closing:
+            self.stream.close()
         self.pipes.close()
+
+
+def is_reply_to(payload: bytes, call: int) -> bool:
+    """Return False for a reply that names another call; model code that forges replies may name none."""
+    try:
+        named = json.loads(payload).get("call", call)
+    except (ValueError, AttributeError, RecursionError):
+        return True
+    return bool(named == call)
 
 
 def parse_exit_code(payload: bytes) -> int:

@@ -260,8 +260,7 @@ class Supervisor:
             for each in message.missing:
                 _logger.warning("the sandbox cannot preload %s", each)
         elif isinstance(message, Started) and job:
-            job.started_at = job.idle_since = time.monotonic()
-            job.warm_rss_kb = message.warm_rss_kb
+            job.begin(message.warm_rss_kb)
             self._failed_starts = 0
         elif isinstance(message, Exited) and job:
             del server.jobs[job.id]

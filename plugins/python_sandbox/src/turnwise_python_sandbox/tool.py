@@ -78,7 +78,7 @@ class PythonTool:
 
     async def release(self, session: Any) -> None:
         if session is not None:
-            session.close()
+            await session.aclose()
 
 
 def format_observation(result: RunResult, config: PythonToolConfig) -> str:

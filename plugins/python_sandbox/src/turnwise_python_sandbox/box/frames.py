@@ -32,6 +32,11 @@ class FrameReader:
         self._max_payload = max_payload
         self._pending = bytearray()
 
+    @property
+    def num_pending(self) -> int:
+        """Bytes that no payload has had yet."""
+        return len(self._pending)
+
     def feed(self, data: bytes) -> Iterator[bytes]:
         """
         Add bytes and yield each complete payload.

@@ -38,7 +38,7 @@ def run_file(fd: int) -> NoReturn:
 
 
 def run_session(fd: int) -> NoReturn:
-    """Run the code in each frame of a stream in one `__main__`; reply to each with its exit code in a frame."""
+    """Run the code in each frame of a stream in one `__main__`; reply to each with its number and exit code."""
     main = create_main_module(FILE_NAME)
     reader = FrameReader()
     num_calls = 0
@@ -51,7 +51,7 @@ def run_session(fd: int) -> NoReturn:
             code = execute(payload.decode("utf-8", "surrogatepass"), main, file_name)
             _flush_streams()
             with contextlib.suppress(OSError):
-                os.write(fd, encode_frame(json.dumps({"exit_code": code}).encode()))
+                os.write(fd, encode_frame(json.dumps({"call": num_calls, "exit_code": code}).encode()))
     os._exit(0)
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from turnwise.errors import InfrastructureError
 from turnwise.protocols import Resources, Tool
-from turnwise.types import Task
+from turnwise.record.spec import Counters, RecordedCall
+from turnwise.types import Task, ToolCall
 from turnwise_python_sandbox import PythonTool, PythonToolConfig, RunResult, SandboxConfig, Status, Tier
 from turnwise_python_sandbox.tool import format_observation, truncate
 
@@ -58,7 +59,20 @@ def test_an_episode(tool: PythonTool) -> None:
     assert failed.error
     assert failed.text.endswith("ZeroDivisionError: division by zero")
     assert "on" == after.text
-    assert printed.metrics["sandbox_tier"] in (1.0, 2.0)
+    assert set(printed.metrics) - {"sandbox_wall_s"} <= {"sandbox_calls_in_tier_1", "sandbox_calls_in_tier_2"}
+
+
+def test_the_metrics_of_an_episode_count_the_calls_of_each_tier(tool: PythonTool) -> None:
+    """The record adds up the metrics of calls, so that three calls in one tier are three calls and no tier 3."""
+    counters = Counters()
+    results = call(tool, "print(1)", "1 / 0", "pass")
+    for result in results:
+        counters.add_call(RecordedCall(call=ToolCall(name="python", arguments={}), result=result))
+
+    tiers = {name: value for name, value in counters.extra.items() if "tier" in name}
+    assert [3.0] == list(tiers.values())
+    assert set(tiers) <= {"tool/sandbox_calls_in_tier_1", "tool/sandbox_calls_in_tier_2"}
+    assert counters.extra["tool/sandbox_wall_s"] == pytest.approx(sum(r.metrics["sandbox_wall_s"] for r in results))
 
 
 def test_only_a_persistent_tool_keeps_variables(tool: PythonTool) -> None:

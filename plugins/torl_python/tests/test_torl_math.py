@@ -1,6 +1,8 @@
 """Tests of `torl_math` beyond the conformance suite: the penalty, and the verification of answers."""
 
 import asyncio
+import os
+import signal
 import sys
 
 import pytest
@@ -129,6 +131,61 @@ class TestVerifier:
             process.kill()
             process.wait()
             assert asyncio.run(verifier.equals("\\frac{1}{2}", "0.50"))
+        finally:
+            verifier.close()
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+    def test_a_comparison_killed_from_outside_is_no_wrong_answer(self, monkeypatch, number):
+        """The failure belongs to the infrastructure, names the signal, and the next comparison is right."""
+        verifier = AnswerVerifier(timeout_s=20.0, num_processes=1)
+        request = verifier_module._request
+
+        def kill_and_request(process, line):
+            monkeypatch.setattr(verifier_module, "_request", request)
+            for sent in (signal.SIGSTOP, number, signal.SIGCONT):  # it cannot answer before it dies
+                process.send_signal(sent)
+            return request(process, line)
+
+        monkeypatch.setattr(verifier_module, "_request", kill_and_request)
+        try:
+            with pytest.raises(InfrastructureError, match=signal.Signals(number).name):
+                asyncio.run(verifier.equals("\\frac{1}{2}", "0.50"))
+            assert asyncio.run(verifier.equals("\\frac{1}{2}", "0.50"))
+        finally:
+            verifier.close()
+
+    def test_a_process_that_dies_before_the_request_is_no_wrong_answer(self, monkeypatch):
+        """Its pipe is broken although it was alive a moment ago."""
+        verifier = AnswerVerifier(timeout_s=20.0, num_processes=1)
+        request = verifier_module._request
+
+        def end_and_request(process, line):
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            return request(process, line)
+
+        monkeypatch.setattr(verifier_module, "_request", end_and_request)
+        try:
+            with pytest.raises(InfrastructureError, match="SIGKILL"):
+                asyncio.run(verifier.equals("\\frac{1}{2}", "0.50"))
+        finally:
+            verifier.close()
+
+    def test_an_answer_that_exhausts_the_memory_is_wrong(self, monkeypatch):
+        """The process has a limit, and reports that a comparison went beyond it."""
+        script = (
+            "from turnwise_torl_python import verifier_process as p\n"
+            "p.equals = lambda truth, answer: answer == '0.5' or len(bytearray(4 << 30))\np.main()"
+        )
+        popen = verifier_module.subprocess.Popen
+
+        def start(command, **options):
+            return popen([command[0], "-c", script, command[-1]], **options)
+
+        monkeypatch.setattr(verifier_module.subprocess, "Popen", start)
+        verifier = AnswerVerifier(timeout_s=60.0, num_processes=1)
+        try:
+            assert asyncio.run(verifier.equals("\\frac{1}{2}", "x^2")) is False
         finally:
             verifier.close()
 

@@ -72,7 +72,8 @@ class PythonTool:
         result: RunResult = await (self.sandbox if session is None else session).arun(code)
         if result.status is Status.INFRA_ERROR:
             raise InfrastructureError(f"the sandbox failed: {result.stderr}")
-        metrics = {"sandbox_wall_s": result.wall_s, "sandbox_tier": float(result.tier)}
+        # The metrics of an episode's calls are added up: a sum of tiers would say nothing, numbers of calls do.
+        metrics = {"sandbox_wall_s": result.wall_s, f"sandbox_calls_in_tier_{int(result.tier)}": 1.0}
         text = format_observation(result, self._config)
         return ToolResult(text=text, error=result.status is not Status.OK, metrics=metrics)
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -20,10 +22,16 @@ from functools import lru_cache
 from typing import Final
 
 from turnwise.errors import InfrastructureError
+from turnwise_torl_python.verifier_process import OUT_OF_MEMORY
 
 MAX_ANSWER_CHARS: Final = 2000
 """Longer answers are wrong without a comparison."""
 
+_EXIT_TIMEOUT_S: Final = 10.0
+_LIMIT_REACHED: Final = (-signal.SIGALRM, OUT_OF_MEMORY)
+"""Exit codes of a process that its own timer, or its own limit of memory, has ended."""
+_PURE_PYTHON: Final = {"SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1"}
+"""Where gmpy2 is installed: it aborts the process at the limit of memory, which no one could tell from a defect."""
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,18}")
 
 
@@ -44,10 +52,11 @@ class AnswerVerifier:
 
     async def equals(self, truth: str, answer: str) -> bool:
         """
-        Return whether an answer equals the ground truth; False if the comparison takes too long.
+        Return whether an answer equals the ground truth; False if the comparison takes too much time or memory.
 
         Raises:
-            InfrastructureError: the process does not start, so nothing is known about the answer.
+            InfrastructureError: the process does not start, or something else than its own limits has ended it, such as
+                the kernel for lack of memory on the machine. So nothing is known about the answer.
         """
         truth, answer = truth.strip().strip("$").strip(), answer.strip().strip("$").strip()
         if _INTEGER.fullmatch(truth) and _INTEGER.fullmatch(answer):
@@ -67,9 +76,14 @@ class AnswerVerifier:
     def _compare(self, truth: str, answer: str) -> bool:
         process = self._ready_process()
         verdict = _request(process, json.dumps([truth, answer]))
-        if not verdict:  # its timer has ended the process
+        if verdict not in ("true\n", "false\n"):
             self._own.process = None
+            # Its pipe is at its end, so that it has exited or is about to; a kill would hide how.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_EXIT_TIMEOUT_S)
             self._end(process)
+            if process.returncode not in _LIMIT_REACHED:
+                raise InfrastructureError(f"the comparison of answers ended with {_describe(process.returncode)}")
         return verdict == "true\n"
 
     def _ready_process(self) -> subprocess.Popen[str]:
@@ -89,6 +103,7 @@ class AnswerVerifier:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env=os.environ | _PURE_PYTHON,
             start_new_session=True,  # an interrupt from the keyboard must reach only the run
         )
         self._running.add(process)
@@ -105,10 +120,17 @@ class AnswerVerifier:
 
 
 def _request(process: subprocess.Popen[str], line: str) -> str:
+    """Return the answer to a line; empty if the process has ended."""
     assert process.stdin is not None
-    process.stdin.write(line + "\n")
-    process.stdin.flush()
+    # A process that has ended since the last request reads nothing.
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
     return _read_line(process)
+
+
+def _describe(returncode: int) -> str:
+    return f"exit code {returncode}" if returncode >= 0 else f"signal {signal.Signals(-returncode).name}"
 
 
 def _read_line(process: subprocess.Popen[str]) -> str:

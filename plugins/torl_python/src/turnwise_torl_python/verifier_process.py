@@ -3,8 +3,8 @@ A process that compares answers, run as ``python -m turnwise_torl_python.verifie
 
 It writes a line when it is ready. It then reads lines with a JSON list of ground truth and answer, and writes `true` or
 `false` for each. Answers are parsed as LaTeX only, because math-verify's parser for plain expressions evaluates them.
-A timer ends the process when a comparison takes too long. Nothing handles its signal, so no loop of a library outlives
-it, and this process does not outlive its parent.
+A timer ends the process when a comparison takes too long, and an exit code tells that one took too much memory. Nothing
+handles the timer's signal, so no loop of a library outlives it, and this process does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import signal
 import sys
 from typing import IO, Any, Final
 
+OUT_OF_MEMORY: Final = 77
+"""Exit code after a `MemoryError`, which may have left a library in any state."""
 _MEMORY_BYTES: Final = 2 << 30
 
 
@@ -60,6 +62,8 @@ def _reserve_stdout() -> IO[str]:
 def _equals_or_false(truth: str, answer: str) -> bool:
     try:
         return equals(truth, answer)
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
     except Exception:  # noqa: BLE001 - parsers raise anything on a model's text, and such an answer is wrong
         return False
 

@@ -1,0 +1,65 @@
+"""A plugin for `random_kills.py`: a scripted engine and an agent of two turns, whose tokens depend on seeds alone."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+import turnwise
+from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+
+END = 258
+
+
+@frozen
+class EngineConfig:
+    """Options of the engine: seconds for each token, so that a kill finds requests in flight."""
+
+    token_latency_s: float = 0.005
+
+
+class TwoTurns:
+    """Samples twice, with an observation between."""
+
+    def __init__(self, _config: object, resources: turnwise.Resources) -> None:
+        self._chat = resources.chat
+
+    async def step(self, episode: turnwise.Episode) -> str:
+        if episode.state == "pending":
+            assert self._chat is not None
+            episode.begin(self._chat.prompt(episode.messages))
+            return "generating"
+        result = await episode.generate(max_tokens=40)
+        if len(episode.trajectory.turns()) == 2:
+            return "terminated"
+        episode.observe(result.token_ids[:3])
+        return "generating"
+
+
+class Length:
+    """The number of response tokens."""
+
+    def score(self, episode: turnwise.Episode) -> float:
+        return float(episode.trajectory.num_response_tokens)
+
+
+@turnwise.hookimpl
+def register_engines(registry: turnwise.Registry) -> None:
+    """Register the scripted engine."""
+
+    def make(config: EngineConfig, _resources: turnwise.Resources) -> ScriptedEngine:
+        policy = RandomPolicy(seed=3, vocab_size=120, end_token_id=END, mean_tokens=20)
+        return ScriptedEngine(policy=policy, token_latency_s=config.token_latency_s, record=False)
+
+    registry.add("killed_scripted", make, config=EngineConfig)
+
+
+@turnwise.hookimpl
+def register_agents(registry: turnwise.Registry) -> None:
+    """Register the agent."""
+    registry.add("killed_two_turns", TwoTurns)
+
+
+@turnwise.hookimpl
+def register_rewards(registry: turnwise.Registry) -> None:
+    """Register the reward."""
+    registry.add("killed_length", lambda _config, _resources: Length())

@@ -281,12 +281,10 @@ class AgentPrograms(Mapping[str, EpisodeProgram]):
 
 
 def transport_choice(config: RunConfig, host: Host) -> Choice | None:
-    """Return the weight transport of a run: the configured one, or on Ray the transport `ray` if it is installed."""
+    """Return the weight transport of a run: the configured one, or one that is registered under the runtime's name."""
     if config.weight_transport is not None:
         return config.weight_transport
-    if config.runtime.name == "ray" and "ray" in host.weight_transports:
-        return Choice("ray")
-    return None
+    return Choice(config.runtime.name) if config.runtime.name in host.weight_transports else None
 
 
 def _load_chat(model: ModelSpec) -> Chat | None:

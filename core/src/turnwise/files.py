@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -58,34 +57,6 @@ def replace(source: Path, target: Path) -> None:
     _flush_tree(source)
     os.replace(source, target)
     flush(target.parent)
-
-
-@contextmanager
-def atomic_folder(path: str | Path) -> Iterator[Path]:
-    """
-    Write a new folder whole or not at all.
-
-    Args:
-        path: the folder; it must not exist.
-
-    Yields:
-        A temporary folder to write into. When the block raises, it is removed.
-
-    Raises:
-        FileExistsError: the folder exists.
-    """
-    target = Path(path)
-    if target.exists():
-        raise FileExistsError(f"{target}: the folder exists")
-    partial = partial_path(target)
-    shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        replace(partial, target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 class FolderLockedError(Exception):

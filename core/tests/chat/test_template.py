@@ -189,7 +189,7 @@ class TestDelta:
     def test_special_treatment_of_a_content(self):
         """A template that searches the content for its own text is rendered for each delta."""
         chat = chat_of(plain_with(content="message.content + ('' if message.content.endswith('/no') else '/no')"))
-        assert not any(verdict.concatenated for verdict in chat.verify())
+        assert [None] * 4 == [verdict.pieces for verdict in chat.verify()]
         assert "user:x/no<|im_end|>" in delta_text(chat, [{"role": "user", "content": "x"}])
         assert "user:x/no<|im_end|>" in delta_text(chat, [{"role": "user", "content": "x/no"}])
 
@@ -242,7 +242,7 @@ class TestProof:
     def test_roles_are_judged_separately(self):
         """A template without tools serves user messages, and only tool messages raise."""
         chat = chat_of(plain_with(self.NO_TOOLS))
-        assert [verdict.problem and "x" for verdict in chat.verify()] == ["", "x", "x", "x"]
+        assert [isinstance(verdict, str) for verdict in chat.verify()] == [False, True, True, True]
         assert delta_text(chat, [USER]).startswith("<|im_start|>user:")
         with pytest.raises(TemplateError, match="chat template cannot append a tool message: it fails: No tools here"):
             chat.delta([RESULT], IM_END)
@@ -251,7 +251,7 @@ class TestProof:
         """A template may take tool results and no second user message."""
         several = "{% if messages | selectattr('role', 'equalto', 'user') | list | length > 1 %}"
         chat = chat_of(plain_with(several + "{{ raise_exception('One, please.') }}{% endif %}"))
-        assert [verdict.problem and "x" for verdict in chat.verify()] == ["x", "", "", "x"]
+        assert [isinstance(verdict, str) for verdict in chat.verify()] == [True, False, False, True]
         assert delta_text(chat, [RESULT]) == "<|im_start|>tool:42<|im_end|><|im_start|>assistant:"
 
     @pytest.mark.parametrize(
@@ -306,7 +306,6 @@ class TestProof:
     def test_rewritten_history_is_told(self, template, rewrites):
         """Appending works with a template that rewrites earlier turns, and the report names the change."""
         verdict = chat_of(template).verify()[0]
-        assert verdict.problem == ""
         assert verdict.rewrites.startswith(rewrites)
         assert bool(rewrites) == bool(verdict.rewrites)
 
@@ -314,7 +313,7 @@ class TestProof:
         """A template may refuse reasoning; then there is none to drop."""
         refuse = "{% for m in messages %}{% if m.thinking %}{{ raise_exception('No.') }}{% endif %}{% endfor %}"
         verdict = chat_of(plain_with(refuse)).verify()[0]
-        assert (verdict.problem, verdict.rewrites) == ("", "")
+        assert verdict.rewrites == ""
 
     def test_tokens_that_swallow_what_follows(self):
         """Phi's end-of-turn token takes the line break behind it; a delta has no line break then either."""

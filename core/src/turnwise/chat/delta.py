@@ -94,12 +94,7 @@ class DeltaTemplate:
         return pieces[0] + "".join(filled)
 
     def suffix(self, whole: str) -> str:
-        """
-        Return the text after `end` from a rendering of the whole probe conversation.
-
-        Raises:
-            TemplateError: the rendering does not show the probe's turn as it should.
-        """
+        """Return the text after `end` in a rendering of the whole probe conversation, which must show its turn."""
         # Split from the front: new messages may quote the mark, and they come after it.
         return self.behind_end(whole.split(TURN_MARK, self.num_marks)[-1])
 
@@ -134,12 +129,7 @@ class DeltaProver:
         self._tokenizer = tokenizer
 
     def find(self, roles: Sequence[str]) -> DeltaTemplate:
-        """
-        Return the text that the template appends for messages of these roles.
-
-        Raises:
-            TemplateError: they cannot be appended; the text names the kind of message and the difference.
-        """
+        """Return the template of messages of these roles; `TemplateError` names the roles and the difference."""
         if not roles or "assistant" in roles:
             raise TemplateError("a delta takes messages of the environment, at least one; the model's are sampled")
         problem = ""

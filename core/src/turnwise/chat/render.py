@@ -27,19 +27,13 @@ _ARGUMENTS = frozenset(
 
 
 class HuggingFaceTokenizer:
-    """
-    `turnwise.protocols.Tokenizer` over a transformers tokenizer, fast or slow.
-
-    Attributes:
-        special: texts of the special tokens.
-    """
+    """`turnwise.protocols.Tokenizer` over a transformers tokenizer, fast or slow."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         # Called directly and without offsets, the Rust tokenizer saves a fifth to a half of `tokenizer.encode`.
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
-        self.special = _special_tokens(tokenizer)
-        longest_first = sorted(self.special, key=len, reverse=True)
+        longest_first = sorted(_special_tokens(tokenizer), key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     @property
@@ -116,12 +110,7 @@ class Renderer:
         *,
         generate: bool = True,
     ) -> str:
-        """
-        Return the text of messages in plain form; `generate` adds the start of the model's turn.
-
-        Raises:
-            TemplateError: the template does not parse, or refuses the messages; the text is the template's own.
-        """
+        """Return the text of plain messages, with the start of the model's turn; `TemplateError` if it fails."""
         import jinja2
 
         try:
@@ -145,12 +134,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def content_text(message: Message) -> str:
-    """
-    Return a message's content as one string; None is empty, text parts are joined.
-
-    Raises:
-        TemplateError: the content is, or holds, something other than text.
-    """
+    """Return a content as one string: None is empty, text parts are joined, and all else is a `TemplateError`."""
     content = message.get("content")
     if content is None:
         return ""

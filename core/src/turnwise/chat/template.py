@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attrs import frozen
 
 from turnwise.chat.delta import DeltaProver, DeltaTemplate
 from turnwise.chat.probe import BASE, with_answer_keys
@@ -43,25 +42,6 @@ _CALL_FORMS: tuple[dict[str, bool], ...] = (
     {"none_as_text": True, "arguments_as_text": True},
 )
 """How templates want tool calls of earlier turns, the most common form first; DeepSeek's is the last."""
-
-
-@frozen(kw_only=True)
-class DeltaReport:
-    """
-    Result of the proof for one kind of new messages.
-
-    Attributes:
-        roles: of the messages, in order.
-        problem: the reason why they cannot be appended; empty when they can.
-        rewrites: the change that a whole rendering would make to earlier turns, such as dropping their reasoning; the
-            record keeps them as sampled. Empty when a whole rendering keeps them too.
-        concatenated: their text is built without the template, which is about twice as fast.
-    """
-
-    roles: tuple[str, ...]
-    problem: str = ""
-    rewrites: str = ""
-    concatenated: bool = False
 
 
 class ChatTemplate:
@@ -106,11 +86,11 @@ class ChatTemplate:
         """Ids that end a turn of the model: the template's first, then the tokenizer's and those given."""
         return tuple(self._stops)
 
-    def verify(self) -> tuple[DeltaReport, ...]:
+    def verify(self) -> tuple[DeltaTemplate | str, ...]:
         """
-        Return the proofs for user messages, one and two tool results, and tool results before a user message.
+        Return the templates of a user message, one tool result, two, and a tool result before a user message.
 
-        Other kinds are proven when they first occur. Each proof runs once; calling this again is free.
+        A text is the reason why it can append none. Other kinds are proven when they first occur, and each kind once.
 
         Raises:
             TemplateError: neither user messages nor tool results can be appended.
@@ -119,7 +99,7 @@ class ChatTemplate:
         user, tool = found["user",], found["tool",]
         if isinstance(user, str) and isinstance(tool, str):
             raise TemplateError(f"{user}; {tool}")
-        return tuple(_report(roles, template) for roles, template in found.items())
+        return tuple(found.values())
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> TokenArray:
         """Refuse, with a `TemplateError`, a conversation that the template refuses, and contents that are not text."""
@@ -191,12 +171,6 @@ class ChatTemplate:
         if self._tokenizer.eos_token_id is not None:
             ids.append(self._tokenizer.eos_token_id)
         return {token_id: self._tokenizer.decode([token_id]) for token_id in dict.fromkeys((*ids, *more))}
-
-
-def _report(roles: tuple[str, ...], template: DeltaTemplate | str) -> DeltaReport:
-    if isinstance(template, str):
-        return DeltaReport(roles=roles, problem=template)
-    return DeltaReport(roles=roles, rewrites=template.rewrites, concatenated=template.pieces is not None)
 
 
 def load_chat(spec: ModelSpec) -> ChatTemplate:

@@ -88,13 +88,7 @@ def trajectory_view(trajectory: Trajectory, decode: Decode, *, color: bool = Tru
 
 
 def results_table(results: Sequence[EpisodeResult], limit: int | None = None) -> Table:
-    """
-    Return a line for each episode: uid, status, reward, turns, tool calls, tokens of the response, seconds.
-
-    Args:
-        results: finished episodes.
-        limit: most lines to show; a caption says when there are more.
-    """
+    """Return a line for each episode: uid, status, reward, turns, tool calls, tokens of the response, seconds."""
     shown = results[:limit]
     caption = f"{len(shown)} of {len(results)} episodes" if len(shown) < len(results) else None
     table = Table(caption=caption)

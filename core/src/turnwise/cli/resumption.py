@@ -67,16 +67,10 @@ def earlier_run(
     retry_failed: bool = False,
 ) -> Earlier:
     """
-    Read the state of a run that was interrupted or killed.
+    Read the state of a run that was interrupted or killed; the partial file of a killed one becomes complete.
 
-    Args:
-        out: its folder; the partial file of a killed run is turned into a complete one.
-        specs: the episodes of the run, by its config.
-        decode: gives the texts of records.
-        retry_failed: episodes that failed by an engine or the infrastructure run again.
-
-    Raises:
-        DataError: a file cannot be read, or holds an episode that the run does not have.
+    Episodes that failed by an engine or the infrastructure run again with `retry_failed`. Raises a `DataError` when a
+    file cannot be read, or holds an episode that is none of the run's `specs`.
     """
     places = {spec.uid: place for place, spec in enumerate(specs)}
     if len(places) < len(specs):

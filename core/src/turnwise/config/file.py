@@ -108,12 +108,7 @@ def dump_yaml(config: RunConfig) -> str:
 
 
 def read_mapping(path: str | Path) -> JsonDict:
-    """
-    Read a YAML or TOML file that holds a mapping, such as a config or a tools file, as plain values.
-
-    Raises:
-        ConfigError: one line with the path, and the line of the file where there is one.
-    """
+    """Read a YAML or TOML file of keys with values; `ConfigError` is one line with the path and the line of it."""
     try:
         return _parsed(Path(path))
     except OSError as error:

@@ -41,12 +41,7 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def file_fields(kind: type) -> tuple[Attribute[object], ...]:
-    """
-    Return the fields of an attrs class that a file may set, their annotations resolved.
-
-    Raises:
-        PluginError: an annotation names something that is not imported at run time.
-    """
+    """Return the fields that a file may set, their annotations resolved; `PluginError` when one cannot be."""
     try:
         attrs.resolve_types(kind)
     except NameError as error:
@@ -55,12 +50,7 @@ def file_fields(kind: type) -> tuple[Attribute[object], ...]:
 
 
 def plain(value: object) -> Any:
-    """
-    Return a copy made of JSON values: null, booleans, finite numbers, text, lists, mappings with text keys.
-
-    Raises:
-        ValueError: it holds anything else, such as a date, an object or a number that is not finite.
-    """
+    """Return a copy made of JSON values; `ValueError` for a date, an object or a number that is not finite."""
     if isinstance(value, Enum):
         return plain(value.value)
     if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):

@@ -206,12 +206,7 @@ class RunConfig:
                 raise ValueError(f"'tools.{index}' {error}") from error
 
     def locate(self, path: str) -> Path:
-        """
-        Return the file or folder that a path of this config means; only for `package:` must it exist.
-
-        Raises:
-            ConfigError: the package of a `package:` path is not installed or does not ship it.
-        """
+        """Return the file or folder that a path means; `ConfigError` when a `package:` path does not exist."""
         if path.startswith(PACKAGE):
             return _in_package(path)
         return self.base_dir / Path(path).expanduser()

@@ -46,12 +46,7 @@ _BOUNDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "excl
 
 
 def json_schema(host: Host | None = None) -> Schema:
-    """
-    Return the schema of `RunConfig` in the dialect 2020-12.
-
-    Args:
-        host: with it, only registered names and their options are valid; without it, any.
-    """
+    """Return the schema of `RunConfig`; with a host, only registered names and their options are valid."""
     builder = _Builder(host)
     root = builder.section(RunConfig)
     return {"$schema": DIALECT, "title": "turnwise run config", **root, "$defs": builder.definitions}

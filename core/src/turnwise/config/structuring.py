@@ -86,12 +86,7 @@ def structure(data: object, kind: TypeForm, *, path: str = "", base_dir: Path | 
 
 
 def unstructure(value: object) -> Any:
-    """
-    Return an object of a config class as plain JSON values: the inverse of `structure`.
-
-    Raises:
-        PluginError: it holds a value that they cannot.
-    """
+    """Return an object of a config class as plain JSON values; `PluginError` for a value that JSON cannot hold."""
     try:
         return plain(_converter(None).unstructure(value))
     except ValueError as error:

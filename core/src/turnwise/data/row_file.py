@@ -159,12 +159,7 @@ def read_rows(file: Path) -> Iterator[Row]:
 
 
 def find_rows(folder: Path, stem: str) -> Path:
-    """
-    Return the file with the rows of a folder: the complete one, else the partial one of a killed writer.
-
-    Raises:
-        DataError: there is none, or more than one.
-    """
+    """Return the file with the rows of a folder: the complete one, else the partial one; `DataError` if none."""
     names = [f"{stem}{suffix}" for suffix in SUFFIXES]
     for ending in ("", PARTIAL):
         found = [folder / f"{name}{ending}" for name in names if (folder / f"{name}{ending}").exists()]

@@ -129,13 +129,7 @@ class Host:
         return registry
 
     def entry(self, kind: Kind, name: str) -> Entry[Any]:
-        """
-        Return the entry of a registered name.
-
-        Raises:
-            PluginError: nothing is; the text has a did-you-mean, and the plugins that could have registered it but are
-                broken or were not allowed.
-        """
+        """Return the entry of a name; `PluginError` suggests another, and names plugins that are broken or left out."""
         try:
             return self.registry(kind).get(name)
         except PluginError as error:

@@ -293,13 +293,7 @@ _PARAMETER: Final = re.compile(r"^(\w+)(?:\s*\([^)]*\))?:\s*(.*)$")
 
 
 def parse_docstring(text: str) -> tuple[str, Mapping[str, str]]:
-    """
-    Read a Google-style docstring, as `inspect.getdoc` returns it.
-
-    Returns:
-        summary: all before the first section, as one paragraph.
-        parameters: description by name, from the section ``Args``.
-    """
+    """Return the summary of a Google-style docstring as one paragraph, and its parameters' descriptions by name."""
     section, summary, arguments = "", [], []
     for line in text.splitlines():
         header = _SECTION.match(line)

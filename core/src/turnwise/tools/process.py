@@ -146,15 +146,10 @@ atexit.register(_PROCESSES.end)
 
 async def in_process(func: Callable[..., object], arguments: JsonObject, *, convert: bool) -> ToolResult:
     """
-    Run one call of a function in a process; cancelling it kills the process.
+    Run one call of an importable function in a process, which a cancellation kills.
 
-    Args:
-        func: importable.
-        arguments: JSON values.
-        convert: convert the values to the types of the function's annotations.
-
-    Raises:
-        ToolError, InfrastructureError: the function did.
+    Arguments are JSON values; `convert` gives them the types of the function's annotations. Raises the `ToolError` or
+    `InfrastructureError` that the function raised.
     """
     request = {"module": func.__module__, "name": func.__qualname__, "arguments": dict(arguments), "convert": convert}
     call = _Call()

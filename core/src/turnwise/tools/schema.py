@@ -26,13 +26,7 @@ _TYPE_NAMES: Final = "array, boolean, integer, null, number, object or string"
 
 @frozen(eq=False)
 class CompiledSchema:
-    """
-    A valid tool schema.
-
-    Attributes:
-        name: of the tool.
-        schema: of the tool, unchanged.
-    """
+    """A valid tool schema, unchanged, and the name of the tool."""
 
     name: str
     schema: ToolSchema

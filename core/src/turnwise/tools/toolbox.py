@@ -52,13 +52,7 @@ class ToolBox:
 
     @asynccontextmanager
     async def session(self, task: Task, notes: JsonObject | None = None) -> AsyncIterator[ToolSession]:
-        """
-        Open an episode's sessions; open ones are released at the end, whatever happens inside.
-
-        Args:
-            task: of the episode.
-            notes: by tool, the result of `ToolSession.suspend` at an interruption of the episode.
-        """
+        """Open an episode's sessions and release them at the end; `notes` come from `ToolSession.suspend`."""
         session = ToolSession(task, self.tools, self._compiled, self.release_s, notes or {})
         try:
             yield session

@@ -64,16 +64,9 @@ class Layout:
 
     def columns(self, num_tokens: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
         """
-        Return positions and path starts of each token.
+        Return position_ids, block_start, path_start: each (num_tokens,) int32, as in `turnwise.record.trajectory`.
 
-        Args:
-            num_tokens: of the context, at least `self.num_tokens`.
-
-        Returns:
-            position_ids, block_start, path_start: each (num_tokens,) int32, as in `turnwise.record.trajectory`.
-
-        Raises:
-            ValueError: a path ends after the context.
+        Raises a `ValueError` when a path ends after the context.
         """
         if num_tokens < self.num_tokens:
             raise ValueError(f"the layout has a path that ends at {self.num_tokens}, after {num_tokens} tokens")
@@ -94,15 +87,9 @@ def visible_keys(
     block_start: NDArray[np.int32], path_start: NDArray[np.int32], queries: ArrayLike
 ) -> NDArray[np.bool_]:
     """
-    Return the tokens that some tokens see.
+    Return (Q, T) bool: the tokens that some tokens see.
 
-    Args:
-        block_start: (T,) of the whole context.
-        path_start: (T,) of the whole context.
-        queries: (Q,) indices of tokens.
-
-    Returns:
-        (Q, T) bool.
+    `block_start` and `path_start` are (T,), of the whole context; `queries` are (Q,) indices of tokens.
     """
     rows = np.asarray(queries)[:, None]
     keys = np.arange(len(block_start))

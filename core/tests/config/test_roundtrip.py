@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.config.file import dump_yaml, load_config, structure_config, to_dict
+from turnwise.config.parts import ToolClass
 from turnwise.config.run import (
     Choice,
     DataConfig,
@@ -15,7 +16,6 @@ from turnwise.config.run import (
     RunConfig,
     RuntimeConfig,
     TelemetryConfig,
-    ToolClass,
     ToolFunction,
 )
 from turnwise.types import SamplingParams

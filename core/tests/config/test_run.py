@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from attrs.exceptions import FrozenInstanceError
 
+from turnwise.config.parts import ToolClass, plain
 from turnwise.config.run import (
     Choice,
     DataConfig,
@@ -16,9 +17,7 @@ from turnwise.config.run import (
     ModelConfig,
     RolloutConfig,
     RunConfig,
-    ToolClass,
     ToolFunction,
-    plain,
 )
 from turnwise.errors import ConfigError
 from turnwise.types import SamplingParams

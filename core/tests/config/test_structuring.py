@@ -9,7 +9,8 @@ import pytest
 from attrs import field, frozen, validators
 
 from turnwise.config.file import structure_config, to_dict
-from turnwise.config.run import Choice, DataConfig, RunConfig, ToolClass, ToolFunction
+from turnwise.config.parts import ToolClass
+from turnwise.config.run import Choice, DataConfig, RunConfig, ToolFunction
 from turnwise.config.structuring import _converter, structure, unstructure
 from turnwise.errors import ConfigError, PluginError
 from turnwise.types import JsonObject

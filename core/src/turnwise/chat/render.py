@@ -103,13 +103,7 @@ class Renderer:
         if max(len(source.encode()) for source in self.sources) > MAX_TEMPLATE_BYTES:
             raise TemplateError(f"{name} is larger than {MAX_TEMPLATE_BYTES} bytes")
 
-    def render(
-        self,
-        messages: Iterable[Message],
-        tools: Sequence[ToolSchema] = (),
-        *,
-        generate: bool = True,
-    ) -> str:
+    def render(self, messages: Iterable[Message], tools: Sequence[ToolSchema] = (), *, generate: bool = True) -> str:
         """Return the text of plain messages, with the start of the model's turn; `TemplateError` if it fails."""
         import jinja2
 

@@ -52,10 +52,7 @@ def make_parser(host: Host) -> argparse.ArgumentParser:
     for name, entry in host.commands.entries().items():
         command = entry.factory(NoConfig(), Resources())
         sub = subparsers.add_parser(
-            name,
-            help=command.help,
-            description=command.help,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            name, help=command.help, description=command.help, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         command.add_arguments(sub)
         sub.set_defaults(command=command)

@@ -86,13 +86,7 @@ def _structure_options(host: Host, kind: Kind, choice: Choice, path: str, base_d
 
 
 def build_part(
-    host: Host,
-    kind: Kind,
-    choice: Choice | str,
-    resources: Resources,
-    *,
-    path: str = "",
-    base_dir: Path | None = None,
+    host: Host, kind: Kind, choice: Choice | str, resources: Resources, *, path: str = "", base_dir: Path | None = None
 ) -> Any:
     """
     Build a registered part.

@@ -30,9 +30,8 @@ from turnwise.config.parts import (
     each_matches,
     is_path,
     not_empty,
+    plain,
 )
-from turnwise.config.parts import ToolClass as ToolClass
-from turnwise.config.parts import plain as plain
 from turnwise.config.runtime import PoolConfig, RuntimeConfig
 from turnwise.config.weights import MemoryConfig, WeightsConfig
 from turnwise.errors import ConfigError

@@ -21,11 +21,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, overload
 import attrs
 from cattrs import Converter
 from cattrs.cols import is_mapping, mapping_structure_factory
-from cattrs.errors import (
-    IterableValidationError,
-    IterableValidationNote,
-    StructureHandlerNotFoundError,
-)
+from cattrs.errors import IterableValidationError, IterableValidationNote, StructureHandlerNotFoundError
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from turnwise.config.errors import (
@@ -96,10 +92,7 @@ def unstructure(value: object) -> Any:
 # Paths are relative to the config file, so there is one converter for each of its folders.
 @lru_cache(maxsize=16)
 def _converter(base_dir: Path | None) -> Converter:
-    converter = Converter(
-        forbid_extra_keys=True,
-        unstruct_collection_overrides={Sequence: list, AbstractSet: sorted},
-    )
+    converter = Converter(forbid_extra_keys=True, unstruct_collection_overrides={Sequence: list, AbstractSet: sorted})
     for kind in (bool, int, float, str):
         converter.register_structure_hook(kind, _structure_scalar)
     converter.register_structure_hook(Path, lambda value, _: _structure_path(value, base_dir))

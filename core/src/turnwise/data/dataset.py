@@ -87,17 +87,7 @@ def read_tasks(
 
 
 def task_from_row(row: Mapping[str, object], *, row_number: int = 0, where: str = "row") -> Task:
-    """
-    Make a task of one row, whose values may be numpy or pyarrow scalars and arrays.
-
-    Args:
-        row: columns by name.
-        row_number: index of the row when it names none itself.
-        where: prefix of error texts, such as the file and the line.
-
-    Raises:
-        DataError: the row has no messages, or a value that is no JSON value.
-    """
+    """Make a task of a row, whose values may be those of numpy or pyarrow; `DataError` starts with `where`."""
     values = _plain_row(row, where)
     messages = _take_messages(values, where)
     for name in ("reward_model", "extra_info"):

@@ -133,11 +133,9 @@ class Host:
         try:
             return self.registry(kind).get(name)
         except PluginError as error:
-            raise PluginError(f"{error}{self._absent()}") from None
-
-    def _absent(self) -> str:
-        broken = "".join(f"; plugin {plugin.name!r} is broken: {plugin.error}" for plugin in self.broken)
-        return broken + (f"; installed but not loaded: {', '.join(self.skipped)}" if self.skipped else "")
+            broken = "".join(f"; plugin {plugin.name!r} is broken: {plugin.error}" for plugin in self.broken)
+            skipped = f"; installed but not loaded: {', '.join(self.skipped)}" if self.skipped else ""
+            raise PluginError(f"{error}{broken}{skipped}") from None
 
 
 def load(recipe: PluginRecipe | None = None) -> Host:

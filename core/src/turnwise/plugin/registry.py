@@ -56,12 +56,7 @@ class Registry(Generic[T]):
     _owner: str = field(default="", init=False)
 
     def add(
-        self,
-        name: str,
-        factory: Factory[T],
-        config: type = NoConfig,
-        *,
-        enabled_if: Callable[[], bool] | None = None,
+        self, name: str, factory: Factory[T], config: type = NoConfig, *, enabled_if: Callable[[], bool] | None = None
     ) -> None:
         """
         Register a factory.
@@ -70,9 +65,8 @@ class Registry(Generic[T]):
             name: its name in configs.
             factory: called as ``factory(config, resources)`` in every process that needs it.
             config: attrs class of its options, structured from the config section that names it.
-            enabled_if: only for observers: called without arguments in each process that builds the observers of a
-                run. If it returns True and the config does not name the observer, the run has it with its default
-                options.
+            enabled_if: only for observers: called in each process that builds those of a run; True adds the observer,
+                with its default options, to a run whose config does not name it.
 
         Raises:
             DuplicateNameError: another plugin has the name; the text names both.

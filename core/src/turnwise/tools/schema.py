@@ -46,14 +46,9 @@ class CompiledSchema:
 
 def compile_schema(schema: object, origin: str = "") -> CompiledSchema:
     """
-    Check a tool schema and make it ready to check arguments.
+    Check a tool schema in the OpenAI form and make it ready to check arguments.
 
-    Args:
-        schema: OpenAI form, ``{"type": "function", "function": {"name", "description", "parameters"}}``.
-        origin: source of the schema, for error texts; the tool's name is added when it has one.
-
-    Raises:
-        ConfigError: one line that names the tool and the misfit.
+    A `ConfigError` is one line that names the tool, its source `origin`, and the misfit.
     """
     function = schema.get("function") if isinstance(schema, Mapping) else None
     if not isinstance(schema, Mapping) or schema.get("type") != "function" or not isinstance(function, Mapping):

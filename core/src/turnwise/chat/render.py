@@ -104,7 +104,7 @@ class Renderer:
             raise TemplateError(f"{name} is larger than {MAX_TEMPLATE_BYTES} bytes")
 
     def render(self, messages: Iterable[Message], tools: Sequence[ToolSchema] = (), *, generate: bool = True) -> str:
-        """Return the text of plain messages, with the start of the model's turn; `TemplateError` if it fails."""
+        """Return the text of plain messages; `generate` adds the start of the next turn. Raises `TemplateError`."""
         import jinja2
 
         try:

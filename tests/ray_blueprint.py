@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 from attrs import evolve, frozen
@@ -22,8 +23,16 @@ END = 255
 POLICY = RandomPolicy(seed=1, vocab_size=250, end_token_id=END, mean_tokens=12)
 
 
+@frozen
 class FourTurns:
-    """Four turns with a tool call between them; the uid of a task may ask for a fault."""
+    """
+    Four turns with a tool call between them; the uid of a task may ask for a fault.
+
+    Attributes:
+        folder: a file `blocked` is there when an episode blocks its event loop.
+    """
+
+    folder: str = ""
 
     async def step(self, episode):
         if episode.state == State.PENDING:
@@ -32,6 +41,7 @@ class FourTurns:
         if episode.task.uid.startswith("kills-worker") and episode.trajectory.turns():
             os._exit(1)
         if episode.task.uid.startswith("loop-blocks") and episode.trajectory.turns():
+            touch(Path(self.folder, "blocked"))
             time.sleep(1000)  # noqa: ASYNC251 - a fault that a test looks for
         result = await episode.generate(max_tokens=30)
         if len(episode.trajectory.turns()) == 4:
@@ -39,6 +49,11 @@ class FourTurns:
         await episode.call_tool(ToolCall(name="wait", arguments={"what": episode.task.uid}))
         episode.observe(result.token_ids[:2])
         return State.GENERATING
+
+
+def touch(path):
+    """Create a file."""
+    path.touch()
 
 
 def wait(what: str) -> str:
@@ -59,16 +74,22 @@ def wait(what: str) -> str:
 
 @frozen
 class ScriptedBlueprint:
-    """Scripted engines with a latency, which leaves time to kill an actor."""
+    """
+    Scripted engines with a latency, which leaves time to kill an actor.
+
+    Attributes:
+        blocked_in: folder of the file that tells that an episode blocks its event loop.
+    """
 
     token_latency_s: float = 0.002
     tool_call_s: float = 1.0
+    blocked_in: str = ""
 
     def make_engine(self):
         return ScriptedEngine(policy=POLICY, token_latency_s=self.token_latency_s, record=False)
 
     def make_components(self, engine, judge=None):
-        program = EpisodeProgram(agent=FourTurns(), tools=ToolBox([function_tool(wait)]))
+        program = EpisodeProgram(agent=FourTurns(self.blocked_in), tools=ToolBox([function_tool(wait)]))
         limits = Limits(response_length=400, tool_call_s=self.tool_call_s)
         return WorkerComponents(engine=engine, programs={"four": program}, limits=limits, stop_token_ids=(END,))
 
@@ -88,6 +109,7 @@ class LethalEngine(ScriptedEngine):
         return await super().generate(request)
 
     async def abort(self, request_id):
+        await super().abort(request_id)
         raise KeyboardInterrupt
 
 

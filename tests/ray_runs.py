@@ -1,19 +1,26 @@
 """Parts that the tests on Ray share: a plan, tasks, and ways to disturb a run and to wait for its recovery."""
 
+import os
+import signal
 import time
 from collections import Counter
 
+import pytest
 from ray_blueprint import ScriptedBlueprint
 
 from turnwise import Status, Task
 from turnwise.config.runtime import RayConfig, RuntimeConfig
 from turnwise.events.dispatch import Observers
+from turnwise.events.observer import Observer
 from turnwise.record.invariants import check_trajectory
 from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.ray.runtime import RayRuntime
 
 PLAN = RolloutPlan(default_agent="four", agents={"four": None})
+ON_RAY = [pytest.mark.ray]
+"""Marks of a test that starts actors."""
+
 FINISHED = {Status.COMPLETED, Status.TRUNCATED}
 """Statuses of an episode that finished by itself: its last turn may have reached the token limit."""
 
@@ -73,6 +80,35 @@ def wait_for_replacement(slots, victim):
     """Wait until every slot has a running actor and none is the victim; return the process ids."""
     wait_until(lambda: len(pids(slots)) == len(slots) and victim not in pids(slots), f"{victim} was not replaced")
     return pids(slots)
+
+
+def kill_busy(slot, sent=signal.SIGKILL):
+    """Send a signal to a replica that runs requests now; return its process id."""
+    import ray
+
+    (victim,) = pids([slot])
+    wait_until(lambda: ray.get(slot.handle.ping.remote()).num_requests > 0, f"{slot.name} has no request")
+    os.kill(victim, sent)
+    return victim
+
+
+class EpisodeOrder(Observer):
+    """
+    The order of starts and ends of episodes in the driver.
+
+    Attributes:
+        longest_chain: most episodes of which each started after the one before it had ended.
+    """
+
+    def __init__(self):
+        self.longest_chain = 0
+        self._depths = {}
+
+    def on_episode_started(self, event):
+        self._depths[event.uid] = self.longest_chain + 1
+
+    def on_episode_finished(self, event):
+        self.longest_chain = max(self.longest_chain, self._depths.get(event.uid, 0))
 
 
 def rollout_disturbed(manager, tasks, disturb):

@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 from observed_blueprint import NUM_TURNS, ObservedBlueprint, local_manager, ray_manager
 from prometheus_client.parser import text_string_to_metric_families
-from ray_runs import make_tasks, wait_until
+from ray_runs import ON_RAY, make_tasks, wait_until
 
 from turnwise import Resources
 from turnwise_observability.metrics_endpoint import PrometheusConfig, make_prometheus
@@ -20,7 +20,6 @@ from turnwise_observability.otel import OtelConfig, OtelObserver
 from turnwise_observability.trace_file import TraceFile
 
 NUM_EPISODES = 24
-ON_RAY = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
 
 def everywhere(*marks):
@@ -196,7 +195,6 @@ def test_endpoint_during_and_after_a_run(manager):
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 def test_endpoint_shows_routing_and_faults(ray_cluster):
     """On Ray: first, sticky and moved requests, full replicas and restarts are counted."""
     observer = make_prometheus(PrometheusConfig(port=0), Resources())

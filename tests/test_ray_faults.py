@@ -11,21 +11,18 @@ import psutil
 import pytest
 import yaml
 from ray_blueprint import ScriptedBlueprint
-from ray_runs import FINISHED, PLAN, check_complete, ids_by_task, make_tasks, wait_until
+from ray_runs import FINISHED, ON_RAY, check_complete, ids_by_task, make_manager, make_tasks, wait_until
 
 from turnwise import Status
 from turnwise.cli import main
-from turnwise.config.runtime import RayConfig, RuntimeConfig
 from turnwise.data.trajectories import read_results
 from turnwise.data.unfinished import load_unfinished, save_unfinished
 from turnwise.record.invariants import check_trajectory
-from turnwise.runtime.manager import RolloutManager
-from turnwise.runtime.ray.runtime import RayRuntime
 from turnwise_testing.tokenizers import byte_tokenizer
 
 ROOT = Path(__file__).parents[1]
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [*ON_RAY, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -47,12 +44,6 @@ def two_nodes(monkeypatch):
     cluster.shutdown()
 
 
-def make_manager(blueprint=None, **ray_options):
-    ray_options = {"backoff_s": 0.05, "heartbeat_s": 0.2, "heartbeat_timeout_s": 2.0} | ray_options
-    config = RuntimeConfig(name="ray", num_workers=2, num_replicas=4, ray=RayConfig(**ray_options))
-    return RolloutManager(RayRuntime(blueprint or ScriptedBlueprint(), config), PLAN)
-
-
 def test_a_lost_node_costs_nothing(two_nodes):
     """
     A lost node takes its two replicas with it in mid-generation, and all episodes finish elsewhere with the same ids.
@@ -60,7 +51,7 @@ def test_a_lost_node_costs_nothing(two_nodes):
     cluster, second = two_nodes
     options = {"replica_resources": {"resources": {"room": 1}}, "start_timeout_s": 120.0}
     options |= {"worker_cpus": 0.1, "window": 4}  # most episodes start after the first result
-    with make_manager(ScriptedBlueprint(token_latency_s=0.01), **options) as manager:
+    with make_manager(ScriptedBlueprint(token_latency_s=0.01), replicas=4, **options) as manager:
         undisturbed = ids_by_task(manager.rollout(make_tasks(60)))
         stream = manager.iterate(make_tasks(60))
         results = [next(stream)]
@@ -74,7 +65,7 @@ def test_a_lost_node_costs_nothing(two_nodes):
     assert stats["migrations"] > 0, "the lost node served no episode"
 
 
-def test_stragglers_and_hanging_tools(two_nodes, tmp_path):
+def test_stragglers_and_hanging_tools(ray_cluster, tmp_path):
     """
     A call returns without the episodes whose tool hangs; the driver keeps their tokens, and a later run finishes them.
     """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from ray_judge_blueprint import TellingBlueprint
-from ray_runs import PLAN, make_tasks, pids, rollout_disturbed, wait_until
+from ray_runs import ON_RAY, PLAN, make_tasks, pids, rollout_disturbed, wait_until
 
 from turnwise.config.parts import Choice
 from turnwise.config.runtime import RayConfig, RuntimeConfig
@@ -21,7 +21,7 @@ from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.placement import plan_runtime_placement
 from turnwise.runtime.ray.runtime import RayRuntime
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+pytestmark = ON_RAY
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,11 @@
 
 import pytest
 from ray_blueprint import LethalBlueprint
-from ray_runs import FINISHED, check_complete, make_manager, make_tasks
+from ray_runs import FINISHED, ON_RAY, check_complete, make_manager, make_tasks
 
 from turnwise import Status
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [*ON_RAY, pytest.mark.usefixtures("ray_cluster")]
 
 
 @pytest.mark.slow

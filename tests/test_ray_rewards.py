@@ -5,7 +5,7 @@ import signal
 
 import pytest
 from ray_judge_blueprint import JudgedBlueprint
-from ray_runs import FINISHED, PLAN, make_tasks, pids, rollout_disturbed, wait_until
+from ray_runs import FINISHED, ON_RAY, PLAN, kill_busy, make_tasks, pids, rollout_disturbed, wait_until
 
 from turnwise import Status
 from turnwise.config.parts import Choice
@@ -18,7 +18,7 @@ from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.placement import plan_runtime_placement
 from turnwise.runtime.ray.runtime import RayRuntime
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [*ON_RAY, pytest.mark.usefixtures("ray_cluster")]
 
 
 def make_manager(blueprint, *, reward_workers=2, judges=2, observers=(), **ray_options):
@@ -89,11 +89,11 @@ def test_killed_reward_workers_and_judges_cost_nothing(undisturbed, running):
     SIGKILL of a reward worker and of a replica of the judge while both are busy changes no score.
     """
     slots = [running.runtime.rewards.slots[0], running.runtime.pools["judge"].slots[0]]
-    victims, starts = pids(slots), [slot.num_starts for slot in slots]
+    reward_worker, starts = pids(slots)[0], [slot.num_starts for slot in slots]
 
     def kill():
-        for victim in victims:
-            os.kill(victim, signal.SIGKILL)
+        kill_busy(slots[1])  # only reward workers ask the judge, so they are busy too
+        os.kill(reward_worker, signal.SIGKILL)
 
     results = rollout_disturbed(running, make_tasks(40), kill)
 

@@ -2,15 +2,19 @@
 
 import os
 import signal
-import threading
+from pathlib import Path
 
 import pytest
 from ray_blueprint import DyingBlueprint, ScriptedBlueprint
 from ray_runs import (
     FINISHED,
+    ON_RAY,
     PLAN,
+    EpisodeOrder,
     check_complete,
     ids_by_task,
+    kill_busy,
+    make_manager,
     make_tasks,
     pids,
     rollout_disturbed,
@@ -19,23 +23,12 @@ from ray_runs import (
 )
 
 from turnwise import Status
-from turnwise.config.runtime import RayConfig, RuntimeConfig
 from turnwise.errors import EngineError
+from turnwise.events.dispatch import Observers
 from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.manager import RolloutManager
-from turnwise.runtime.ray.runtime import RayRuntime
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.usefixtures("ray_cluster"),
-    pytest.mark.filterwarnings("ignore"),
-]
-
-
-def make_manager(blueprint=None, *, workers=2, replicas=2, **ray_options):
-    ray_options = {"backoff_s": 0.05, "heartbeat_s": 0.2, "heartbeat_timeout_s": 2.0} | ray_options
-    config = RuntimeConfig(name="ray", num_workers=workers, num_replicas=replicas, ray=RayConfig(**ray_options))
-    return RolloutManager(RayRuntime(blueprint or ScriptedBlueprint(), config), PLAN)
+pytestmark = [*ON_RAY, pytest.mark.usefixtures("ray_cluster")]
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +41,16 @@ def undisturbed():
 
 
 @pytest.fixture(scope="module")
-def running(ray_cluster):
+def order():
+    """The order of starts and ends of the episodes of `running`."""
+    return EpisodeOrder()
+
+
+@pytest.fixture(scope="module")
+def running(ray_cluster, order, tmp_path_factory):
     """A manager whose actors several tests kill: starting actors takes longer than the tests."""
-    with make_manager(max_restarts=9) as manager:
+    blueprint = ScriptedBlueprint(token_latency_s=0.005, blocked_in=str(tmp_path_factory.mktemp("running")))
+    with make_manager(blueprint, observers=Observers.of([order]), max_restarts=99) as manager:
         yield manager
 
 
@@ -58,14 +58,16 @@ def test_a_killed_replica_costs_nothing(undisturbed, running):
     """
     SIGKILL of a replica in mid-generation: its episodes continue elsewhere from their own tokens, with the same ids.
     """
-    replicas = running.runtime.policy.slots
-    victim = pids(replicas)[0]
-    results = rollout_disturbed(running, make_tasks(60), lambda: os.kill(victim, signal.SIGKILL))
+    replicas, before = running.runtime.policy.slots, running.stats()
+    victims = []
+    results = rollout_disturbed(running, make_tasks(60), lambda: victims.append(kill_busy(replicas[0])))
 
     check_complete(results, make_tasks(60))
     assert {result.status for result in results} <= FINISHED
     assert ids_by_task(results) == undisturbed
-    wait_for_replacement(replicas, victim)
+    assert running.stats()["migrations"] > before["migrations"], "the replica had no request"
+    assert running.stats()["retried"] == before["retried"]
+    wait_for_replacement(replicas, victims[0])
 
 
 def test_a_killed_worker_has_its_episodes_run_again(undisturbed, running):
@@ -77,7 +79,7 @@ def test_a_killed_worker_has_its_episodes_run_again(undisturbed, running):
     results = rollout_disturbed(running, make_tasks(60), lambda: os.kill(victim, signal.SIGKILL))
 
     check_complete(results, make_tasks(60))
-    assert running.stats()["retried"] > retried
+    assert running.stats()["retried"] > retried, "the worker had no episode"
     assert ids_by_task(results) == undisturbed
     wait_for_replacement(workers, victim)
 
@@ -85,14 +87,85 @@ def test_a_killed_worker_has_its_episodes_run_again(undisturbed, running):
 @pytest.mark.slow
 def test_a_replica_that_stops_answering_is_replaced(undisturbed, running):
     """
-    SIGSTOP: the process lives but does not answer, and is killed and replaced after the heartbeat's timeout.
+    SIGSTOP in mid-generation: the process lives but does not answer, so it is killed and its episodes continue.
     """
-    replicas = running.runtime.policy.slots
-    victim = pids(replicas)[0]
-    results = rollout_disturbed(running, make_tasks(60), lambda: os.kill(victim, signal.SIGSTOP))
+    replicas, before = running.runtime.policy.slots, running.stats()
+    victims = []
+    results = rollout_disturbed(running, make_tasks(60), lambda: victims.append(kill_busy(replicas[0], signal.SIGSTOP)))
 
     check_complete(results, make_tasks(60))
     assert ids_by_task(results) == undisturbed
+    assert running.stats()["migrations"] > before["migrations"], "the replica had no request"
+    assert "did not reply for 2 s" in replicas[0].last_error
+    wait_for_replacement(replicas, victims[0])
+
+
+@pytest.mark.slow
+def test_an_episode_that_kills_workers_fails_alone(running, order):
+    """
+    Two tasks that kill worker after worker fail as infrastructure. The others finish, in groups: if they ran one after
+    the other after the second death, the chain of episodes would be as long as their number.
+    """
+    tasks = [*make_tasks(60), *make_tasks(2, "kills-worker")]
+    order.longest_chain = 0
+    before = running.stats()
+    results = running.rollout(tasks)
+    after = running.stats()
+
+    check_complete(results, tasks)
+    poisoned = {result.task.uid: result.fault.kind for result in results if result.fault is not None}
+    assert poisoned == dict.fromkeys(("kills-worker0", "kills-worker1"), "PoisonedEpisode")
+    assert not any(result.trainable for result in results if result.task.uid in poisoned)
+    assert {result.status for result in results if result.task.uid not in poisoned} <= FINISHED
+    assert 1 <= order.longest_chain <= 20
+    # Two deaths and one for each halving, of each task.
+    assert after["worker_restarts"] - before["worker_restarts"] <= 2 * (2 + 6 + 1)
+
+
+@pytest.mark.slow
+def test_an_episode_that_blocks_its_worker_fails_alone(running):
+    """
+    An episode that blocks its worker's event loop has the worker replaced, and all other episodes finish.
+    """
+    tasks = [*make_tasks(6), *make_tasks(1, "loop-blocks")]
+    results = running.rollout(tasks)
+
+    check_complete(results, tasks)
+    (blocked,) = [result for result in results if result.fault is not None]
+    assert (blocked.task.uid, blocked.fault.kind) == ("loop-blocks0", "PoisonedEpisode")
+    assert "did not reply for 2 s" in blocked.fault.message
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_a_run_whose_worker_is_blocked(running):
+    """
+    An abort ends the blocked worker's episodes too, and none of them runs again.
+    """
+    blocked = Path(running.runtime.blueprint.blocked_in, "blocked")
+    blocked.unlink(missing_ok=True)
+    tasks = [*make_tasks(3), *make_tasks(1, "loop-blocks")]
+    quarantined = running.stats()["quarantined"]
+    finished = running.iterate(tasks)
+    wait_until(blocked.exists, "no worker was blocked")
+    running.abort()
+    results = {result.task.uid: result for result in finished}
+
+    assert len(results) == 4
+    assert results["loop-blocks0"].status is Status.ABORTED
+    assert running.stats()["quarantined"] == quarantined
+
+
+@pytest.mark.slow
+def test_tools_that_raise_or_block_delay_no_other_episode(running):
+    """
+    A tool that blocks its thread is abandoned at its deadline, and the error of one that raises goes to the model.
+    """
+    tasks = [*make_tasks(10), *make_tasks(1, "tool-blocks"), *make_tasks(1, "tool-raises")]
+    results = {result.task.uid: result for result in running.rollout(tasks)}
+
+    assert {result.status for result in results.values()} <= FINISHED
+    assert results["tool-blocks0"].metrics.num_tool_errors == 3
+    assert results["tool-raises0"].metrics.num_tool_errors == 3
 
 
 @pytest.mark.slow
@@ -112,10 +185,11 @@ def test_an_engine_that_dies_in_its_actor_is_replaced(undisturbed, tmp_path):
     """
     The actor lives but its engine is dead: requests avoid it, its episodes continue elsewhere, and it is replaced.
     """
-    with make_manager(DyingBlueprint(died=str(tmp_path / "died"))) as manager:
+    with make_manager(DyingBlueprint(died=str(tmp_path / "died")), workers=1) as manager:
         replicas = manager.runtime.policy.slots
         before = set(pids(replicas))
         results = manager.rollout(make_tasks(60))
+        assert manager.stats()["migrations"] > 0
         wait_until(lambda: len(set(pids(replicas)) & before) == 1 < len(pids(replicas)), "no replica was replaced")
 
     assert (tmp_path / "died").exists()
@@ -124,76 +198,18 @@ def test_an_engine_that_dies_in_its_actor_is_replaced(undisturbed, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_episode_that_kills_workers_is_quarantined():
-    """
-    A task that kills worker after worker fails as infrastructure; all others finish, also those that ran beside it.
-    """
-    tasks = [*make_tasks(12), *make_tasks(2, "kills-worker")]
-    with make_manager(max_restarts=4) as manager:
-        results = manager.rollout(tasks)
-
-    check_complete(results, tasks)
-    poisoned = [result for result in results if result.fault is not None]
-    assert {result.fault.kind for result in poisoned} == {"PoisonedEpisode"}
-    assert {result.task.uid for result in poisoned} == {"kills-worker0", "kills-worker1"}
-    assert not any(result.trainable for result in poisoned)
-
-
-@pytest.mark.slow
-def test_an_episode_that_blocks_its_worker_is_quarantined():
-    """
-    An episode that blocks its worker's event loop has the worker replaced, and all other episodes finish.
-    """
-    tasks = [*make_tasks(12), *make_tasks(1, "loop-blocks")]
-    with make_manager() as manager:
-        results = manager.rollout(tasks)
-
-    check_complete(results, tasks)
-    (blocked,) = [result for result in results if result.fault is not None]
-    assert (blocked.task.uid, blocked.fault.kind) == ("loop-blocks0", "PoisonedEpisode")
-    assert "did not reply for 2 s" in blocked.fault.message
-
-
-@pytest.mark.slow
-def test_an_interrupt_ends_a_run_whose_worker_is_blocked():
-    """
-    An abort ends the blocked worker's episodes too, and none of them runs again.
-    """
-    tasks = [*make_tasks(3), *make_tasks(1, "loop-blocks")]
-    with make_manager(workers=1) as manager:
-        threading.Timer(3.0, manager.abort).start()  # a blocked worker sends no event to wait for
-        results = {result.task.uid: result for result in manager.rollout(tasks)}
-
-    assert len(results) == 4
-    assert results["loop-blocks0"].status is Status.ABORTED
-
-
-@pytest.mark.slow
-def test_tools_that_raise_or_block_delay_no_other_episode():
-    """
-    A tool that blocks its thread is abandoned at its deadline, and the error of one that raises goes to the model.
-    """
-    tasks = [*make_tasks(10), *make_tasks(1, "tool-blocks"), *make_tasks(1, "tool-raises")]
-    with make_manager() as manager:
-        results = {result.task.uid: result for result in manager.rollout(tasks)}
-
-    assert {result.status for result in results.values()} <= FINISHED
-    assert results["tool-blocks0"].metrics.num_tool_errors == 3
-    assert results["tool-raises0"].metrics.num_tool_errors == 3
-
-
-@pytest.mark.slow
-def test_all_replicas_dead_keeps_the_records():
+def test_episodes_fail_when_no_replica_is_left():
     """
     When no replica can be restarted, the episodes fail with the reason and keep their sampled tokens.
     """
-    with make_manager(ScriptedBlueprint(token_latency_s=0.01), replicas=1, max_restarts=0) as manager:
-        victim = pids(manager.runtime.policy.slots)[0]
-        results = rollout_disturbed(manager, make_tasks(20), lambda: os.kill(victim, signal.SIGKILL))
+    with make_manager(ScriptedBlueprint(token_latency_s=0.02), workers=1, replicas=1, max_restarts=0) as manager:
+        (slot,) = manager.runtime.policy.slots
+        results = rollout_disturbed(manager, make_tasks(20), lambda: kill_busy(slot))
 
     check_complete(results, make_tasks(20))
     failed = [result for result in results if result.status is Status.FAILED]
     assert failed
+    assert {(result.fault.owner, result.fault.kind) for result in failed} == {("engine", "ReplicaDiedError")}
     assert all("replicas are dead" in result.fault.message for result in failed)
     assert any(result.trajectories[0].num_response_tokens for result in failed)
 
@@ -203,8 +219,9 @@ def test_episodes_fail_when_no_worker_is_left():
     """
     With no worker left every episode is delivered as failed, and nothing hangs.
     """
-    with make_manager(ScriptedBlueprint(token_latency_s=0.01), workers=1, max_restarts=0) as manager:
-        victim = pids(manager.runtime.workers.slots)[0]
+    blueprint = ScriptedBlueprint(token_latency_s=0.02)
+    with make_manager(blueprint, workers=1, replicas=1, max_restarts=0) as manager:
+        (victim,) = pids(manager.runtime.workers.slots)
         results = rollout_disturbed(manager, make_tasks(20), lambda: os.kill(victim, signal.SIGKILL))
 
     check_complete(results, make_tasks(20))
@@ -216,13 +233,14 @@ def test_abort_delivers_everything():
     """
     An abort ends every running episode early and delivers it with its tokens.
     """
-    with make_manager(ScriptedBlueprint(token_latency_s=0.2)) as manager:
+    # The first episode to end is far ahead of most others: a turn takes seconds.
+    with make_manager(ScriptedBlueprint(token_latency_s=0.2), workers=1, replicas=1) as manager:
         results = rollout_disturbed(manager, make_tasks(60), manager.abort)
 
     check_complete(results, make_tasks(60))
     aborted = [result for result in results if result.status is Status.ABORTED]
     assert {result.status for result in results} <= {Status.ABORTED, *FINISHED}
-    assert len(aborted) > len(results) // 2
+    assert aborted
     assert any(result.trajectories and result.trajectories[0].num_response_tokens for result in aborted)
 
 
@@ -231,8 +249,9 @@ def test_an_engine_that_cannot_start_is_reported():
     """
     After the last retry the caller receives the engine's own reason.
     """
-    with pytest.raises(EngineError, match=r"replica 0 could not be started: .*no weights there"):
-        make_manager(BrokenBlueprint(), max_restarts=1).start()
+    manager = make_manager(BrokenBlueprint(), replicas=1, max_starts=2)
+    with pytest.raises(EngineError, match=r"replica 0 could not be started: .*no weights there \(2 tries\)"):
+        manager.start()
 
 
 class BrokenBlueprint(ScriptedBlueprint):

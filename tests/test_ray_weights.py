@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from attrs import frozen
 from ray_blueprint import END, ScriptedBlueprint
-from ray_runs import FINISHED, make_tasks, pids, wait_for_replacement, wait_until
+from ray_runs import FINISHED, ON_RAY, make_tasks, pids, wait_for_replacement, wait_until
 
 from turnwise import SamplingParams
 from turnwise.config.runtime import RayConfig, RuntimeConfig
@@ -25,7 +25,7 @@ from turnwise_weight_transports.config import BroadcastConfig, BucketConfig
 from turnwise_weight_transports.ray_store import RayTransport
 from turnwise_weight_transports.shm import SharedMemoryTransport
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [*ON_RAY, pytest.mark.usefixtures("ray_cluster")]
 VOCAB_SIZE = 256
 TRANSPORTS = {
     "ray": lambda: RayTransport(BucketConfig(checksum="crc32")),

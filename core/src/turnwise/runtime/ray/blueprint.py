@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from attrs import evolve, frozen
 
@@ -20,7 +19,7 @@ from turnwise.runtime.build import RunBuilder, transport_choice
 from turnwise.runtime.ray.weights import GroupWeights
 from turnwise.runtime.remote.weight_updates import WeightUpdater
 from turnwise.runtime.worker import WorkerComponents
-from turnwise.types import PluginRecipe
+from turnwise.types import JsonObject, PluginRecipe
 
 
 class Blueprint(Protocol):
@@ -61,7 +60,7 @@ class ConfigBlueprint:
         transport_owner: plugin of the weight transport; empty without one.
     """
 
-    config: Mapping[str, Any]
+    config: JsonObject
     base_dir: str
     recipe: PluginRecipe
     engine_owner: str

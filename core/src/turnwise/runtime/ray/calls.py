@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import structlog
 
 from turnwise.config.runtime import RayConfig
 from turnwise.errors import EngineError
-from turnwise.runtime.remote.supervision import ActorSlot, failure_reason
+from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, RemoteMethod, failure_reason
+
+_Reply = TypeVar("_Reply")
 
 
-def post(method: Any, *arguments: Any) -> None:
+def post(method: RemoteMethod, *arguments: object) -> None:
     """
     Call a method of an actor without waiting for it.
 
@@ -39,7 +41,7 @@ def kill_actor(slot: ActorSlot) -> bool:
     return handle is not None
 
 
-async def first_reply(handle: Any, reference: Any, timeout_s: float) -> Any:
+async def first_reply(handle: ActorHandle, reference: Awaitable[_Reply], timeout_s: float) -> _Reply:
     """Return the first reply of a new actor; kill the actor if it fails or is late."""
     # Ray starts actors in the background, so an error of the constructor arrives here too.
     try:
@@ -53,7 +55,7 @@ async def first_reply(handle: Any, reference: Any, timeout_s: float) -> Any:
         raise
 
 
-async def wait_for_stop(reference: Any, timeout_s: float) -> None:
+async def wait_for_stop(reference: Awaitable[object], timeout_s: float) -> None:
     """Wait for the reply of an actor that stops; a dead actor never replies."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -63,7 +65,7 @@ async def wait_for_stop(reference: Any, timeout_s: float) -> None:
 
 
 async def watch_with_pings(
-    slot: ActorSlot, watch: Any, options: RayConfig, *others: Coroutine[Any, Any, NoReturn]
+    slot: ActorSlot, watch: Awaitable[object], options: RayConfig, *others: Coroutine[object, object, NoReturn]
 ) -> None:
     """
     Wait until an actor's call of `watch` ends, and ping the actor meanwhile.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, ClassVar, Final
 from uuid import uuid4
@@ -13,7 +14,10 @@ from attrs import define, field
 
 from turnwise.errors import ConfigError, EngineError, TurnwiseError
 from turnwise.runtime.placement import parse_address
-from turnwise.runtime.remote.supervision import ActorSlot
+from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot
+
+Node = Mapping[str, Any]
+"""A node of a cluster, as `ray.nodes` describes it."""
 
 PROBE_TIMEOUT_S: Final = 5.0
 """Seconds that a cluster has to accept a connection. Ray itself retries for more than ten minutes."""
@@ -74,11 +78,11 @@ class Cluster:
                 ray.shutdown()  # of everything that it has started so far
             raise _connection_error(self.address, error) from error
 
-    async def nodes(self) -> list[dict[str, Any]]:
+    async def nodes(self) -> list[Node]:
         """Return the nodes of the cluster, as `ray.nodes` does."""
         import ray
 
-        found: list[dict[str, Any]] = await asyncio.to_thread(ray.nodes)
+        found: list[Node] = await asyncio.to_thread(ray.nodes)
         return found
 
     async def close(self) -> None:
@@ -98,14 +102,16 @@ class Cluster:
                 Cluster._opened = False
                 ray.shutdown()
 
-    def actor(self, kind: type, slot: ActorSlot, **options: Any) -> Any:
-        """Return an actor class with name and options; its method `remote` starts the actor."""
+    def actor(self, kind: type, slot: ActorSlot, **options: object) -> Callable[..., ActorHandle]:
+        """Return a function that starts an actor with these options from the arguments of its constructor."""
         import ray
 
         # A restarted actor needs a new name, because Ray may not have released the old one yet.
         name = f"turnwise-{self.run_name}-{slot.name.replace(' ', '-')}-{slot.num_starts}"
         # Task events would make the head node keep a record of every message, up to a hundred thousand.
-        return ray.remote(kind).options(name=name, max_restarts=0, enable_task_events=False, **options)
+        actor: Any = ray.remote(kind).options(name=name, max_restarts=0, enable_task_events=False, **options)
+        start: Callable[..., ActorHandle] = actor.remote
+        return start
 
 
 def _check_reachable(address: str) -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import structlog
 from attrs import define, field
 
 from turnwise.errors import ConfigError
 from turnwise.runtime.placement import PoolPlacement, RunPlacement
+from turnwise.runtime.ray.cluster import Node
 from turnwise.runtime.remote.supervision import PlacementError
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
 
 _POLL_S = 0.5
 
@@ -29,16 +33,16 @@ class PlacementGroups:
 
     pool: PoolPlacement
     run_name: str
-    _groups: dict[int, Any] = field(factory=dict, init=False)
+    _groups: dict[int, PlacementGroup] = field(factory=dict, init=False)
 
-    async def actor_options(self, index: int, timeout_s: float) -> dict[str, Any]:
+    async def actor_options(self, index: int, timeout_s: float) -> dict[str, object]:
         """
         Reserve the resources of a replica, unless they are reserved, and return the options of its actor.
 
         Raises:
             PlacementError: they were not free within `timeout_s`; the text has the requested and the free resources.
         """
-        options: dict[str, Any] = {"num_cpus": 0, **self.pool.resources}
+        options: dict[str, object] = {"num_cpus": 0, **self.pool.resources}
         if self.pool.python is not None:
             options["runtime_env"] = {"py_executable": self.pool.python}
         if not self.pool.bundles:
@@ -59,7 +63,7 @@ class PlacementGroups:
         for index in tuple(self._groups):
             await self._remove(index)
 
-    async def _group(self, index: int, timeout_s: float) -> Any:
+    async def _group(self, index: int, timeout_s: float) -> PlacementGroup:
         from ray.util.placement_group import placement_group
 
         # Ray would wait forever for a node that has died, so a group on it is replaced.
@@ -99,18 +103,18 @@ class PlacementGroups:
         )
 
 
-async def _is_whole(group: Any) -> bool:
+async def _is_whole(group: PlacementGroup) -> bool:
     """Return whether a group is placed on live nodes."""
     import ray
     from ray.util.placement_group import placement_group_table
 
-    table: dict[str, Any] = await asyncio.to_thread(placement_group_table, group)
-    nodes: list[dict[str, Any]] = await asyncio.to_thread(ray.nodes)
+    table: Node = await asyncio.to_thread(placement_group_table, group)
+    nodes: list[Node] = await asyncio.to_thread(ray.nodes)
     alive = {node["NodeID"] for node in nodes if node["Alive"]}
     return table.get("state") == "CREATED" and alive.issuperset(table.get("bundles_to_node_id", {}).values())
 
 
-async def _is_ready(group: Any, timeout_s: float) -> bool:
+async def _is_ready(group: PlacementGroup, timeout_s: float) -> bool:
     """Wait until a group is placed; return False after the timeout."""
     # In short steps: the thread of one long wait would outlive a run that is stopped meanwhile.
     deadline = time.monotonic() + timeout_s
@@ -120,7 +124,7 @@ async def _is_ready(group: Any, timeout_s: float) -> bool:
     return False
 
 
-def check_capacity(placement: RunPlacement, nodes: Iterable[Mapping[str, Any]]) -> None:
+def check_capacity(placement: RunPlacement, nodes: Iterable[Node]) -> None:
     """
     Check that a cluster can hold a run when nothing else uses it.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from attrs import frozen
 
 from turnwise.protocols import Router
 from turnwise.runtime.remote.replica_pool import ReplicaPool
+from turnwise.runtime.remote.supervision import ActorHandle
 from turnwise.runtime.remote.wire import ToReplica, ToWorker
 from turnwise.types import Capabilities
 
@@ -48,7 +48,7 @@ class PoolClientActor:
             for pool, spec in pools.items()
         }
 
-    async def replica_up(self, index: int, handle: Any, pool: str = "policy") -> None:
+    async def replica_up(self, index: int, handle: ActorHandle, pool: str = "policy") -> None:
         """Use a new or restarted replica."""
         receive = handle.receive.options(num_returns=0)  # once: `post` would do it for every message
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import suppress
-from typing import Any
 
 from turnwise.protocols import ReplicaLoad
 from turnwise.protocols.weights import WeightManifest, WeightTransport
 from turnwise.runtime.ray.blueprint import Blueprint
 from turnwise.runtime.remote.replica_server import ReplicaServer
+from turnwise.runtime.remote.supervision import ActorHandle
 from turnwise.runtime.remote.wire import ToReplica, ToWorker
 from turnwise.types import Capabilities
 from turnwise.weights.sleep import EngineMemory
@@ -29,7 +29,7 @@ class ReplicaActor:
         self._memory = EngineMemory(self._engine, self._announce)
         self._server = ReplicaServer(self._engine, max_in_flight, coalesce_s, self._memory.state)
         self._blueprint = blueprint
-        self._workers: dict[str, Any] = {}
+        self._workers: dict[str, ActorHandle] = {}
         self._transport: WeightTransport | None = None
         self._stopped = asyncio.Event()
 
@@ -38,7 +38,7 @@ class ReplicaActor:
         await self._engine.start()
         return self._engine.capabilities
 
-    async def connect(self, worker: str, handle: Any, index: int) -> None:
+    async def connect(self, worker: str, handle: ActorHandle, index: int) -> None:
         """Send a worker its results from now on; `index` is this replica's."""
         deliver = handle.deliver.options(num_returns=0)  # once: `post` would do it for every message
 

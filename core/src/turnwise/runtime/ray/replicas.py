@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import structlog
 from attrs import define, field
@@ -58,13 +57,13 @@ class ReplicaGroup:
         options = self.options
         return PoolSpec(self.capabilities, self.pool.num_replicas, options.coalesce_s, options.start_timeout_s)
 
-    async def start(self, slot: ActorSlot) -> Any:
+    async def start(self, slot: ActorSlot) -> Awaitable[object]:
         """Start a replica and connect it to every client."""
         if self.weights is not None:
             await self.weights.wait_until_awake()
         options = await self._placement_groups.actor_options(slot.index, self.options.start_timeout_s)
         actor = self.cluster.actor(ReplicaActor, slot, **options)
-        handle = actor.remote(self.blueprint, self.pool.max_in_flight, self.options.coalesce_s, self.pool.name)
+        handle = actor(self.blueprint, self.pool.max_in_flight, self.options.coalesce_s, self.pool.name)
         self.capabilities = await first_reply(handle, handle.start.remote(), self.options.start_timeout_s)
         # Before any message: it creates the task group in which requests run.
         watch = handle.watch.remote()
@@ -102,7 +101,7 @@ class ReplicaGroup:
         for client in live(self.clients()):
             post(client.handle.pardon, self.pool.name)
 
-    async def watch_actor(self, slot: ActorSlot, watch: Any) -> None:
+    async def watch_actor(self, slot: ActorSlot, watch: Awaitable[object]) -> None:
         await watch_with_pings(slot, watch, self.options)
 
     def release(self, slot: ActorSlot) -> None:

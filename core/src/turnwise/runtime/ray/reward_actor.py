@@ -73,7 +73,7 @@ class RewardActor(PoolClientActor):
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._stopped.set()
 
-    async def _score_on_loop(self, snapshot: EpisodeSnapshot, reward_s: float) -> Any:
+    async def _score_on_loop(self, snapshot: EpisodeSnapshot, reward_s: float) -> object:
         try:
             async with asyncio.timeout(reward_s) as timeout:
                 scoring: Any = self._reward.score(snapshot.as_episode())
@@ -83,7 +83,7 @@ class RewardActor(PoolClientActor):
                 raise
             raise self._timeout_error(reward_s) from None
 
-    async def _score_in_thread(self, snapshot: EpisodeSnapshot, reward_s: float) -> Any:
+    async def _score_in_thread(self, snapshot: EpisodeSnapshot, reward_s: float) -> object:
         loop = asyncio.get_running_loop()
         async with self._thread_lock:
             if self._stuck:  # the thread was blocked during the wait for the lock
@@ -102,7 +102,7 @@ class RewardActor(PoolClientActor):
         return TimeoutError(f"reward {type(self._reward).__name__} took longer than {reward_s:g} s")
 
 
-def _check_scores(scores: Any) -> None:
+def _check_scores(scores: object) -> None:
     """Raise `TypeError` for a return value that is no score, and may not pickle."""
     for score in scores if isinstance(scores, list | tuple) else (scores,):
         if not isinstance(score, int | float | TrajectoryScore | TurnScore | TokenScore):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
 
 from attrs import define, field
 
@@ -40,10 +39,10 @@ class RewardGroup:
     def __attrs_post_init__(self) -> None:
         self.slots = make_slots("reward worker", self.config.reward_workers)
 
-    async def start(self, slot: ActorSlot) -> Any:
+    async def start(self, slot: ActorSlot) -> Awaitable[object]:
         """Start a reward worker and connect it to the judge's replicas and to every worker."""
         actor = self.cluster.actor(RewardActor, slot, num_cpus=self.config.ray.worker_cpus)
-        handle = actor.remote(slot.name, self.blueprint, {name: pool.spec for name, pool in self.pools.items()})
+        handle = actor(slot.name, self.blueprint, {name: pool.spec for name, pool in self.pools.items()})
         await first_reply(handle, handle.stats.remote(), self.config.ray.start_timeout_s)
         watch = handle.watch.remote()
         # No await from here on, for the reason given in `ReplicaGroup.start`.
@@ -54,7 +53,7 @@ class RewardGroup:
             self._connect(client, slot)
         return watch
 
-    async def watch_actor(self, slot: ActorSlot, watch: Any) -> None:
+    async def watch_actor(self, slot: ActorSlot, watch: Awaitable[object]) -> None:
         await watch_with_pings(slot, watch, self.config.ray)
 
     def release(self, slot: ActorSlot) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from attrs import define, field
 
@@ -38,6 +37,7 @@ from turnwise.runtime.remote.supervision import (
     wait_until_started,
 )
 from turnwise.runtime.worker import Deliver
+from turnwise.weights.sources import Weights
 
 _STOP_S = 10.0
 _STATS_S = 5.0
@@ -154,7 +154,7 @@ class RayRuntime:
     async def abort(self) -> None:
         self.workers.abort()
 
-    async def update_weights(self, weights: Any, version: int) -> UpdateReport:
+    async def update_weights(self, weights: Weights, version: int) -> UpdateReport:
         return await self.weights.update(self.policy.slots, weights, version, self.policy.kill_replica)
 
     async def sleep(self, level: int) -> None:

@@ -8,19 +8,18 @@ succeeded is killed, so that it restarts and catches up. So is a replica with to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
 
 import structlog
 from attrs import define, field
 
 from turnwise.errors import EngineError
-from turnwise.protocols.weights import UpdateReport, Weight, WeightManifest, WeightSource
-from turnwise.runtime.remote.supervision import ActorSlot, all_given_up, failure_reason, live
+from turnwise.protocols.weights import UpdateReport, WeightManifest, WeightSource
+from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, all_given_up, failure_reason, live
 from turnwise.runtime.remote.weight_updates import UpdateReplica, WeightUpdater
 from turnwise.weights.sleep import SleepState
-from turnwise.weights.sources import PairsSource, host_copy
+from turnwise.weights.sources import PairsSource, Weights, host_copy
 
 
 @define(eq=False)
@@ -56,7 +55,7 @@ class GroupWeights:
         self._changed = asyncio.Condition(self._lock)
 
     async def update(
-        self, slots: list[ActorSlot], weights: Iterable[Weight], version: int, kill: Callable[[ActorSlot, str], None]
+        self, slots: list[ActorSlot], weights: Weights, version: int, kill: Callable[[ActorSlot, str], None]
     ) -> UpdateReport:
         """
         Update every replica in rotation, and the restarted ones that wait for weights.
@@ -90,7 +89,7 @@ class GroupWeights:
     async def _update_live(
         self, updater: WeightUpdater, slots: list[ActorSlot], source: WeightSource, version: int
     ) -> UpdateReport:
-        dead: dict[int, Any] = {}
+        dead: dict[int, ActorHandle] = {}
 
         def is_decided() -> bool:
             # No replica starts while the pool sleeps.
@@ -145,7 +144,7 @@ class GroupWeights:
         async with self._lock:
             await self._changed.wait_for(lambda: self.sleep_state.level == 0)
 
-    async def catch_up(self, index: int, handle: Any, enter_rotation: Callable[[], None]) -> None:
+    async def catch_up(self, index: int, handle: ActorHandle, enter_rotation: Callable[[], None]) -> None:
         """
         Bring a new replica to the weights and the sleep state of the others.
 
@@ -174,14 +173,14 @@ class GroupWeights:
             self._changed.notify_all()
 
 
-def _make_update(handle: Any) -> UpdateReplica:
-    def update_replica(manifest: WeightManifest) -> Any:
+def _make_update(handle: ActorHandle) -> UpdateReplica:
+    def update_replica(manifest: WeightManifest) -> Awaitable[object]:
         return handle.update_weights.remote(manifest)
 
     return update_replica
 
 
-async def _is_any_alive(handles: Iterable[Any]) -> bool:
+async def _is_any_alive(handles: Iterable[ActorHandle]) -> bool:
     for handle in handles:
         with suppress(Exception):
             await handle.ping.remote()
@@ -193,7 +192,7 @@ def _copy_to_host(source: WeightSource) -> WeightSource:
     return PairsSource(tuple((name, host_copy(array)) for name, array in source))
 
 
-async def _call_all(slots: list[ActorSlot], method: str, argument: Any) -> None:
+async def _call_all(slots: list[ActorSlot], method: str, argument: object) -> None:
     """Call a method of every live replica at the same time."""
 
     async def call(slot: ActorSlot) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from attrs import evolve
 
@@ -20,6 +20,7 @@ from turnwise.runtime.ray.pool_client import PoolClientActor, PoolSpec
 from turnwise.runtime.remote.event_forwarding import EventForwarder, Events
 from turnwise.runtime.remote.result_wire import ToDriver, pack_episodes
 from turnwise.runtime.remote.reward_pool import RewardPool
+from turnwise.runtime.remote.supervision import ActorHandle
 from turnwise.runtime.worker import Worker, WorkerComponents, build_unstarted_result
 
 _BATCH: Final = 16
@@ -62,7 +63,7 @@ class WorkerActor(PoolClientActor):
             async with asyncio.TaskGroup() as self._group:
                 await self._stopped.wait()
 
-    async def reward_worker_up(self, index: int, handle: Any) -> None:
+    async def reward_worker_up(self, index: int, handle: ActorHandle) -> None:
         """Use a new or restarted reward worker."""
         if self._rewards is not None:
             self._rewards.worker_up(index, handle.score.remote)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import NoReturn
 
 from attrs import define, field
 
@@ -20,7 +20,7 @@ from turnwise.runtime.remote.dispatch import EpisodeDispatcher
 from turnwise.runtime.remote.event_forwarding import DRIVER_EVENTS, measure_clock_offset_s, shift_event
 from turnwise.runtime.remote.replica_pool import PoisonedRequestError
 from turnwise.runtime.remote.result_wire import unpack_episodes
-from turnwise.runtime.remote.supervision import ActorSlot, all_given_up, live, make_slots
+from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, all_given_up, live, make_slots
 
 
 @define(eq=False)
@@ -53,12 +53,12 @@ class WorkerGroup:
     def __attrs_post_init__(self) -> None:
         self.slots = make_slots("worker", self.config.num_workers)
 
-    async def start(self, slot: ActorSlot) -> Any:
+    async def start(self, slot: ActorSlot) -> Awaitable[object]:
         """Start a worker, connect it to replicas and reward workers, and submit episodes to it."""
         actor = self.cluster.actor(WorkerActor, slot, num_cpus=self.config.ray.worker_cpus)
         pools = {name: pool.spec for name, pool in self.pools.items()}
         reward_tries = 0 if self.rewards is None else self.config.ray.reward_tries
-        handle = actor.remote(slot.name, self.blueprint, pools, reward_tries)
+        handle = actor(slot.name, self.blueprint, pools, reward_tries)
         stats = await first_reply(handle, handle.stats.remote(), self.config.ray.start_timeout_s)
         self._max_in_flight[slot.index] = int(stats["max_in_flight"])
         watch = handle.watch.remote()
@@ -73,7 +73,7 @@ class WorkerGroup:
         self.submit(slot)
         return watch
 
-    async def watch_actor(self, slot: ActorSlot, watch: Any) -> None:
+    async def watch_actor(self, slot: ActorSlot, watch: Awaitable[object]) -> None:
         await watch_with_pings(slot, watch, self.config.ray, self._collect(slot))
 
     def release(self, slot: ActorSlot) -> None:
@@ -134,7 +134,7 @@ class WorkerGroup:
         for slot in workers:
             self.submit(slot, share)
 
-    async def _forward_events(self, slot: ActorSlot, handle: Any) -> None:
+    async def _forward_events(self, slot: ActorSlot, handle: ActorHandle) -> None:
         """Let a worker forward the events that observers of the driver receive, and measure its clock."""
         self._clock_offsets_s[slot.index] = 0.0
         if names := self.observers.names() - DRIVER_EVENTS:

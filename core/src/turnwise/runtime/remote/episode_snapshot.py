@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 from attrs import define, field
 
 from turnwise.errors import TrajectoryError
 from turnwise.protocols import Episode
 from turnwise.record.trajectory import Trajectory
-from turnwise.types import Message, Task
+from turnwise.types import JsonDict, Message, Task
 
 
 @define(eq=False, kw_only=True)
@@ -39,7 +39,7 @@ class EpisodeSnapshot:
     remaining_tokens: int
     state: str
     messages: list[Message]
-    memory: dict[str, Any]
+    memory: JsonDict
     trajectories: list[Trajectory]
     recorded: list[tuple[str, float]] = field(factory=list)
 

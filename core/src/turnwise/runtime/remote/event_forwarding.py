@@ -16,7 +16,7 @@ from attrs import define, evolve, field
 
 from turnwise.events.observer import Observer, unix_s
 
-Events = list[tuple[str, Any]]
+Events = list[tuple[str, object]]
 """Events with their names, such as `on_turn_finished`."""
 
 DRIVER_EVENTS: Final = frozenset({"on_run_started", "on_episode_finished"})
@@ -83,7 +83,7 @@ async def measure_clock_offset_s(read_clock: Callable[[], Awaitable[float]]) -> 
     return best if abs(best) > uncertainty / 2 else 0.0
 
 
-def shift_event(event: Any, offset_s: float) -> Any:
+def shift_event(event: Any, offset_s: float) -> object:
     """Return an event with its time converted to another clock; an event without a time is unchanged."""
     if not offset_s or not hasattr(event, "started_at"):
         return event

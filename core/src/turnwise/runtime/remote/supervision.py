@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Awaitable
 from typing import Any, Final, Protocol
 
 import structlog
@@ -19,6 +20,20 @@ from turnwise.events.dispatch import Observers
 from turnwise.events.observer import ActorRestarted
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class RemoteMethod(Protocol):
+    """A method of an actor in another process."""
+
+    def remote(self, *arguments: object) -> Awaitable[Any]: ...
+
+    def options(self, *, num_returns: int) -> RemoteMethod: ...
+
+
+class ActorHandle(Protocol):
+    """An actor in another process, as its callers see it."""
+
+    def __getattr__(self, name: str) -> RemoteMethod: ...
 
 
 class PlacementError(EngineError):
@@ -81,10 +96,10 @@ class ActorGroup(Protocol):
 
     slots: list[ActorSlot]
 
-    async def start(self, slot: ActorSlot) -> Any:
+    async def start(self, slot: ActorSlot) -> Awaitable[object]:
         """Start an actor in a slot and return the argument of `watch_actor`; after an error no process is left."""
 
-    async def watch_actor(self, slot: ActorSlot, watch: Any) -> None:
+    async def watch_actor(self, slot: ActorSlot, watch: Awaitable[object]) -> None:
         """Wait until the actor ends, and raise the reason."""
 
     def release(self, slot: ActorSlot) -> None:

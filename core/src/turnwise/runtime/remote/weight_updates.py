@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 from attrs import define
 
 from turnwise.errors import EngineError, TornWeightsError
 from turnwise.protocols.weights import ReplicaUpdate, UpdateReport, WeightManifest, WeightSource, WeightTransport
 from turnwise.runtime.remote.supervision import failure_reason
-from turnwise.weights.sources import source_of
+from turnwise.weights.sources import Weights, source_of
 
-UpdateReplica = Callable[[WeightManifest], Awaitable[Any]]
+UpdateReplica = Callable[[WeightManifest], Awaitable[object]]
 """Updates one replica to a published version."""
 
-MakeSource = Callable[[Any], WeightSource]
+MakeSource = Callable[[Weights], WeightSource]
 """Returns a source of anything that `RolloutManager.update_weights` accepts."""
 
 

@@ -72,24 +72,40 @@ def wait(what: str) -> str:
     return what
 
 
+class HeldEngine(ScriptedEngine):
+    """An engine whose requests wait while its folder has a file `hold`."""
+
+    folder: str = ""
+
+    def _is_held(self):
+        return bool(self.folder) and Path(self.folder, "hold").exists()
+
+    async def generate(self, request):
+        while self._is_held():  # noqa: ASYNC110 - another process removes the file
+            await asyncio.sleep(0.01)
+        return await super().generate(request)
+
+
 @frozen
 class ScriptedBlueprint:
     """
     Scripted engines with a latency, which leaves time to kill an actor.
 
     Attributes:
-        blocked_in: folder of the file that tells that an episode blocks its event loop.
+        folder: requests wait while it has a file `hold`; a file `blocked` is there when an episode blocks its loop.
     """
 
     token_latency_s: float = 0.002
     tool_call_s: float = 1.0
-    blocked_in: str = ""
+    folder: str = ""
 
     def make_engine(self):
-        return ScriptedEngine(policy=POLICY, token_latency_s=self.token_latency_s, record=False)
+        engine = HeldEngine(policy=POLICY, token_latency_s=self.token_latency_s, record=False)
+        engine.folder = self.folder
+        return engine
 
     def make_components(self, engine, judge=None):
-        program = EpisodeProgram(agent=FourTurns(self.blocked_in), tools=ToolBox([function_tool(wait)]))
+        program = EpisodeProgram(agent=FourTurns(self.folder), tools=ToolBox([function_tool(wait)]))
         limits = Limits(response_length=400, tool_call_s=self.tool_call_s)
         return WorkerComponents(engine=engine, programs={"four": program}, limits=limits, stop_token_ids=(END,))
 

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from ray_blueprint import ScriptedBlueprint
@@ -68,7 +69,7 @@ def pids(slots):
     return found
 
 
-def wait_until(condition, message, timeout_s=60):
+def wait_until(condition, message, timeout_s=240):
     """Wait until a condition holds; fail with the message when it does not in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -80,6 +81,25 @@ def wait_for_replacement(slots, victim):
     """Wait until every slot has a running actor and none is the victim; return the process ids."""
     wait_until(lambda: len(pids(slots)) == len(slots) and victim not in pids(slots), f"{victim} was not replaced")
     return pids(slots)
+
+
+def rollout_held(manager, tasks, disturb):
+    """Run tasks, and call `disturb` while the first requests of all of them are at the replicas and cannot end."""
+    import ray
+
+    runtime = manager.runtime
+    hold = Path(runtime.blueprint.folder, "hold")
+    hold.touch()
+    finished = manager.iterate(tasks)
+
+    def all_wait():
+        loads = ray.get([slot.handle.ping.remote() for slot in runtime.policy.slots if slot.handle])
+        return sum(load.num_requests for load in loads) >= len(tasks)
+
+    wait_until(all_wait, "not all requests are at the replicas")
+    disturb()
+    hold.unlink()
+    return list(finished)
 
 
 def kill_busy(slot, sent=signal.SIGKILL):

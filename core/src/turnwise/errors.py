@@ -98,11 +98,14 @@ class BoundaryError(TurnwiseError):
 
 def is_cancelled() -> bool:
     """
-    Return whether the running task is being cancelled; True outside a task.
+    Return whether the running task is being cancelled; True outside a task or a running loop.
 
     A `CancelledError` in any other task comes from something that the task awaits. It is an ordinary error.
     """
-    task = current_task()
+    try:
+        task = current_task()
+    except RuntimeError:  # no loop runs: the interpreter closes a coroutine that never ended
+        return True
     return task is None or task.cancelling() > 0
 
 
@@ -141,14 +144,15 @@ class boundary:  # noqa: N801 - reads as a statement: `with boundary(...)`
         pass
 
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
-        if error is None or isinstance(error, EpisodeEnd | BoundaryError | KeyboardInterrupt | GeneratorExit):
+        if error is None or isinstance(error, EpisodeEnd | BoundaryError):
             return
-        if isinstance(error, CancelledError) and is_cancelled():
+        if isinstance(error, CancelledError | GeneratorExit) and is_cancelled():
             return
         owner = self.owner
         if isinstance(error, InfrastructureError):
             owner = "infra"
         elif isinstance(error, EngineError):
             owner = "engine"
-        # A plugin that calls sys.exit() ends its own episode, not the process.
+        # A plugin that calls sys.exit() ends its own episode, not the process. Nor is a `KeyboardInterrupt` the user's:
+        # it comes in the main thread, and plugins run in others.
         raise BoundaryError(owner, self.where, error) from error

@@ -1,8 +1,7 @@
 """
 Frozen data that crosses every border of turnwise: tasks, messages, requests, results, scores, faults.
 
-Nothing here has behaviour beyond its own invariants, and nothing imports a tensor library: only these types, and
-`turnwise.record.trajectory.Trajectory`, travel between processes.
+Nothing here imports a tensor library: only these types and `turnwise.Trajectory` travel between processes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ Array = NDArray[np.generic]
 JsonObject = Mapping[str, object]
 """A JSON object to read: text keys, and JSON values that a reader checks before it uses them."""
 JsonDict = dict[str, object]
-"""A JSON object to fill."""
 Message = Mapping[str, Any]
 """One chat message in the OpenAI form: `role`, `content`, and for assistants perhaps `tool_calls`."""
 ToolSchema = Mapping[str, Any]
@@ -217,6 +215,7 @@ class Capabilities:
         weight_updates: `Engine.update_weights` works.
         sleep_levels: levels that `Engine.sleep` accepts.
         max_context: most tokens of context and output together; None when unknown.
+        vocab_size: every id is below it; None when unknown.
     """
 
     logprobs: bool = True
@@ -227,6 +226,7 @@ class Capabilities:
     weight_updates: bool = False
     sleep_levels: frozenset[int] = frozenset()
     max_context: int | None = None
+    vocab_size: int | None = None
 
 
 @frozen(kw_only=True)

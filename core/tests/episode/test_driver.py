@@ -1,13 +1,18 @@
 """The episode driver: how an episode ends, and that it always ends."""
 
 import asyncio
+from types import SimpleNamespace
 
+import attrs
+import numpy as np
 import pytest
 from episode_fakes import EOS, ConstantReward, LoopAgent, TinyEngine, run
 
-from turnwise import FinishReason, Status
+from turnwise import Capabilities, FinishReason, GenerateResult, Status
 from turnwise.episode.setup import Limits
 from turnwise.errors import EngineError, InfrastructureError
+
+FIELDS = [each.name for each in attrs.fields(GenerateResult)]
 
 
 class TestEndings:
@@ -102,14 +107,25 @@ class TestEndings:
             assert result.trajectories[0].response_ids.tolist()[:3] == [7, 8, EOS]
 
     def test_the_task_of_an_episode_can_be_cancelled(self):
-        """A cancellation of the episode's own task is not the plugin's failure; it passes through."""
+        """A cancellation of the episode's own task is not the plugin's failure; it reaches the agent and passes on."""
+        started, seen = asyncio.Event(), []
 
-        async def cancelled(_episode):
-            asyncio.current_task().cancel()
-            await asyncio.Event().wait()
+        async def wait(_episode):
+            started.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError as error:
+                seen.append(error)
+                raise
 
-        with pytest.raises(asyncio.CancelledError):
-            run(LoopAgent(after=cancelled))
+        async def fail(_episode):
+            await started.wait()
+            raise ValueError("the worker fails")
+
+        with pytest.raises(ExceptionGroup) as raised:
+            run(LoopAgent(after=wait), use=fail)
+
+        assert (len(seen), [str(error) for error in raised.value.exceptions[0].exceptions]) == (1, ["the worker fails"])
 
     @pytest.mark.parametrize("state", [None, "", 3])
     def test_a_step_must_name_a_state(self, state):
@@ -190,6 +206,54 @@ class TestEndings:
 
         assert result.fault.message == "the engine returned 9 tokens for max_tokens=4"
         assert result.trajectories[0].num_response_tokens == 0
+
+    @pytest.mark.parametrize(
+        ("changes", "text"),
+        [
+            ({"finish_reason": "weird"}, "the finish reason 'weird'"),
+            ({"logprobs": [-0.5, 5.0, -0.5]}, "the log-probability 5"),
+            ({"weight_version": np.zeros(4, np.int32)}, "4 weight versions for 3 tokens"),
+            ({"token_ids": [7, 100, 8]}, "the id 100 for a vocabulary of 100 ids"),
+        ],
+    )
+    def test_an_impossible_answer_of_the_engine_fails(self, changes, text):
+        """An answer that no sampler can give is the engine's failure, and never enters a record."""
+
+        class OddEngine(TinyEngine):
+            capabilities = Capabilities(vocab_size=100)
+
+            async def generate(self, request):
+                answer = {"token_ids": [7, 99, 8], "logprobs": [-0.5, 9e-4, -0.5], "finish_reason": FinishReason.STOP}
+                return GenerateResult(**answer | (changes if self.requests else {}))
+
+        engine = OddEngine()
+        assert run(LoopAgent(num_turns=1), engine).status is Status.COMPLETED
+        engine.requests.append(None)
+        result = run(engine=engine)
+
+        assert (result.status, result.fault.owner, result.fault.kind) == (Status.FAILED, "engine", "EngineError")
+        assert text in result.fault.message
+        assert result.trajectories[0].num_response_tokens == 0
+
+    def test_an_answer_of_another_type_fails(self):
+        """An object that only looks like a result is the engine's failure."""
+
+        class DuckEngine(TinyEngine):
+            async def generate(self, request):
+                return SimpleNamespace(**{name: getattr(self.answer([7], FinishReason.STOP), name) for name in FIELDS})
+
+        assert "expected a GenerateResult" in run(engine=DuckEngine()).fault.message
+
+    def test_an_agent_that_cancels_its_own_task_fails_alone(self):
+        """The cancellation ends its episode and does not reach the worker."""
+
+        async def cancel(_episode):
+            asyncio.current_task().cancel()
+            await asyncio.Event().wait()
+
+        result = run(LoopAgent(after=cancel))
+
+        assert (result.status, result.fault.owner, result.fault.kind) == (Status.FAILED, "agent", "CancelledError")
 
     def test_an_action_that_no_engine_sampled_is_found(self):
         """An agent cannot record its own tokens as actions."""

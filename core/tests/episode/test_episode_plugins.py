@@ -2,6 +2,7 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 from episode_fakes import ConstantReward, LookTool, LoopAgent, TinyEngine, run
 
@@ -72,6 +73,21 @@ class TestTools:
         assert (result.status, result.fault.owner, results) == (Status.FAILED, "infra", [])
         assert tool.released == 1
 
+    def test_a_tool_gets_its_own_copy_of_the_arguments(self):
+        """The journal recognizes a call by its arguments, so a tool that changes them must not reach them."""
+        call = ToolCall(name="look", arguments={"names": ["a"]})
+
+        class ChangingTool(LookTool):
+            async def execute(self, session, arguments):
+                arguments.pop("names").append("b")
+                return ToolResult(text="changed")
+
+        async def after(episode):
+            assert (await episode.call_tool(call)).text == "changed"
+
+        assert run(LoopAgent(after=after), tools=[ChangingTool(None)]).status is Status.COMPLETED
+        assert call.arguments == {"names": ["a"]}
+
     def test_no_tools_configured(self):
         """A call in a run without tools returns an error."""
         results = []
@@ -141,6 +157,33 @@ class TestRewards:
         result = run(reward=Hanging(), limits=Limits(reward_s=0.02))
 
         assert (result.fault.owner, result.fault.message) == ("reward", "reward Hanging took longer than 0.02 s")
+
+    def test_a_reward_cannot_change_the_record(self):
+        """The record is closed before the reward runs: it can neither append tokens nor sample further ones."""
+
+        async def append(episode):
+            episode.trajectory.add_action([1], [-1.0])
+
+        async def observe(episode):
+            episode.observe(np.ones(9999, np.int32))
+
+        async def sample(episode):
+            await episode.generate()
+
+        for change, kind in ((append, "TrajectoryError"), (observe, "BudgetExhausted"), (sample, "TrajectoryError")):
+            result = run(reward=ConstantReward(change))
+
+            assert (result.status, result.fault.owner, result.fault.kind) == (Status.FAILED, "reward", kind)
+            assert result.trajectories[0].num_response_tokens == 8
+
+    def test_an_async_callable_that_a_sync_reward_returns_is_awaited(self):
+        """A sync `score` may return an awaitable, which runs on the event loop."""
+
+        async def score(episode):
+            await asyncio.sleep(0)
+            return 2.0
+
+        assert run(reward=ConstantReward(score)).reward == 2.0
 
     def test_failed_episodes_are_not_scored(self):
         """A failed episode has no reward: its tokens say nothing about the policy."""

@@ -7,12 +7,13 @@ the owner of the failed code. Only the cancellation of `run_episode` itself pass
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 import time
 import traceback
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import structlog
@@ -27,14 +28,14 @@ from turnwise.errors import (
     EpisodeAborted,
     EpisodeEnd,
     Owner,
-    boundary,
 )
-from turnwise.protocols import Agent, Reward
+from turnwise.protocols import Agent, Episode, Reward
 from turnwise.record.columns import Origin
 from turnwise.record.invariants import check_sampled, check_trajectory
 from turnwise.record.result import EpisodeResult, token_scores, total_score
 from turnwise.record.spec import UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
+from turnwise.tools.thread import in_thread
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import (
     EpisodeMetrics,
@@ -50,6 +51,8 @@ from turnwise.types import (
 
 _SCORED = frozenset({Status.COMPLETED, Status.TRUNCATED, Status.TIMED_OUT})
 _MAX_TRACEBACK_LINES = 40
+
+T = TypeVar("T")
 
 
 @frozen
@@ -84,10 +87,14 @@ async def run_episode(episode: LiveEpisode, program: EpisodeProgram) -> EpisodeR
     episode.journal.restore(episode)
     episode.events.emit_episode_started(started)
     outcome, unfinished = await _drive(episode, program)
-    outcome = _close_records(episode, outcome, check=program.check_invariants)
+    for trajectory in episode.trajectories:
+        trajectory.close()
     scoring_started = time.perf_counter()
     outcome, scores = await _score(episode, program.reward, outcome)
     ended = time.perf_counter()
+    # Last, so that no plugin runs between the check and the result.
+    if program.check_invariants and (fault := _check_records(episode)):
+        outcome, scores = Outcome(Status.FAILED, fault), ()
     # A resumed episode reports the time of all of its parts, and its own scoring alone: earlier parts were not scored.
     total_s = ended - started + (episode.spec.unfinished.spent_s if episode.spec.unfinished else 0.0)
     result = EpisodeResult(
@@ -111,29 +118,34 @@ async def run_episode(episode: LiveEpisode, program: EpisodeProgram) -> EpisodeR
 
 async def _drive(episode: LiveEpisode, program: EpisodeProgram) -> tuple[Outcome, UnfinishedEpisode | None]:
     """Step the agent to its end with open sessions; return the outcome, and the saved state of an aborted episode."""
-    outcome: Outcome | None = None
     unfinished: UnfinishedEpisode | None = None
-    notes = episode.spec.unfinished.tool_notes if episode.spec.unfinished else {}
+    if program.tools is not None:
+        notes = episode.spec.unfinished.tool_notes if episode.spec.unfinished else {}
+        episode.tools = program.tools.open_session(episode.task, notes)
     try:
-        async with asyncio.timeout(None) as cleanup, AsyncExitStack() as stack:
-            # The stack releases in reverse order, also after a failure in between: tools first, then the user.
-            if episode.user is not None:
-                stack.push_async_callback(episode.user.release)
-            if program.tools is not None:
-                episode.tools = await stack.enter_async_context(program.tools.session(episode.task, notes))
-            outcome = await _step_to_end(episode, program.agent)
-            # The agent has had its time; a session that hangs in suspend or release must not hold the episode's slot.
-            cleanup.reschedule(asyncio.get_running_loop().time() + episode.limits.tool_call_s)
-            if outcome.status is Status.ABORTED:
-                unfinished = await _suspend(episode)
-    except Exception as error:  # noqa: BLE001 - a plugin that fails to release a session must not lose the result
-        outcome = outcome or _classify(error, episode.timer.activity)
-        structlog.get_logger().warning("release failed", episode=episode.uid, error=repr(error))
+        outcome = await _step_to_end(episode, program.agent)
+        if outcome.status is Status.ABORTED:
+            unfinished = await _close(episode, _suspend(episode), "tool", "suspend")
+    finally:
+        if episode.tools is not None and episode.tools.is_open:
+            await _close(episode, episode.tools.release(), "tool", "release of the tools")
+        if episode.user is not None and episode.user.is_open:
+            await _close(episode, episode.user.release(), "agent", "release of the interaction")
     if outcome.status is not Status.ABORTED:
         return outcome, None
     # After a failure above the state is saved without notes: the episode resumes with new sessions.
     unfinished = unfinished or episode.journal.save(episode)
     return outcome, evolve(unfinished, released_reward=_released_reward(episode))
+
+
+async def _close(episode: LiveEpisode, code: Coroutine[object, None, T], owner: Owner, name: str) -> T | None:
+    """Wait for code that closes sessions. A failure is only reported: it must not lose the result."""
+    try:
+        # The agent has had its time; a session that hangs in suspend or release must not hold the episode's slot.
+        return await episode.contain(code, owner, name).wait(episode.limits.tool_call_s)
+    except Exception as error:  # noqa: BLE001 - any plugin's error
+        structlog.get_logger().warning("release failed", episode=episode.uid, error=repr(error))
+        return None
 
 
 async def _suspend(episode: LiveEpisode) -> UnfinishedEpisode:
@@ -157,11 +169,9 @@ def _released_reward(episode: LiveEpisode) -> float:
 
 async def _step_to_end(episode: LiveEpisode, agent: Agent) -> Outcome:
     try:
-        async with asyncio.timeout(None) as timeout:
-            with episode.timer.running(timeout), boundary("agent", f"agent {episode.spec.agent_name!r}"):
-                await _step(episode, agent)
-    except TimeoutError:
-        # Raised by the timer: a TimeoutError of a plugin has become a BoundaryError.
+        name = f"agent {episode.spec.agent_name!r}"
+        await episode.timer.run(episode.contain(_step(episode, agent), "agent", name, nests=True))
+    except TimeoutError:  # the timer has cancelled the agent: a TimeoutError of a plugin has become a BoundaryError
         return _classify(episode.timer.stop_signal(), episode.timer.activity)
     except Exception as error:  # noqa: BLE001 - classified, and kept in the result
         return _classify(error, episode.timer.activity)
@@ -217,19 +227,15 @@ def _fault(owner: Owner, error: BaseException) -> Fault:
     return Fault(owner=owner, kind=type(error).__name__, message=message, traceback=shown)
 
 
-def _close_records(episode: LiveEpisode, outcome: Outcome, *, check: bool) -> Outcome:
-    """Close the records; a record that breaks an invariant fails the episode."""
-    for trajectory in episode.trajectories:
-        trajectory.close()
-    if not check:
-        return outcome
+def _check_records(episode: LiveEpisode) -> Fault | None:
+    """Return the fault of a record that breaks an invariant."""
     try:
         for trajectory, sampled in zip(episode.trajectories, episode.sampled, strict=True):
             check_trajectory(trajectory)
             check_sampled(trajectory, sampled)
     except Exception as error:  # noqa: BLE001 - one bad record must not lose the batch
-        return Outcome(Status.FAILED, _fault("agent", error))
-    return outcome
+        return _fault("agent", error)
+    return None
 
 
 async def _score(episode: LiveEpisode, reward: Reward | None, outcome: Outcome) -> tuple[Outcome, tuple[Score, ...]]:
@@ -238,21 +244,23 @@ async def _score(episode: LiveEpisode, reward: Reward | None, outcome: Outcome) 
     started = time.perf_counter()
     name = f"reward {type(reward).__name__}"
     try:
-        async with asyncio.timeout(episode.limits.reward_s):
-            with boundary("reward", name):
-                scores = await _request_scores(episode, reward)
+        scores = await episode.contain(_request_scores(episode, reward), "reward", name).wait(episode.limits.reward_s)
     except TimeoutError:
         late = TimeoutError(f"{name} took longer than {episode.limits.reward_s:g} s")
         return Outcome(Status.FAILED, _fault("reward", late)), ()
     except BoundaryError as error:
         return Outcome(Status.FAILED, _fault(error.owner, error.cause)), ()
+    except EpisodeEnd as error:  # the episode has ended; the reward asked it for more
+        return Outcome(Status.FAILED, _fault("reward", error)), ()
     episode.events.emit_reward_finished(sum(map(total_score, scores)), started)
     return outcome, scores
 
 
 async def _request_scores(episode: LiveEpisode, reward: Reward) -> tuple[Score, ...]:
-    answer = reward.score(episode)
-    if inspect.isawaitable(answer):  # and not iscoroutinefunction, which misses partials and callable objects
+    score: Callable[[Episode], object] = reward.score
+    # In a thread unless it is async: a function that blocks must not hold the other episodes.
+    answer = score(episode) if inspect.iscoroutinefunction(score) else await in_thread(partial(score, episode), {})
+    if inspect.isawaitable(answer):  # also of partials and callable objects, which `iscoroutinefunction` misses
         answer = await answer
     scores = tuple(answer) if isinstance(answer, list | tuple) else (answer,)
     scores = tuple(TrajectoryScore(value=float(s)) if isinstance(s, int | float) else s for s in scores)

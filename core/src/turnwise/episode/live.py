@@ -7,26 +7,26 @@ appends. So deadlines, budgets and the journal apply to every agent. `turnwise.e
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from attrs import define, field
 
+from turnwise.episode.containment import ContainedTask
 from turnwise.episode.events import EpisodeEvents
 from turnwise.episode.journal import Journal
-from turnwise.episode.requests import continue_request, derive_seed, join_turn, locate_turn, name_record
+from turnwise.episode.requests import check_result, continue_request, derive_seed, join_turn, locate_turn, name_record
 from turnwise.episode.setup import EpisodeContext, Limits, apply_prompt_policy, check_objective
 from turnwise.episode.timer import EpisodeTimer
 from turnwise.episode.user_session import UserSession
-from turnwise.errors import BudgetExhausted, EngineError, TrajectoryError, boundary
+from turnwise.errors import BudgetExhausted, Owner, TrajectoryError, boundary
 from turnwise.layout import Objective
 from turnwise.record.columns import TokenRecord
 from turnwise.record.spec import Counters, EpisodeSpec, RecordedCall, RecordedTurn, TurnPosition
 from turnwise.record.trajectory import Path, Trajectory
-from turnwise.tools.session import ToolSession
+from turnwise.tools.session import MAX_NAME, ToolSession
 from turnwise.types import (
     Capabilities,
     FinishReason,
@@ -41,6 +41,8 @@ from turnwise.types import (
     ToolCall,
     ToolResult,
 )
+
+T = TypeVar("T")
 
 
 @define(eq=False)
@@ -170,6 +172,7 @@ class LiveEpisode:
         stop_token_ids: Sequence[int] = (),
         drop_stops: bool = False,
     ) -> GenerateResult:
+        self.timer.check_running()
         target = self._resolve(record)
         sampled = self.sampled[-1]  # looked up before the wait, during which another task may open a record
         position = locate_turn(self.trajectories, target)
@@ -206,12 +209,12 @@ class LiveEpisode:
         (self.trajectory if record is None else record).add_forced(token_ids)
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
+        self.timer.check_running()
         recorded = self.journal.replay_call(call)
         if recorded is None:
             started = time.perf_counter()
             self.timer.activity = "tool"
-            with boundary("tool", f"tool {call.name!r}"):
-                result = await self._run_tool(call)
+            result = await self._run_tool(call)
             self.timer.activity = "agent"
             recorded = RecordedCall(call=call, result=result, seconds=time.perf_counter() - started)
             # Only now: a call that was interrupted has no result, and runs again after a resume.
@@ -221,6 +224,7 @@ class LiveEpisode:
         return recorded.result
 
     async def interact(self) -> Reply:
+        self.timer.check_running()
         if self.user is None:
             raise TrajectoryError("no interaction is configured: set interaction in the config")
         reply = self.journal.replay_reply()
@@ -230,6 +234,14 @@ class LiveEpisode:
             reply = await self.user.respond(self.messages)
         self.journal.replies.append(reply)
         return reply
+
+    def contain(
+        self, code: Coroutine[object, None, T], owner: Owner, name: str, *, nests: bool = False
+    ) -> ContainedTask[T]:
+        """Start plugin code in a task of its own; a task that is left behind is counted in the metrics."""
+        # Code that waits for another contained task gets time for that task's grace period.
+        grace_s = self.limits.abort_grace_s * (2 if nests else 1)
+        return ContainedTask(code, owner, name, grace_s, lambda: self.counters.add_extra("left_behind", 1))
 
     def record_metric(self, name: str, value: float) -> None:
         self.counters.add_extra(name, value)
@@ -285,12 +297,10 @@ class LiveEpisode:
         return RecordedTurn(position=position, result=result, seconds=seconds + time.perf_counter() - started)
 
     async def _request(self, request: GenerateRequest) -> GenerateResult:
-        started, limit = time.perf_counter(), request.sampling.max_tokens
+        started = time.perf_counter()
         with boundary("engine", "generate"):
             result = await self.timer.generate(request)
-            # Checked before the record grows: the budget must hold for every engine.
-            if limit is not None and len(result.token_ids) > limit:
-                raise EngineError(f"the engine returned {len(result.token_ids)} tokens for max_tokens={limit}")
+            check_result(result, request, self.capabilities)  # before the record grows
         self.events.emit_turn_finished(request, result, started)
         return result
 
@@ -312,11 +322,9 @@ class LiveEpisode:
     async def _run_tool(self, call: ToolCall) -> ToolResult:
         if self.tools is None:
             return ToolResult(text=f"Error: there is no tool {call.name!r}: this run has no tools", error=True)
+        running = self.contain(self.tools.call(call), "tool", f"tool {call.name[:MAX_NAME]!r}")
         try:
-            async with asyncio.timeout(self.limits.tool_call_s) as timeout:
-                return await self.tools.call(call)
+            return await running.wait(self.limits.tool_call_s)
         except TimeoutError:
-            if not timeout.expired():  # the tool's own error, or the deadline of the episode
-                raise
             text = f"Error: the tool did not answer within {self.limits.tool_call_s:g} seconds"
             return ToolResult(text=text, error=True)

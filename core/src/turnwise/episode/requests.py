@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Final
 
 import numpy as np
 from attrs import evolve
 
+from turnwise.errors import EngineError
 from turnwise.record.spec import EpisodeSpec, TurnPosition
 from turnwise.record.trajectory import Path, Trajectory
-from turnwise.types import FinishReason, GenerateRequest, GenerateResult, TokenArray
+from turnwise.types import Capabilities, FinishReason, GenerateRequest, GenerateResult, TokenArray
+
+_MAX_LOGPROB: Final = 1e-3
+"""Engines round: a probability of 1 may come with a log-probability a little above 0."""
 
 
 def name_record(key: str, position: TurnPosition) -> str:
@@ -28,6 +33,27 @@ def locate_turn(trajectories: Sequence[Trajectory], record: Trajectory | Path) -
     if isinstance(record, Path):
         return (len(trajectories), num_tokens, record.index, len(record))
     return (len(trajectories), num_tokens, -1, num_tokens)
+
+
+def check_result(result: GenerateResult, request: GenerateRequest, capabilities: Capabilities) -> None:
+    """Raise `EngineError` for a result that no engine may return; the record checks the rest."""
+    if not isinstance(result, GenerateResult):
+        raise EngineError(f"generate returned {type(result).__name__}, expected a GenerateResult")
+    ids, versions = result.token_ids, result.weight_version
+    limit, vocab_size = request.sampling.max_tokens, capabilities.vocab_size
+    if limit is not None and len(ids) > limit:
+        raise EngineError(f"the engine returned {len(ids)} tokens for max_tokens={limit}")
+    if not isinstance(result.finish_reason, FinishReason):
+        raise EngineError(f"the engine returned the finish reason {result.finish_reason!r}, expected a FinishReason")
+    if not isinstance(versions, int) and np.shape(versions) not in ((), (len(ids),)):
+        raise EngineError(f"the engine returned {len(versions)} weight versions for {len(ids)} tokens")
+    if len(ids) == 0:
+        return
+    highest = np.maximum.reduce(result.logprobs)
+    if highest > _MAX_LOGPROB:
+        raise EngineError(f"the engine returned the log-probability {highest:g}, expected at most 0")
+    if vocab_size is not None and int(np.maximum.reduce(ids)) >= vocab_size:
+        raise EngineError(f"the engine returned the id {int(ids.max())} for a vocabulary of {vocab_size} ids")
 
 
 def continue_request(request: GenerateRequest, saved: GenerateResult) -> GenerateRequest | None:

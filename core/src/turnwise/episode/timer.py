@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import inf
 
+import structlog
 from attrs import define, field
 
+from turnwise.episode.containment import ContainedTask
 from turnwise.episode.setup import EpisodeContext
-from turnwise.errors import DeadlineExceeded, EpisodeAborted, Owner
+from turnwise.errors import DeadlineExceeded, EpisodeAborted, Owner, TrajectoryError
 from turnwise.options import Deadlines
 from turnwise.types import GenerateRequest, GenerateResult
 
@@ -22,6 +22,7 @@ class EpisodeTimer:
 
     Both happen in two steps. First the engine is asked to abort the requests in flight, so that it returns the tokens
     that it has sampled. After `abort_grace_s` the agent's task is cancelled, whether the engine has returned or not.
+    From then on the episode refuses every wait, so that code that was left behind cannot continue it.
 
     Attributes:
         deadlines: of the episode.
@@ -34,7 +35,8 @@ class EpisodeTimer:
     context: EpisodeContext
     activity: Owner = "agent"
     aborting: bool = False
-    _timeout: asyncio.Timeout | None = field(default=None, init=False)
+    _agent: ContainedTask[None] | None = field(default=None, init=False)
+    _has_ended: bool = field(default=False, init=False)
     _episode_deadline: float = field(default=inf, init=False)
     _turn_deadline: float = field(default=inf, init=False)
     _abort_deadline: float = field(default=inf, init=False)
@@ -44,19 +46,18 @@ class EpisodeTimer:
     _alarm: asyncio.TimerHandle | None = field(default=None, init=False)
     _alarm_time: float = field(default=inf, init=False)
 
-    @contextmanager
-    def running(self, timeout: asyncio.Timeout) -> Iterator[None]:
-        """Let `timeout` expire at the nearest deadline while the agent steps."""
-        self._timeout = timeout
+    async def run(self, agent: ContainedTask[None]) -> None:
+        """Wait for the agent, and cancel it at the nearest deadline."""
+        self._agent = agent
         now = asyncio.get_running_loop().time()
         self._episode_deadline = now + self.deadlines.episode_s
         if self.aborting:  # aborted after the worker registered the episode, but before its first step
             self._abort_deadline = now
         self._check()
         try:
-            yield
+            await agent.wait()
         finally:
-            self._timeout = None
+            self._has_ended = True
             if self._alarm is not None:
                 self._alarm.cancel()
 
@@ -89,11 +90,18 @@ class EpisodeTimer:
     def abort(self) -> None:
         """Stop the episode soon: requests in flight return their tokens, any other wait is cancelled."""
         self.aborting = True
-        if self._timeout is not None:  # else `running` reads the flag
+        if self._agent is not None:  # else `run` reads the flag
             now = asyncio.get_running_loop().time()
             self._abort_deadline = now + self.deadlines.abort_grace_s if self._in_flight else now
             self._in_flight = dict.fromkeys(self._in_flight, now)
             self._check()
+
+    def check_running(self) -> None:
+        """Raise what ended the episode, if anything did."""
+        if self.aborting or (self._agent is not None and self._agent.cancelled):
+            raise self.stop_signal()
+        if self._has_ended:
+            raise TrajectoryError("the episode has ended")
 
     def stop_signal(self) -> EpisodeAborted | DeadlineExceeded:
         """Return the exception that ends the episode after the timer expired or the engine aborted a request."""
@@ -109,24 +117,31 @@ class EpisodeTimer:
     def _check(self) -> None:
         """Abort requests at their time, cancel the agent at its own, and set the alarm to the next such time."""
         self._alarm, self._alarm_time = None, inf
-        if self._timeout is None or self._timeout.expired():
+        if self._agent is None or self._agent.cancelled or self._has_ended:
             return
         now = asyncio.get_running_loop().time()
         for request_id, deadline in self._in_flight.items():
             if deadline <= now:
                 self._in_flight[request_id] = inf
-                self.context.spawn(self.context.engine.abort(request_id))
+                self.context.spawn(self._abort_request(request_id))
         grace_s = self.deadlines.abort_grace_s if self._in_flight else 0.0
         end = min(self._turn_deadline + grace_s, self._episode_deadline + grace_s, self._abort_deadline)
         if end <= now:
-            self._timeout.reschedule(now)
+            self._agent.cancel()
         else:
             self._set_alarm(min((end, *self._in_flight.values())))
+
+    async def _abort_request(self, request_id: str) -> None:
+        seconds = self.deadlines.abort_grace_s
+        try:
+            await ContainedTask(self.context.engine.abort(request_id), "engine", "abort", seconds).wait(seconds)
+        except Exception as error:  # noqa: BLE001 - the agent is cancelled after the grace period in any case
+            structlog.get_logger().warning("abort failed", request=request_id, error=repr(error))
 
     def _set_alarm(self, time: float) -> None:
         """Call `_check` at a time, or earlier."""
         # An alarm that is set earlier stays: deadlines move away with every turn, and `_check` sets the next alarm.
-        if time < self._alarm_time and self._timeout is not None:
+        if time < self._alarm_time and self._agent is not None:
             if self._alarm is not None:
                 self._alarm.cancel()
             self._alarm = asyncio.get_running_loop().call_at(time, self._check)

@@ -21,19 +21,20 @@ class UserSession:
         interaction: the simulated user.
         task: of the episode.
         notes: result of `suspend` in an earlier part of the episode, from which the session is restored.
+        is_open: whether the session exists.
     """
 
     interaction: Interaction
     task: Task
     notes: Any = None
     _session: object = field(default=None, init=False)
-    _is_open: bool = field(default=False, init=False)
+    is_open: bool = field(default=False, init=False)
 
     async def respond(self, messages: Sequence[Message]) -> Reply:
         """Return the user's reply to a conversation."""
-        if not self._is_open:
+        if not self.is_open:
             self._session = await create_session(self.interaction, self.task, self.notes)
-            self._is_open = True
+            self.is_open = True
         reply: object = await self.interaction.respond(self._session, messages)
         if not isinstance(reply, Reply):
             raise TypeError(f"respond returned {reply!r}, expected a Reply")
@@ -42,11 +43,10 @@ class UserSession:
     async def suspend(self) -> Any:
         """Suspend an open session if the user supports it, and return the notes for the next part of the episode."""
         interaction: object = self.interaction  # widened, because `can_suspend` narrows to another protocol
-        if self._is_open and can_suspend(interaction):
+        if self.is_open and can_suspend(interaction):
             self.notes = await interaction.suspend(self._session)
-            self._is_open = False
+            self.is_open = False
         return self.notes
 
     async def release(self) -> None:
-        if self._is_open:
-            await self.interaction.release(self._session)
+        await self.interaction.release(self._session)

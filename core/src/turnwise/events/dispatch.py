@@ -8,6 +8,7 @@ costs one empty loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from threading import current_thread, main_thread
 
 import structlog
 from attrs import define, field
@@ -70,7 +71,9 @@ class Observers:
         for listener in self._listeners[event_name]:
             try:
                 listener(event)
-            except Exception:  # noqa: BLE001 - a failing observer must not stop the run
+            except BaseException as error:  # a failing observer must not stop the run
+                if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+                    raise  # the user's
                 self._switch_off(listener, event_name)
 
     def _switch_off(self, listener: Callable[..., None], event_name: str) -> None:

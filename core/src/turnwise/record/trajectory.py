@@ -107,13 +107,14 @@ class Trajectory(TokenRecord):
         [1, 1, 0]
     """
 
-    __slots__ = ("_num_blocks", "_open_paths", "num_prompt_tokens")
+    __slots__ = ("_is_closed", "_num_blocks", "_open_paths", "num_prompt_tokens")
 
     def __init__(self, prompt_ids: ArrayLike) -> None:
         """Start a record with (P,) prompt ids; P may be 0."""
         super().__init__(next_position=0)
         self._num_blocks = 0
         self._open_paths: tuple[Path, ...] = ()
+        self._is_closed = False
         ids = as_tokens(prompt_ids)
         self.num_prompt_tokens = len(ids)
         self._append(Origin.PROMPT, ids)
@@ -267,11 +268,17 @@ class Trajectory(TokenRecord):
             )
 
     def close(self) -> None:
-        """Join a block that is still open, so that its tokens are kept; does nothing otherwise."""
+        """Refuse further tokens. A block that is still open is joined, so that its tokens are kept."""
         if self._open_paths:
             self.join(self._open_paths)
+        self._is_closed = True
 
     def _check_open(self) -> None:
+        if self._is_closed:
+            raise TrajectoryError("the record is closed: the episode has ended or opened another record")
+        self._check_joined()
+
+    def _check_joined(self) -> None:
         if self._open_paths:
             raise TrajectoryError("a block is open: append to its paths, or join them first")
 
@@ -290,7 +297,7 @@ class Trajectory(TokenRecord):
         Raises:
             TrajectoryError: the budget is negative, or a block is open.
         """
-        self._check_open()
+        self._check_joined()
         if response_budget < 0:
             raise TrajectoryError(f"response_budget must be at least 0, not {response_budget}")
         stop = min(len(self._columns), self.num_prompt_tokens + response_budget)
@@ -354,7 +361,7 @@ class Trajectory(TokenRecord):
 
     def _hold(self, columns: TokenColumns, segments: list[Segment], num_prompt_tokens: int) -> None:
         self.num_prompt_tokens = num_prompt_tokens
-        self._columns, self._segments, self._open_paths = columns, segments, ()
+        self._columns, self._segments, self._open_paths, self._is_closed = columns, segments, (), False
         self._num_blocks = 1 + max((s.block for s in segments), default=-1)
         # Nothing is left open, so the next token sees every token before it.
         self._next_position = 1 + int(self.position_ids.max(initial=-1))

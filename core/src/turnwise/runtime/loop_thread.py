@@ -6,7 +6,12 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Coroutine
-from typing import Final, TypeVar
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from turnwise.errors import InfrastructureError, describe
 
 T = TypeVar("T")
 
@@ -15,16 +20,24 @@ _CANCEL_S: Final = 10.0
 
 
 class LoopThread:
-    """A running event loop in a daemon thread. `close` cancels the tasks that are left."""
+    """
+    A running event loop in a daemon thread. `close` cancels the tasks that are left.
+
+    If the loop breaks, every waiter gets an `InfrastructureError`.
+    """
 
     def __init__(self, name: str = "turnwise") -> None:
         self.loop = asyncio.new_event_loop()
+        self._futures: set[concurrent.futures.Future[Any]] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[object, object, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine in the loop, from any other thread."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
+        return future
 
     def call(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine in the loop and wait for its result; an interrupt cancels it."""
@@ -46,11 +59,24 @@ class LoopThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            self.loop.run_forever()
+            self._run_until_stopped()
             self._cancel_all()
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        except BaseException as error:  # noqa: BLE001 - the thread ends, and its waiters raise the error
+            structlog.get_logger().exception("the event loop broke")
+            for future in tuple(self._futures):
+                with suppress(concurrent.futures.InvalidStateError):  # it has ended in the meantime
+                    future.set_exception(InfrastructureError(f"the event loop broke: {describe(error)}"))
         finally:
             self.loop.close()
+
+    def _run_until_stopped(self) -> None:
+        while True:
+            try:
+                return self.loop.run_forever()
+            except (KeyboardInterrupt, SystemExit) as error:
+                # A task of a plugin raised it. It fails this task alone, but asyncio lets it out of the loop as well.
+                structlog.get_logger().error("a task tried to end the process", error=repr(error))
 
     def _cancel_all(self) -> None:
         tasks = asyncio.all_tasks(self.loop)

@@ -302,7 +302,9 @@ class RolloutManager:
         self.observers.emit(
             "on_run_started", RunStarted(num_episodes=len(specs), global_step=global_step, validation=validation)
         )
-        thread.submit(self._run(specs, put, threshold))
+        running = thread.submit(self._run(specs, put, threshold))
+        # Also when the loop breaks, and `_run` with it. A second error has no reader.
+        running.add_done_callback(lambda done: put(None if done.cancelled() else done.exception()))
         return len(specs)
 
     def _running_thread(self) -> LoopThread:

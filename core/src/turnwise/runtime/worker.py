@@ -113,11 +113,17 @@ class Worker:
         """Run one episode; during an abort, return it without a start."""
         if self._aborting:
             return build_unstarted_result(spec)
+        # Every spec has one result, whatever a plugin raises: further up, an exception would end the other episodes.
         try:
-            with boundary("agent", self.name):
-                program = self.parts.programs[spec.agent_name]
-        except BoundaryError as error:
+            with boundary("infra", self.name):
+                return await self._run_live(spec, context, number)
+        except Exception as error:  # noqa: BLE001 - becomes the result
             return self._fail(spec, error)
+
+    async def _run_live(self, spec: EpisodeSpec, context: EpisodeContext, number: int) -> EpisodeResult:
+        # The driver has built the agent, but this machine may lack a package or a file.
+        with boundary("agent", self.name):
+            program = self.parts.programs[spec.agent_name]
         stops = (*spec.sampling.stop_token_ids, *self.parts.stop_token_ids)
         sampling = spec.sampling.with_(stop_token_ids=tuple(dict.fromkeys(stops)))
         episode = LiveEpisode(evolve(spec, sampling=sampling), self.parts.limits, context)
@@ -129,11 +135,10 @@ class Worker:
             del self._live[episode]
             self.parts.on_episode_end(episode.key)
 
-    def _fail(self, spec: EpisodeSpec, error: BoundaryError) -> EpisodeResult:
-        """Return the result of an episode whose agent cannot be built here."""
-        # The driver has built the agent, but this machine lacks a package or a file. Raised further, the exception
-        # would end the worker, and with it the episodes of other agents.
-        fault = Fault(owner=error.owner, kind=type(error.cause).__name__, message=" ".join(str(error).split()))
+    def _fail(self, spec: EpisodeSpec, error: Exception) -> EpisodeResult:
+        """Return the result of an episode that could not run."""
+        owner, cause = (error.owner, error.cause) if isinstance(error, BoundaryError) else ("infra", error)
+        fault = Fault(owner=owner, kind=type(cause).__name__, message=" ".join(str(error).split()))
         result = build_unrun_result(spec, Status.FAILED, fault)
         self.parts.observers.emit("on_episode_finished", result)
         return result

@@ -18,9 +18,9 @@ from attrs import define, evolve, field
 from turnwise.errors import EngineError, InfrastructureError, ToolError, is_cancelled
 from turnwise.protocols import Interaction, Tool
 from turnwise.tools.schema import CompiledSchema
-from turnwise.types import JsonDict, JsonObject, Task, ToolCall, ToolResult
+from turnwise.types import JsonDict, JsonObject, Task, ToolCall, ToolResult, copy_json
 
-_MAX_NAME: Final = 64
+MAX_NAME: Final = 64
 """Characters of a tool's name in error texts; a model may write megabytes there."""
 
 SUSPENDING: Final = ("suspend", "restore")
@@ -69,6 +69,11 @@ class ToolSession:
     release_failures: dict[str, BaseException] = field(factory=dict, init=False)
     _sessions: dict[str, object] = field(factory=dict, init=False)
     _creating: dict[str, asyncio.Lock] = field(factory=dict, init=False)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any tool has an open session."""
+        return bool(self._sessions)
 
     async def call(self, call: ToolCall) -> ToolResult:
         """
@@ -123,7 +128,9 @@ class ToolSession:
                 async with asyncio.timeout(self._release_s):
                     notes[name] = await tool.suspend(session)
                 del self._sessions[name]
-            except Exception as error:  # noqa: BLE001 - reported; the episode resumes without these notes
+            except BaseException as error:  # reported; the episode resumes without these notes
+                if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                    raise
                 structlog.get_logger().warning("tool cannot be suspended", tool=name, error=repr(error))
         return notes
 
@@ -133,13 +140,14 @@ class ToolSession:
         compiled = self._compiled.get(call.name)
         if compiled is None:
             known = ", ".join(self._tools) or "none"
-            return f"Error: there is no tool {call.name[:_MAX_NAME]!r}; the tools are: {known}"
+            return f"Error: there is no tool {call.name[:MAX_NAME]!r}; the tools are: {known}"
         complaint = compiled.complaint(call.arguments)
         return f"Error: the arguments of {call.name!r} do not fit: {complaint}" if complaint else ""
 
     async def _execute(self, call: ToolCall) -> ToolResult:
         session = await self._session_of(call.name)
-        result: object = await self._tools[call.name].execute(session, call.arguments)
+        # A copy: the journal recognizes the call by its arguments, and a tool may change them.
+        result: object = await self._tools[call.name].execute(session, copy_json(dict(call.arguments)))
         if not isinstance(result, ToolResult):
             raise TypeError(f"the tool returned {type(result).__name__} in place of a ToolResult")
         _finite(result.reward)
@@ -159,8 +167,6 @@ class ToolSession:
             async with asyncio.timeout(self._release_s):
                 reward = await self._tools[name].release(session)
             self.released_reward += _finite(reward) or 0.0
-        except (KeyboardInterrupt, GeneratorExit):
-            raise
         except BaseException as error:  # reported; a failing release must not affect the episode or other tools
             if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise

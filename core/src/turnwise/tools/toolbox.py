@@ -53,11 +53,15 @@ class ToolBox:
     @asynccontextmanager
     async def session(self, task: Task, notes: JsonObject | None = None) -> AsyncIterator[ToolSession]:
         """Open an episode's sessions and release them at the end; `notes` come from `ToolSession.suspend`."""
-        session = ToolSession(task, self.tools, self._compiled, self.release_s, notes or {})
+        session = self.open_session(task, notes or {})
         try:
             yield session
         finally:
             await session.release()
+
+    def open_session(self, task: Task, notes: JsonObject) -> ToolSession:
+        """Return what `session` opens; the caller releases it."""
+        return ToolSession(task, self.tools, self._compiled, self.release_s, notes)
 
 
 @frozen(eq=False)

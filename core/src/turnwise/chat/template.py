@@ -178,8 +178,7 @@ def load_chat(spec: ModelSpec) -> ChatTemplate:
     Load the tokenizer and chat template of a model directory; nothing is downloaded.
 
     Raises:
-        ConfigError: the directory or a file is missing or cannot be read, there is no chat template, or
-            `trust_remote_code` comes without `revision`.
+        ConfigError: a file is missing or cannot be read, or `trust_remote_code` comes without `revision`.
         TemplateError: the template cannot be used (see `ChatTemplate`).
     """
     if spec.path is None:

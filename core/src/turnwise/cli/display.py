@@ -58,17 +58,16 @@ def literal(text: str) -> str:
     return _HARMFUL.sub(_escape, text)
 
 
-def trajectory_view(trajectory: Trajectory, decode: Decode, *, color: bool = True, legend: bool = True) -> Group:
+def trajectory_view(trajectory: Trajectory, decode: Decode, *, color: bool = True) -> Group:
     """
-    Show a record; the paths of a block are side by side in columns.
+    Show a record under a line that explains the styles or markers; paths of a block are side by side in columns.
 
     Args:
         trajectory: the record.
         decode: token ids to text.
         color: show origins by style; otherwise by `MARKERS`, which text of the model cannot imitate.
-        legend: start with a line that explains the styles or markers.
     """
-    parts: list[RenderableType] = [_legend(color), Text()] if legend else []
+    parts: list[RenderableType] = [_legend(color), Text()]
     for block, runs in groupby(_runs(trajectory), key=lambda run: run.block):
         if block < 0:
             parts.append(_joined(trajectory, runs, decode, color=color))

@@ -175,27 +175,27 @@ def _to_table(rows: Sequence[Row]) -> pa.Table:
 
 
 def _json(value: object) -> str:
-    value = _to_json(value, ())
+    value = to_json(value)
     text = json.dumps(value, ensure_ascii=False)
     return text if text.isascii() or plain_text(text) == text else json.dumps(value)
 
 
-def _to_json(value: object, parents: tuple[int, ...]) -> object:
+def to_json(value: object, parents: tuple[int, ...] = ()) -> object:
     """Return a value as JSON has it. Plugins may return anything, and nothing that they return may fail here."""
     if value is None or isinstance(value, str | float | bool):
         return value
     if isinstance(value, int):
         return value if value.bit_length() <= _MAX_BITS else hex(value)
     if isinstance(value, np.ndarray | np.generic):
-        return value.tolist() if value.dtype.kind in "biuf" else _to_json(value.tolist(), parents)
+        return value.tolist() if value.dtype.kind in "biuf" else to_json(value.tolist(), parents)
     if not isinstance(value, Mapping | list | tuple):
         return _text(value)
     if id(value) in parents or len(parents) == _MAX_DEPTH:
         return f"<{type(value).__name__} that contains itself, or is nested too deeply>"
     parents = (*parents, id(value))
     if isinstance(value, Mapping):
-        return {_text(key): _to_json(each, parents) for key, each in value.items()}
-    return [_to_json(each, parents) for each in value]
+        return {_text(key): to_json(each, parents) for key, each in value.items()}
+    return [to_json(each, parents) for each in value]
 
 
 def _text(value: object) -> str:

@@ -50,6 +50,7 @@ from turnwise.types import (
 )
 
 _SCORES: Final[Mapping[str, type[TurnScore] | type[TokenScore]]] = {"turn": TurnScore, "token": TokenScore}
+_REQUEST: Final = ("rollout_n", "global_step", "validation")
 _FLUSH_S: Final = 1.0
 
 
@@ -239,9 +240,7 @@ def _shared_columns(result: EpisodeResult) -> Row:
     return dict.fromkeys(SCHEMA.names) | {
         "uid": plain_text(task.uid),
         "sample_index": task.sample_index,
-        "rollout_n": result.rollout_n,
-        "global_step": result.global_step,
-        "validation": result.validation,
+        **{name: getattr(result, name) for name in _REQUEST},
         "objective": str(result.objective),
         "agent_name": plain_text(result.agent_name),
         "data_source": plain_text(task.data_source),
@@ -295,9 +294,7 @@ def _episode(row: Row) -> EpisodeResult:
             data_source=row["data_source"],
             extra=row["task_extra"],
         ),
-        rollout_n=row["rollout_n"],
-        global_step=row["global_step"],
-        validation=row["validation"],
+        **{name: row[name] for name in _REQUEST},
         agent_name=row["agent_name"],
         objective=row["objective"],
         status=Status(row["status"]),

@@ -8,7 +8,7 @@ the token records, because an edited or damaged file must not enter a training b
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ import numpy as np
 import structlog
 from attrs import asdict, evolve
 
+from turnwise.data.row_file import to_json
 from turnwise.errors import DataError, TurnwiseError, describe
 from turnwise.files import atomic_write
 from turnwise.record.invariants import check_trajectory
@@ -113,23 +114,15 @@ def _to_row(episode: UnfinishedEpisode) -> JsonDict:
     return {name: getattr(episode, name) for name in _JSON_FIELDS} | {
         "spec": asdict(evolve(episode.spec, unfinished=None), filter=lambda each, _value: each.name != "unfinished"),
         "memory": episode.memory,
-        "trajectories": [_arrays_to_lists(trajectory.to_dict()) for trajectory in episode.trajectories],
+        "trajectories": [to_json(trajectory.to_dict()) for trajectory in episode.trajectories],
         "turns": [
-            {"position": turn.position, "seconds": turn.seconds, "result": _arrays_to_lists(asdict(turn.result))}
+            {"position": turn.position, "seconds": turn.seconds, "result": to_json(asdict(turn.result))}
             for turn in episode.turns
         ],
         "calls": [asdict(call) for call in episode.calls],
         "replies": [asdict(reply) for reply in episode.replies],
         "counters": asdict(episode.counters),
     }
-
-
-def _arrays_to_lists(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {key: _arrays_to_lists(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_arrays_to_lists(each) for each in value]
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 # JSON to episodes

@@ -129,7 +129,6 @@ class LeastTokens:
             self._depart(stay)
 
     def __len__(self) -> int:
-        """Return the number of resident episodes."""
         return len(self._stays)
 
     # Rules

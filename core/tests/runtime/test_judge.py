@@ -11,7 +11,7 @@ import yaml
 from turnwise import Judge, RolloutManager, SamplingParams, load_tasks
 from turnwise.config.resolve import load_resolved
 from turnwise.errors import ConfigError, EngineError, InfrastructureError, ReplicaDiedError
-from turnwise.runtime.judge import JudgeClient, UnavailableEngine
+from turnwise.runtime.judge import JudgeClient
 from turnwise_testing.agent_probe import probe_chat
 from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
 from turnwise_testing.tokenizers import byte_tokenizer
@@ -89,9 +89,9 @@ def test_a_judge_that_cannot_answer_says_why():
 
     async def go():
         with pytest.raises(ConfigError, match=r"judge\.model\.path"):
-            await JudgeClient(engine=UnavailableEngine()).ask(QUESTION)
+            await JudgeClient(engine=None).ask(QUESTION)
         with pytest.raises(EngineError, match="only workers and reward workers ask it"):
-            await JudgeClient(engine=UnavailableEngine()).generate(np.array([1], np.int32))
+            await JudgeClient(engine=None).generate(np.array([1], np.int32))
 
     asyncio.run(go())
 

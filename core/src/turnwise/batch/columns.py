@@ -28,13 +28,10 @@ Alignment = Literal["row", "response", "token"]
 @frozen
 class Column:
     """
-    One column of a batch.
+    The type of a column, and the tokens or rows that it has values for.
 
-    Attributes:
-        dtype: of its values.
-        alignment: the tokens or rows that it has values for.
-        fill: value of its pads; `input_ids` hold the batch's `pad_token_id` instead.
-        is_index: whether its values are token indices, which move with the padding.
+    `fill` is the value of its pads; `input_ids` hold the batch's `pad_token_id` instead. Token indices move with the
+    padding.
     """
 
     dtype: DTypeLike
@@ -136,7 +133,6 @@ class BatchColumns:
     fields: Mapping[str, Tensor] = field(factory=dict)
 
     def __len__(self) -> int:
-        """Return B."""
         return len(self.rows)
 
     @property

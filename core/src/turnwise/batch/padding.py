@@ -41,20 +41,12 @@ class Widths(TypedDict, total=False):
 
 @frozen(kw_only=True)
 class Padding:
-    """
-    The place of each row's real tokens: the prompt ends before column P, and the response starts there.
+    """The place of each row's real tokens: the prompt ends before column P, and the response starts there."""
 
-    Attributes:
-        prompt_lens: B of them.
-        response_lens: B of them.
-        prompt_length: P.
-        response_length: R.
-    """
-
-    prompt_lens: Sequence[int]
-    response_lens: Sequence[int]
-    prompt_length: int
-    response_length: int
+    prompt_lens: Sequence[int]  # B of them
+    response_lens: Sequence[int]  # B of them
+    prompt_length: int  # P
+    response_length: int  # R
 
     @classmethod
     def fitting(

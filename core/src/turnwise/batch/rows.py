@@ -27,13 +27,8 @@ class Rows:
     """
     B rows before they are padded or packed.
 
-    Attributes:
-        prompt_lens: B of them.
-        response_lens: B of them.
-        columns: by name, B arrays each: of all tokens of a row, or of its response, as the table of columns says.
-        num_turns: (B,) int64.
-        scored: (B,) bool.
-        rows: B of them.
+    Each sequence has B entries. The arrays of a column belong to all tokens of a row or to its response, as the table
+    of columns says.
     """
 
     prompt_lens: list[int]

@@ -42,8 +42,7 @@ from turnwise.files import PARTIAL, FolderLockedError, lock_folder, write_text
 from turnwise.plugin.host import Host
 from turnwise.record.result import EpisodeResult
 from turnwise.runtime.build import load_tasks
-from turnwise.runtime.episode_iterator import FinishedEpisodes
-from turnwise.runtime.manager import RolloutManager
+from turnwise.runtime.manager import FinishedEpisodes, RolloutManager
 from turnwise.types import JsonDict, Status
 
 _TRACE_OBSERVER: Final = "trace_file"

@@ -34,7 +34,6 @@ class Observers:
 
     @classmethod
     def of(cls, observers: Iterable[Observer]) -> Observers:
-        """Return a dispatcher to these observers."""
         dispatcher = cls()
         for observer in observers:
             dispatcher.add(observer)
@@ -67,7 +66,6 @@ class Observers:
         return bool(self._listeners[event_name])
 
     def emit(self, event_name: str, event: object) -> None:
-        """Call the listeners of an event."""
         for listener in self._listeners[event_name]:
             try:
                 listener(event)

@@ -39,107 +39,93 @@ class RunStarted:
 
 
 @frozen(kw_only=True)
-class EpisodeStarted:
+class EpisodeEvent:
     """
-    An episode started.
+    The common part of the events of an episode, of its turns, tool calls and scoring.
 
     Attributes:
         uid: of the episode: the task's `uid` and the number of the rollout.
-        task: that it runs.
-        agent_name: the agent that runs it.
-        key: of this attempt, unique in all processes; an episode whose worker died runs again under a new key.
-        global_step: training step that asked for it.
-        validation: whether it runs for validation.
+        key: of the attempt, unique in all processes; an episode whose worker died runs again under a new key.
         worker: name of the worker that runs it.
-        started_at: Unix seconds.
+        started_at: Unix seconds of the start of the episode, the request, the call or scoring.
     """
 
     uid: str
-    task: Task
-    agent_name: str
     key: str = ""
-    global_step: int = 0
-    validation: bool = False
     worker: str = ""
     started_at: float = 0.0
 
 
 @frozen(kw_only=True)
-class TurnFinished:
+class EpisodeStarted(EpisodeEvent):
+    """
+    An episode started.
+
+    Attributes:
+        task: that it runs.
+        agent_name: the agent that runs it.
+        global_step: training step that asked for it.
+        validation: whether it runs for validation.
+    """
+
+    task: Task
+    agent_name: str
+    global_step: int = 0
+    validation: bool = False
+
+
+@frozen(kw_only=True)
+class TurnFinished(EpisodeEvent):
     """
     A generate call finished: one turn of the model, or a part of one.
 
     Attributes:
-        uid: of the episode.
         num_context_tokens: tokens of the context.
         num_new_tokens: sampled tokens.
         num_cached_tokens: tokens of the context that came from a prefix cache.
         finish_reason: the reason why it stopped.
         seconds: from the request to the result, as the worker sees it.
-        key: of the attempt, as in `EpisodeStarted`.
-        worker: name of the worker that sent the request.
         replica: index of the replica that served it.
-        started_at: Unix seconds of the request.
     """
 
-    uid: str
     num_context_tokens: int
     num_new_tokens: int
     num_cached_tokens: int
     finish_reason: FinishReason
     seconds: float
-    key: str = ""
-    worker: str = ""
     replica: int = 0
-    started_at: float = 0.0
 
 
 @frozen(kw_only=True)
-class ToolFinished:
+class ToolFinished(EpisodeEvent):
     """
     A tool call ended.
 
     Attributes:
-        uid: of the episode.
         tool: name that the model called; it need not exist.
         seconds: from the call to its result.
         error: the result is an error.
         num_characters: length of the result's text.
-        key: of the attempt, as in `EpisodeStarted`.
-        worker: name of the worker that ran it.
-        started_at: Unix seconds of the call.
     """
 
-    uid: str
     tool: str
     seconds: float
     error: bool
     num_characters: int
-    key: str = ""
-    worker: str = ""
-    started_at: float = 0.0
 
 
 @frozen(kw_only=True)
-class RewardFinished:
+class RewardFinished(EpisodeEvent):
     """
     An episode was scored.
 
     Attributes:
-        uid: of the episode.
         reward: sum of its scores.
         seconds: that scoring took.
-        key: of the attempt, as in `EpisodeStarted`.
-        worker: name of the worker that ran the episode.
-        started_at: Unix seconds of the start of scoring.
     """
 
-    uid: str
     reward: float
     seconds: float
-    key: str = ""
-    worker: str = ""
-    started_at: float = 0.0
 
 
 RouteKind = Literal["first", "sticky", "migrated"]

@@ -6,7 +6,7 @@ Growable columns of a token record, and the three ways to append to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
@@ -63,7 +63,7 @@ class TokenColumns:
             array[start:stop] = values[name]
         self._size = stop
 
-    def view(self, name: str, start: int = 0) -> Array:
+    def view(self, name: str, start: int = 0) -> np.ndarray:
         """Return a read-only view of one column from row `start` on."""
         view = self._arrays[name][start : self._size]
         view.flags.writeable = False
@@ -105,23 +105,6 @@ class Segment:
     stop: int
     block: int = -1
     path: int = -1
-
-
-def turns_of(segments: Iterable[Segment]) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of unbroken runs of actions in one path."""
-    start = stop = -1
-    home = (-1, -1)
-    for segment in segments:
-        if segment.origin is not Origin.ACTION:
-            continue
-        if segment.start == stop and (segment.block, segment.path) == home:
-            stop = segment.stop
-            continue
-        if stop > start:
-            yield start, stop
-        start, stop, home = segment.start, segment.stop, (segment.block, segment.path)
-    if stop > start:
-        yield start, stop
 
 
 class TokenRecord:

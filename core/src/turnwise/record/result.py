@@ -80,19 +80,17 @@ def total_score(score: Score) -> float:
 
 
 def token_scores(score: Score, trajectory: Trajectory) -> FloatArray:
-    """
-    Distribute a score over the response tokens.
-
-    Returns:
-        (R,) float32, zero on tokens without a score.
-
-    Raises:
-        TrajectoryError: a turn or token score does not fit the trajectory.
-    """
+    """Return (R,) float32 scores of the response tokens; `TrajectoryError` for a score that does not fit them."""
+    num_tokens = trajectory.num_response_tokens
     if isinstance(score, TokenScore):
-        return _per_token(score, trajectory)
-    values = np.zeros(trajectory.num_response_tokens, np.float32)
-    if len(values) == 0:
+        values = np.asarray(score.values, np.float32)
+        if values.shape != (num_tokens,):
+            raise TrajectoryError(f"{len(values)} token scores for {num_tokens} response tokens")
+        if values[trajectory.response_mask == 0].any():
+            raise TrajectoryError("a token score is not 0 on a token that the policy did not sample")
+        return values
+    values = np.zeros(num_tokens, np.float32)
+    if num_tokens == 0:
         return values
     turn_ends = [stop - 1 - trajectory.num_prompt_tokens for _start, stop in trajectory.turns()]
     if isinstance(score, TrajectoryScore):
@@ -101,13 +99,4 @@ def token_scores(score: Score, trajectory: Trajectory) -> FloatArray:
     if len(turn_ends) != len(score.values):
         raise TrajectoryError(f"{len(score.values)} turn scores for {len(turn_ends)} turns")
     values[turn_ends] = score.values
-    return values
-
-
-def _per_token(score: TokenScore, trajectory: Trajectory) -> FloatArray:
-    values = np.asarray(score.values, np.float32)
-    if values.shape != (trajectory.num_response_tokens,):
-        raise TrajectoryError(f"{len(values)} token scores for {trajectory.num_response_tokens} response tokens")
-    if values[trajectory.response_mask == 0].any():
-        raise TrajectoryError("a token score is not 0 on a token that the policy did not sample")
     return values

@@ -42,7 +42,6 @@ class Counters:
     extra: dict[str, float] = field(factory=dict)
 
     def add_turn(self, turn: RecordedTurn) -> None:
-        """Count a turn of the model."""
         self.llm_s += turn.seconds
         self.num_turns += len(turn.result.token_ids) > 0  # an abort may come before the first token
         self.num_cached_tokens += turn.result.num_cached_tokens
@@ -61,7 +60,6 @@ class Counters:
         self.extra[name] = self.extra.get(name, 0.0) + value
 
     def copy(self) -> Counters:
-        """Return an independent copy."""
         totals = (self.llm_s, self.tool_s, self.num_turns, self.num_tool_calls, self.num_tool_errors)
         return Counters(*totals, self.num_cached_tokens, self.tool_reward, dict(self.extra))
 

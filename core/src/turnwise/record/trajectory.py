@@ -16,7 +16,7 @@ Shapes: P prompt tokens, R response tokens, T = P + R.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 from attrs import evolve, frozen
@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from turnwise.errors import TrajectoryError
 from turnwise.layout import Layout
-from turnwise.record.columns import DTYPES, Origin, Segment, TokenColumns, TokenRecord, as_tokens, turns_of
+from turnwise.record.columns import DTYPES, Origin, Segment, TokenColumns, TokenRecord, as_tokens
 from turnwise.types import Array, FloatArray, TokenArray
 
 
@@ -54,7 +54,7 @@ class Path(TokenRecord):
     @property
     def own_ids(self) -> TokenArray:
         """(n,) the path's own ids."""
-        return cast("TokenArray", self._columns.view("token_ids"))
+        return self._columns.view("token_ids")
 
     @property
     def input_ids(self) -> TokenArray:
@@ -130,7 +130,7 @@ class Trajectory(TokenRecord):
     @property
     def input_ids(self) -> TokenArray:
         """(T,) int32, prompt and response."""
-        return cast("TokenArray", self._columns.view("token_ids"))
+        return self._columns.view("token_ids")
 
     @property
     def prompt_ids(self) -> TokenArray:
@@ -140,45 +140,45 @@ class Trajectory(TokenRecord):
     @property
     def response_ids(self) -> TokenArray:
         """(R,) int32."""
-        return cast("TokenArray", self._columns.view("token_ids", self.num_prompt_tokens))
+        return self._columns.view("token_ids", self.num_prompt_tokens)
 
     @property
     def response_mask(self) -> NDArray[np.uint8]:
         """(R,) uint8: 1 exactly on tokens that the policy sampled."""
-        origins = self._columns.view("origins", self.num_prompt_tokens)
-        return cast("NDArray[np.uint8]", np.equal(origins, Origin.ACTION).view(np.uint8))
+        is_action: NDArray[np.bool_] = self.origins == Origin.ACTION
+        return is_action.view(np.uint8)
 
     @property
     def origins(self) -> NDArray[np.uint8]:
         """(R,) uint8: the `Origin` of each response token."""
-        return cast("NDArray[np.uint8]", self._columns.view("origins", self.num_prompt_tokens))
+        return self._columns.view("origins", self.num_prompt_tokens)
 
     @property
     def logprobs(self) -> FloatArray:
         """(R,) float32: of each sampled id when it was sampled; 0.0 elsewhere."""
-        return cast("FloatArray", self._columns.view("logprobs", self.num_prompt_tokens))
+        return self._columns.view("logprobs", self.num_prompt_tokens)
 
     @property
     def weight_versions(self) -> TokenArray:
         """(R,) int32: version of the weights that sampled each id; -1 elsewhere."""
-        return cast("TokenArray", self._columns.view("weight_versions", self.num_prompt_tokens))
+        return self._columns.view("weight_versions", self.num_prompt_tokens)
 
     # The layout
 
     @property
     def position_ids(self) -> TokenArray:
         """(T,) int32: 1 + the largest position among the visible tokens before; 0 when there is none."""
-        return cast("TokenArray", self._columns.view("position_ids"))
+        return self._columns.view("position_ids")
 
     @property
     def block_start(self) -> TokenArray:
         """(T,) int32: absolute index at which the token's block starts; 0 outside blocks."""
-        return cast("TokenArray", self._columns.view("block_start"))
+        return self._columns.view("block_start")
 
     @property
     def path_start(self) -> TokenArray:
         """(T,) int32: absolute index at which the token's own path starts; 0 outside blocks."""
-        return cast("TokenArray", self._columns.view("path_start"))
+        return self._columns.view("path_start")
 
     @property
     def next_position(self) -> int:
@@ -216,12 +216,9 @@ class Trajectory(TokenRecord):
 
     def fork(self, num_paths: int) -> tuple[Path, ...]:
         """
-        Open a block of paths that see this record so far and not each other.
+        Open a block of at least one path. The paths see this record so far and not each other.
 
         Until `join`, tokens go to the paths and not to the trajectory.
-
-        Args:
-            num_paths: at least 1.
 
         Raises:
             TrajectoryError: a block is open already, or `num_paths` is below 1.
@@ -234,10 +231,7 @@ class Trajectory(TokenRecord):
 
     def join(self, paths: Sequence[Path]) -> None:
         """
-        Close the open block: append its paths in order; later tokens see all of them.
-
-        Args:
-            paths: the result of `fork`, all of them, in that order; a path may be empty.
+        Close the open block: append all paths of `fork`, in that order; later tokens see all of them.
 
         Raises:
             TrajectoryError: these are not the paths of the open block.
@@ -260,12 +254,9 @@ class Trajectory(TokenRecord):
         self._columns.extend(
             len(own), block_start=block_start, path_start=start, **{name: own.view(name) for name in shared}
         )
-        for segment in path.segments:
-            self._segments.append(
-                Segment(
-                    segment.origin, segment.start + start, segment.stop + start, block=self._num_blocks, path=path.index
-                )
-            )
+        self._segments += [
+            Segment(s.origin, s.start + start, s.stop + start, self._num_blocks, path.index) for s in path.segments
+        ]
 
     def close(self) -> None:
         """Refuse further tokens. A block that is still open is joined, so that its tokens are kept."""
@@ -286,7 +277,14 @@ class Trajectory(TokenRecord):
 
     def turns(self) -> tuple[tuple[int, int], ...]:
         """Return (start, stop) absolute indices of the model's turns: unbroken runs of actions in one path."""
-        return tuple(turns_of(self._segments))
+        turns: list[tuple[int, int]] = []
+        place = (-1, -1)
+        for segment in self._segments:
+            if segment.origin is Origin.ACTION:
+                before, place = place, (segment.block, segment.path)
+                follows = turns and turns[-1][1] == segment.start and place == before
+                turns.append((turns.pop()[0] if follows else segment.start, segment.stop))
+        return tuple(turns)
 
     def truncated(self, response_budget: int) -> Trajectory:
         """

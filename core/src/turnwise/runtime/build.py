@@ -29,7 +29,7 @@ from turnwise.options import Deadlines, GroupOptions
 from turnwise.plugin.host import Host
 from turnwise.protocols import Chat, Engine, Judge, ModelSpec, Resources, Reward, Router, Tool, WeightTransport
 from turnwise.protocols.weights import WeightSource
-from turnwise.runtime.judge import JudgeClient, UnavailableEngine
+from turnwise.runtime.judge import JudgeClient
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.tools import build_tools, read_tools_file
@@ -89,11 +89,11 @@ class RunBuilder:
             return None
         model = self.config.model_spec(judge.model)
         return JudgeClient(
-            engine=client or UnavailableEngine(),
+            engine=client,
             chat=_load_chat(model),
             sampling=judge.sampling,
             seed=self.config.rollout.seed,
-            release=client.release if isinstance(client, ReplicaPool) else _noop,
+            release=client.release if isinstance(client, ReplicaPool) else None,
         )
 
     @cached_property
@@ -113,7 +113,6 @@ class RunBuilder:
 
     @cached_property
     def reward(self) -> Reward | None:
-        """The reward, if the config names one."""
         choice = self.config.reward
         if choice is None:
             return None
@@ -122,7 +121,6 @@ class RunBuilder:
 
     @cached_property
     def programs(self) -> AgentPrograms:
-        """Episode programs by agent name; an agent is built at its first lookup."""
         return AgentPrograms(self)
 
     def build_engine(self) -> Engine:
@@ -133,7 +131,6 @@ class RunBuilder:
         return engine
 
     def build_judge_engine(self) -> Engine | None:
-        """Build the engine of the judge, if the config has one."""
         judge = self.config.judge
         if judge is None:
             return None
@@ -155,13 +152,11 @@ class RunBuilder:
         return [observer for observer in built if place in (None, observer.place)]
 
     def build_router(self) -> Router:
-        """Build the router of a worker; the default is `least_tokens`."""
         choice = self.config.router or Choice("least_tokens")
         router: Router = build_part(self.host, "routers", choice, Resources(), path="router")
         return router
 
     def build_transport(self) -> WeightTransport | None:
-        """Build one end of the weight transport, if there is one."""
         choice = transport_choice(self.config, self.host)
         if choice is None:
             return None
@@ -184,7 +179,6 @@ class RunBuilder:
         )
 
     def limits(self) -> Limits:
-        """Return the limits of one episode."""
         rollout = self.config.rollout
         return Limits(
             prompt_length=rollout.prompt_length,
@@ -289,10 +283,6 @@ def transport_choice(config: RunConfig, host: Host) -> Choice | None:
 
 def _load_chat(model: ModelSpec) -> Chat | None:
     return load_chat(model) if model.path else None
-
-
-def _noop(_key: str) -> None:
-    """Do nothing: a single engine keeps no context of a finished request."""
 
 
 def _fields_of(shared: type, section: Any) -> dict[str, Any]:

@@ -24,12 +24,9 @@ class Runtime(Protocol):
 
     async def run(self, specs: Sequence[EpisodeSpec], deliver: Deliver, interrupt: asyncio.Event | None = None) -> None:
         """
-        Run episodes; several calls may run at the same time.
+        Run episodes, and deliver each spec once, with its index and its result.
 
-        Args:
-            specs: the episodes.
-            deliver: called once for each spec, with its index and its result.
-            interrupt: aborts the unfinished episodes of this call when it is set.
+        Several calls may run at the same time. `interrupt` aborts the unfinished episodes of this call when it is set.
         """
 
     async def abort(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 from uuid import uuid4
 
 import numpy as np
@@ -13,7 +12,7 @@ from attrs import define, field
 from turnwise.episode.setup import EngineClient
 from turnwise.errors import ConfigError, EngineError, InfrastructureError, ReplicaDiedError
 from turnwise.protocols import Chat
-from turnwise.types import Capabilities, GenerateRequest, GenerateResult, Message, SamplingParams, TokenArray
+from turnwise.types import GenerateRequest, GenerateResult, Message, SamplingParams, TokenArray
 
 
 @define(eq=False)
@@ -22,20 +21,24 @@ class JudgeClient:
     Sends requests to a judge.
 
     Attributes:
-        engine: replicas of the judge; one engine in the local runtime.
+        engine: replicas of the judge; one engine in the local runtime; None in a process that sends no requests.
         chat: chat template of the judge, if its model has a directory.
         sampling: default sampling parameters.
         seed: of the run.
         release: called with the id of a finished request, so that replicas free its context.
     """
 
-    engine: EngineClient
+    engine: EngineClient | None
     chat: Chat | None = None
     sampling: SamplingParams = field(factory=lambda: SamplingParams(temperature=0.0, max_tokens=1024))
     seed: int = 0
-    release: Callable[[str], None] = field(default=lambda _key: None)
+    release: Callable[[str], None] | None = None
 
     async def generate(self, token_ids: TokenArray, sampling: SamplingParams | None = None) -> GenerateResult:
+        if self.engine is None:
+            raise EngineError(
+                "judge: this process has no replicas of the judge: only workers and reward workers ask it"
+            )
         key = uuid4().hex
         sampling = sampling or self.sampling
         if sampling.seed is None:
@@ -49,7 +52,8 @@ class JudgeClient:
         except EngineError as error:
             raise EngineError(f"judge: {error}") from error
         finally:
-            self.release(key)
+            if self.release is not None:
+                self.release(key)
 
     async def ask(self, messages: Sequence[Message], sampling: SamplingParams | None = None) -> str:
         if self.chat is None:
@@ -64,15 +68,3 @@ class JudgeClient:
         question = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
         salt = (self.seed & (2**64 - 1)).to_bytes(8, "big")
         return int.from_bytes(hashlib.blake2b(question, digest_size=4, salt=salt).digest(), "big") >> 1
-
-
-class UnavailableEngine:
-    """Engine of a judge in a process that builds parts and sends no requests: the driver of a Ray run."""
-
-    capabilities = Capabilities()
-
-    async def generate(self, request: GenerateRequest) -> NoReturn:
-        raise EngineError("this process has no replicas of the judge: only workers and reward workers ask it")
-
-    async def abort(self, request_id: str) -> None:
-        pass

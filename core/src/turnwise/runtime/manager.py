@@ -27,7 +27,6 @@ from turnwise.protocols import Chat
 from turnwise.protocols.weights import TAGS, UpdateReport
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
-from turnwise.runtime.episode_iterator import Finished, FinishedEpisodes
 from turnwise.runtime.interface import Runtime
 from turnwise.runtime.loop_thread import LoopThread
 from turnwise.runtime.partial import CompletionThreshold, PartialCall, RolloutOptions
@@ -39,6 +38,36 @@ if TYPE_CHECKING:
     from turnwise.batch.rollout_batch import RolloutBatch
     from turnwise.config.run import RunConfig
     from turnwise.plugin.host import Host
+
+Finished = tuple[int, EpisodeResult] | BaseException | None
+"""An episode with its number, an exception that ended the call, or None at the end."""
+
+
+@define(eq=False)
+class FinishedEpisodes:
+    """
+    Episodes with their numbers, as they finish. The call has `total` episodes.
+
+    It is not a generator: an exception inside a generator's frame, such as an interrupt, would end the iteration.
+    """
+
+    total: int
+    _finished: queue.SimpleQueue[Finished]
+    _accept: Callable[[tuple[int, EpisodeResult] | BaseException], tuple[int, EpisodeResult] | None]
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[int, EpisodeResult]:
+        while (item := self._finished.get()) is not None:
+            if accepted := self._accept(item):  # None for an episode that the prompt policy drops
+                return accepted
+        self.close()  # another call of `next` must end too, and not wait for an empty queue
+        raise StopIteration
+
+    def close(self) -> None:
+        """End the iteration, even if another thread or the frame below a signal handler waits in it."""
+        self._finished.put(None)
 
 
 @define(eq=False)

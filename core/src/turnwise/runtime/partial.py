@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterable
-from typing import TypedDict
+from typing import Final, TypedDict
 
 from attrs import define, field, frozen, validators
 
@@ -14,38 +14,31 @@ from turnwise.record.spec import UnfinishedEpisode
 from turnwise.runtime.worker import Deliver
 from turnwise.types import Status
 
+_PARTIAL: Final = ("min_fraction", "grace_s", "resume")
 
-class PartialRolloutOptions(TypedDict, total=False):
+
+class RolloutOptions(TypedDict, total=False):
     """
-    Options of a call that ends early or continues an earlier one.
+    Options of a call; the last three end it early or continue an earlier one.
 
     Attributes:
+        global_step: training step of the request; 0 unless given.
+        validation: sample with the validation parameters; False unless given.
         min_fraction: fraction of the episodes that must finish, in (0, 1]; 1 waits for all.
         grace_s: seconds that the other episodes get after that, before they are interrupted.
         resume: episodes to continue before the new tasks; True continues all of `RolloutManager.unfinished`.
     """
 
+    global_step: int
+    validation: bool
     min_fraction: float
     grace_s: float
     resume: bool | Iterable[UnfinishedEpisode]
 
 
-class RolloutOptions(PartialRolloutOptions, total=False):
-    """
-    Options of a call; those of partial rollouts too.
-
-    Attributes:
-        global_step: training step of the request; 0 unless given.
-        validation: sample with the validation parameters; False unless given.
-    """
-
-    global_step: int
-    validation: bool
-
-
 @frozen(kw_only=True)
 class CompletionThreshold:
-    """When a call may end; see `PartialRolloutOptions`."""
+    """When a call may end; see `RolloutOptions`."""
 
     min_fraction: float = field(default=1.0, validator=[validators.gt(0), validators.le(1)])
     grace_s: float = field(default=0.0, validator=validators.ge(0))
@@ -53,9 +46,10 @@ class CompletionThreshold:
     @classmethod
     def from_options(cls, options: RolloutOptions) -> CompletionThreshold:
         """Return the threshold of a call; `TypeError` for an unknown option, which keyword arguments let through."""
-        known = PartialRolloutOptions.__annotations__
         if unknown := sorted(options.keys() - RolloutOptions.__annotations__.keys()):
-            raise TypeError(f"unknown option {unknown[0]!r}; the options of a partial rollout are {', '.join(known)}")
+            raise TypeError(
+                f"unknown option {unknown[0]!r}; the options of a partial rollout are {', '.join(_PARTIAL)}"
+            )
         return cls(min_fraction=options.get("min_fraction", 1.0), grace_s=options.get("grace_s", 0.0))
 
     def count(self, num_episodes: int) -> int:

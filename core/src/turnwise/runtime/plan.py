@@ -85,13 +85,7 @@ class RolloutPlan(GroupOptions):
         ]
 
     def check_agent(self, task: Task, name: str) -> None:
-        """
-        Check that an agent exists and can be built.
-
-        Raises:
-            DataError: no plugin registered it.
-            PluginError, ConfigError: it cannot be built.
-        """
+        """Raise `DataError` for an unknown agent, and `PluginError` or `ConfigError` for one that cannot be built."""
         if name not in self.agents:
             known = did_you_mean(name, tuple(sorted(self.agents)))
             raise DataError(f"row {task.sample_index} (task {task.uid!r}) names the unknown agent {name!r}{known}")

@@ -70,7 +70,8 @@ def build_tools(
             raise ConfigError(f"tool {label}: {error}") from error
         except Exception as error:
             raise ConfigError(f"tool {label} cannot be built: {describe(error)}") from error
-        tools.append(_check_tool(tool, _find_schema(entry), label))
+        schema = entry.schema if isinstance(entry, RegisteredTool | ToolFunction | ToolClass) else None
+        tools.append(_check_tool(tool, schema, label))
     return dict(tools_by_name(tools))
 
 
@@ -78,10 +79,6 @@ def _name_target(entry: ToolEntry) -> str:
     if isinstance(entry, Choice):
         return entry.name
     return entry.function if isinstance(entry, ToolFunction) else entry.target
-
-
-def _find_schema(entry: ToolEntry) -> ToolSchema | None:
-    return entry.schema if isinstance(entry, RegisteredTool | ToolFunction | ToolClass) else None
 
 
 def _build(entry: ToolEntry, host: Host, resources: Resources, allowed: Sequence[str], base_dir: Path | None) -> Tool:

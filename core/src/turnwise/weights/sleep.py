@@ -116,7 +116,7 @@ async def _announce_nothing() -> None:
 @define(eq=False)
 class EngineMemory:
     """
-    Sleep, wake-up and weight updates of one engine, in its process. Calls run one after the other.
+    Sleep, wake-up and weight updates of one engine, in its process. Calls run one after the other, and are idempotent.
 
     Attributes:
         engine: started.
@@ -134,7 +134,6 @@ class EngineMemory:
         self.state = shared if isinstance(shared, SleepState) else SleepState()
 
     async def sleep(self, level: int) -> None:
-        """Put the engine to sleep, or into a deeper sleep. Idempotent."""
         async with self._lock:
             self.state.check_level(level, self.engine.capabilities.sleep_levels)
             if self.state.frees_memory(level):
@@ -144,7 +143,6 @@ class EngineMemory:
                     await self.engine.sleep(level)
 
     async def wake_up(self, tags: Iterable[str]) -> None:
-        """Restore the weights, the KV cache or both. Idempotent."""
         async with self._lock:
             # Marked one by one, so that after an error a retry restores only the rest.
             for tag in self.state.tags_to_wake(tags):
@@ -155,7 +153,6 @@ class EngineMemory:
                 await self.announce()
 
     async def update_weights(self, weights: Iterable[Weight], version: int) -> None:
-        """Update the engine's weights; `EngineError` while their memory is asleep."""
         # Under the lock, because a sleep would free the memory that an update writes.
         async with self._lock:
             self.state.check_update()

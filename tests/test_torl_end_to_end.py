@@ -1,8 +1,8 @@
 """Reasoning with programs on real input: the agent of ToRL, the real sandbox, the tiny model and the public command."""
 
 import asyncio
+import itertools
 import json
-import re
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -149,26 +149,49 @@ def test_the_tiny_model_writes_programs(run_dir):
     assert 0.25 < np.mean([result.reward > 0 for result in run_dir]) < 0.85
 
 
+def check_masks(result, tokenizer):
+    """Check that exactly the outputs of a response are masked, each behind a block that the model opened."""
+    (record,) = result.trajectories
+    check_trajectory(record)
+    pairs = zip(record.response_mask.tolist(), record.response_ids.tolist(), strict=True)
+    runs = [
+        (mask, [token_id for _, token_id in run]) for mask, run in itertools.groupby(pairs, key=lambda pair: pair[0])
+    ]
+    outputs = [message["content"] for message in result.messages if message["role"] == "tool"]
+    assert [tokenizer.decode(ids) for mask, ids in runs if mask == 0] == [f"\n{output}\n```\n" for output in outputs]
+    # Runs of a response alternate, and the first one is the model's.
+    assert [mask for mask, _ in runs] == [1 - number % 2 for number in range(len(runs))]
+    for _, ids in runs[0 : 2 * len(outputs) : 2]:
+        assert STOP in tokenizer.decode(ids)
+        assert STOP not in tokenizer.decode(ids[:-1])
+
+
 def test_the_masks_of_the_tiny_model(run_dir):
-    """Exactly the outputs between fences are masked, as derived from the text of the response alone."""
+    """Exactly the outputs between fences are masked."""
     from transformers import AutoTokenizer
 
     from turnwise_torl_python import model_dir
 
     tokenizer = AutoTokenizer.from_pretrained(model_dir())
     for result in run_dir:
-        (record,) = result.trajectories
-        check_trajectory(record)
-        marked = "".join(
-            tokenizer.decode([token_id]).translate({ord(c): f"\x01{c}" for c in map(chr, range(2, 128))})
-            if mask == 0
-            else tokenizer.decode([token_id])
-            for token_id, mask in zip(record.response_ids.tolist(), record.response_mask.tolist(), strict=True)
-        )
-        plain = marked.replace("\x01", "")
-        masked = [match.replace("\x01", "") for match in re.findall(r"(?:\x01[^\x01])+", marked)]
-        assert masked == re.findall(r"(?<=```output)\n.*?\n```\n", plain)[: len(masked)]
-        assert len(masked) == sum(message["role"] == "tool" for message in result.messages)
+        check_masks(result, tokenizer)
+
+
+def test_the_masks_of_unusual_outputs(python_tool):
+    """Outputs with several lines, other alphabets or fences are masked; so is the answer to an incomplete block."""
+    turns = [
+        f"```python\nprint('a\\nb')\n```\n{STOP}",
+        f"```python\nprint('é漢 ```')\n```\n{STOP}",
+        f"```python\nprint(1)\n{STOP}",
+        f"{STOP}",
+        f"\\boxed{{1}} {STOP}\n2\n```\n",
+    ]
+    (run,) = play(python_tool, [(make_task(0, ground_truth="1"), turns)], max_tool_calls=4)
+
+    assert run.result.status is Status.COMPLETED
+    assert sum(message["role"] == "tool" for message in run.result.messages) == 4
+    assert run.episode.memory["calls"] == 2
+    check_masks(run.result, probe_chat().tokenizer)
 
 
 def test_logprobs_equal_a_forward_pass_on_the_record(run_dir):

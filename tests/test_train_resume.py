@@ -52,11 +52,11 @@ def train_until_signal(site: Path, name: str, trigger: str, *more: str) -> Path:
 
 
 def kill_during_save(site: Path, name: str, step: int) -> None:
-    """Resume a training, and kill the process while it writes the checkpoint of a step."""
+    """Resume a training, and kill the process while it writes the checkpoint of a step, or soon after."""
     out = site / name
-    partial = out / "checkpoints" / f"step-{step:08d}.partial"
+    whole = out / "checkpoints" / f"step-{step:08d}"
     process = start(site, "train", str(site / "config.yaml"), "--out", str(out), "--resume")
-    while not partial.exists():
+    while not (whole.with_name(f"{whole.name}.partial").exists() or whole.exists()):
         assert process.poll() is None, process.communicate()
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
@@ -133,7 +133,9 @@ ASYNC = (
     "train.buffer.stale=correct",
     "train.checkpoint.keep_last=1",
     "train.buffer.max_groups=6",
-    "engine.latency_s=2",
+    # Every checkpoint interrupts a held episode, however fast this machine is. Of six groups in flight two are held,
+    # and a step needs two others.
+    "engine.hold_every=3",
     "rollout.deadlines.abort_grace_s=0.05",
     "data.validation_path=null",
 )
@@ -146,7 +148,8 @@ def count_episodes(out: Path) -> tuple[Counter[str], set[str], int]:
     Returns:
         How often each episode was trained on or is kept in the checkpoint; the interrupted ones; launched groups.
     """
-    (latest,) = CheckpointStore(out).paths()
+    latest = CheckpointStore(out).latest()  # a kill may come before the older one is removed
+    assert latest is not None
     progress = json.loads((latest / "loop.json").read_text())
     trained = trained_on(out) if (out / "learnt.jsonl").exists() else {}
     found = Counter(uid for step, episodes in trained.items() if step <= progress["step"] for uid in episodes)

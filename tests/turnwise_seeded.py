@@ -46,9 +46,11 @@ class SeededConfig:
 
     Attributes:
         latency_s: seconds that every request waits, as for a tool.
+        hold_every: the first request of every so many groups waits until it is interrupted; 0 for none.
     """
 
     latency_s: float = 0.0
+    hold_every: int = 0
 
 
 class SeededEngine:
@@ -59,6 +61,7 @@ class SeededEngine:
         self._model: Any = None
         self._version, self._asleep, self._running = 0, False, 0
         self._turn = asyncio.Lock()
+        self._groups: set[str] = set()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -72,6 +75,10 @@ class SeededEngine:
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         assert not self._asleep, "asleep"
+        if self._config.hold_every and request.group_id not in self._groups:
+            self._groups.add(request.group_id)
+            if len(self._groups) % self._config.hold_every == 1:
+                await asyncio.Event().wait()
         self._running += 1
         await asyncio.sleep(self._config.latency_s)
         async with self._turn:

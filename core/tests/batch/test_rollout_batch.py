@@ -1,6 +1,7 @@
 """Tests of `turnwise.batch.rollout_batch`."""
 
 import json
+import os
 import time
 
 import numpy as np
@@ -334,6 +335,18 @@ class TestFiles:
         assert_same(batch, RolloutBatch.load(tmp_path / "b.safetensors"))
         assert torch.equal(batch.input_ids, load_file(tmp_path / "b.safetensors")["input_ids"])
         assert [path.name for path in tmp_path.iterdir()] == ["b.safetensors"]
+
+    @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+    def test_permissions(self, tmp_path, umask):
+        """Who may read a batch depends on the umask, as with the other results."""
+        before = os.umask(umask)
+        try:
+            collate([episode()], pad_token_id=PAD).save(tmp_path / "b.safetensors")
+            (tmp_path / "other").touch()
+        finally:
+            os.umask(before)
+        modes = {oct(path.stat().st_mode) for path in tmp_path.iterdir()}
+        assert modes == {oct(0o100666 & ~umask)}
 
     def test_empty(self, tmp_path):
         """A batch of no rows can be kept too."""

@@ -248,7 +248,10 @@ class RolloutBatch(BatchColumns):
         # The format refuses tensors that share memory.
         copies = {name: t.clone(memory_format=torch.contiguous_format) for name, t in self._all_tensors().items()}
         with atomic_write(path) as partial:
+            partial.touch()
+            mode = partial.stat().st_mode
             save_file(copies, partial, {_METADATA_KEY: json.dumps(metadata)})
+            partial.chmod(mode)  # safetensors makes a private file, whatever the umask
 
     @classmethod
     def load(cls, path: str | Path) -> RolloutBatch:

@@ -15,10 +15,12 @@ class NeighbourAttack:
     Attributes:
         name: its row in the README's table.
         code: the program. It prints "BREACH" if it reaches something; VICTIM stands for the path of the victim.
+        statuses: the correct statuses.
     """
 
     name: str
     code: str
+    statuses: tuple[str, ...] = ("ok",)
 
 
 _CALLS = """
@@ -295,6 +297,20 @@ for pid in (0, os.getpid(), os.getppid(), 1):
     attempt(lambda: os.setpriority(os.PRIO_PROCESS, pid, -1))
     attempt(lambda: os.setpriority(os.PRIO_USER, 0, 5))
 """,
+    ),
+    NeighbourAttack(
+        "every thread of the user",
+        """
+import threading, time
+threading.stack_size(65536)
+end = time.monotonic() + 1
+while time.monotonic() < end:
+    try: threading.Thread(target=time.sleep, args=(0.5,), daemon=True).start()
+    except (RuntimeError, MemoryError): time.sleep(0.01)
+os._exit(0)
+""",
+        # A thread without memory to begin with never tells Python that it has started.
+        ("ok", "error", "memory", "timeout"),
     ),
     NeighbourAttack(
         "directories of other programs",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import socket
 import sys
@@ -24,7 +25,10 @@ from turnwise_python_sandbox import Sandbox, SandboxUnavailableError
 from turnwise_python_sandbox.interpreter import PACKAGE, find_blocking_directory
 from turnwise_python_sandbox.server_command import find_unprivileged_uid
 
-_ORDINARY_UID = 23456
+_ORDINARY_UID = 20_000 + os.getpid() % 10_000
+"""Another user in every process that runs tests, because the kernel counts the threads of a user."""
+_MAX_PROCESSES = 400
+"""Limit of the ordinary user, which a program must not use up."""
 _LIMITS = {"timeout_s": 5.0, "memory_mb": 256, "disk_mb": 16, "max_files": 200, "servers": 1, "max_in_flight": 4}
 
 
@@ -162,6 +166,7 @@ class _Child:
 
 
 def _serve(connection: socket.socket, uid: int, options: dict[str, Any]) -> None:
+    resource.setrlimit(resource.RLIMIT_NPROC, (_MAX_PROCESSES, _MAX_PROCESSES))
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)

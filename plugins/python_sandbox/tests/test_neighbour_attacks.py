@@ -68,12 +68,14 @@ def test_a_neighbour_is_out_of_reach(host: Host, attack: NeighbourAttack) -> Non
     before = host.victim.describe()
 
     with locked(host.victim.library / "module.py"):
-        attacker, *neighbours = host.run([build_program(attack, str(host.victim.path)), _NEIGHBOUR, _NEIGHBOUR])
+        attacker, *neighbours = host.run([build_program(attack, str(host.victim.path)), *[_NEIGHBOUR] * 6])
 
     assert "BREACH" not in attacker["stdout"], attacker["stdout"]
-    assert ("ok", "") == (attacker["status"], attacker["stderr"]), attacker
+    assert attacker["status"] in attack.statuses, attacker
+    # A mistake in the attack itself would be a traceback.
+    assert "" == attacker["stderr"] or len(attack.statuses) > 1, attacker
     assert before == host.victim.describe()
-    assert [("ok", "well\n")] * 2 == [(each["status"], each["stdout"]) for each in neighbours], neighbours
+    assert [("ok", "well\n")] * 6 == [(each["status"], each["stdout"]) for each in neighbours], neighbours
 
 
 def test_a_call_that_runs_on_reaches_only_its_session(host: Host) -> None:

@@ -32,6 +32,22 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("wanted", "hard", "expected"),
+    [
+        (0, resource.RLIM_INFINITY, None),
+        (1024, resource.RLIM_INFINITY, 1024),
+        (1024, 80_000, 1024),
+        (1024, 800, 700),
+        (0, 800, 700),
+        (16, 10, 9),
+    ],
+)
+def test_threads_leave_processes_to_the_server(wanted: int, hard: int, expected: int | None) -> None:
+    """The limit of a program is below the hard limit of its user, unless there is none."""
+    assert expected == confinement.compute_max_threads(wanted, hard)
+
+
 def test_missing_modules_do_not_stop_the_preload(modules: Path) -> None:
     """Each module that fails has a line with its error, in order, and the others are imported."""
     (modules / "preload_good.py").write_text("")

@@ -25,8 +25,8 @@ _PROMISES: Final = {
         "limited"
     ),
     Tier.LANDLOCK: (
-        "as tier 1, but programs can find out whether a path exists and how long a file is, not its contents; they see "
-        "the host's name; files are measured ten times a second; more of the kernel can be reached"
+        "as tier 1, but programs can find out whether a path exists, and a file's length, mode and times, not its "
+        "contents; they see the host's name; files are measured ten times a second; more of the kernel can be reached"
     ),
     Tier.SEATBELT: (
         "macOS, for development: sandbox-exec, which Apple has deprecated, denies writes and network; memory is not "

@@ -69,13 +69,29 @@ class Confinement(NamedTuple):
             resource.RLIMIT_MSGQUEUE: 0,
             resource.RLIMIT_SIGPENDING: _MAX_PENDING_SIGNALS,
         }
-        if self.max_threads:
-            limits[resource.RLIMIT_NPROC] = self.max_threads
+        _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        if (max_threads := compute_max_threads(self.max_threads, hard)) is not None:
+            limits[resource.RLIMIT_NPROC] = max_threads
         for kind, value in limits.items():
             set_limit(kind, value)
         # At the soft limit the kernel sends SIGXCPU, which tells the cause; at the hard one it kills programs that
         # ignore that signal.
         set_limit(resource.RLIMIT_CPU, launch.cpu_s, launch.cpu_s + 1)
+
+
+def compute_max_threads(wanted: int, hard: int) -> int | None:
+    """
+    Return the limit for the threads of a program, which the kernel compares with all threads of the user.
+
+    It leaves an eighth of the hard limit to the server, which could not fork another program otherwise.
+
+    Args:
+        wanted: limit for the programs of a server together; 0 for none.
+        hard: present hard limit.
+    """
+    if hard == resource.RLIM_INFINITY:
+        return wanted or None
+    return min(wanted or hard, hard - hard // 8)
 
 
 def set_limit(kind: int, soft: int, hard: int | None = None) -> None:

@@ -28,7 +28,7 @@ FINISHED = {Status.COMPLETED, Status.TRUNCATED}
 
 def make_manager(blueprint=None, *, workers=2, replicas=2, observers=None, **ray_options):
     """Return a manager of actors that are watched closely and restarted at once."""
-    ray_options = {"backoff_s": 0.05, "heartbeat_s": 0.2, "heartbeat_timeout_s": 2.0} | ray_options
+    ray_options = {"backoff_s": 0.05, "heartbeat_s": 0.2, "heartbeat_timeout_s": 6.0} | ray_options
     config = RuntimeConfig(name="ray", num_workers=workers, num_replicas=replicas, ray=RayConfig(**ray_options))
     dispatcher = observers or Observers()
     return RolloutManager(RayRuntime(blueprint or ScriptedBlueprint(), config, dispatcher), PLAN, dispatcher)

@@ -49,7 +49,6 @@ class PoolClientActor:
         }
 
     async def replica_up(self, index: int, handle: ActorHandle, pool: str = "policy") -> None:
-        """Use a new or restarted replica."""
         receive = handle.receive.options(num_returns=0)  # once: `post` would do it for every message
 
         def send(message: ToReplica) -> None:
@@ -69,7 +68,6 @@ class PoolClientActor:
         self._pools[pool].pardon()
 
     async def deliver(self, index: int, message: ToWorker, pool: str = "policy") -> None:
-        """Handle a message of a replica."""
         self._pools[pool].receive(index, message)
 
     async def barrier(self) -> None:

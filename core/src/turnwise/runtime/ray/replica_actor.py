@@ -53,7 +53,6 @@ class ReplicaActor:
         self._workers.pop(worker, None)
 
     async def receive(self, worker: str, message: ToReplica) -> None:
-        """Handle a message of a worker."""
         self._server.receive(worker, message, self._group)
 
     async def pardon(self) -> None:

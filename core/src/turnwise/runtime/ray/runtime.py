@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from attrs import define, field
 
@@ -80,7 +81,7 @@ class RayRuntime:
         self.cluster = Cluster(options.address)
         self.placement = self.placement or plan_runtime_placement(self.config)
         self.pools = {
-            pool.name: ReplicaGroup(self.blueprint, pool, options, self.cluster, clients=self._clients)
+            pool.name: ReplicaGroup(self.blueprint, pool, options, self.cluster, partial(self._clients, pool.name))
             for pool in self.placement.pools
         }
         self.policy.weights = self.weights
@@ -112,8 +113,9 @@ class RayRuntime:
         """The replicas that sample episodes."""
         return self.pools["policy"]
 
-    def _clients(self) -> list[ActorSlot]:
-        return [*self.workers.slots, *(self.rewards.slots if self.rewards is not None else ())]
+    def _clients(self, pool: str) -> list[ActorSlot]:
+        rewards = self.rewards.slots if self.rewards is not None and pool == "judge" else ()
+        return [*self.workers.slots, *rewards]
 
     @property
     def _slots(self) -> list[ActorSlot]:

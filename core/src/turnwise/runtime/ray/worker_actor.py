@@ -64,7 +64,6 @@ class WorkerActor(PoolClientActor):
                 await self._stopped.wait()
 
     async def reward_worker_up(self, index: int, handle: ActorHandle) -> None:
-        """Use a new or restarted reward worker."""
         if self._rewards is not None:
             self._rewards.worker_up(index, handle.score.remote)
 
@@ -120,7 +119,6 @@ class WorkerActor(PoolClientActor):
         return pack_episodes(collected), self._events.drain()
 
     async def abort(self) -> None:
-        """End all episodes soon."""
         self._worker.abort()
 
     async def interrupt(self, numbers: list[int]) -> None:
@@ -131,7 +129,6 @@ class WorkerActor(PoolClientActor):
         self._worker.interrupt(frozenset(numbers))
 
     async def resume(self) -> None:
-        """Run new episodes again after an abort."""
         self._worker.resume()
 
     async def stop(self) -> None:

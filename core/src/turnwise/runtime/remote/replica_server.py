@@ -174,7 +174,7 @@ class ReplicaServer:
         try:
             await self.engine.abort(request_id)
         except BaseException as error:
-            if _is_own_cancellation(error):
+            if _is_own_end(error):
                 raise
             # The request ends by itself. An error here would end the actor, with all of its requests.
             structlog.get_logger().warning("abort failed", request=request_id, reason=describe(error))
@@ -201,7 +201,7 @@ class ReplicaServer:
             # it.
             raise
         except BaseException as error:
-            if _is_own_cancellation(error):
+            if _is_own_end(error):
                 raise
             # Any other error of the engine concerns only this request, also one that would end the process.
             known = isinstance(error, TurnwiseError) and not isinstance(error, AsleepError)
@@ -250,9 +250,9 @@ class ReplicaServer:
         box.post(message)
 
 
-def _is_own_cancellation(error: BaseException) -> bool:
-    """Return whether the running task is being cancelled, and not something that the engine awaits."""
-    return isinstance(error, asyncio.CancelledError) and is_cancelled()
+def _is_own_end(error: BaseException) -> bool:
+    """Return whether the running task is being cancelled or closed, and not something that the engine awaits."""
+    return isinstance(error, GeneratorExit) or (isinstance(error, asyncio.CancelledError) and is_cancelled())
 
 
 def _noop(_message: ToWorker) -> None:

@@ -45,7 +45,6 @@ class RewardFailure:
 
     @classmethod
     def of(cls, error: BaseException) -> RewardFailure:
-        """Return the data of an error."""
         owner: FailureOwner = "reward"
         if isinstance(error, EngineError):
             owner = "engine"
@@ -160,7 +159,6 @@ class RewardPool:
         return reply.scores
 
     def worker_up(self, index: int, score: ScoreRemotely) -> None:
-        """Use a new or restarted reward worker."""
         self._links[index] = _Link(score)
         self._any_live.set()
 

@@ -46,7 +46,8 @@ class SeededConfig:
 
     Attributes:
         latency_s: seconds that every request waits, as for a tool.
-        hold_every: the first request of every so many groups waits until it is interrupted; 0 for none.
+        hold_every: the first request of every so many groups waits to be interrupted, for at most
+            30 seconds; 0 for none.
     """
 
     latency_s: float = 0.0
@@ -78,7 +79,7 @@ class SeededEngine:
         if self._config.hold_every and request.group_id not in self._groups:
             self._groups.add(request.group_id)
             if len(self._groups) % self._config.hold_every == 1:
-                await asyncio.Event().wait()
+                await asyncio.sleep(30)
         self._running += 1
         await asyncio.sleep(self._config.latency_s)
         async with self._turn:

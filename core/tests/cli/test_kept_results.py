@@ -36,7 +36,7 @@ def check_complete(folder):
 class TestInterrupts:
     """Ctrl-C, SIGTERM and SIGKILL."""
 
-    @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
     def test_running_episodes_are_written_with_their_tokens(self, run_dir, site, how):
         """The exit code is 130, and the running episodes are aborted."""
         with started(run_dir, site) as process:
@@ -52,6 +52,7 @@ class TestInterrupts:
         assert len(aborted) == NUM_HELD
         assert all(r.trajectories[0].num_response_tokens > 0 for r in aborted)
 
+    @pytest.mark.slow
     def test_a_second_interrupt_keeps_the_finished_episodes(self, run_dir, site):
         """It exits without waiting, and what was finished can be read and resumed."""
         with started(run_dir, site) as process:
@@ -66,7 +67,7 @@ class TestInterrupts:
         assert resume(run_dir / "out") == 0
         check_complete(run_dir / "out")
 
-    @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+    @pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
     def test_an_interrupted_run_is_resumed(self, run_dir, site, how):
         """Ctrl-C or SIGKILL, then --resume: finished episodes are kept, the rest runs, with the same results."""
         assert rollout(run_dir) == 0
@@ -98,6 +99,7 @@ class TestInterrupts:
         assert earlier is None or whole["wall_s"] > earlier["wall_s"]
         assert resume(run_dir / "cut") == 0
 
+    @pytest.mark.slow
     def test_show_reads_a_killed_run(self, run_dir, site, capsys):
         """Without a complete file, the episodes of the partial one are listed."""
         with started(run_dir, site) as process:
@@ -182,6 +184,7 @@ class TestOddValues:
 class TestDisk:
     """A disk that takes no more."""
 
+    @pytest.mark.slow
     def test_a_full_disk_is_one_line_and_keeps_what_was_written(self, run_dir, site):
         """A limit on the size of files: exit code 2, and --resume completes the run from what is there."""
         command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", "rollout.n=40", "--out", "out"]

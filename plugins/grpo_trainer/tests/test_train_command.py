@@ -180,6 +180,15 @@ def test_a_missing_package_names_the_extra(train, tmp_path, monkeypatch, capsys)
     assert "turnwise: error: turnwise train needs torch: pip install 'turnwise-grpo-trainer[train]'" == line
 
 
+@pytest.fixture
+def usual_handler():
+    """Python's own handler of SIGINT; a shell that starts the tests in the background has the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("usual_handler")
 def test_the_first_signal_asks_and_the_second_acts(capsys):
     """The first Ctrl-C calls the function; the second one raises as usual."""
     calls = []

@@ -37,7 +37,11 @@ for fd in range(3, 1024):
 """
 
 
-@pytest.fixture(scope="module", params=SETTINGS, ids=str)
+# The kernel's own Landlock with every test; the older ones with the slow tests.
+_PARAMS = [pytest.param(each, id=str(each), marks=[pytest.mark.slow] if each.abi else []) for each in SETTINGS]
+
+
+@pytest.fixture(scope="module", params=_PARAMS)
 def host(request: pytest.FixtureRequest) -> Iterator[Host]:
     """A sandbox in one setting, with its victim."""
     setting: Setting = request.param

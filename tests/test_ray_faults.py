@@ -14,7 +14,6 @@ from ray_blueprint import ScriptedBlueprint
 from ray_runs import FINISHED, ON_RAY, check_complete, ids_by_task, make_manager, make_tasks, wait_until
 
 from turnwise import Status
-from turnwise.cli import main
 from turnwise.data.trajectories import read_results
 from turnwise.data.unfinished import load_unfinished, save_unfinished
 from turnwise.record.invariants import check_trajectory
@@ -199,7 +198,9 @@ def test_an_interrupted_driver_keeps_everything(run_dir):
     assert unfinished.keys() == before.keys() - finished.keys()
     assert any(each.trajectories or each.turns for each in unfinished.values())
 
-    assert main(["rollout", "--resume", str(run_dir / "out")]) == 0
+    # In a process: this one is connected to a cluster that does not know the plugin of the run.
+    with rollout_process(run_dir, "--resume", "out") as process:
+        assert process.wait(timeout=300) == 0, (run_dir / "log").read_text()
     results = {result.uid: result for result in read_results(run_dir / "out")}
     assert len(results) == 40
     for uid, result in results.items():

@@ -47,7 +47,7 @@ class TemplateError(TurnwiseError):
 
 
 class EngineError(TurnwiseError):
-    """An engine failed, or cannot do what was requested in its state."""
+    """An engine failed, or refuses a call in its state."""
 
 
 class ReplicaDiedError(EngineError):

@@ -28,7 +28,7 @@ class Deadlines:
         turn_s: from one generate call to the next.
         episode_s: all steps of an episode.
         reward_s: scoring an episode.
-        abort_grace_s: time for an engine to return what it has sampled when an episode is stopped.
+        abort_grace_s: time for an engine to return its sampled tokens when an episode is stopped.
         loop_lag_s: time for which the event loop may be blocked before a log line names the culprit.
     """
 

@@ -338,7 +338,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
     def test_permissions(self, tmp_path, umask):
-        """Who may read a batch depends on the umask, as with the other results."""
+        """The umask decides who may read a batch, as with the other results."""
         before = os.umask(umask)
         try:
             collate([episode()], pad_token_id=PAD).save(tmp_path / "b.safetensors")

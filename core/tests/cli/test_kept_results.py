@@ -54,7 +54,7 @@ class TestInterrupts:
 
     @pytest.mark.slow
     def test_a_second_interrupt_keeps_the_finished_episodes(self, run_dir, site):
-        """It exits without waiting, and what was finished can be read and resumed."""
+        """It exits without waiting, and finished episodes can be read and resumed."""
         with started(run_dir, site) as process:
             process.send_signal(signal.SIGINT)
             wait_for(lambda: process.poll() is not None or "interrupted" in (run_dir / "log").read_text(), process)
@@ -186,7 +186,7 @@ class TestDisk:
 
     @pytest.mark.slow
     def test_a_full_disk_is_one_line_and_keeps_what_was_written(self, run_dir, site):
-        """A limit on the size of files: exit code 2, and --resume completes the run from what is there."""
+        """A limit on the size of files: exit code 2, and --resume completes the run from the written episodes."""
         command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", "rollout.n=40", "--out", "out"]
         done = subprocess.run(
             command,
@@ -199,7 +199,7 @@ class TestDisk:
 
         assert done.returncode == 2, done.stderr
         assert "Traceback" not in done.stderr
-        assert "out: cannot be written: File too large; --resume out keeps what is there" in done.stderr
+        assert "out: cannot be written: File too large; --resume out continues from the written episodes" in done.stderr
         kept = num_readable(run_dir / "out")
         assert kept > 0
         assert resume(run_dir / "out") == 0

@@ -23,7 +23,7 @@ from turnwise.types import Score, TokenScore, TrajectoryScore
 
 @frozen
 class _Row:
-    """Segments of a record that make a row, and the starts of those that the row trains."""
+    """Segments of a record that make a row, and the starts of the trained ones."""
 
     segments: Sequence[Segment]
     trained: frozenset[int]

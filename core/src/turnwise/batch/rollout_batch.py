@@ -121,7 +121,7 @@ class RolloutBatch(BatchColumns):
         return evolve(self, fields={**self.fields, **new})
 
     def select(self, rows: slice | Sequence[int] | Tensor) -> RolloutBatch:
-        """Return some rows in the given order, padded as they are; a (B,) bool tensor picks those that are True."""
+        """Return some rows in the given order, with their padding; a (B,) bool tensor selects its True rows."""
         chosen = rows if isinstance(rows, slice | Tensor) else torch.tensor(list(rows), dtype=torch.int64)
         index = torch.arange(len(self))[chosen]
         return evolve(

@@ -153,7 +153,8 @@ def _writing_to(out: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _DISK_ERRORS:
             raise
-        raise DataError(f"{out}: cannot be written: {error.strerror}; --resume {out} keeps what is there") from error
+        remedy = f"--resume {out} continues from the written episodes"
+        raise DataError(f"{out}: cannot be written: {error.strerror}; {remedy}") from error
 
 
 @define(eq=False)

@@ -1,4 +1,4 @@
-"""Runs plugin code in a task of its own, so that code that swallows its cancellation cannot hold an episode."""
+"""Runs plugin code in a separate task, so that code that swallows its cancellation cannot hold an episode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEFT_BEHIND: Final[set[asyncio.Task[None]]] = set()
 @define(eq=False)
 class ContainedTask(Generic[T]):
     """
-    Plugin code in a task of its own.
+    Plugin code in a separate task.
 
     A task that does not end within `grace_s` of its cancellation is left behind: it may run on, unobserved.
 

@@ -238,7 +238,7 @@ class LiveEpisode:
     def contain(
         self, code: Coroutine[object, None, T], owner: Owner, name: str, *, nests: bool = False
     ) -> ContainedTask[T]:
-        """Start plugin code in a task of its own; a task that is left behind is counted in the metrics."""
+        """Start plugin code in a separate task; a task that is left behind is counted in the metrics."""
         # Code that waits for another contained task gets time for that task's grace period.
         grace_s = self.limits.abort_grace_s * (2 if nests else 1)
         return ContainedTask(code, owner, name, grace_s, lambda: self.counters.add_extra("left_behind", 1))

@@ -249,7 +249,7 @@ class Trajectory(TokenRecord):
     def _take(self, path: Path, block_start: int) -> None:
         path._joined = True  # noqa: SLF001 - the record and its paths are one idea in two classes
         start = len(self._columns)
-        own = path._columns  # noqa: SLF001
+        own = path._columns  # noqa: SLF001 - as above
         shared = ("token_ids", "logprobs", "origins", "weight_versions", "position_ids")
         self._columns.extend(
             len(own), block_start=block_start, path_start=start, **{name: own.view(name) for name in shared}

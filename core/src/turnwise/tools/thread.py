@@ -55,7 +55,7 @@ async def in_thread(func: Callable[..., T], keywords: JsonObject) -> T:
     context = contextvars.copy_context()
 
     def settle(settle_outcome: Callable[[], None]) -> None:
-        if not outcome.done():  # nobody awaits a cancelled call
+        if not outcome.done():  # a cancelled call has no reader
             settle_outcome()
 
     def job() -> None:

@@ -200,7 +200,7 @@ class Supervisor:
 
 async def wait_until_started(slots: list[ActorSlot]) -> None:
     """Wait until every slot has had an actor; `EngineError` with the reason in one line if one was given up."""
-    # In the order of the start: the first failure is the cause of those that follow.
+    # In the order of the start: the first failure causes the later ones.
     for slot in slots:
         await slot.settled.wait()
         if slot.given_up:

@@ -1,0 +1,45 @@
+"""Registers a tool parser for each format in `turnwise_tool_parsers.formats`, and `auto`, which chooses one."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from turnwise import Registry, Resources, ToolParser, hookimpl
+from turnwise_tool_parsers.config import CONFIGS, LimitConfig, ParserConfig
+
+_NAMES = (
+    "deepseek_v3",
+    "glm45",
+    "gpt_oss",
+    "granite",
+    "kimi_k2",
+    "llama3_json",
+    "llama4_pythonic",
+    "mistral",
+    "phi4",
+    "qwen3_coder",
+)
+
+
+def make_parser(name: str, config: LimitConfig, resources: Resources) -> ToolParser:
+    """Build the parser of a format by its name; `ConfigError` when the run has no tokenizer."""
+    from turnwise_tool_parsers.formats import FORMATS
+    from turnwise_tool_parsers.parser import FormatParser
+
+    grammars = {grammar.name: grammar for grammar in FORMATS}
+    return FormatParser(grammars[name](), config, resources)
+
+
+def make_auto(config: LimitConfig, resources: Resources) -> ToolParser:
+    """Build the parser that the chat template of the model asks for; `ConfigError` when it cannot be told."""
+    from turnwise_tool_parsers.detection import make_auto_parser
+
+    return make_auto_parser(config, resources)
+
+
+@hookimpl
+def register_tool_parsers(registry: Registry[ToolParser]) -> None:
+    """Register each format by its name, and `auto`."""
+    registry.add("auto", make_auto, config=LimitConfig)
+    for name in _NAMES:
+        registry.add(name, partial(make_parser, name), config=CONFIGS.get(name, ParserConfig))

@@ -1,0 +1,143 @@
+"""
+Finds the format of tool calls that a model's chat template writes.
+
+The proof is a round trip: the template renders a conversation with one call, and a format whose parser reads this call
+back is a candidate. Some templates show no calls; their instructions or special tokens then name the format.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import structlog
+from attrs import frozen
+
+from turnwise import Chat, Message, Resources
+from turnwise.errors import ConfigError, TemplateError
+from turnwise.types import ToolSchema
+from turnwise_tool_parsers.config import CONFIGS, LimitConfig, ParserConfig
+from turnwise_tool_parsers.formats import FORMATS
+from turnwise_tool_parsers.formats.hermes import Hermes
+from turnwise_tool_parsers.parser import FormatParser
+from turnwise_tool_parsers.turn import Grammar
+
+_CANDIDATES: Final[tuple[type[Grammar], ...]] = (Hermes, *FORMATS)
+_MARKS: Final[dict[str, tuple[str, ...]]] = {
+    "granite": ("<|start_of_role|>", "<function_call>"),
+    "phi4": ("<|/tool_call|>", "functools[", "<|tool|>"),
+    "llama4_pythonic": ("[func_name1(",),
+}
+"""Texts in the prompts of a family. They tell formats apart that read each other's calls."""
+_TOOL: Final[ToolSchema] = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "A tool.",
+        "parameters": {
+            "type": "object",
+            "properties": {"word": {"type": "string", "description": "A word."}},
+            "required": ["word"],
+        },
+    },
+}
+_ARGUMENTS: Final = {"word": "zebra"}
+
+
+@frozen
+class Detection:
+    """
+    The format of a chat template.
+
+    Attributes:
+        grammar: the format.
+        reason: why it is this one.
+        starts_in_reasoning: a prompt ends with the opening tag of reasoning.
+    """
+
+    grammar: type[Grammar]
+    reason: str
+    starts_in_reasoning: bool
+
+
+def detect_format(chat: Chat) -> Detection:
+    """
+    Return the format of the calls that a chat template writes.
+
+    Raises:
+        ConfigError: the template shows no format, or several; the text lists the candidates.
+    """
+    prompt = _render(chat, [_user()])
+    rendered = _rendered_calls(chat, prompt)
+    shown = "".join([prompt, *rendered])
+    found = [each for each in _CANDIDATES if any(_reads(each, chat, text) for text in rendered)]
+    reason = "it reads a call that the chat template wrote"
+    if len(found) > 1:
+        marked = [each for each in found if _mark_of(each, shown)]
+        found = marked or [each for each in found if each.name not in _MARKS] or found
+    elif not found:
+        found = [each for each in _CANDIDATES if _mark_of(each, shown)]
+        marks = ", ".join(repr(_mark_of(each, shown)) for each in found)
+        reason = f"the chat template shows no calls, and its prompt contains {marks}"
+    if len(found) != 1:
+        names = [each.name for each in found or _CANDIDATES]
+        fits = "fits several formats" if found else "shows no known format"
+        raise ConfigError(
+            f"parser: auto cannot tell the format of tool calls, because the chat template {fits}; "
+            f"set one of {', '.join(names)}"
+        )
+    config = _config_class(found[0])()
+    thinks = isinstance(config, ParserConfig) and prompt.rstrip().endswith(config.reasoning_open_tag)
+    return Detection(found[0], reason, thinks)
+
+
+def make_auto_parser(config: LimitConfig, resources: Resources) -> FormatParser:
+    """Build the parser of the chat template, and log its name and the reason; `ConfigError` when it is unclear."""
+    if resources.chat is None:
+        raise ConfigError("tool parser 'auto' reads a chat template: the run needs a model directory with a tokenizer")
+    found = detect_format(resources.chat)
+    structlog.get_logger().info(
+        "tool parser chosen",
+        parser=found.grammar.name,
+        reason=found.reason,
+        starts_in_reasoning=found.starts_in_reasoning,
+    )
+    options: dict[str, Any] = {"starts_in_reasoning": True} if found.starts_in_reasoning else {}
+    return FormatParser(found.grammar(), _config_class(found.grammar)(max_depth=config.max_depth, **options), resources)
+
+
+def _config_class(grammar: type[Grammar]) -> type[LimitConfig]:
+    return CONFIGS.get(grammar.name, ParserConfig)
+
+
+def _user() -> Message:
+    return {"role": "user", "content": "Say a word."}
+
+
+def _rendered_calls(chat: Chat, prompt: str) -> list[str]:
+    """Return the turn with a call, as far as its start can be told, and the whole conversation; nothing for neither."""
+    function: dict[str, Any] = {"name": "probe_tool", "arguments": _ARGUMENTS}
+    call = {"id": "call00000", "type": "function", "function": function}
+    turn: Message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result: Message = {"role": "tool", "tool_call_id": "call00000", "name": "probe_tool", "content": "zebra"}
+    whole = _render(chat, [_user(), turn, result])
+    shared = os.path.commonprefix([prompt, whole])  # noqa: RUF071 - texts and not paths: compare characters
+    return [whole[len(shared) :], whole] if whole else []
+
+
+def _render(chat: Chat, messages: list[Message]) -> str:
+    """Return the text of a conversation; nothing when the template refuses it."""
+    try:
+        return chat.tokenizer.decode(chat.prompt(messages, [_TOOL]))
+    except TemplateError:
+        return ""
+
+
+def _reads(grammar: type[Grammar], chat: Chat, text: str) -> bool:
+    parser = FormatParser(grammar(), LimitConfig(), Resources(chat=chat))
+    calls = parser.parse_text(text)[1]
+    return any(not call.error and (call.name, call.arguments) == ("probe_tool", _ARGUMENTS) for call in calls)
+
+
+def _mark_of(grammar: type[Grammar], shown: str) -> str:
+    return next((mark for mark in _MARKS.get(grammar.name, ()) if mark in shown), "")

@@ -1,0 +1,47 @@
+r"""
+DeepSeek V3, R1 and V3.1: a section of calls, each with a name and JSON arguments.
+
+    section = "<｜tool▁calls▁begin｜>" call {call} "<｜tool▁calls▁end｜>"
+    call    = "<｜tool▁call▁begin｜>" body "<｜tool▁call▁end｜>"
+    body    = "function" "<｜tool▁sep｜>" NAME "\n```json\n" OBJECT "\n```"
+            | NAME "<｜tool▁sep｜>" OBJECT                                                V3.1
+
+Source: the chat templates of DeepSeek-V3-0324 and DeepSeek-V3.1. The bars are U+FF5C and the gaps U+2581.
+"""
+
+from __future__ import annotations
+
+import re
+
+from turnwise import ToolCall
+from turnwise_tool_parsers.formats.sections import SectionGrammar
+from turnwise_tool_parsers.json_values import MalformedError, read_json
+from turnwise_tool_parsers.turn import Turn
+
+_HEAD = re.compile(r"\s*+([^\n<]{0,256})<｜tool▁sep｜>")
+_FENCE = re.compile(r"\s*+([^\n`{]{1,256}+)\n\s*+```(?:json)?\s*+")
+
+
+class DeepSeekV3(SectionGrammar):
+    """The format `deepseek_v3`."""
+
+    name = "deepseek_v3"
+    form = (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜><tool>\n```json\n{...}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>."
+    )
+    section = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+    call = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
+    opening = f"{section[0]}|{call[0]}"
+    closing = (call[1], section[1])
+
+    def read_head_and_arguments(self, turn: Turn, start: int) -> tuple[ToolCall, int]:
+        head = _HEAD.match(turn.text, start)
+        if head is None:
+            raise MalformedError("<｜tool▁sep｜> is missing")
+        fence = _FENCE.match(turn.text, head.end())
+        arguments, stop = turn.read_value(read_json, fence.end() if fence else head.end())
+        if fence and (stop := turn.skip("```", stop)) < 0:
+            raise MalformedError("``` after the arguments is missing")
+        name = fence[1] if fence else head[1]
+        return turn.build(name, arguments, turn.text[start:stop]), stop

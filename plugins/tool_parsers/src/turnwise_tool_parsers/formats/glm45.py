@@ -1,0 +1,65 @@
+"""
+GLM-4.5, 4.6 and 4.7: XML with a key element and a value element for each argument.
+
+    call = "<tool_call>" NAME {"<arg_key>" KEY "</arg_key>" "<arg_value>" TEXT "</arg_value>"} "</tool_call>"
+
+Source: the chat template of GLM-4.5, which writes line breaks between elements; that of GLM-4.7 writes none. White
+space between elements is ignored, and that inside a value is kept. Nothing is escaped, so a text that holds
+`</arg_value>`, `<arg_key>` or `</tool_call>` cannot be written. The tool's schema decides which texts are values of
+other types (`turnwise_tool_parsers.schema_values`): the template writes texts as they are, and other values as JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from turnwise_tool_parsers.json_values import MalformedError
+from turnwise_tool_parsers.turn import Found, Grammar, Turn
+
+_CLOSE, _VALUE_CLOSE = "</tool_call>", "</arg_value>"
+_NAME = re.compile(r"\s*+([^<>\n]{1,256})")
+_KEY = re.compile(r"\s*+<arg_key>([^<>]{1,256})</arg_key>\s*+<arg_value>")
+_END_OF_VALUE = re.compile(r"</arg_value>|<arg_key>|</tool_call>")
+
+
+class Glm45(Grammar):
+    """The format `glm45`."""
+
+    name = "glm45"
+    form = (
+        "<tool_call><tool>\n<arg_key><argument></arg_key>\n<arg_value><value></arg_value>\n</tool_call>, "
+        "with a pair of elements for each argument."
+    )
+    opening = "<tool_call>"
+    closing = (_CLOSE,)
+    must_close = True
+
+    def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
+        start = opening.end()
+        head = _NAME.match(turn.text, start)
+        if head is None:
+            return turn.refuse_to_next_tag("the name is missing", start, start)
+        name = head[1].strip()
+        try:
+            arguments, at = self._read_arguments(turn, name, head.end())
+        except MalformedError as error:
+            return turn.refuse_to_next_tag(str(error), start, head.end(), name)
+        stop = turn.skip(_CLOSE, at)
+        if stop < 0:
+            return turn.refuse_to_next_tag("expected <arg_key> or </tool_call>", start, at, name)
+        return [turn.build(name, arguments, turn.text[start : stop - len(_CLOSE)])], stop
+
+    def _read_arguments(self, turn: Turn, name: str, start: int) -> tuple[dict[str, Any], int]:
+        arguments: dict[str, Any] = {}
+        at = start
+        while pair := _KEY.match(turn.text, at):
+            end = turn.search(_END_OF_VALUE, pair.end())
+            key = pair[1].strip()
+            if end is None or end.group() != _VALUE_CLOSE:
+                raise MalformedError(f"the value of {key!r} has no {_VALUE_CLOSE}")
+            if key in arguments:
+                raise MalformedError(f"the argument {key!r} is given twice")
+            arguments[key] = turn.types.convert(name, key, turn.text[pair.end() : end.start()], turn.max_depth)
+            at = end.end()
+        return arguments, at

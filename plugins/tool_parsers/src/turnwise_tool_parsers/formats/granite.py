@@ -1,0 +1,33 @@
+"""
+Granite 3.x, 4 and 20b-functioncalling: JSON after a tag.
+
+    calls = ("<|tool_call|>" | "<tool_call>") "[" object {"," object} "]"                Granite 3.x
+          | "<tool_call>" object "</tool_call>"                                          Granite 4
+          | "<function_call>" object                                                     Granite 20b
+
+    object = '{"name": NAME, "arguments": OBJECT}'
+
+Source: IBM's chat templates. Those of Granite 3.1 to 3.3 say "respond with <|tool_call|> followed by a JSON list of
+tools used"; that of Granite 4.0 writes each call between `<tool_call>` tags.
+"""
+
+from __future__ import annotations
+
+import re
+
+from turnwise_tool_parsers.turn import Found, Grammar, Turn, read_json_calls
+
+_CLOSE = "</tool_call>"
+
+
+class Granite(Grammar):
+    """The format `granite`."""
+
+    name = "granite"
+    form = '<|tool_call|>[{"name": "<tool>", "arguments": {...}}].'
+    opening = r"<\|tool_call\|>|<tool_call>|<function_call>"
+    closing = (_CLOSE,)
+
+    def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
+        calls, stop = read_json_calls(turn, opening.end())
+        return calls, max(turn.skip(_CLOSE, stop), stop)

@@ -1,0 +1,43 @@
+"""
+Llama 4, and Llama 3.2 with its pythonic template: Python calls in square brackets.
+
+    turn  = list | text "<|python_start|>" list ["<|python_end|>"]
+    list  = "[" call {"," call} "]"
+    call  = NAME "(" [KEY "=" VALUE {"," KEY "=" VALUE}] ")"
+
+Source: Meta's chat template of Llama-4-Scout-17B-16E-Instruct, which says "Use exact format: [func_name1(param1=value1,
+param2=value2), func_name2(...)]". Values are Python literals; `turnwise_tool_parsers.python_values` has the details.
+"""
+
+from __future__ import annotations
+
+import re
+
+from turnwise import ToolCall
+from turnwise_tool_parsers.python_values import read_python_call
+from turnwise_tool_parsers.turn import Found, Grammar, Turn, read_list
+
+_TAG, _CLOSE = "<|python_start|>", "<|python_end|>"
+
+
+class Llama4Pythonic(Grammar):
+    """The format `llama4_pythonic`."""
+
+    name = "llama4_pythonic"
+    form = '[<tool>(<argument>=<value>, ...)] and nothing else, with Python values such as "text", 1 or True.'
+    opening = re.escape(_TAG)
+    closing = (_CLOSE,)
+    bare = re.compile(r"\[\s{0,8}[^\W\d][\w.\-]{0,255}\(")
+
+    def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
+        start = opening.end() if opening.group() == _TAG else opening.start()
+        inside = turn.skip("[", start)
+        if inside < 0:
+            return turn.refuse_to_next_tag("expected '['", start, start)
+
+        def read_item(at: int) -> tuple[ToolCall, int]:
+            (name, arguments), stop = turn.read_value(read_python_call, at)
+            return turn.build(name, arguments, turn.text[at:stop]), stop
+
+        calls, stop = read_list(turn, inside, read_item)
+        return calls, max(turn.skip(_CLOSE, stop), stop)

@@ -1,0 +1,37 @@
+"""
+Mistral: JSON objects in square brackets after `[TOOL_CALLS]`, or a name and its arguments after each of them.
+
+    calls = "[TOOL_CALLS]" "[" object {"," object} "]"                                  tokenizers v3 and v7
+          | "[TOOL_CALLS]" NAME ["[CALL_ID]" ID] ["[ARGS]"] OBJECT                      tokenizers v11 and v13
+
+Source: `mistral_common`, whose tokenizers v11 write `[CALL_ID]` and `[ARGS]`, and v13 `[ARGS]` only; and the chat
+template of Mistral-7B-Instruct-v0.3 for the list. In the second form each parallel call has its own `[TOOL_CALLS]`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from turnwise_tool_parsers.json_values import MalformedError, read_json
+from turnwise_tool_parsers.turn import Found, Grammar, Turn, read_json_calls
+
+_HEAD = re.compile(r"\s*+([^\s\[{]{1,256}+)\s*+(?:\[CALL_ID\][^\s\[{]{0,64}+)?(?:\[ARGS\])?")
+
+
+class Mistral(Grammar):
+    """The format `mistral`."""
+
+    name = "mistral"
+    form = '[TOOL_CALLS][{"name": "<tool>", "arguments": {...}}], or [TOOL_CALLS]<tool>[ARGS]{...} for each call.'
+    opening = re.escape("[TOOL_CALLS]")
+
+    def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
+        start = turn.skip_space(opening.end())
+        head = _HEAD.match(turn.text, start)
+        if head is None:
+            return read_json_calls(turn, start)
+        try:
+            arguments, stop = turn.read_value(read_json, head.end())
+        except MalformedError as error:
+            return turn.refuse_to_next_tag(str(error), start, head.end(), head[1])
+        return [turn.build(head[1], arguments, turn.text[start:stop])], stop

@@ -1,0 +1,31 @@
+"""
+Phi-4-mini: JSON objects in square brackets.
+
+    calls  = "<|tool_call|>" "[" object {"," object} "]" ["<|/tool_call|>"]
+           | "functools" "[" object {"," object} "]"
+    object = '{"name": NAME, "arguments": OBJECT}'
+
+Source: the tokens and the model card of Phi-4-mini-instruct for the first form, and its technical report and vLLM's
+`tool_chat_template_phi4_mini.jinja` for the second ("prefix function calls with functools marker").
+"""
+
+from __future__ import annotations
+
+import re
+
+from turnwise_tool_parsers.turn import Found, Grammar, Turn, read_json_calls
+
+_CLOSE = "<|/tool_call|>"
+
+
+class Phi4(Grammar):
+    """The format `phi4`."""
+
+    name = "phi4"
+    form = '<|tool_call|>[{"name": "<tool>", "arguments": {...}}]<|/tool_call|>.'
+    opening = r"<\|tool_call\|>|\bfunctools(?=\[)"
+    closing = (_CLOSE,)
+
+    def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
+        calls, stop = read_json_calls(turn, opening.end())
+        return calls, max(turn.skip(_CLOSE, stop), stop)

@@ -1,0 +1,71 @@
+"""
+Qwen3-Coder, Qwen3.5 and later, and Nemotron 3: XML with one element for each argument.
+
+    call      = ["<tool_call>"] "<function=" NAME ">" {parameter} "</function>" ["</tool_call>"]
+    parameter = "<parameter=" KEY ">" TEXT "</parameter>"
+
+Source: the chat template of Qwen3-Coder-30B-A3B-Instruct, which puts a line break after the opening and before the
+closing tag of a parameter; both are dropped, and all other white space is kept. White space is allowed between
+elements. The model sometimes omits `<tool_call>`, so the tag is optional, as in vLLM and SGLang. Nothing is escaped, so
+a text that holds `</parameter>`, `<parameter=` or `</function>` cannot be written. The tool's schema decides which
+texts are values of other types (`turnwise_tool_parsers.schema_values`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from turnwise_tool_parsers.json_values import MalformedError
+from turnwise_tool_parsers.turn import Found, Grammar, Turn
+
+_CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
+_FUNCTION_CLOSE, _PARAMETER_CLOSE = "</function>", "</parameter>"
+_FUNCTION = re.compile(r"\s*+<function=([^<>\n]{1,256})>")
+_PARAMETER = re.compile(r"\s*+<parameter=([^<>\n]{1,256})>")
+_END_OF_VALUE = re.compile(r"</parameter>|<parameter=|</function>")
+
+
+class Qwen3Coder(Grammar):
+    """The format `qwen3_coder`."""
+
+    name = "qwen3_coder"
+    form = (
+        "<tool_call>\n<function=<tool>>\n<parameter=<argument>>\n<value>\n</parameter>\n</function>\n</tool_call>, "
+        "with a parameter element for each argument."
+    )
+    opening = "<tool_call>|<function="
+    closing = (_CALL_CLOSE,)
+
+    def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
+        tagged = opening.group() == _CALL_OPEN
+        start = opening.end() if tagged else opening.start()
+        function = _FUNCTION.match(turn.text, start)
+        if function is None:
+            # After the tag, the next opening may be the broken one of this call.
+            return turn.refuse_to_next_tag("<function=<tool>> is missing", start, max(start, opening.end()))
+        name = function[1].strip()
+        try:
+            arguments, stop = self._read_parameters(turn, name, function.end())
+        except MalformedError as error:
+            return turn.refuse_to_next_tag(str(error), start, function.end(), name)
+        call = turn.build(name, arguments, turn.text[start:stop])
+        return [call], max(turn.skip(_CALL_CLOSE, stop), stop)
+
+    def _read_parameters(self, turn: Turn, name: str, start: int) -> tuple[dict[str, Any], int]:
+        arguments: dict[str, Any] = {}
+        at = start
+        while parameter := _PARAMETER.match(turn.text, at):
+            end = turn.search(_END_OF_VALUE, parameter.end())
+            key = parameter[1].strip()
+            if end is None or end.group() != _PARAMETER_CLOSE:
+                raise MalformedError(f"the parameter {key!r} has no {_PARAMETER_CLOSE}")
+            if key in arguments:
+                raise MalformedError(f"the parameter {key!r} is given twice")
+            text = turn.text[parameter.end() : end.start()].removeprefix("\n").removesuffix("\n")
+            arguments[key] = turn.types.convert(name, key, text, turn.max_depth)
+            at = end.end()
+        stop = turn.skip(_FUNCTION_CLOSE, at)
+        if stop < 0:
+            raise MalformedError(f"{_FUNCTION_CLOSE} is missing")
+        return arguments, stop

@@ -1,0 +1,46 @@
+"""Reads a section of calls, each between tags, as DeepSeek and Kimi write it."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from typing import ClassVar
+
+from turnwise import ToolCall
+from turnwise_tool_parsers.json_values import MalformedError
+from turnwise_tool_parsers.turn import Found, Grammar, Turn
+
+
+class SectionGrammar(Grammar):
+    """
+    A format with a section of calls; a call outside a section is one, too.
+
+    Attributes:
+        section: tags around the section.
+        call: tags around a call.
+    """
+
+    section: ClassVar[tuple[str, str]]
+    call: ClassVar[tuple[str, str]]
+    must_close = True
+
+    def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
+        calls: list[ToolCall] = []
+        start = at = opening.end() if opening.group() == self.section[0] else opening.start()
+        while (inside := turn.skip(self.call[0], at)) >= 0:
+            try:
+                call, stop = self.read_head_and_arguments(turn, inside)
+                at = turn.skip(self.call[1], stop)
+                if at < 0:
+                    raise MalformedError("there is text after its arguments")  # noqa: TRY301 - the tag below ends the call
+                calls.append(call)
+            except MalformedError as error:
+                found, at = turn.refuse_to_next_tag(str(error), inside, inside)
+                calls.extend(found)
+        if not calls:
+            return turn.refuse_to_next_tag("the section holds no call", start, start)
+        return calls, max(turn.skip(self.section[1], at), at)
+
+    @abstractmethod
+    def read_head_and_arguments(self, turn: Turn, start: int) -> tuple[ToolCall, int]:
+        """Read a call up to its closing tag; return it and the index at which the tag should be."""

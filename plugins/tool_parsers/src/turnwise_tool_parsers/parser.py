@@ -1,0 +1,94 @@
+"""
+Finds the calls of a turn in any format.
+
+Tags are found in the decoded text, so their tokenization changes nothing: a tag may be one id or several. A tag inside
+the arguments of a well-formed JSON call, or inside reasoning, is text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from turnwise import Chat, Resources, ToolCall
+from turnwise.errors import ConfigError
+from turnwise.types import TokenArray
+from turnwise_tool_parsers.config import LimitConfig, ParserConfig
+from turnwise_tool_parsers.schema_values import ArgumentTypes
+from turnwise_tool_parsers.turn import Grammar, Turn
+
+
+class FormatParser:
+    """
+    A tool parser of one format.
+
+    Args:
+        grammar: the format.
+        config: its options.
+        resources: the chat template, which decodes the token ids of a turn, and the tools, whose schemas give types.
+
+    Raises:
+        ConfigError: the run has no chat template.
+    """
+
+    def __init__(self, grammar: Grammar, config: LimitConfig, resources: Resources) -> None:
+        if resources.chat is None:
+            raise ConfigError(
+                f"tool parser {grammar.name!r} reads text: the run needs a model directory with a tokenizer"
+            )
+        self.grammar: Final = grammar
+        self._chat: Final[Chat] = resources.chat
+        self._max_depth: Final = config.max_depth
+        self._types: Final = ArgumentTypes(resources.tool_schemas)
+        tags = config if isinstance(config, ParserConfig) else None
+        self._think: Final = tags.reasoning_open_tag if tags else ""
+        self._unthink: Final = tags.reasoning_close_tag if tags else ""
+        self._starts_in_reasoning: Final = tags is not None and tags.starts_in_reasoning
+        thinking = f"|(?P<thinks>{re.escape(self._think)})" if self._think else "|(?P<thinks>(?!))"
+        self._opening: Final = re.compile(f"(?:{grammar.opening}){thinking}")
+        closing = "".join(f"|{re.escape(tag)}" for tag in grammar.closing)
+        self._ends: Final = re.compile(f"(?P<opens>{grammar.opening}){closing}")
+
+    def parse(self, token_ids: TokenArray) -> tuple[str, tuple[ToolCall, ...]]:
+        try:
+            text = self._chat.text(token_ids)
+        except Exception as error:  # noqa: BLE001 - tokenizers raise anything for unknown ids; parsing never raises
+            why = f"its tokens cannot be decoded ({type(error).__name__})"
+            return "", (self._turn("").refuse(why, ""),)
+        return self.parse_text(text)
+
+    def parse_text(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
+        """Return the text outside the calls, reasoning included, and the calls in order."""
+        turn = self._turn(text)
+        content: list[str] = []
+        calls: list[ToolCall] = []
+        kept, at = 0, self._after_reasoning(text, 0) if self._starts_in_reasoning else 0
+        starts = True  # nothing but reasoning came before, so a call needs no opening tag
+        while at >= 0 and (opening := self._next_opening(turn, at, starts)):
+            if opening.groupdict().get("thinks"):
+                starts = starts and not text[at : opening.start()].strip()
+                at = self._after_reasoning(text, opening.end())
+                continue
+            found = self.grammar.read(turn, opening)
+            starts = False
+            if found is None:
+                at = opening.end()
+                continue
+            content.append(text[kept : opening.start()])
+            calls.extend(found[0])
+            kept = at = found[1]
+        content.append(text[kept:])
+        return "".join(content), tuple(calls)
+
+    def _turn(self, text: str) -> Turn:
+        return Turn(text=text, grammar=self.grammar, ends=self._ends, max_depth=self._max_depth, types=self._types)
+
+    def _next_opening(self, turn: Turn, at: int, starts: bool) -> re.Match[str] | None:
+        if starts and self.grammar.bare and (bare := self.grammar.bare.match(turn.text, turn.skip_space(at))):
+            return bare
+        return turn.search(self._opening, at)
+
+    def _after_reasoning(self, text: str, start: int) -> int:
+        """Return the index after the reasoning that contains `start`; -1 if it does not end."""
+        close = text.find(self._unthink, start)
+        return close if close < 0 else close + len(self._unthink)

@@ -1,0 +1,166 @@
+"""
+Reads calls in Python's syntax, ``name(key=value, ...)``, whose values are literals that JSON can express.
+
+The module does not use `ast`: the end of the text may be cut, the reader has to know where a call ends, and the cost
+has to be linear in the text. Beyond Python's syntax it reads JSON's ``true``, ``false`` and ``null``, and line breaks
+in strings, because Llama's own template writes them so.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from turnwise_tool_parsers.json_values import MalformedError, parse_float
+
+_TOKEN: Final = re.compile(
+    r"""\s*+(?:
+    (?P<string>\"\"\"(?:[^"\\]|\\.|"(?!""))*+\"\"\"|'''(?:[^'\\]|\\.|'(?!''))*+'''
+        |"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+')
+    |(?P<number>[-+]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][-+]?\d++)?)
+    |(?P<name>[^\W\d][\w.\-]*+)
+    |(?P<mark>[\[\](){}:=,])
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|(.))", re.DOTALL)
+_CHARACTERS: Final = {
+    "n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v",
+    "\\": "\\", "'": "'", '"': '"', "\n": "",
+}  # fmt: skip
+_WORDS: Final = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
+_MAX_DEPTH: Final = 200
+
+
+def read_python_call(text: str, start: int) -> tuple[tuple[str, dict[str, Any]], int]:
+    """
+    Read the call that starts at `start` or after white space.
+
+    Returns:
+        call: its name and its arguments.
+        stop: index after its closing bracket.
+
+    Raises:
+        MalformedError: there is no call; positions in the error count from `start`.
+    """
+    reader = _Reader(text, start)
+    name = reader.take("name", "the name of a tool")
+    reader.take("mark", "'('", "(")
+    arguments: dict[str, Any] = {}
+    while not reader.skip(")"):
+        if arguments:
+            reader.take("mark", "',' or ')'", ",")
+            if reader.skip(")"):
+                break
+        key = reader.take("name", "the name of an argument")
+        reader.take("mark", "'=' after the name of an argument", "=")
+        if key in arguments:
+            raise MalformedError(f"the argument {key!r} is given twice")
+        arguments[key] = reader.read_value(1)
+    return (name, arguments), reader.at
+
+
+class _Reader:
+    """Reads tokens from `at` on, one after the other."""
+
+    def __init__(self, text: str, start: int) -> None:
+        self.text = text
+        self.start = start
+        self.at = start
+
+    def peek(self) -> re.Match[str] | None:
+        return _TOKEN.match(self.text, self.at)
+
+    def skip(self, mark: str) -> bool:
+        """Skip the mark if it comes next."""
+        token = self.peek()
+        if token is None or token["mark"] != mark:
+            return False
+        self.at = token.end()
+        return True
+
+    def take(self, kind: str, expected: str, mark: str = "") -> str:
+        token = self.peek()
+        if token is None or token.lastgroup != kind or (mark and token[kind] != mark):
+            raise MalformedError(f"it is not a Python call: expected {expected} at character {self.at - self.start}")
+        self.at = token.end()
+        return token[kind]
+
+    def read_value(self, depth: int) -> Any:
+        token = self.peek()
+        if token is None:
+            raise MalformedError(f"it is not a Python call: expected a value at character {self.at - self.start}")
+        if depth > _MAX_DEPTH:
+            raise MalformedError("its values are nested too deeply")
+        self.at = token.end()
+        if token["string"] is not None:
+            return _unquote(token["string"])
+        if token["number"] is not None:
+            return _read_number(token["number"])
+        if token["name"] is not None:
+            return _read_word(token["name"])
+        if token["mark"] == "{":
+            return self._read_dict(depth)
+        if token["mark"] in "[(":
+            return self._read_items("]" if token["mark"] == "[" else ")", depth)
+        raise MalformedError(f"it is not a Python call: expected a value, got {token['mark']!r}")
+
+    def _read_items(self, close: str, depth: int) -> list[Any]:
+        items: list[Any] = []
+        while not self.skip(close):
+            if items:
+                self.take("mark", f"',' or {close!r}", ",")
+                if self.skip(close):
+                    break
+            items.append(self.read_value(depth + 1))
+        return items
+
+    def _read_dict(self, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        while not self.skip("}"):
+            if found:
+                self.take("mark", "',' or '}'", ",")
+                if self.skip("}"):
+                    break
+            key = _unquote(self.take("string", "a key in quotes"))
+            self.take("mark", "':'", ":")
+            if key in found:
+                raise MalformedError(f"the key {key!r} is given twice")
+            found[key] = self.read_value(depth + 1)
+        return found
+
+
+def _unquote(token: str) -> str:
+    body = token[3:-3] if len(token) >= 6 and token[:3] in ('"""', "'''") else token[1:-1]
+    if "\\" not in body:
+        return body
+    text = _ESCAPE.sub(_unescape, body)
+    try:  # two escapes of a surrogate pair are one character, as in JSON
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError as error:
+        raise MalformedError("it holds half of a surrogate pair, which is no character") from error
+
+
+def _unescape(escape: re.Match[str]) -> str:
+    for group, base in ((1, 16), (2, 16), (3, 16), (4, 8)):
+        if escape[group] is not None:
+            code = int(escape[group], base)
+            if code > 0x10FFFF:
+                raise MalformedError(f"{escape.group()} is no character")
+            return chr(code)
+    return _CHARACTERS.get(escape[5], escape.group())
+
+
+def _read_number(token: str) -> int | float:
+    try:
+        return parse_float(token) if set(token) & set(".eE") else int(token)
+    except MalformedError:
+        raise
+    except ValueError as error:  # an integer of thousands of digits
+        raise MalformedError(f"it holds a number that cannot be read: {error}") from error
+
+
+def _read_word(word: str) -> bool | None:
+    if word not in _WORDS:
+        raise MalformedError(f"{word} is not a value: write texts in quotes")
+    return _WORDS[word]

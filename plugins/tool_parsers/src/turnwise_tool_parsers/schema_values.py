@@ -1,0 +1,83 @@
+"""
+Turns the text of an argument into a value, by the tool's JSON schema.
+
+In XML formats `5` can be a number or a text. The schema of the tool decides: a text stays a text where the schema
+allows nothing else, and is read as JSON where it allows other types. It also stays a text when the tool or the argument
+is unknown, when the schema names no type, and when the text is no value of an allowed type: checking arguments against
+the schema is the tool's task, and its error tells the model more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from turnwise.types import ToolSchema
+from turnwise_tool_parsers.json_values import MalformedError, check_value, load_json
+
+_TYPES: Final = {
+    dict: "object",
+    list: "array",
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+}
+_PYTHON_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
+_MAX_REFERENCES: Final = 8
+Schema = Mapping[str, Any]
+
+
+class ArgumentTypes:
+    """
+    The types of the arguments of each tool.
+
+    Args:
+        schemas: of the run's tools, in the OpenAI form.
+    """
+
+    def __init__(self, schemas: Iterable[ToolSchema]) -> None:
+        functions = [schema.get("function", {}) for schema in schemas]
+        self._parameters: Final = {each.get("name"): each.get("parameters") or {} for each in functions}
+
+    def convert(self, tool: str, argument: str, text: str, max_depth: int) -> Any:
+        """Return the value that a text has as an argument of a tool."""
+        parameters = self._parameters.get(tool, {})
+        schema = parameters.get("properties", {}).get(argument)
+        types = _allowed_types(schema, parameters) if schema is not None else None
+        if not types or types == {"string"}:
+            return text
+        try:
+            value = load_json(_PYTHON_WORDS.get(text.strip(), text))
+            check_value(value, text, max_depth)
+        except MalformedError:
+            return text
+        kind = _TYPES[type(value)]
+        fits = kind in types or ("number" in types and kind == "integer") or ("integer" in types and kind == "number")
+        return value if fits and kind != "string" else text
+
+
+def _allowed_types(schema: Any, root: Schema, references: int = 0) -> set[str] | None:
+    """Return the types that a schema allows; None when it names none."""
+    if not isinstance(schema, Mapping) or references > _MAX_REFERENCES:
+        return None
+    if isinstance(reference := schema.get("$ref"), str):
+        return _allowed_types(_resolve(reference, root), root, references + 1)
+    if "type" in schema:
+        return {schema["type"]} if isinstance(schema["type"], str) else set(schema["type"])
+    if "const" in schema or "enum" in schema:
+        return {_TYPES[type(value)] for value in schema.get("enum", [schema.get("const")])}
+    for key in ("anyOf", "oneOf", "allOf"):
+        found = [_allowed_types(each, root, references + 1) for each in schema.get(key, ())]
+        known = [each for each in found if each is not None]
+        if known:
+            return set.intersection(*known) if key == "allOf" else set.union(*known)
+    return None
+
+
+def _resolve(reference: str, root: Schema) -> Any:
+    found: Any = root
+    for part in reference.removeprefix("#/").split("/"):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found

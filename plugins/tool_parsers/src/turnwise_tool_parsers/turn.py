@@ -1,0 +1,217 @@
+"""
+The text of one turn while its calls are read, and the interface of a format.
+
+All formats share the limits here. Values may contain tags in their texts, so the value decides where a call ends. A
+failed attempt to read a value may read to the end of the turn, which makes many failed attempts quadratic. Beyond a
+budget, values therefore end at the next tag, and parsing stays linear in the length of the text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final
+
+from attrs import define, field
+
+from turnwise import ToolCall
+from turnwise_tool_parsers.json_values import SPACE, MalformedError, check_value, load_json, read_json
+from turnwise_tool_parsers.schema_values import ArgumentTypes
+
+_KINDS: Final = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    type(None): "null",
+}
+ARGUMENT_KEYS: Final = ("arguments", "parameters")
+Found = tuple[list[ToolCall], int]
+"""Calls in order, and the index at which the search for the next one continues."""
+
+
+class Grammar(ABC):
+    """
+    One format of calls.
+
+    Attributes:
+        name: of the format in configs.
+        form: a call in the format, for error texts.
+        opening: regular expression of the texts that start a call, whatever comes before.
+        closing: tags that end a call.
+        must_close: a call without its closing tag is malformed.
+        bare: how a call starts that has no opening tag; such calls are only at the start of a turn.
+    """
+
+    name: ClassVar[str]
+    form: ClassVar[str]
+    opening: ClassVar[str]
+    closing: ClassVar[tuple[str, ...]] = ()
+    must_close: ClassVar[bool] = False
+    bare: ClassVar[re.Pattern[str] | None] = None
+
+    @abstractmethod
+    def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
+        """Read the calls after an opening; None when a bare start is no call."""
+
+
+@define
+class Turn:
+    """
+    The text of one turn.
+
+    Attributes:
+        text: of the turn.
+        grammar: of its calls.
+        ends: regular expression of the tags that end a malformed call; its group `opens` is an opening.
+        max_depth: deepest nesting of a call's values.
+        types: of the arguments of the run's tools.
+    """
+
+    text: str
+    grammar: Grammar
+    ends: re.Pattern[str]
+    max_depth: int
+    types: ArgumentTypes
+    _spent: int = 0
+    _part: tuple[int, int, str] = field(default=(0, 0, ""))
+
+    def search(self, pattern: re.Pattern[str], start: int) -> re.Match[str] | None:
+        """Return the first match at or after `start`."""
+        return pattern.search(self.text, start)
+
+    def skip_space(self, start: int) -> int:
+        """Return the index of the first character at or after `start` that is not white space."""
+        match = SPACE.match(self.text, start)
+        return match.end() if match else start
+
+    def skip(self, tag: str, start: int) -> int:
+        """Return the index after a tag that comes next or after white space; -1 if there is none."""
+        at = self.skip_space(start)
+        return at + len(tag) if self.text.startswith(tag, at) else -1
+
+    def read_value(self, read: Callable[[str, int], tuple[Any, int]], start: int) -> tuple[Any, int]:
+        """Read a value with a function of text and index, within the budget; `MalformedError` when there is none."""
+        start = self.skip_space(start)
+        if self._spent <= 2 * len(self.text):
+            try:
+                return read(self.text, start)
+            except MalformedError:
+                self._spent += len(self.text) // 8
+                raise
+        first, last, part = self._part
+        if not first <= start < last:
+            tag = self.search(self.ends, start)
+            # One part serves all values up to the next tag: to copy it for each would be quadratic.
+            first, last = start, tag.start() if tag else len(self.text)
+            part = self.text[first:last]
+            self._part = (first, last, part)
+        value, stop = read(part, start - first)
+        return value, first + stop
+
+    def read_call(self, start: int) -> tuple[ToolCall, int]:
+        """Read the call that is a JSON object at `start`; `MalformedError` when there is no JSON."""
+        start = self.skip_space(start)
+        value, stop = self.read_value(read_json, start)
+        return self.build_from_object(value, self.text[start:stop]), stop
+
+    def build_from_object(self, value: Any, raw: str) -> ToolCall:
+        """Build a call from a JSON object with a name and arguments."""
+        name = value.get("name") if isinstance(value, dict) else None
+        if not isinstance(value, dict):
+            return self.refuse(f"expected a JSON object, got {_KINDS[type(value)]}", raw)
+        if not isinstance(name, str):
+            why = (
+                f'"name" must be a string, got {_KINDS[type(name)]}' if "name" in value else 'the key "name" is missing'
+            )
+            return self.refuse(why, raw)
+        key = next((key for key in ARGUMENT_KEYS if key in value), None)
+        # Other keys are arguments that the model put in the wrong place, so only a name alone means "no arguments".
+        if key is None and value.keys() - {"name", "id", "type"}:
+            return self.refuse(f'the key "{ARGUMENT_KEYS[0]}" is missing', raw, name)
+        return self.build(name, value[key] if key else {}, raw)
+
+    def build(self, name: str, arguments: Any, raw: str) -> ToolCall:
+        """Build a call, malformed when its name or arguments are."""
+        name = name.strip()
+        try:
+            if not name:
+                raise MalformedError("the name is empty")  # noqa: TRY301 - caught below, for the model
+            check_value([name, arguments], raw, self.max_depth + 1)
+            if isinstance(arguments, str):  # as in the OpenAI format
+                arguments = self._load_arguments(arguments)
+            if not isinstance(arguments, Mapping):
+                raise MalformedError(f"the arguments must be an object, got {_KINDS[type(arguments)]}")  # noqa: TRY301 - as above
+        except MalformedError as error:
+            return self.refuse(str(error), raw, name)
+        return ToolCall(name=name, arguments=arguments, raw=raw)
+
+    def refuse(self, why: str, raw: str, name: str = "") -> ToolCall:
+        """Return a call that cannot run, with an error that tells the model how to write one."""
+        shown = name if _is_text(name) else ""
+        error = f"Error: this tool call is malformed: {why}. Write {self.grammar.form}"
+        return ToolCall(name=shown, error=error, raw=raw)
+
+    def refuse_to_next_tag(self, why: str, start: int, search_from: int, name: str = "") -> Found:
+        """Return a malformed call from `start` to the next tag or the end of the turn, so that it hides no other."""
+        tag = self.search(self.ends, search_from)
+        raw = self.text[start : tag.start() if tag else None]
+        if self.grammar.must_close and (tag is None or tag["opens"] is not None):
+            why = "its closing tag is missing"
+        elif not raw.strip():
+            why = "it is empty"
+        stop = len(self.text) if tag is None else tag.start() if tag["opens"] is not None else tag.end()
+        return [self.refuse(why, raw, name)], stop
+
+    def _load_arguments(self, text: str) -> Any:
+        try:
+            value = load_json(text)
+            check_value(value, text, self.max_depth)
+        except MalformedError as error:
+            raise MalformedError(f"the arguments are a string, and {error}") from error
+        return value
+
+
+def read_list(turn: Turn, start: int, read_item: Callable[[int], tuple[ToolCall, int]]) -> Found:
+    """Read calls in square brackets from `start`, which is after the opening bracket."""
+    calls: list[ToolCall] = []
+    at = turn.skip_space(start)
+    if (after := turn.skip("]", at)) >= 0:
+        return [turn.refuse("the list holds no call", turn.text[at:after])], after
+    while True:
+        try:
+            call, stop = read_item(at)
+        except MalformedError as error:
+            found, stop = turn.refuse_to_next_tag(str(error), at, at)
+            return [*calls, *found], stop
+        calls.append(call)
+        if (after := turn.skip("]", stop)) >= 0:
+            return calls, after
+        at = turn.skip(",", stop)
+        if at < 0:
+            found, stop = turn.refuse_to_next_tag("the list of calls lacks a ',' or its ']'", stop, stop)
+            return [*calls, *found], stop
+        at = turn.skip_space(at)
+
+
+def read_json_calls(turn: Turn, start: int) -> Found:
+    """Read one JSON object, or objects in square brackets, from `start`."""
+    if (inside := turn.skip("[", start)) >= 0:
+        return read_list(turn, inside, turn.read_call)
+    try:
+        call, stop = turn.read_call(start)
+    except MalformedError as error:
+        return turn.refuse_to_next_tag(str(error), start, start)
+    return [call], stop
+
+
+def _is_text(name: str) -> bool:
+    try:
+        json.dumps(name, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -2,8 +2,9 @@
 The buffer between rollout and trainer: collects episodes to groups, and hands out whole groups.
 
 The rollout puts episodes in as they finish; the trainer takes groups. Both may be in different threads. The buffer is
-bounded: `put` waits while it is full. A group that is more than `max_staleness` weight versions behind the trainer is
-dropped, unless stale groups are kept for correction by importance weights.
+bounded: `put` waits while it is full. With a deadline for scores, an episode may be put before it is scored: its group
+waits until the score arrives or the deadline is over. A group that is more than `max_staleness` weight versions behind
+the trainer is dropped, unless stale groups are kept for correction by importance weights.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal
 
@@ -19,52 +20,12 @@ from attrs import define, field
 
 from turnwise import EpisodeResult
 from turnwise.errors import TurnwiseError
-
-GroupKey = tuple[str, int, bool]
+from turnwise_rollout_buffer.groups import EpisodeGroup, GroupKey, group_key
+from turnwise_rollout_buffer.late_scores import EpisodeKey, LateScores, episode_key, with_score
 
 
 class BufferClosedError(TurnwiseError):
     """The buffer was closed, and has fewer groups than requested, or no room."""
-
-
-@define(eq=False)
-class EpisodeGroup:
-    """
-    The episodes of one task at one step, in the order of their `rollout_n`.
-
-    Attributes:
-        episodes: all episodes of the group.
-        dropped: whether the buffer dropped the group because it was too stale.
-    """
-
-    episodes: tuple[EpisodeResult, ...]
-    dropped: bool = field(default=False, init=False)
-
-    @property
-    def key(self) -> GroupKey:
-        """Task uid, training step, and whether it is a validation."""
-        return _group_key(self.episodes[0])
-
-    @property
-    def oldest_version(self) -> int | None:
-        """The oldest weight version that sampled one of its tokens; None if no token was sampled."""
-        versions = [
-            int(record.weight_versions[record.response_mask == 1].min())
-            for episode in self.episodes
-            for record in episode.trajectories
-            if record.response_mask.any()
-        ]
-        return min(versions, default=None)
-
-    @property
-    def has_variance(self) -> bool:
-        """Whether its rewards differ; if not, a group baseline makes all advantages 0."""
-        rewards = {episode.reward for episode in self.episodes if episode.reward is not None and episode.trainable}
-        return len(rewards) > 1
-
-
-def _group_key(episode: EpisodeResult) -> GroupKey:
-    return episode.task.uid, episode.global_step, episode.validation
 
 
 @define(eq=False)
@@ -78,6 +39,8 @@ class TrajectoryBuffer:
         max_staleness: most weight versions that a group may be behind the trainer.
         stale: `drop` groups that are further behind, or keep them for correction (`correct`).
         dynamic_sampling: drop groups without reward variance (DAPO, arXiv:2503.14476).
+        late_scores: how long an episode without a score waits for `notify_score`. After that, it ends as not scored. By
+            default, no episode waits.
         counts: number of groups `added`, `taken`, `dropped_uniform` and `dropped_stale`.
     """
 
@@ -86,10 +49,12 @@ class TrajectoryBuffer:
     max_staleness: int = 0
     stale: Literal["drop", "correct"] = "drop"
     dynamic_sampling: bool = False
+    late_scores: LateScores = field(factory=LateScores)
     counts: dict[str, int] = field(init=False)
     # All whole groups. Groups beyond the first `max_groups` wait for room: their `put` has not returned, or they come
     # from the checkpoint of a larger buffer.
     _groups: deque[EpisodeGroup] = field(factory=deque, init=False)
+    # Groups with missing episodes, or with episodes that wait for their scores.
     _partial: dict[GroupKey, dict[int, EpisodeResult]] = field(factory=dict, init=False)
     _changed: threading.Condition = field(factory=threading.Condition, init=False)
     _version: int = field(default=0, init=False)
@@ -104,15 +69,27 @@ class TrajectoryBuffer:
 
     def __len__(self) -> int:
         with self._changed:
+            self._end_overdue()
             return min(len(self._groups), self.max_groups)
 
+    def qsize(self) -> int:
+        """Return the number of whole groups that `take` can return."""
+        return len(self)
+
     # Called by the rollout
+
+    @property
+    def num_held(self) -> int:
+        """Groups in the buffer, also if they wait for scores."""
+        with self._changed:
+            self._end_overdue()
+            return len(self._groups) + sum(len(members) == self.group_size for members in self._partial.values())
 
     @property
     def num_ahead(self) -> int:
         """Groups in the buffer, and groups in training: taken since the last `set_version`."""
         with self._changed:
-            return len(self._groups) + self._num_in_training
+            return self.num_held + self._num_in_training
 
     def uids_at(self, step: int) -> set[str]:
         """Return the tasks that have a group of this training step in the buffer, whole or partial."""
@@ -132,20 +109,17 @@ class TrajectoryBuffer:
             BufferClosedError: the buffer was closed.
             ValueError: the buffer already has this episode, or its whole group.
         """
-        key = _group_key(episode)
+        key = group_key(episode)
         with self._changed:
             partial = self._partial.get(key, {})
             if episode.rollout_n in partial or any(group.key == key for group in self._groups):
                 raise ValueError(f"episode {episode.uid} of step {episode.global_step} is already in the buffer")
-            members = {**partial, episode.rollout_n: episode}
-            if len(members) < self.group_size:
-                self._partial[key] = members
-                return False
-            self._partial.pop(key, None)
-            group = EpisodeGroup(tuple(members[number] for number in sorted(members)))
-            if self.dynamic_sampling and not group.has_variance:
-                self.counts["dropped_uniform"] += 1
-                self._changed.notify_all()
+            self._partial[key] = {**partial, episode.rollout_n: episode}
+            if self.late_scores.awaited_by(episode):
+                self.late_scores.add(episode_key(episode))
+                self._changed.notify_all()  # a waiting `take` has to wake up at the deadline
+            group = self._pop_whole(key)
+            if group is None:
                 return False
             try:
                 self._add(group, timeout_s)
@@ -154,6 +128,62 @@ class TrajectoryBuffer:
                     self._partial[key] = partial
                 raise
             return not group.dropped
+
+    def put_batch(self, episodes: Iterable[EpisodeResult]) -> int:
+        """Add episodes one after the other, as `put` does; return how many groups they completed that were kept."""
+        return sum(self.put(episode) for episode in episodes)
+
+    def notify_score(self, uid: str, rollout_n: int, score: float, *, global_step: int | None = None) -> bool:
+        """
+        Set the score of an episode that was put without one. It never waits for room.
+
+        Args:
+            uid: of the task.
+            rollout_n: number of the episode in its group.
+            score: becomes the score of the last trajectory.
+            global_step: of the episode; needed if episodes of several steps with this name wait.
+
+        Returns:
+            Whether the score is new; False if the episode already has this score from an earlier call.
+
+        Raises:
+            ValueError: no such episode waits, several do, or it has another score.
+        """
+        with self._changed:
+            self._end_overdue()
+            key = self.late_scores.accept(uid, rollout_n, score, global_step)
+            if key is None:
+                return False
+            members = self._partial[key[:3]]
+            members[rollout_n] = with_score(members[rollout_n], score)
+            self._release(key)
+            return True
+
+    def _pop_whole(self, key: GroupKey) -> EpisodeGroup | None:
+        """Remove a partial group that is now whole and scored, and return it; None if it is not, or has no variance."""
+        members = self._partial.get(key, {})
+        if len(members) < self.group_size or any((*key, number) in self.late_scores for number in members):
+            return None
+        del self._partial[key]
+        group = EpisodeGroup(tuple(members[number] for number in sorted(members)))
+        if self.dynamic_sampling and not group.has_variance:
+            self.counts["dropped_uniform"] += 1
+            self._changed.notify_all()
+            return None
+        return group
+
+    def _release(self, key: EpisodeKey) -> None:
+        """Add the group of an episode that waits no longer, if this completes it, whether there is room or not."""
+        if group := self._pop_whole(key[:3]):
+            self._groups.append(group)
+            self.counts["added"] += 1
+            self._drop_stale()
+            self._changed.notify_all()
+
+    def _end_overdue(self) -> None:
+        """Let episodes end as not scored if the deadline of their score is over."""
+        for key in self.late_scores.pop_expired():
+            self._release(key)
 
     def _add(self, group: EpisodeGroup, timeout_s: float | None) -> None:
         """Add a whole group and wait until there is room; if there is none in time, remove it again."""
@@ -247,11 +277,15 @@ class TrajectoryBuffer:
 
     def _wait(self, until: Callable[[], bool], timeout_s: float | None, why: str) -> None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not until():
+        while True:
+            self._end_overdue()
+            if until():
+                return
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError(f"{why} in {timeout_s} s")
-            self._changed.wait(left)
+            waits = [seconds for seconds in (left, self.late_scores.seconds_left()) if seconds is not None]
+            self._changed.wait(min(waits, default=None))
 
     # Checkpoints
 
@@ -285,11 +319,11 @@ class TrajectoryBuffer:
         size = self.group_size
         partial: dict[GroupKey, dict[int, EpisodeResult]] = {}
         for episode in state["partial"]:
-            partial.setdefault(_group_key(episode), {})[episode.rollout_n] = episode
+            partial.setdefault(group_key(episode), {})[episode.rollout_n] = episode
         saved_size = state.get("group_size", size)
         if saved_size != size:
             raise ValueError(f"checkpoint was written with rollout.n={saved_size}, but the config has rollout.n={size}")
-        if len(waiting) % size or any(len(members) >= size for members in partial.values()):
+        if len(waiting) % size or any(len(members) > size for members in partial.values()):
             raise ValueError(f"checkpoint has episodes that do not form groups of rollout.n={size}")
         with self._changed:
             starts = range(0, len(waiting), size)
@@ -298,12 +332,17 @@ class TrajectoryBuffer:
             self.counts = dict(state["counts"])
             self._version = int(state["version"])
             self._num_in_training = 0
+            for episode in filter(self.late_scores.awaited_by, state["partial"]):
+                self.late_scores.add(episode_key(episode))  # the time for a score starts again
+            self._groups.extend(group for key in tuple(partial) if (group := self._pop_whole(key)))
             self._changed.notify_all()
 
     def discard(self, key: GroupKey) -> None:
-        """Drop the episodes of a partial group that will not be completed; the key is (uid, step, validation)."""
+        """Drop the episodes of a group that will get no more of them; the key is (uid, step, validation)."""
         with self._changed:
-            self._partial.pop(key, None)
+            if len(self._partial.get(key, ())) < self.group_size:  # others wait for their scores
+                for number in self._partial.pop(key, ()):
+                    self.late_scores.discard((*key, number))
 
     # torch
 

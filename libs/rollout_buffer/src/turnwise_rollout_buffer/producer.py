@@ -16,8 +16,8 @@ from typing import Any, Final
 from attrs import define, field, frozen
 
 from turnwise import EpisodeResult, RolloutManager, Task, UnfinishedEpisode
-from turnwise_grpo_trainer.buffer import TrajectoryBuffer
-from turnwise_grpo_trainer.task_stream import TaskStream
+from turnwise_rollout_buffer.buffer import TrajectoryBuffer
+from turnwise_rollout_buffer.task_stream import TaskStream
 
 _POLL_S: Final = 1.0
 """How often a caller that waits for the producer's thread checks that the thread is alive."""
@@ -166,7 +166,7 @@ class GroupProducer:
 
     def _has_room(self) -> bool:
         num_in_flight = len(self._in_flight)
-        if self._paused or num_in_flight + len(self.buffer) >= self.buffer.max_groups:
+        if self._paused or num_in_flight + self.buffer.num_held >= self.buffer.max_groups:
             return False
         # Groups in training count until the version rises: a group launched before that is behind by this update, too.
         if num_in_flight + self.buffer.num_ahead >= self.limit:

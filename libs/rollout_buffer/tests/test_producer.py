@@ -12,9 +12,9 @@ from attrs import evolve
 from turnwise import EpisodeResult, Status, Task, TrajectoryScore, UnfinishedEpisode
 from turnwise.errors import DataError
 from turnwise.record.spec import EpisodeSpec
-from turnwise_grpo_trainer.buffer import BufferClosedError, TrajectoryBuffer
-from turnwise_grpo_trainer.producer import GroupProducer
-from turnwise_grpo_trainer.task_stream import TaskStream
+from turnwise_rollout_buffer.buffer import BufferClosedError, TrajectoryBuffer
+from turnwise_rollout_buffer.producer import GroupProducer
+from turnwise_rollout_buffer.task_stream import TaskStream
 
 GROUP_SIZE = 3
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from turnwise import Task
 from turnwise.errors import DataError
-from turnwise_grpo_trainer.task_stream import TaskStream
+from turnwise_rollout_buffer.task_stream import TaskStream
 
 TASKS = [Task(messages=({"role": "user", "content": str(number)},), uid=str(number)) for number in range(7)]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore, TrajectoryWriter, read_results
-from turnwise_grpo_trainer.buffer import BufferClosedError, EpisodeGroup, TrajectoryBuffer
+from turnwise_rollout_buffer import BufferClosedError, EpisodeGroup, TrajectoryBuffer
 
 GROUP_SIZE = 3
 MAX_GROUPS = 4

@@ -211,6 +211,7 @@ class TestEndings:
         ("changes", "text"),
         [
             ({"finish_reason": "weird"}, "the finish reason 'weird'"),
+            ({"num_cached_tokens": None}, "returned None cached tokens"),
             ({"logprobs": [-0.5, 5.0, -0.5]}, "the log-probability 5"),
             ({"weight_version": np.zeros(4, np.int32)}, "4 weight versions for 3 tokens"),
             ({"token_ids": [7, 100, 8]}, "the id 100 for a vocabulary of 100 ids"),

@@ -1,6 +1,7 @@
 """Plugins around an episode: tools, rewards, observers and simulated users."""
 
 import asyncio
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -116,6 +117,11 @@ class TestRewards:
     def test_every_level(self, value, total):
         """A reward may return trajectory, turn or token scores, or a number."""
         assert run(reward=ConstantReward(value)).reward == total
+
+    @pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), np.array([0.5])[0], Fraction(1, 2)])
+    def test_any_real_number_is_a_reward(self, value):
+        """Numbers of numpy are rewards as those of Python are."""
+        assert 0.5 == run(reward=ConstantReward(value)).reward
 
     def test_async_reward(self):
         """A reward may be asynchronous."""

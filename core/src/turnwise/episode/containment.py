@@ -1,15 +1,15 @@
-"""Runs plugin code in a separate task, so that code that swallows its cancellation cannot hold an episode."""
+"""Keeps plugin code from holding an episode by swallowing its cancellation, and from ending an event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Final, Generic, TypeVar
 
 import structlog
 from attrs import define, field
 
-from turnwise.errors import BoundaryError, Owner, boundary
+from turnwise.errors import BoundaryError, Owner, boundary, describe
 
 T = TypeVar("T")
 
@@ -48,6 +48,7 @@ class ContainedTask(Generic[T]):
         self._waiter = loop.create_future()
         # In no task group: a group waits for its tasks, also for one that swallows its cancellation.
         self._task = loop.create_task(self._run())
+        self._task.add_done_callback(self._end)
 
     def cancel(self) -> None:
         """Cancel the task; after the grace period `wait` returns whether the task has ended or not."""
@@ -100,13 +101,60 @@ class ContainedTask(Generic[T]):
             self._error = error
         self._wake()
 
+    def _end(self, _task: asyncio.Task[None]) -> None:
+        # A task that is cancelled before its first step runs nothing: neither its code nor the end of `_run`.
+        self.code.close()
+        self._wake()
+
     def _wake(self) -> None:
         if not self._waiter.done():
             self._waiter.set_result(None)
 
     def _leave(self) -> None:
-        if not self._results and self._error is None:
+        if not self._task.done():
             _LEFT_BEHIND.add(self._task)
             self._task.add_done_callback(_LEFT_BEHIND.discard)
             self.on_left()
             structlog.get_logger().warning("left behind: the code ignored its cancellation", code=self.name)
+
+
+def contain_exits() -> None:
+    """
+    Let no task of the running loop end the loop: its `KeyboardInterrupt` or `SystemExit` becomes a `RuntimeError`.
+
+    asyncio lets these two out of the loop. Whoever runs the loop can run it again, but Ray does not.
+    """
+
+    def make_task(loop: asyncio.AbstractEventLoop, code: Any, **options: Any) -> asyncio.Task[Any]:
+        return asyncio.Task(_WithoutExits(code), loop=loop, **options)
+
+    asyncio.get_running_loop().set_task_factory(make_task)
+
+
+@define(eq=False)
+class _WithoutExits(Coroutine[Any, Any, Any]):
+    """A coroutine whose exits are errors. No `async def`, which would not start code that is cancelled at once."""
+
+    code: Coroutine[Any, Any, Any]
+
+    def send(self, value: Any) -> Any:
+        try:
+            return self.code.send(value)
+        except (KeyboardInterrupt, SystemExit) as error:
+            raise _converted(error) from error
+
+    def throw(self, *error: Any) -> Any:
+        try:
+            return self.code.throw(*error)
+        except (KeyboardInterrupt, SystemExit) as raised:
+            raise _converted(raised) from raised
+
+    def close(self) -> None:
+        self.code.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self.code.__await__()
+
+
+def _converted(error: BaseException) -> RuntimeError:
+    return RuntimeError(f"a task tried to end the process: {describe(error)}")

@@ -13,12 +13,14 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine
 from functools import partial
+from numbers import Real
 from typing import TypeVar
 
 import numpy as np
 import structlog
 from attrs import evolve, frozen
 
+from turnwise.chat.contents import record_metric
 from turnwise.episode.live import LiveEpisode
 from turnwise.errors import (
     BoundaryError,
@@ -31,7 +33,7 @@ from turnwise.errors import (
 )
 from turnwise.protocols import Agent, Episode, Reward
 from turnwise.record.columns import Origin
-from turnwise.record.invariants import check_sampled, check_trajectory
+from turnwise.record.invariants import check_lineage, check_sampled, check_trajectory
 from turnwise.record.result import EpisodeResult, token_scores, total_score
 from turnwise.record.spec import UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
@@ -84,11 +86,12 @@ class EpisodeProgram:
 async def run_episode(episode: LiveEpisode, program: EpisodeProgram) -> EpisodeResult:
     """Run an episode to its end and return its result, whatever its status."""
     started = time.perf_counter()
+    record_metric.set(episode.record_metric)
     episode.journal.restore(episode)
     episode.events.emit_episode_started(started)
     outcome, unfinished = await _drive(episode, program)
-    for trajectory in episode.trajectories:
-        trajectory.close()
+    for record in episode.records.entries:
+        record.close()
     scoring_started = time.perf_counter()
     outcome, scores = await _score(episode, program.reward, outcome)
     ended = time.perf_counter()
@@ -109,6 +112,7 @@ async def run_episode(episode: LiveEpisode, program: EpisodeProgram) -> EpisodeR
         scores=scores,
         messages=tuple(episode.messages),
         objective=episode.objective,
+        lineage=episode.records.lineage,
         metrics=_build_metrics(episode, total_s=total_s, reward_s=ended - scoring_started),
         unfinished=unfinished and evolve(unfinished, spent_s=total_s),
     )
@@ -122,9 +126,10 @@ async def _drive(episode: LiveEpisode, program: EpisodeProgram) -> tuple[Outcome
     if program.tools is not None:
         notes = episode.spec.unfinished.tool_notes if episode.spec.unfinished else {}
         episode.tools = program.tools.open_session(episode.task, notes)
+    resumable = getattr(program.agent, "resumable", True)
     try:
         outcome = await _step_to_end(episode, program.agent)
-        if outcome.status is Status.ABORTED:
+        if outcome.status is Status.ABORTED and resumable:
             unfinished = await _close(episode, _suspend(episode), "tool", "suspend")
     finally:
         if episode.tools is not None and episode.tools.is_open:
@@ -133,6 +138,8 @@ async def _drive(episode: LiveEpisode, program: EpisodeProgram) -> tuple[Outcome
             await _close(episode, episode.user.release(), "agent", "release of the interaction")
     if outcome.status is not Status.ABORTED:
         return outcome, None
+    if not resumable:
+        return outcome, UnfinishedEpisode(spec=evolve(episode.spec, unfinished=None), started=False)
     # After a failure above the state is saved without notes: the episode resumes with new sessions.
     unfinished = unfinished or episode.journal.save(episode)
     return outcome, evolve(unfinished, released_reward=_released_reward(episode))
@@ -230,9 +237,10 @@ def _fault(owner: Owner, error: BaseException) -> Fault:
 def _check_records(episode: LiveEpisode) -> Fault | None:
     """Return the fault of a record that breaks an invariant."""
     try:
-        for trajectory, sampled in zip(episode.trajectories, episode.sampled, strict=True):
-            check_trajectory(trajectory)
-            check_sampled(trajectory, sampled)
+        for record in episode.records.entries:
+            check_trajectory(record.trajectory)
+            check_sampled(record.trajectory, record.sampled)
+        check_lineage(episode.trajectories, episode.records.lineage)
     except Exception as error:  # noqa: BLE001 - one bad record must not lose the batch
         return _fault("agent", error)
     return None
@@ -252,7 +260,8 @@ async def _score(episode: LiveEpisode, reward: Reward | None, outcome: Outcome) 
         return Outcome(Status.FAILED, _fault(error.owner, error.cause)), ()
     except EpisodeEnd as error:  # the episode has ended; the reward asked it for more
         return Outcome(Status.FAILED, _fault("reward", error)), ()
-    episode.events.emit_reward_finished(sum(map(total_score, scores)), started)
+    if scores:
+        episode.events.emit_reward_finished(sum(map(total_score, scores)), started)
     return outcome, scores
 
 
@@ -263,7 +272,7 @@ async def _request_scores(episode: LiveEpisode, reward: Reward) -> tuple[Score, 
     if inspect.isawaitable(answer):  # also of partials and callable objects, which `iscoroutinefunction` misses
         answer = await answer
     scores = tuple(answer) if isinstance(answer, list | tuple) else (answer,)
-    scores = tuple(TrajectoryScore(value=float(s)) if isinstance(s, int | float) else s for s in scores)
+    scores = tuple(TrajectoryScore(value=float(s)) if isinstance(s, Real) else s for s in scores)
     _check_scores(scores, episode.trajectories)
     return scores
 
@@ -272,6 +281,8 @@ def _check_scores(scores: tuple[Score, ...], trajectories: list[Trajectory]) -> 
     wrong = [s for s in scores if not isinstance(s, TrajectoryScore | TurnScore | TokenScore)]
     if wrong:
         raise TypeError(f"score returned {wrong[0]!r}, expected a TrajectoryScore, TurnScore or TokenScore")
+    if not scores:  # the reward leaves the episode unscored
+        return
     if len(scores) != len(trajectories):
         raise ValueError(f"{len(scores)} scores for {len(trajectories)} trajectories")
     for score, trajectory in zip(scores, trajectories, strict=True):
@@ -287,6 +298,8 @@ def _build_metrics(episode: LiveEpisode, *, total_s: float, reward_s: float) -> 
         for segment in trajectory.segments:
             num_tokens[segment.origin.name.lower()] += segment.stop - segment.start
     response = sum(num_tokens.values()) - num_tokens["prompt"]
+    if not num_tokens["replayed"]:  # an episode without branches has no such count
+        del num_tokens["replayed"]
     return EpisodeMetrics(
         total_s=total_s,
         llm_s=counters.llm_s,

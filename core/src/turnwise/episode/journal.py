@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, Protocol
 
 from attrs import define, evolve, field
 
+from turnwise.episode.records import EpisodeRecords
 from turnwise.layout import Objective
+from turnwise.record.lineage import RecordMark
 from turnwise.record.spec import Counters, EpisodeSpec, RecordedCall, RecordedTurn, TurnPosition, UnfinishedEpisode
-from turnwise.record.trajectory import Mark, Trajectory
-from turnwise.types import FinishReason, GenerateResult, Message, Reply, ToolCall, copy_json
+from turnwise.types import FinishReason, Message, Reply, ToolCall, copy_json
 
 
 class ResumableEpisode(Protocol):
@@ -28,8 +29,7 @@ class ResumableEpisode(Protocol):
     state: str
     messages: list[Message]
     memory: dict[str, Any]
-    trajectories: list[Trajectory]
-    sampled: list[list[GenerateResult]]
+    records: EpisodeRecords
     counters: Counters
     last_finish: FinishReason | None
     chosen_objective: Objective | None
@@ -41,8 +41,7 @@ class StepMark(NamedTuple):
     state: str
     messages: tuple[Message, ...]
     memory: Mapping[str, Any]
-    num_records: int
-    last_record: Mark | None
+    records: tuple[RecordMark, ...]
     counters: Counters
     last_finish: FinishReason | None
     objective: str
@@ -80,8 +79,9 @@ class Journal:
         episode.state, episode.last_finish = saved.state, saved.last_finish
         episode.messages, episode.memory = list(saved.messages), copy_json(dict(saved.memory))
         # Copies, because the saved state must survive this part: if its worker dies, another one starts from it again.
-        episode.trajectories = [trajectory.rewound(trajectory.mark()) for trajectory in saved.trajectories]
-        episode.sampled = [_sampled_turns(trajectory) for trajectory in episode.trajectories]
+        episode.records.entries = [record.rewound() for record in saved.records]
+        for record in episode.records.entries:
+            record.sampled = record.find_samples()
         episode.counters = saved.counters.copy()
         episode.chosen_objective = Objective(saved.objective) if saved.objective else None
         self.num_steps = saved.num_steps
@@ -98,14 +98,12 @@ class Journal:
             for results in (self.turns, self.calls, self.replies, self._saved_calls, self._saved_replies):
                 results.clear()
             self._saved_turns.clear()
-        records = episode.trajectories
         # Copies of all that an agent changes in place. Of the records a mark suffices, because they only grow.
         self.mark = StepMark(
             episode.state,
             tuple(episode.messages),
             copy_json(episode.memory),
-            len(records),
-            records[-1].mark() if records else None,
+            tuple(record.mark() for record in episode.records.entries),
             episode.counters.copy(),
             episode.last_finish,
             episode.chosen_objective or "",
@@ -153,7 +151,8 @@ class Journal:
             state=mark.state,
             messages=mark.messages,
             memory=copy_json(mark.memory),
-            trajectories=tuple(_rewind(episode.trajectories, mark)),
+            # Records that the step opened are left out: it opens them again.
+            records=tuple(r.rewound(at) for r, at in zip(episode.records.entries, mark.records, strict=False)),
             # Saved results that the step has not asked for yet are still answers for the next part.
             turns=(*self.turns, *(turn for turns in self._saved_turns.values() for turn in turns)),
             calls=(*self.calls, *self._saved_calls),
@@ -164,20 +163,6 @@ class Journal:
             num_steps=self.num_steps,
             num_interruptions=1 + (earlier.num_interruptions if earlier else 0),
         )
-
-
-def _rewind(trajectories: list[Trajectory], mark: StepMark) -> list[Trajectory]:
-    """Return copies of the records as they were at a mark; only the last one can have grown since."""
-    records = [each.rewound(each.mark()) for each in trajectories[: mark.num_records]]
-    if mark.last_record is not None:
-        records[-1] = trajectories[mark.num_records - 1].rewound(mark.last_record)
-    return records
-
-
-def _sampled_turns(trajectory: Trajectory) -> list[GenerateResult]:
-    """Return the sampled tokens of a restored record, which `check_sampled` compares with the record at the end."""
-    parts = [record.sampled() for record in (trajectory, *trajectory.open_paths)]
-    return [GenerateResult(token_ids=i, logprobs=v, finish_reason=FinishReason.STOP) for i, v in parts]
 
 
 def _call_key(call: ToolCall) -> str:

@@ -13,19 +13,22 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from attrs import define, field
+from attrs.validators import instance_of
 
 from turnwise.episode.containment import ContainedTask
 from turnwise.episode.events import EpisodeEvents
 from turnwise.episode.journal import Journal
-from turnwise.episode.requests import check_result, continue_request, derive_seed, join_turn, locate_turn, name_record
+from turnwise.episode.records import EpisodeRecords
+from turnwise.episode.requests import TurnOptions, check_result, continue_request, derive_seed, join_turn, name_record
 from turnwise.episode.setup import EpisodeContext, Limits, apply_prompt_policy, check_objective
 from turnwise.episode.timer import EpisodeTimer
 from turnwise.episode.user_session import UserSession
-from turnwise.errors import BudgetExhausted, Owner, TrajectoryError, boundary
+from turnwise.errors import BudgetExhausted, ConfigError, Owner, TrajectoryError, boundary
 from turnwise.layout import Objective
 from turnwise.record.columns import TokenRecord
+from turnwise.record.lineage import RecordLineage
 from turnwise.record.spec import Counters, EpisodeSpec, RecordedCall, RecordedTurn, TurnPosition
-from turnwise.record.trajectory import Path, Trajectory
+from turnwise.record.trajectory import Mark, Path, Trajectory
 from turnwise.tools.session import MAX_NAME, ToolSession
 from turnwise.types import (
     Capabilities,
@@ -58,14 +61,13 @@ class LiveEpisode:
         state: state of the agent.
         messages: the conversation as text.
         memory: the agent's notes, JSON values.
-        trajectories: its records; the agent appends to the last one.
-        sampled: results of the engine for each record, in order.
         counters: totals for the metrics.
         last_finish: finish reason of the last turn.
         chosen_objective: the agent's choice; None for the default.
         journal: results of the current step.
         tools: its tool sessions; None in a run without tools. The driver sets it.
         user: its session of the simulated user; None in a run without one.
+        records: its records.
         timer: its deadlines and requests in flight.
         events: emits its events.
         capabilities: of the engine.
@@ -76,20 +78,21 @@ class LiveEpisode:
     context: EpisodeContext
     key: str = field(factory=lambda: uuid4().hex)
     state: str = State.PENDING
-    messages: list[Message] = field(factory=list)
+    messages: list[Message] = field(factory=list, validator=instance_of(list))
     memory: dict[str, Any] = field(factory=dict)
-    trajectories: list[Trajectory] = field(factory=list)
-    sampled: list[list[GenerateResult]] = field(factory=list)
     counters: Counters = field(factory=Counters)
     last_finish: FinishReason | None = None
     chosen_objective: Objective | None = None
     journal: Journal = field(factory=Journal)
     tools: ToolSession | None = None
     user: UserSession | None = field(init=False)
+    records: EpisodeRecords = field(init=False)
     timer: EpisodeTimer = field(init=False)
     events: EpisodeEvents = field(init=False)
     capabilities: Capabilities = field(init=False)
     _num_requests: int = field(default=0, init=False)
+    _busy: set[TokenRecord] = field(factory=set, init=False)  # records with a request in flight
+    _samples: dict[TokenRecord, list[RecordedTurn]] = field(factory=dict, init=False)  # that may yet be appended
 
     def __attrs_post_init__(self) -> None:
         spec, context, saved = self.spec, self.context, self.spec.unfinished
@@ -99,6 +102,7 @@ class LiveEpisode:
         self.timer = EpisodeTimer(self.limits, context)
         self.events = EpisodeEvents(spec, self.key, context.worker, context.observers)
         self.capabilities = context.engine.capabilities  # constant, and an engine may compute it at every access
+        self.records = EpisodeRecords(self.limits, self.capabilities.max_context)
 
     @property
     def task(self) -> Task:
@@ -122,10 +126,19 @@ class LiveEpisode:
 
     @property
     def trajectory(self) -> Trajectory:
-        try:
-            return self.trajectories[-1]
-        except IndexError:
-            raise TrajectoryError("the episode has no record yet: call begin(prompt_ids) first") from None
+        return self.records.last
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return self.records.trajectories
+
+    @property
+    def turn_records(self) -> Sequence[int]:
+        return tuple(self.counters.turn_records)
+
+    @property
+    def lineage(self) -> Sequence[RecordLineage]:
+        return self.records.lineage
 
     @property
     def sampling(self) -> SamplingParams:
@@ -144,24 +157,31 @@ class LiveEpisode:
 
     @property
     def remaining_tokens(self) -> int:
-        trajectory = self.trajectory
-        num_tokens = len(trajectory)
-        if trajectory.open_paths:  # they count before they are joined: all of their tokens become part of the record
-            num_tokens += sum(map(len, trajectory.open_paths))
-        limit = trajectory.num_prompt_tokens + self.limits.response_length
-        max_context = self.capabilities.max_context
-        if max_context is not None:
-            limit = min(limit, max_context)
-        return max(0, limit - num_tokens)
+        return self.records.remaining(self.trajectory)
 
-    def begin(self, prompt_ids: TokenArray) -> None:
-        """Open a record, by the prompt policy; a second call opens a further trajectory of this episode."""
+    def remaining(self, record: TokenRecord) -> int:
+        return self.records.remaining(record)
+
+    def begin(self, prompt_ids: TokenArray, *, seed_name: str = "") -> Trajectory:
         ids = apply_prompt_policy(prompt_ids, self.task, self.limits)
-        if self.trajectories:
-            # Closed at once, because `trajectory` and `sampled[-1]` only ever mean the last record.
-            self.trajectory.close()
-        self.trajectories.append(Trajectory(ids))
-        self.sampled.append([])
+        return self.records.open(Trajectory(ids), seed_name)
+
+    def branch(self, record: Trajectory, mark: Mark, *, seed_name: str = "") -> Trajectory:
+        return self.records.branch(record, mark, seed_name)
+
+    def close_record(self, record: Trajectory) -> None:
+        self.records.entries[self.records.find(record)].close()
+
+    def describe_record(
+        self,
+        record: Trajectory,
+        *,
+        kind: str = "main",
+        label: str = "",
+        parent: Trajectory | None = None,
+        trained: bool = True,
+    ) -> None:
+        self.records.describe(record, kind=kind, label=label, parent=parent, trained=trained)
 
     async def generate(
         self,
@@ -172,41 +192,50 @@ class LiveEpisode:
         stop_token_ids: Sequence[int] = (),
         drop_stops: bool = False,
     ) -> GenerateResult:
-        self.timer.check_running()
-        target = self._resolve(record)
-        sampled = self.sampled[-1]  # looked up before the wait, during which another task may open a record
-        position = locate_turn(self.trajectories, target)
-        turn = saved = self.journal.replay_turn(position)
-        if turn is None or not turn.complete:
-            bounded = self._bound(sampling or self.spec.sampling, position, max_tokens, stop_token_ids)
-            request = self._build_request(target, position, bounded)
-            try:
-                turn = await self._sample(request, position, saved)
-            except BaseException:
-                if saved is not None:  # the request failed, but the tokens of the earlier part stay in the record
-                    self._append(target, sampled, saved)
-                raise
-        # No await between the journal and the record: an interrupt finds a turn in both or in neither.
-        self.journal.record_turn(turn)
+        target = self.records.resolve(record)
+        options = TurnOptions(sampling or self.sampling, max_tokens, stop_token_ids)
+        turn = await self._sample_turn(target, options, keeps_parts=True)
+        # No await since the journal has the turn: an interrupt finds it in the journal and the record, or in neither.
         stop = turn.result.stop_reason
-        self._append(target, sampled, turn, drop=drop_stops and stop is not None and stop not in stop_token_ids)
-        if not turn.complete:
-            # The agent cannot continue from half a turn, so the episode ends here whatever the agent would do.
-            await self.timer.wait_for_requests()
-            self.timer.activity = "engine"
-            raise self.timer.stop_signal()
-        return turn.result
+        self._append(target, turn, drop=drop_stops and stop is not None and stop not in stop_token_ids)
+        return await self._complete(turn)
+
+    async def sample(
+        self,
+        sampling: SamplingParams | None = None,
+        *,
+        record: TokenRecord | None = None,
+        max_tokens: int | None = None,
+        stop_token_ids: Sequence[int] = (),
+        stop: Sequence[str] = (),
+    ) -> GenerateResult:
+        if stop and not self.capabilities.stop_strings:  # an engine may ignore an unsupported option
+            raise ConfigError("stop strings need an engine with the capability stop_strings")
+        target = self.records.resolve(record)
+        options = TurnOptions(sampling or self.sampling, max_tokens, stop_token_ids, stop)
+        return await self._complete(await self._sample_turn(target, options, keeps_parts=False))
+
+    def append(self, result: GenerateResult, *, record: TokenRecord | None = None) -> None:
+        target = self.records.resolve(record)
+        position = self.records.locate_turn(target)
+        samples = self._samples.get(target, ())
+        turn = next((turn for turn in samples if turn.result is result and turn.position == position), None)
+        if turn is None:
+            raise TrajectoryError("the result was not sampled for this record, or the record has changed since")
+        self._append(target, turn)
 
     def observe(self, token_ids: TokenArray, *, record: TokenRecord | None = None) -> None:
+        target = self.records.resolve(record)
         # Not `>`: at least one token of the model must fit behind an observation, or the record would end with it.
-        if len(token_ids) >= self.remaining_tokens:
+        if len(token_ids) >= self.records.remaining(target):
             raise BudgetExhausted(f"an observation of {len(token_ids)} tokens leaves no room for an answer")
-        (self.trajectory if record is None else record).add_observation(token_ids)
+        target.add_observation(token_ids)
 
     def force(self, token_ids: TokenArray, *, record: TokenRecord | None = None) -> None:
-        if len(token_ids) > self.remaining_tokens:
+        target = self.records.resolve(record)
+        if len(token_ids) > self.records.remaining(target):
             raise BudgetExhausted(f"{len(token_ids)} forced tokens do not fit")
-        (self.trajectory if record is None else record).add_forced(token_ids)
+        target.add_forced(token_ids)
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
         self.timer.check_running()
@@ -250,40 +279,72 @@ class LiveEpisode:
         """Stop soon; see `EpisodeTimer.abort`."""
         self.timer.abort()
 
-    def _resolve(self, record: TokenRecord | None) -> Trajectory | Path:
-        target = self.trajectory if record is None else record
-        if not isinstance(target, (Trajectory, Path)):
-            raise TypeError(f"expected the trajectory or one of its paths as record, got {target!r}")
-        return target
+    async def _sample_turn(self, target: Trajectory | Path, options: TurnOptions, *, keeps_parts: bool) -> RecordedTurn:
+        """
+        Return the next turn of a record, from the journal or the engine, and record it in the journal.
 
-    def _bound(
-        self, sampling: SamplingParams, position: TurnPosition, max_tokens: int | None, stop_token_ids: Sequence[int]
-    ) -> SamplingParams:
-        """Return the sampling parameters of a turn that fits the budget."""
-        room = self.remaining_tokens
-        if room < 1:
-            raise BudgetExhausted("no further token fits the budget")
-        bounds = [bound for bound in (room, sampling.max_tokens, max_tokens) if bound is not None]
-        stops = tuple(dict.fromkeys((*sampling.stop_token_ids, *stop_token_ids)))
-        # A given seed is kept, although it makes the rollouts of a group equal.
-        seed = derive_seed(self.spec, position) if sampling.seed is None else sampling.seed
-        return sampling.with_(max_tokens=min(bounds), stop_token_ids=stops, seed=seed)
+        If a request for the rest of a saved turn fails, `keeps_parts` appends the saved part to the record.
+        """
+        self.timer.check_running()
+        if target in self._busy:
+            raise TrajectoryError("the record has a request in flight already: a record takes one at a time")
+        position = self.records.locate_turn(target)
+        turn = saved = self.journal.replay_turn(position)
+        if turn is None or not turn.complete:
+            request = self._build_request(target, position, options)
+            self._busy.add(target)
+            try:
+                turn = await self._request_turn(request, position, saved)
+            except BaseException:
+                if saved is not None and keeps_parts:
+                    self._note_sample(target, saved)
+                    self._append(target, saved)
+                raise
+            finally:
+                self._busy.discard(target)
+        self.journal.record_turn(turn)
+        self._note_sample(target, turn)
+        return turn
+
+    def _note_sample(self, target: TokenRecord, turn: RecordedTurn) -> None:
+        """Count a turn and remember that it may be appended, while the record has not changed."""
+        self.counters.add_sample(turn)
+        earlier = self._samples.get(target, [])
+        self._samples[target] = [*(each for each in earlier if each.position == turn.position), turn]
+
+    async def _complete(self, turn: RecordedTurn) -> GenerateResult:
+        """Return the result of a complete turn; end the episode at an incomplete one."""
+        if not turn.complete:
+            # The agent cannot continue from half a turn, so the episode ends here whatever the agent would do.
+            await self.timer.wait_for_requests()
+            self.timer.activity = "engine"
+            raise self.timer.stop_signal()
+        return turn.result
 
     def _build_request(
-        self, record: Trajectory | Path, position: TurnPosition, sampling: SamplingParams
+        self, record: Trajectory | Path, position: TurnPosition, options: TurnOptions
     ) -> GenerateRequest:
+        room, limit = self.records.remaining(record), self.limits.max_sampled_tokens
+        if limit is not None:
+            room = min(room, limit - self.counters.num_sampled_tokens)
+        sampling = options.bound(room)
         self._num_requests += 1
         forked = isinstance(record, Path) or record.has_blocks
+        again = self.counters.unappended.get(str(position), 0)
+        seed_name = self.records.find_seed_name(position[0] - 1)
+        # A given seed is kept, although it makes the rollouts of a group equal.
+        given = sampling.seed
+        seed = derive_seed(self.spec, position, seed_name, again) if given is None else (given + again) % 2**31
         return GenerateRequest(
             request_id=f"{self.key}-{self._num_requests}",
             trajectory_id=name_record(self.key, position),
             group_id=self.spec.task.uid,
             token_ids=record.input_ids,
-            sampling=sampling,
+            sampling=sampling.with_(seed=seed),
             layout=record.layout if forked and self.objective is Objective.EXACT else None,
         )
 
-    async def _sample(
+    async def _request_turn(
         self, request: GenerateRequest, position: TurnPosition, saved: RecordedTurn | None
     ) -> RecordedTurn:
         """Sample a turn, or the rest of a saved one."""
@@ -304,10 +365,10 @@ class LiveEpisode:
         self.events.emit_turn_finished(request, result, started)
         return result
 
-    def _append(
-        self, target: Trajectory | Path, sampled: list[GenerateResult], turn: RecordedTurn, *, drop: bool = False
-    ) -> None:
+    def _append(self, target: Trajectory | Path, turn: RecordedTurn, *, drop: bool = False) -> None:
         """Append a turn to a record, without its last token if `drop`."""
+        if self.records.locate_turn(target) != turn.position:
+            raise TrajectoryError("the record has changed while its turn was sampled")
         result = turn.result
         # `sampled` gets the whole turn: the check at the end compares it with the record, a dropped token included.
         num_tokens, versions = len(result.token_ids) - drop, result.weight_version
@@ -315,7 +376,8 @@ class LiveEpisode:
             versions = versions[:num_tokens]
         with boundary("engine", "generate"):
             target.add_action(result.token_ids[:num_tokens], result.logprobs[:num_tokens], versions)
-        sampled.append(result)
+        self.records.entries[turn.position[0] - 1].sampled.append(result)
+        self._samples.pop(target, None)
         self.counters.add_turn(turn)
         self.last_finish = result.finish_reason
 

@@ -7,32 +7,44 @@ from hashlib import blake2b
 from typing import Final
 
 import numpy as np
-from attrs import evolve
+from attrs import evolve, frozen
 
-from turnwise.errors import EngineError
+from turnwise.errors import BudgetExhausted, EngineError
 from turnwise.record.spec import EpisodeSpec, TurnPosition
-from turnwise.record.trajectory import Path, Trajectory
-from turnwise.types import Capabilities, FinishReason, GenerateRequest, GenerateResult, TokenArray
+from turnwise.types import Capabilities, FinishReason, GenerateRequest, GenerateResult, SamplingParams, TokenArray
 
 _MAX_LOGPROB: Final = 1e-3
 """Engines round: a probability of 1 may come with a log-probability a little above 0."""
 
 
+@frozen
+class TurnOptions:
+    """Options of one turn; see `turnwise.protocols.Episode.sample`."""
+
+    sampling: SamplingParams
+    max_tokens: int | None = None
+    stop_token_ids: Sequence[int] = ()
+    stop: Sequence[str] = ()
+
+    def bound(self, room: int) -> SamplingParams:
+        """Return the sampling parameters of a turn of at most `room` tokens; `BudgetExhausted` if none fits."""
+        if room < 1:
+            raise BudgetExhausted("no further token fits the budget")
+        bounds = [bound for bound in (room, self.sampling.max_tokens, self.max_tokens) if bound is not None]
+        return self.sampling.with_(
+            max_tokens=min(bounds),
+            stop_token_ids=tuple(dict.fromkeys((*self.sampling.stop_token_ids, *self.stop_token_ids))),
+            stop=tuple(dict.fromkeys((*self.sampling.stop, *self.stop))),
+        )
+
+
 def name_record(key: str, position: TurnPosition) -> str:
     """Return an episode's key; the names of further records and of paths continue it after a slash."""
     # Routers and replicas recognize the episode by the part before the slash, and release all its contexts by it.
-    num_records, num_tokens, path, _ = position
+    record, num_tokens, path, _ = position
     if path >= 0:
-        return f"{key}/{num_records - 1}.{num_tokens}.{path}"
-    return f"{key}/{num_records - 1}" if num_records > 1 else key
-
-
-def locate_turn(trajectories: Sequence[Trajectory], record: Trajectory | Path) -> TurnPosition:
-    """Return the start of the next turn of a record."""
-    num_tokens = len(trajectories[-1])
-    if isinstance(record, Path):
-        return (len(trajectories), num_tokens, record.index, len(record))
-    return (len(trajectories), num_tokens, -1, num_tokens)
+        return f"{key}/{record - 1}.{num_tokens}.{path}"
+    return f"{key}/{record - 1}" if record > 1 else key
 
 
 def check_result(result: GenerateResult, request: GenerateRequest, capabilities: Capabilities) -> None:
@@ -45,6 +57,8 @@ def check_result(result: GenerateResult, request: GenerateRequest, capabilities:
         raise EngineError(f"the engine returned {len(ids)} tokens for max_tokens={limit}")
     if not isinstance(result.finish_reason, FinishReason):
         raise EngineError(f"the engine returned the finish reason {result.finish_reason!r}, expected a FinishReason")
+    if not isinstance(result.num_cached_tokens, int | np.integer):
+        raise EngineError(f"the engine returned {result.num_cached_tokens!r} cached tokens, expected an integer")
     if not isinstance(versions, int) and np.shape(versions) not in ((), (len(ids),)):
         raise EngineError(f"the engine returned {len(versions)} weight versions for {len(ids)} tokens")
     if len(ids) == 0:
@@ -93,10 +107,13 @@ def join_turn(saved: GenerateResult, rest: GenerateResult | None, request: Gener
     )
 
 
-def derive_seed(spec: EpisodeSpec, position: TurnPosition) -> int:
-    """Return the seed of a turn."""
+def derive_seed(spec: EpisodeSpec, position: TurnPosition, record: str | int, num_unappended: int = 0) -> int:
+    """Return the seed of a turn, another one after each sample of the same turn that was not appended."""
     # From names alone: results must depend neither on time nor on the order in which requests arrive.
-    name = f"{spec.seed}|{spec.global_step}|{spec.validation}|{spec.uid}|{position}"
+    place = (record, *position[1:])
+    name = f"{spec.seed}|{spec.global_step}|{spec.validation}|{spec.uid}|{place}"
+    if num_unappended:
+        name = f"{name}|{num_unappended}"
     # 31 bits: a valid seed for every engine, whether it reads 32 bits signed or unsigned.
     return int.from_bytes(blake2b(name.encode(), digest_size=4).digest(), "big") >> 1
 

@@ -7,17 +7,13 @@ from typing import Any, Protocol
 
 from attrs import field, frozen
 
-from turnwise.errors import ConfigError, DataError, TrajectoryError
+from turnwise.errors import ConfigError, PromptTooLongError, TrajectoryError
 from turnwise.events.dispatch import Observers
 from turnwise.layout import Objective
 from turnwise.options import Deadlines, PromptPolicy
 from turnwise.protocols import Interaction
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult, Task, TokenArray
-
-
-class PromptTooLongError(DataError):
-    """A prompt is longer than `prompt_length`, and the policy does not shorten it."""
 
 
 @frozen(kw_only=True)
@@ -30,12 +26,17 @@ class Limits(Deadlines):
         response_length: most response tokens, observations included.
         prompt_policy: treatment of a longer prompt; here, `error` and `drop` fail the episode.
         max_steps: number of steps after which an agent that does not terminate fails.
+        max_records: most records of the episode.
+        max_sampled_tokens: sampled tokens after which no further request is sent, over all records and with samples
+            that were not appended; None for no limit. Requests that run at the same time may exceed it together.
     """
 
     prompt_length: int = 1024
     response_length: int = 1024
     prompt_policy: PromptPolicy = "error"
     max_steps: int = 1000
+    max_records: int = 64
+    max_sampled_tokens: int | None = None
 
 
 class EngineClient(Protocol):
@@ -79,12 +80,14 @@ def apply_prompt_policy(prompt_ids: TokenArray, task: Task, limits: Limits) -> T
         return prompt_ids
     # By tokens, so the template's own tokens at that end are lost as well.
     if limits.prompt_policy == "truncate_left":
-        return prompt_ids[-limit:]
+        return prompt_ids[len(prompt_ids) - limit :]
     if limits.prompt_policy == "truncate_right":
         return prompt_ids[:limit]
     raise PromptTooLongError(
         f"prompt of task {task.uid!r} (row {task.sample_index}) has {len(prompt_ids)} tokens, "
-        f"more than prompt_length={limit}; raise it or set data.prompt_policy to drop or truncate"
+        f"more than prompt_length={limit}; raise it or set data.prompt_policy to drop or truncate",
+        num_tokens=len(prompt_ids),
+        max_tokens=limit,
     )
 
 

@@ -40,6 +40,8 @@ class EpisodeTimer:
     _episode_deadline: float = field(default=inf, init=False)
     _turn_deadline: float = field(default=inf, init=False)
     _abort_deadline: float = field(default=inf, init=False)
+    # A later request on another record moves the deadline of the turn, but no request in flight gets more time.
+    _has_late_turn: bool = field(default=False, init=False)
     # Request ids, and when to ask the engine to abort them; infinite once it was asked.
     _in_flight: dict[str, float] = field(factory=dict, init=False)
     _all_returned: asyncio.Event = field(factory=asyncio.Event, init=False)
@@ -70,6 +72,13 @@ class EpisodeTimer:
         self.activity = "engine"
         try:
             result = await self.context.engine.generate(request)
+        except asyncio.CancelledError:
+            # The agent continues with other requests. At the end of the episode the engine has been asked already.
+            if self._in_flight[request.request_id] < inf:
+                self.context.spawn(self._abort_request(request.request_id))
+            if self._agent is None or not self._agent.cancelled:
+                self.activity = "agent"
+            raise
         finally:
             del self._in_flight[request.request_id]
             if not self._in_flight:
@@ -110,7 +119,7 @@ class EpisodeTimer:
         now = asyncio.get_running_loop().time()
         if now >= self._episode_deadline:
             return DeadlineExceeded(f"the episode took longer than {self.deadlines.episode_s:g} s")
-        if now >= self._turn_deadline:
+        if now >= self._turn_deadline or self._has_late_turn:
             return DeadlineExceeded(f"the turn took longer than {self.deadlines.turn_s:g} s")
         return EpisodeAborted("the engine ended the request")
 
@@ -123,6 +132,7 @@ class EpisodeTimer:
         for request_id, deadline in self._in_flight.items():
             if deadline <= now:
                 self._in_flight[request_id] = inf
+                self._has_late_turn = self._has_late_turn or not self.aborting
                 self.context.spawn(self._abort_request(request_id))
         grace_s = self.deadlines.abort_grace_s if self._in_flight else 0.0
         end = min(self._turn_deadline + grace_s, self._episode_deadline + grace_s, self._abort_deadline)

@@ -7,8 +7,20 @@ from typing import Any, Protocol, runtime_checkable
 
 from turnwise.layout import Objective
 from turnwise.record.columns import TokenRecord
-from turnwise.record.trajectory import Trajectory
-from turnwise.types import GenerateResult, Message, Reply, SamplingParams, State, Task, TokenArray, ToolCall, ToolResult
+from turnwise.record.lineage import RecordLineage
+from turnwise.record.trajectory import Mark, Trajectory
+from turnwise.types import (
+    Capabilities,
+    GenerateResult,
+    Message,
+    Reply,
+    SamplingParams,
+    State,
+    Task,
+    TokenArray,
+    ToolCall,
+    ToolResult,
+)
 
 
 class Episode(Protocol):
@@ -48,11 +60,27 @@ class Episode(Protocol):
 
     @property
     def trajectory(self) -> Trajectory:
-        """The token record; `TrajectoryError` before `begin`."""
+        """The record that was opened last; `TrajectoryError` before `begin`."""
+
+    @property
+    def trajectories(self) -> Sequence[Trajectory]:
+        """All records, in the order in which they were opened."""
+
+    @property
+    def turn_records(self) -> Sequence[int]:
+        """The number of the record of each turn with tokens, from 0, in the order in which the turns were appended."""
+
+    @property
+    def lineage(self) -> Sequence[RecordLineage]:
+        """The lineage of each record; empty when none was described or branched."""
 
     @property
     def sampling(self) -> SamplingParams:
         """The run's sampling parameters for this episode."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The capabilities of the engine."""
 
     @property
     def objective(self) -> Objective:
@@ -67,10 +95,64 @@ class Episode(Protocol):
 
     @property
     def remaining_tokens(self) -> int:
-        """Response tokens that still fit; open paths count."""
+        """`remaining` of the last record."""
 
-    def begin(self, prompt_ids: TokenArray) -> None:
-        """Start the record; the prompt policy decides when the prompt is longer than `prompt_length`."""
+    def remaining(self, record: TokenRecord) -> int:
+        """Return the response tokens that still fit in a record; open paths count."""
+
+    def begin(self, prompt_ids: TokenArray, *, seed_name: str = "") -> Trajectory:
+        """
+        Open a record and return it; earlier ones stay open.
+
+        Args:
+            prompt_ids: (P,) ids; the prompt policy decides when they are more than `prompt_length`.
+            seed_name: replaces the number of the record in the seeds of its turns, so that the results of
+                conversations do not depend on the order in which they start. Named records do not count in the
+                numbers of the others.
+
+        Raises:
+            BudgetExhausted: the episode has `max_records` records.
+        """
+
+    def branch(self, record: Trajectory, mark: Mark, *, seed_name: str = "") -> Trajectory:
+        """
+        Open a record that is a copy of another one up to a mark, and return it.
+
+        Its sampled tokens up to there are `Origin.REPLAYED`: attention sees them and the loss does not, because the
+        other record trains them.
+
+        Args:
+            record: of this episode; it stays as it is.
+            mark: result of `record.mark()`, with no block open.
+            seed_name: as in `begin`.
+
+        Raises:
+            BudgetExhausted: the episode has `max_records` records.
+            TrajectoryError: the mark does not fit the record.
+        """
+
+    def close_record(self, record: Trajectory) -> None:
+        """Refuse further tokens of a record; the end of the episode closes all."""
+
+    def describe_record(
+        self,
+        record: Trajectory,
+        *,
+        kind: str = "main",
+        label: str = "",
+        parent: Trajectory | None = None,
+        trained: bool = True,
+    ) -> None:
+        """
+        Set the lineage of a record, which the result of the episode holds.
+
+        Args:
+            record: of this episode.
+            kind: its role, such as `main` or `subagent`.
+            label: free text for people.
+            parent: the record that it serves; `branch` sets it for a branch.
+            trained: whether batches have rows of it.
+        """
 
     async def generate(
         self,
@@ -82,11 +164,13 @@ class Episode(Protocol):
         drop_stops: bool = False,
     ) -> GenerateResult:
         """
-        Let the model continue, and append the sampled tokens to the record.
+        Let the model continue a record, and append the sampled tokens to it.
+
+        Records are continued at the same time if the agent asks for it, each of them by one request at a time.
 
         Args:
             sampling: replaces the run's parameters.
-            record: a path of an open block; the trajectory when None.
+            record: an open record or a path of an open block; the last record when None.
             max_tokens: upper bound for this turn; the budget bounds it in any case.
             stop_token_ids: more ids that end this turn.
             drop_stops: leave out of the record an id that ended the turn and is not among `stop_token_ids`, for agents
@@ -95,7 +179,38 @@ class Episode(Protocol):
         Raises:
             BudgetExhausted: not one token fits.
             DeadlineExceeded: the turn or the episode took too long; the sampled tokens are kept.
+            TrajectoryError: a request for this record is in flight.
         """
+
+    async def sample(
+        self,
+        sampling: SamplingParams | None = None,
+        *,
+        record: TokenRecord | None = None,
+        max_tokens: int | None = None,
+        stop_token_ids: Sequence[int] = (),
+        stop: Sequence[str] = (),
+    ) -> GenerateResult:
+        """
+        Let the model continue a record as `generate` does, and append nothing.
+
+        The agent hands the result to `append` in the same step, or drops it. After a dropped sample the record can be
+        sampled again, with another seed. Cancelling the call aborts the request and leaves no trace.
+
+        Args:
+            sampling: as in `generate`.
+            record: as in `generate`.
+            max_tokens: as in `generate`.
+            stop_token_ids: as in `generate`.
+            stop: more strings that end this turn; they need an engine with the capability `stop_strings`.
+
+        Raises:
+            BudgetExhausted, DeadlineExceeded, TrajectoryError: as in `generate`; no sampled token is kept.
+            ConfigError: the engine does not support stop strings.
+        """
+
+    def append(self, result: GenerateResult, *, record: TokenRecord | None = None) -> None:
+        """Append a result of `sample`; `TrajectoryError` for another record, or one that has changed since."""
 
     def observe(self, token_ids: TokenArray, *, record: TokenRecord | None = None) -> None:
         """Append an observation; `BudgetExhausted` when no token of the model would fit after it."""
@@ -110,7 +225,7 @@ class Episode(Protocol):
         """Ask the configured user simulator for its answer to `messages`."""
 
     def record_metric(self, name: str, value: float) -> None:
-        """Add to a number of this episode's metrics."""
+        """Add to a number of this episode's metrics; a level or a maximum makes no sense as a sum."""
 
 
 @runtime_checkable
@@ -119,6 +234,9 @@ class Agent(Protocol):
     A state machine that turns a task into an episode.
 
     One object serves many episodes at once and keeps no state of any: notes go to `Episode.memory`.
+
+    An agent that cannot repeat a step, because a program outside takes part in it, has the attribute `resumable` with
+    the value False. An interrupted episode of it starts again from its task.
     """
 
     async def step(self, episode: Episode) -> State | str:

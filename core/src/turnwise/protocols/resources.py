@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from turnwise.protocols.chat import Chat
 from turnwise.protocols.judge import Judge
-from turnwise.protocols.tool import Interaction, Tool, ToolParser
+from turnwise.protocols.tool import Interaction, ReasoningParser, Tool, ToolParser
 from turnwise.types import JsonObject, ToolSchema
 
 
@@ -43,6 +43,7 @@ class Resources:
         seed: of the run.
         chat: the chat template, when a model directory is configured.
         parser: the tool parser, when one is configured.
+        reasoning_parser: splits the reasoning from a turn, when one is configured.
         tools: by the name in their schema.
         interaction: the user simulator, when one is configured.
         judge: a second model that rewards may ask, when one is configured.
@@ -52,6 +53,7 @@ class Resources:
     seed: int = 0
     chat: Chat | None = None
     parser: ToolParser | None = None
+    reasoning_parser: ReasoningParser | None = None
     tools: Mapping[str, Tool] = field(factory=dict)
     interaction: Interaction | None = None
     judge: Judge | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from turnwise.protocols.agent import Episode
@@ -13,8 +13,14 @@ from turnwise.types import Score
 class Reward(Protocol):
     """Scores a finished episode, inside the rollout; `score` may be sync or async."""
 
-    def score(self, episode: Episode) -> Score | Awaitable[Score]:
-        """Return a `Score`, or an awaitable of one. An exception fails the episode, owned by `reward`."""
+    def score(self, episode: Episode) -> Score | Sequence[Score] | Awaitable[Score | Sequence[Score]]:
+        """
+        Return a `Score`, or one for each record, or an awaitable of that.
+
+        An empty sequence leaves the episode unscored, which differs from a score of 0.
+
+        An exception fails the episode, owned by `reward`.
+        """
 
 
 @runtime_checkable

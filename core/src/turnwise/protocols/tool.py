@@ -21,6 +21,14 @@ class ToolParser(Protocol):
 
 
 @runtime_checkable
+class ReasoningParser(Protocol):
+    """Finds the reasoning in the text of a turn."""
+
+    def split(self, text: str) -> tuple[str, str]:
+        """Return the reasoning, empty for none, and the rest of the text. Never raises."""
+
+
+@runtime_checkable
 class Tool(Protocol):
     """A tool of the model. One object serves many episodes at once; a `session` holds the state of one episode."""
 

@@ -79,12 +79,18 @@ class TokenColumns:
 
 
 class Origin(IntEnum):
-    """Where a token came from. The response mask is 1 exactly on `ACTION`."""
+    """
+    Where a token came from. The response mask is 1 exactly on `ACTION`.
+
+    A `REPLAYED` token was sampled in another record of the episode, which trains it: attention sees it, the loss does
+    not. It keeps its log-probability and its weight version.
+    """
 
     PROMPT = 0
     ACTION = 1
     OBSERVATION = 2
     FORCED = 3
+    REPLAYED = 4
 
 
 @frozen
@@ -93,7 +99,7 @@ class Segment:
     A run of response tokens of one origin, in one path.
 
     Attributes:
-        origin: action, observation or forced.
+        origin: action, observation, forced or replayed.
         start: index of the first token: absolute, or among the path's own tokens before a join.
         stop: index after the last token.
         block: which block of paths it lies in, counted from 0; -1 outside.

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from turnwise.errors import InvariantError
 from turnwise.record.columns import NO_VERSION, Origin, Segment
+from turnwise.record.lineage import RecordLineage
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import GenerateResult, TokenArray
 
@@ -56,6 +57,28 @@ def check_sampled(trajectory: Trajectory, sampled: Sequence[GenerateResult]) -> 
             raise InvariantError(f"the recorded {name} differ from the engine's")
 
 
+def check_lineage(trajectories: Sequence[Trajectory], lineage: Sequence[RecordLineage]) -> None:
+    """
+    Check that each record starts with the tokens that it shares with its parent, none of them trained a second time.
+
+    Raises:
+        InvariantError: the text names the record.
+    """
+    for number, line in enumerate(lineage):  # empty without a described or branched record
+        if line.parent is None:
+            continue
+        trajectory, parent = trajectories[number], trajectories[line.parent]
+        shared = slice(line.num_shared_tokens)
+        response = slice(max(0, line.num_shared_tokens - trajectory.num_prompt_tokens))
+        equal = [
+            np.array_equal(trajectory.input_ids[shared], parent.input_ids[shared]),
+            np.array_equal(trajectory.logprobs[response], parent.logprobs[response]),
+            np.array_equal(trajectory.weight_versions[response], parent.weight_versions[response]),
+        ]
+        if not all(equal) or trajectory.response_mask[response].any():
+            raise InvariantError(f"record {number} does not replay the tokens that it shares with record {line.parent}")
+
+
 def _check_sampled_multiset(trajectory: Trajectory, sampled: Sequence[GenerateResult]) -> None:
     # Paths finish in any order, so only the collection of sampled pairs is known here.
     where = trajectory.response_mask.astype(bool)
@@ -90,15 +113,16 @@ def _check_segments(trajectory: Trajectory) -> None:
 
 
 def _check_actions(trajectory: Trajectory) -> None:
-    """The mask is 1 exactly on actions; only they have log-probabilities and weight versions."""
+    """The mask is 1 exactly on actions; only they and replayed ones have log-probabilities and weight versions."""
     action = trajectory.origins == Origin.ACTION
     _refuse_difference("response_mask", trajectory.response_mask, action, trajectory.num_prompt_tokens)
+    sampled = action | (trajectory.origins == Origin.REPLAYED)
     if not np.isfinite(trajectory.logprobs).all():
         raise InvariantError("a log-probability is not finite")
-    if trajectory.logprobs[~action].any():
+    if trajectory.logprobs[~sampled].any():
         raise InvariantError("a token that was not sampled has a log-probability")
-    if ((trajectory.weight_versions >= 0) != action).any():
-        raise InvariantError(f"weight versions must be >= 0 on actions and {NO_VERSION} elsewhere")
+    if ((trajectory.weight_versions >= 0) != sampled).any():
+        raise InvariantError(f"weight versions must be >= 0 on sampled tokens and {NO_VERSION} elsewhere")
 
 
 def _check_layout(trajectory: Trajectory) -> None:

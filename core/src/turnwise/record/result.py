@@ -7,6 +7,7 @@ from attrs import field, frozen
 
 from turnwise.errors import TrajectoryError
 from turnwise.layout import Objective
+from turnwise.record.lineage import RecordLineage
 from turnwise.record.spec import UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import (
@@ -40,6 +41,7 @@ class EpisodeResult:
         scores: one per trajectory, empty when it was not scored.
         messages: the conversation as text.
         objective: way of sampling of records with blocks; meaningless for other records.
+        lineage: relation of each trajectory to the others; empty without a described or branched record.
         metrics: counts and wall-clock times.
         unfinished: state from which an aborted episode can resume; see `RolloutManager.unfinished`.
     """
@@ -55,6 +57,7 @@ class EpisodeResult:
     scores: tuple[Score, ...] = ()
     messages: tuple[Message, ...] = ()
     objective: Objective = field(default=Objective.EXACT, converter=Objective)
+    lineage: tuple[RecordLineage, ...] = ()
     metrics: EpisodeMetrics = field(factory=EpisodeMetrics)
     unfinished: UnfinishedEpisode | None = None
 
@@ -67,6 +70,11 @@ class EpisodeResult:
     def reward(self) -> float | None:
         """Sum of all scores; None when it was not scored."""
         return sum(map(total_score, self.scores)) if self.scores else None
+
+    @property
+    def trained(self) -> tuple[bool, ...]:
+        """Whether a batch has rows of each trajectory."""
+        return tuple(line.trained for line in self.lineage) or (True,) * len(self.trajectories)
 
     @property
     def trainable(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from attrs import define, evolve, field, frozen
 
+from turnwise.record.lineage import EpisodeRecord
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import (
     FinishReason,
@@ -25,7 +26,10 @@ from turnwise.types import (
 )
 
 TurnPosition = tuple[int, int, int, int]
-"""Start of a turn: number of records, tokens of the last one, index of the path or -1, tokens of the record or path."""
+"""
+Start of a turn: number of its record, from 1; tokens of that record; index of the path, or -1; tokens of the path, or
+again of the record.
+"""
 
 
 @define(eq=False)
@@ -39,12 +43,26 @@ class Counters:
     num_tool_errors: int = 0
     num_cached_tokens: int = 0
     tool_reward: float = 0.0
+    num_sampled_tokens: int = 0
     extra: dict[str, float] = field(factory=dict)
+    unappended: dict[str, int] = field(factory=dict)
+    """Samples that were not appended, by the start of their turn."""
+    turn_records: list[int] = field(factory=list)
+    """The number of the record of each turn with tokens, from 0, in the order in which they were appended."""
+
+    def add_sample(self, turn: RecordedTurn) -> None:
+        self.llm_s += turn.seconds
+        self.num_cached_tokens += turn.result.num_cached_tokens
+        self.num_sampled_tokens += len(turn.result.token_ids)
+        place = str(turn.position)
+        self.unappended[place] = self.unappended.get(place, 0) + 1
 
     def add_turn(self, turn: RecordedTurn) -> None:
-        self.llm_s += turn.seconds
-        self.num_turns += len(turn.result.token_ids) > 0  # an abort may come before the first token
-        self.num_cached_tokens += turn.result.num_cached_tokens
+        """Count a sample as a turn, when it is appended."""
+        self.unappended.pop(str(turn.position), None)
+        if len(turn.result.token_ids):  # an abort may come before the first token
+            self.num_turns += 1
+            self.turn_records.append(turn.position[0] - 1)
 
     def add_call(self, call: RecordedCall) -> None:
         result = call.result
@@ -60,8 +78,9 @@ class Counters:
         self.extra[name] = self.extra.get(name, 0.0) + value
 
     def copy(self) -> Counters:
-        totals = (self.llm_s, self.tool_s, self.num_turns, self.num_tool_calls, self.num_tool_errors)
-        return Counters(*totals, self.num_cached_tokens, self.tool_reward, dict(self.extra))
+        return evolve(
+            self, extra=dict(self.extra), unappended=dict(self.unappended), turn_records=self.turn_records.copy()
+        )
 
 
 @frozen(kw_only=True, eq=False)
@@ -136,7 +155,7 @@ class UnfinishedEpisode:
         state: state of the agent at the start of the step.
         messages: conversation at the start of the step.
         memory: the agent's notes at the start of the step, JSON values.
-        trajectories: records at the start of the step; the last one may have an open block.
+        records: records at the start of the step; each may have an open block.
         turns: turns sampled in the step; the last ones may be incomplete.
         calls: tool calls finished in the step.
         replies: replies of the simulated user in the step.
@@ -156,7 +175,7 @@ class UnfinishedEpisode:
     state: str = State.PENDING
     messages: tuple[Message, ...] = ()
     memory: JsonObject = field(factory=dict)
-    trajectories: tuple[Trajectory, ...] = ()
+    records: tuple[EpisodeRecord, ...] = ()
     turns: tuple[RecordedTurn, ...] = ()
     calls: tuple[RecordedCall, ...] = ()
     replies: tuple[Reply, ...] = ()
@@ -173,6 +192,11 @@ class UnfinishedEpisode:
     @property
     def uid(self) -> str:
         return self.spec.uid
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """The tokens of `records`."""
+        return tuple(record.trajectory for record in self.records)
 
     @property
     def resumed_spec(self) -> EpisodeSpec:

@@ -52,6 +52,11 @@ class Path(TokenRecord):
         self.index = index
 
     @property
+    def trajectory(self) -> Trajectory:
+        """The trajectory that forked."""
+        return self._trajectory
+
+    @property
     def own_ids(self) -> TokenArray:
         """(n,) the path's own ids."""
         return self._columns.view("token_ids")
@@ -155,12 +160,12 @@ class Trajectory(TokenRecord):
 
     @property
     def logprobs(self) -> FloatArray:
-        """(R,) float32: of each sampled id when it was sampled; 0.0 elsewhere."""
+        """(R,) float32: of each sampled or replayed id when it was sampled; 0.0 elsewhere."""
         return self._columns.view("logprobs", self.num_prompt_tokens)
 
     @property
     def weight_versions(self) -> TokenArray:
-        """(R,) int32: version of the weights that sampled each id; -1 elsewhere."""
+        """(R,) int32: version of the weights that sampled each id, also a replayed one; -1 elsewhere."""
         return self._columns.view("weight_versions", self.num_prompt_tokens)
 
     # The layout
@@ -266,7 +271,7 @@ class Trajectory(TokenRecord):
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise TrajectoryError("the record is closed: the episode has ended or opened another record")
+            raise TrajectoryError("the record is closed: the episode has ended, or close_record was called")
         self._check_joined()
 
     def _check_joined(self) -> None:
@@ -303,10 +308,27 @@ class Trajectory(TokenRecord):
         columns = {name: self._columns.view(name)[:stop].copy() for name in DTYPES}
         return Trajectory.from_columns(columns, kept, self.num_prompt_tokens)
 
+    def branched(self, mark: Mark) -> Trajectory:
+        """
+        Return a new record with the tokens of this one up to a mark; its sampled tokens become `Origin.REPLAYED`.
+
+        So each sampled token has mask 1 in one record alone, however many records share it.
+
+        Raises:
+            TrajectoryError: a block was open at the mark, or the mark does not fit this record.
+        """
+        if mark.paths or not self.num_prompt_tokens <= mark.num_tokens <= len(self._columns):
+            raise TrajectoryError("a record branches at its own marks, which were made with no block open")
+        columns = {name: self._columns.view(name)[: mark.num_tokens].copy() for name in DTYPES}
+        columns["origins"][columns["origins"] == Origin.ACTION] = Origin.REPLAYED
+        shared = [s for s in self._segments if s.start < mark.num_tokens]
+        segments = [evolve(s, origin=Origin.REPLAYED) if s.origin is Origin.ACTION else s for s in shared]
+        return Trajectory.from_columns(columns, segments, self.num_prompt_tokens)
+
     # Saving, also with a block open
 
     def mark(self) -> Mark:
-        """Return the current size of this record, for `rewound`; O(open paths)."""
+        """Return the current size of this record, for `rewound` and `branched`; O(open paths)."""
         return Mark(len(self._columns), tuple((path, len(path)) for path in self._open_paths))
 
     def rewound(self, mark: Mark) -> Trajectory:

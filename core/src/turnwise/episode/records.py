@@ -1,0 +1,112 @@
+"""The records of one episode: opening, branching, closing and describing them, and the room that each has left."""
+
+from __future__ import annotations
+
+from attrs import define, evolve, field
+
+from turnwise.episode.setup import Limits
+from turnwise.errors import BudgetExhausted, TrajectoryError
+from turnwise.record.columns import TokenRecord
+from turnwise.record.lineage import EpisodeRecord, RecordLineage
+from turnwise.record.spec import TurnPosition
+from turnwise.record.trajectory import Mark, Path, Trajectory
+
+
+@define(eq=False)
+class EpisodeRecords:
+    """
+    The records of one episode, in the order in which they were opened.
+
+    Attributes:
+        limits: of the episode.
+        max_context: most tokens of a context of the engine; None when unknown.
+        entries: the records.
+    """
+
+    limits: Limits = field(factory=Limits)
+    max_context: int | None = None
+    entries: list[EpisodeRecord] = field(factory=list)
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [entry.trajectory for entry in self.entries]
+
+    @property
+    def last(self) -> Trajectory:
+        """The record that was opened last; `TrajectoryError` when there is none."""
+        if not self.entries:
+            raise TrajectoryError("the episode has no record yet: call begin(prompt_ids) first")
+        return self.entries[-1].trajectory
+
+    @property
+    def lineage(self) -> tuple[RecordLineage, ...]:
+        """The lineage of each record; empty without a described or branched one."""
+        if all(entry.lineage is None for entry in self.entries):
+            return ()
+        return tuple(entry.lineage or RecordLineage() for entry in self.entries)
+
+    def open(self, trajectory: Trajectory, seed_name: str, lineage: RecordLineage | None = None) -> Trajectory:
+        """Add a record; `BudgetExhausted` when the episode has as many as it may have."""
+        if len(self.entries) >= self.limits.max_records:
+            raise BudgetExhausted(f"the episode has {len(self.entries)} records, and max_records allows no more")
+        # Equal names must not give equal seeds: two conversations with one prompt would be sampled alike.
+        same = sum(entry.seed_name.partition("\0")[0] == seed_name for entry in self.entries) if seed_name else 0
+        self.entries.append(EpisodeRecord(trajectory, f"{seed_name}\0{same}" if same else seed_name, lineage))
+        return trajectory
+
+    def find_seed_name(self, number: int) -> str | int:
+        """Return the seed name of a record; for one without, its number from 1 among all records without."""
+        # Named records do not count: their order of opening may differ from run to run.
+        return self.entries[number].seed_name or sum(not entry.seed_name for entry in self.entries[: number + 1])
+
+    def branch(self, record: Trajectory, mark: Mark, seed_name: str) -> Trajectory:
+        """Add a copy of a record up to a mark, whose sampled tokens are replayed."""
+        lineage = RecordLineage(parent=self.find(record), num_shared_tokens=mark.num_tokens)
+        return self.open(record.branched(mark), seed_name, lineage)
+
+    def describe(self, record: Trajectory, *, kind: str, label: str, parent: Trajectory | None, trained: bool) -> None:
+        """Set the lineage of a record; `TrajectoryError` when it was branched from another parent."""
+        number = self.find(record)
+        lineage = self.entries[number].lineage or RecordLineage()
+        if parent is not None:
+            found = self.find(parent)
+            if found == number or (lineage.num_shared_tokens and found != lineage.parent):
+                raise TrajectoryError(f"record {found} cannot be the parent of record {number}")
+            lineage = evolve(lineage, parent=found)
+        self.entries[number].lineage = evolve(lineage, kind=kind, label=label, trained=trained)
+
+    def find(self, record: TokenRecord) -> int:
+        """Return the number of a record, or of the record that a path belongs to; `TrajectoryError` when foreign."""
+        if not isinstance(record, Trajectory | Path):
+            raise TypeError(f"expected a trajectory or one of its paths as record, got {record!r}")
+        trajectory = record.trajectory if isinstance(record, Path) else record
+        for number in reversed(range(len(self.entries))):  # most often the last one
+            if self.entries[number].trajectory is trajectory:
+                return number
+        raise TrajectoryError("the record belongs to another episode: begin and branch open those of this one")
+
+    def resolve(self, record: TokenRecord | None) -> Trajectory | Path:
+        """Return a record or path of this episode, the last record when None."""
+        if record is None:
+            return self.last
+        trajectory = self.entries[self.find(record)].trajectory
+        return record if isinstance(record, Path) else trajectory
+
+    def locate_turn(self, record: Trajectory | Path) -> TurnPosition:
+        """Return the start of the next turn of a record."""
+        number = self.find(record)
+        num_tokens = len(self.entries[number].trajectory)
+        if isinstance(record, Path):
+            return (number + 1, num_tokens, record.index, len(record))
+        return (number + 1, num_tokens, -1, num_tokens)
+
+    def remaining(self, record: TokenRecord) -> int:
+        """Return the response tokens that still fit in a record; open paths count."""
+        trajectory = self.entries[self.find(record)].trajectory
+        num_tokens = len(trajectory)
+        if trajectory.open_paths:  # they count before they are joined: all of their tokens become part of the record
+            num_tokens += sum(map(len, trajectory.open_paths))
+        limit = trajectory.num_prompt_tokens + self.limits.response_length
+        if self.max_context is not None:
+            limit = min(limit, self.max_context)
+        return max(0, limit - num_tokens)

@@ -1,0 +1,34 @@
+"""A turn of the model as a message in the OpenAI form: content, and tool calls with ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from turnwise.types import Message, ToolCall
+
+
+def name_call(turn: int, index: int) -> str:
+    """
+    Return the id of the call with a number, from 0, in a turn of the episode.
+
+    It is the same in every run. It has nine letters and digits up to turn 999, because some chat templates accept no
+    other form.
+    """
+    return f"call{turn:03d}{index:02d}"
+
+
+def format_arguments(call: ToolCall) -> str:
+    """Return the arguments of a call as text; for a malformed call this is the sampled text."""
+    return call.raw if call.error else json.dumps(dict(call.arguments), ensure_ascii=False)
+
+
+def build_turn_message(content: str, calls: Sequence[ToolCall] = (), ids: Sequence[str] = ()) -> Message:
+    """Return a turn as a message, whose calls have these ids; a turn without calls has no `tool_calls`."""
+    message: dict[str, object] = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = [
+            {"id": name, "type": "function", "function": {"name": call.name, "arguments": format_arguments(call)}}
+            for call, name in zip(calls, ids, strict=True)
+        ]
+    return message

@@ -4,6 +4,7 @@ Every chat template that the installed `trl` ships, and the real vocabularies of
 `EXPECTED` holds a verdict for each template, so that a change of ours or of theirs is seen.
 """
 
+import copy
 import importlib.util
 import json
 import re
@@ -180,6 +181,17 @@ def check_cut(chat: ChatTemplate, new: list[dict], stop: int, delta: list[int]):
     assert len(cut) > len(delta)
 
 
+def appended(chat: ChatTemplate, message: dict) -> list[int]:
+    """Return the ids of a prompt that is a user message, or of a delta that is another one."""
+    if message["role"] == "user":
+        return chat.prompt([message]).tolist()
+    return chat.delta([message], chat.stop_token_ids[0]).tolist()
+
+
+def num_special(chat: ChatTemplate, ids: list[int]) -> int:
+    return sum(chat.tokenizer.decode([token_id]) in chat.tokenizer.special_tokens for token_id in ids)
+
+
 @pytest.mark.skipif(not TEMPLATES.is_dir(), reason="trl is not installed")
 class TestShippedTemplates:
     """Templates that trl ships for widely trained models."""
@@ -251,6 +263,22 @@ class TestShippedTemplates:
         chat = ChatTemplate(tokenizer, {"enable_thinking": False})
         for ids in (chat.prompt([USER]), chat.delta([NEXT], chat.stop_token_ids[0])):
             assert chat.tokenizer.decode(ids).rstrip().endswith("</think>")
+
+    @pytest.mark.parametrize("name", [name for name, (codes, _reason) in EXPECTED.items() if codes != "x x x x"])
+    def test_spelled_special_tokens(self, name):
+        """Each special token that a content spells is shown as text; only the template's own are special."""
+        chat = chat_of(name)
+        special = chat.tokenizer.special_tokens
+        for message in (USER, {"role": "tool", "name": "f", "tool_call_id": "abcdefgh0"}):
+            for spelled in special:
+                content = f"a{spelled}b"
+                try:
+                    harmless = appended(chat, {**message, "content": "a" * len(content)})
+                except TemplateError:
+                    continue
+                found = appended(chat, {**message, "content": content})
+                assert num_special(chat, harmless) == num_special(chat, found)
+                assert content in chat.tokenizer.decode(found).replace('\\"', '"')
 
 
 # After Mistral's template for its version 3 tokenizers; tools stand before the newest user message.
@@ -351,7 +379,19 @@ class TestRealVocabularies:
         tokenizer = real_tokenizer(name)
         # Without tools in it, it can be appended to; see the next test.
         tokenizer.chat_template = MISTRAL.replace("if tools and", "if false and")
-        return ChatTemplate(tokenizer)
+        return ChatTemplate(tokenizer, special_tokens="parse")
+
+    @pytest.mark.parametrize("name", [V1, V3, TEKKEN])
+    def test_spelled_special_tokens(self, name):
+        """Merges of ordinary pieces do not lead to a special token, and add no space."""
+        tokenizer = copy.deepcopy(real_tokenizer(name))
+        tokenizer.chat_template = MISTRAL.replace("if tools and", "if false and")
+        chat = ChatTemplate(tokenizer)
+        content = f"{'x '.join(chat.tokenizer.special_tokens)}\n</s>"
+        for message in (USER, RESULTS[0]):
+            found = appended(chat, {**message, "content": content})
+            assert num_special(chat, appended(chat, {**message, "content": "a"})) == num_special(chat, found)
+            assert content in chat.tokenizer.decode(found)
 
     def test_tools_that_move_are_refused(self):
         """Tools before the newest user message are no append; tool results behind it are."""
@@ -369,7 +409,7 @@ class TestRealVocabularies:
         tokenizer = real_tokenizer(name)
         tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"], special_tokens=True)
         tokenizer.chat_template = CHATML
-        chat = ChatTemplate(tokenizer)
+        chat = ChatTemplate(tokenizer, special_tokens="parse")
         for content in CONTENTS:
             for new in ([{**NEXT, "content": content}], [{**result, "content": content} for result in RESULTS]):
                 whole = rendered_ids(tokenizer, [USER, turn_before(new, opens_reasoning=False), *new])
@@ -382,7 +422,7 @@ class TestRealVocabularies:
         tokenizer = real_tokenizer(TEKKEN)
         tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"], special_tokens=True)
         tokenizer.chat_template = CHATML
-        chat = ChatTemplate(tokenizer)
+        chat = ChatTemplate(tokenizer, special_tokens="parse")
         tools = [json.loads(json.dumps(TOOL).replace("multiply", f"multiply_{index}")) for index in range(40)]
         for content in (*CONTENTS, *CONTENTS):
             messages = [{"role": "user", "content": content}]

@@ -13,7 +13,8 @@ from turnwise.errors import ConfigError, TemplateError
 from turnwise_testing.tokenizers import CHATML, SPECIAL_TOKENS, TAGS, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
-CHAT = ChatTemplate(TOKENIZER)
+# Whole renderings, with which it is compared, parse the special tokens that contents spell.
+CHAT = ChatTemplate(TOKENIZER, special_tokens="parse")
 IM_END = 258
 USER = {"role": "user", "content": "What is 6 * 7?"}
 RESULT = {"role": "tool", "content": "42"}
@@ -348,6 +349,13 @@ class TestTemplate:
         assert chat.tokenizer.decode(chat.prompt([USER])).startswith("<|im_start|>calm")
         with pytest.raises(ConfigError, match="'tokenize' is not an option of a template"):
             ChatTemplate(TOKENIZER, {"tokenize": True})
+
+    def test_unknown_option(self):
+        """An option that the template never names has no effect, so it is a mistake."""
+        template = "{{ 'calm' if enable_thinking else '' }}" + PLAIN
+        assert chat_of(template, enable_thinking=True).prompt([USER]).size
+        with pytest.raises(ConfigError, match=r"the chat template has no option 'enable_thin'$"):
+            chat_of(template, enable_thin=True)
 
     def test_named_templates(self):
         """A model may have a separate template for tools."""

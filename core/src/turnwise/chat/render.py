@@ -6,13 +6,16 @@ The template itself is rendered by transformers, in its sandboxed Jinja environm
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from turnwise.chat.contents import CUT, SPECIAL_TOKENS_METRIC, record_metric
 from turnwise.chat.probe import Plain, common_start
 from turnwise.errors import ConfigError, TemplateError
 from turnwise.types import JsonDict, JsonObject, Message, TokenArray, ToolSchema
@@ -27,14 +30,19 @@ _ARGUMENTS = frozenset(
 
 
 class HuggingFaceTokenizer:
-    """`turnwise.protocols.Tokenizer` over a transformers tokenizer, fast or slow."""
+    """
+    `turnwise.protocols.Tokenizer` over a transformers tokenizer, fast or slow.
+
+    Attributes:
+        special_tokens: texts of the special tokens, the longest first.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         # Called directly and without offsets, the Rust tokenizer saves a fifth to a half of `tokenizer.encode`.
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
-        longest_first = sorted(_special_tokens(tokenizer), key=len, reverse=True)
-        self._special_pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self.special_tokens = sorted(_special_tokens(tokenizer), key=len, reverse=True)
+        self._special_pattern = re.compile("|".join(map(re.escape, self.special_tokens)) or "(?!)")
 
     @property
     def eos_token_id(self) -> int | None:
@@ -47,6 +55,15 @@ class HuggingFaceTokenizer:
         return None if pad is None else int(pad)
 
     def encode(self, text: str) -> list[int]:
+        """Return the ids of a text; a `turnwise.chat.contents.CUT` splits it and has no id."""
+        if num_cuts := text.count(CUT):
+            if (record := record_metric.get(None)) is not None:
+                record(SPECIAL_TOKENS_METRIC, num_cuts)
+            tokenizer, cut_id = self._cutting
+            return [token_id for token_id in tokenizer._encode(text) if token_id != cut_id]  # noqa: SLF001 - of a twin
+        return self._encode(text)
+
+    def _encode(self, text: str) -> list[int]:
         backend = self._backend
         if backend is None:
             return [int(token_id) for token_id in self._tokenizer.encode(text, add_special_tokens=False)]
@@ -56,6 +73,18 @@ class HuggingFaceTokenizer:
             backend.no_padding()
         ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
+
+    @cached_property
+    def _cutting(self) -> tuple[HuggingFaceTokenizer, int]:
+        """
+        A copy of the tokenizer in which the cut is one more special token, and the id of it.
+
+        A text that is encoded whole is split as without the cut. It is made when a content first spells a special
+        token, which takes some tenths of a second with a large vocabulary.
+        """
+        twin = copy.deepcopy(self._tokenizer)
+        twin.add_tokens([CUT], special_tokens=True)
+        return HuggingFaceTokenizer(twin), int(twin.convert_tokens_to_ids(CUT))
 
     def decode(self, token_ids: Sequence[int] | TokenArray) -> str:
         ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
@@ -102,6 +131,15 @@ class Renderer:
             raise TemplateError(f"{name} is missing: the tokenizer has no `chat_template`")
         if max(len(source.encode()) for source in self.sources) > MAX_TEMPLATE_BYTES:
             raise TemplateError(f"{name} is larger than {MAX_TEMPLATE_BYTES} bytes")
+
+    def check_options(self) -> None:
+        """Raise `ConfigError` for an option that the template never names, such as a misspelt one."""
+        import jinja2
+
+        tokens = (token for source in self.sources for token in jinja2.Environment().lexer.tokenize(source))
+        names = {token.value for token in tokens if token.type == "name"}
+        if unknown := sorted(set(self._options) - names):
+            raise ConfigError(f"model.template_options: {self.name} has no option {unknown[0]!r}")
 
     def render(self, messages: Iterable[Message], tools: Sequence[ToolSchema] = (), *, generate: bool = True) -> str:
         """Return the text of plain messages; `generate` adds the start of the next turn. Raises `TemplateError`."""
@@ -203,6 +241,8 @@ class HeadCache:
 
     def encode(self, text: str) -> TokenArray:
         """Return the ids of the text, the same that `HuggingFaceTokenizer.encode` gives."""
+        if CUT in text:  # rare, and the head may end in it
+            return self._ids(text)
         known = max((known for known in self._heads if text.startswith(known)), key=len, default=None)
         if known is not None:
             num_chars, head_ids = self._heads[known]

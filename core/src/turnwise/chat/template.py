@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from turnwise.chat.contents import ContentGuard
 from turnwise.chat.delta import DeltaProver, DeltaTemplate
-from turnwise.chat.probe import BASE, with_answer_keys
+from turnwise.chat.probe import BASE, Plain, with_answer_keys
 from turnwise.chat.render import (
     MAX_TEMPLATE_BYTES,
     HeadCache,
@@ -31,6 +32,7 @@ from turnwise.chat.render import (
     plain_message,
 )
 from turnwise.errors import ConfigError, TemplateError
+from turnwise.options import SpecialTokenPolicy
 from turnwise.protocols import ModelSpec
 from turnwise.types import JsonObject, Message, TokenArray, ToolSchema
 
@@ -53,6 +55,7 @@ class ChatTemplate:
         template_options: keyword arguments for the template, such as `enable_thinking`.
         stop_token_ids: additional ids that end a turn, besides the template's and the tokenizer's.
         name: of the template, for error texts.
+        special_tokens: treatment of special tokens that messages spell; schemas of tools are not messages.
 
     Raises:
         TemplateError: the template is missing, larger than 1 MiB, does not parse, or can append neither user messages
@@ -67,13 +70,16 @@ class ChatTemplate:
         *,
         stop_token_ids: Sequence[int] = (),
         name: str = "the chat template",
+        special_tokens: SpecialTokenPolicy = "text",
     ) -> None:
         self._tokenizer = HuggingFaceTokenizer(tokenizer)
+        self._contents = ContentGuard(self._tokenizer.special_tokens, special_tokens)
         self._renderer = Renderer(tokenizer, template_options or {}, name)
         self._prover = DeltaProver(self._renderer, self._tokenizer)
         self._heads = HeadCache(self._tokenizer)
         self._deltas: dict[tuple[str, ...], DeltaTemplate | str] = {}
         self._renderer.render(BASE)
+        self._renderer.check_options()
         self.verify()
         self._stops = self._stop_texts(stop_token_ids)
 
@@ -102,7 +108,13 @@ class ChatTemplate:
         return tuple(found.values())
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> TokenArray:
-        """Refuse, with a `TemplateError`, a conversation that the template refuses, and contents that are not text."""
+        """
+        Return (P,) ids of a conversation.
+
+        Raises:
+            TemplateError: the template refuses the conversation, or a content is not text.
+            DataError: a message spells a special token and the policy is `refuse`.
+        """
         if not messages:
             raise TemplateError("a prompt needs at least one message")
         return self._heads.encode(self._render(messages, tools))
@@ -114,6 +126,7 @@ class ChatTemplate:
         Raises:
             TemplateError: messages of these roles cannot be appended, a content is not text, or a tool message lacks
                 the `name` or `tool_call_id` that the template shows.
+            DataError: a message spells a special token and the policy is `refuse`.
         """
         template = self._delta_template(messages)
         start = template.start(self._stops.get(last_token_id))
@@ -130,10 +143,14 @@ class ChatTemplate:
         *forms, last_form = _CALL_FORMS if any(message.get("tool_calls") for message in messages) else ({},)
         for form in forms:
             try:
-                return self._renderer.render([plain_message(message, **form) for message in messages], tools)
+                return self._renderer.render(self._plain(messages, **form), tools)
             except TemplateError:
                 continue
-        return self._renderer.render([plain_message(message, **last_form) for message in messages], tools)
+        return self._renderer.render(self._plain(messages, **last_form), tools)
+
+    def _plain(self, messages: Sequence[Message], **form: bool) -> list[Plain]:
+        # After `plain_message`, which reads arguments out of JSON that may have escaped a special token.
+        return [self._contents.value(plain_message(message, **form)) for message in messages]
 
     def _delta_template(self, messages: Sequence[Message]) -> DeltaTemplate:
         try:
@@ -157,8 +174,8 @@ class ChatTemplate:
     def _suffix(self, template: DeltaTemplate, messages: Sequence[Message]) -> str:
         """Return the text of the messages and the next generation prompt."""
         if template.pieces is not None and all(message.keys() <= _PLAIN_KEYS for message in messages):
-            return template.fill([content_text(message) for message in messages])
-        plain = [plain_message(message) for message in messages]
+            return template.fill([self._contents.text(content_text(message)) for message in messages])
+        plain = self._plain(messages)
         for key in template.needs:
             if any(message["role"] == "tool" and not message.get(key) for message in plain):
                 raise TemplateError(f"{self._renderer.name} shows {key!r} of a tool message, so each needs one")
@@ -173,9 +190,11 @@ class ChatTemplate:
         return {token_id: self._tokenizer.decode([token_id]) for token_id in dict.fromkeys((*ids, *more))}
 
 
-def load_chat(spec: ModelSpec) -> ChatTemplate:
+def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text") -> ChatTemplate:
     """
     Load the tokenizer and chat template of a model directory; nothing is downloaded.
+
+    `special_tokens` is the treatment of special tokens that messages spell.
 
     Raises:
         ConfigError: a file is missing or cannot be read, or `trust_remote_code` comes without `revision`.
@@ -194,7 +213,10 @@ def load_chat(spec: ModelSpec) -> ChatTemplate:
         name = f"the chat template {str(spec.chat_template)!r}"
     if not tokenizer.chat_template:
         raise ConfigError(f"{str(spec.path)!r} has no chat template; name a file of one in model.chat_template")
-    return ChatTemplate(tokenizer, spec.template_options, stop_token_ids=_generation_stops(spec.path), name=name)
+    stops = _generation_stops(spec.path)
+    return ChatTemplate(
+        tokenizer, spec.template_options, stop_token_ids=stops, name=name, special_tokens=special_tokens
+    )
 
 
 def _load_tokenizer(path: Path, spec: ModelSpec) -> Any:

@@ -1,5 +1,6 @@
 """Packed batches, and the rows that they are made of."""
 
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -8,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.batch.columns import NO_TRAJECTORY, PackedBatch, make_rows
+from turnwise.batch.columns import COLUMNS, NO_TRAJECTORY, make_rows
+from turnwise.batch.packed_batch import PackedBatch, collate_packed
 from turnwise.batch.rollout_batch import collate
 from turnwise.errors import TrajectoryError
 from turnwise.record.result import EpisodeResult, token_scores
@@ -63,7 +65,10 @@ def episode_results(draw: st.DrawFn):
 
 def pack(results, pad_token_id: int) -> PackedBatch:
     """Return episodes as a packed batch."""
-    return collate(results, pad_token_id=pad_token_id).packed()
+    packed = collate_packed(results, pad_token_id=pad_token_id)
+    other = collate(results, pad_token_id=pad_token_id).packed()
+    assert all(torch.equal(getattr(packed, name), getattr(other, name)) for name in (*COLUMNS, "cu_seqlens"))
+    return packed
 
 
 def rows_in(packed: PackedBatch, name: str) -> list[list]:
@@ -194,3 +199,34 @@ class TestGroups:
             for uid, step, validation in episodes
         ]
         assert collate(results, pad_token_id=0).group_index.tolist() == [0, 1, 0, 2, 3]
+
+
+@pytest.mark.parametrize("num_short", [50, 200])
+def test_size_follows_the_real_tokens(tmp_path, num_short):
+    """One long episode among short ones costs its own tokens, in memory and in the file."""
+    record = Trajectory([1] * 10)
+    record.add_action([2] * 20, [-0.5] * 20)
+    longest = Trajectory([1] * 10)
+    longest.add_action([2] * 8000, [-0.5] * 8000)
+    episodes = [finished(record) for _ in range(num_short)] + [finished(longest)]
+    num_tokens = 30 * num_short + 8010
+    for trajectory in (record, longest):
+        trajectory.close()
+
+    collate_packed(episodes[:1], pad_token_id=0).save(tmp_path / "b.safetensors")  # imports torch's part of it
+    tracemalloc.start()
+    try:
+        collate_packed(episodes, pad_token_id=0).save(tmp_path / "b.safetensors")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    size = (tmp_path / "b.safetensors").stat().st_size
+    assert 52 * num_tokens < size < 52 * num_tokens + 300 * len(episodes) + 2000
+    # The columns, their bytes for the file, and the arrays that the longest record computes.
+    assert peak < 200 * num_tokens + 3000 * len(episodes) + 50_000
+    assert num_tokens == len(PackedBatch.load(tmp_path / "b.safetensors").input_ids)
+
+
+def finished(record: Trajectory) -> EpisodeResult:
+    return EpisodeResult(task=task(), status=Status.COMPLETED, trajectories=(record,))

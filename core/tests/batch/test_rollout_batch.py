@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from turnwise.batch.columns import COLUMNS
 from turnwise.batch.rollout_batch import RolloutBatch, collate
 from turnwise.errors import DataError, DuplicateNameError, PluginError, TrajectoryError
+from turnwise.record.lineage import RecordLineage
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import Status, Task, TrajectoryScore
@@ -34,6 +36,7 @@ TENSORS = (
     "weight_versions",
     "num_turns",
     "scored",
+    "episode_rewards",
 )
 
 
@@ -203,6 +206,26 @@ class TestCollate:
         assert batch.input_ids[1].tolist() == [PAD] * 6
         assert not batch.scored[1]
 
+    def test_a_record_that_is_not_trained_has_no_row(self):
+        """Its score stays in the episode's reward; an episode of such records alone keeps one row without tokens."""
+        lines = (RecordLineage(kind="auxiliary", trained=False), RecordLineage())
+        scores = (TrajectoryScore(value=1.0), TrajectoryScore(value=0.5))
+        some = episode(forked(), trajectory(), scores=scores, lineage=lines)
+        none = episode(trajectory(), uid="t1", scores=scores[:1], lineage=lines[:1])
+        batch = collate([some, none], pad_token_id=PAD)
+        assert batch.attention_mask.sum(-1).tolist() == [6, 0]
+        assert (batch.scored.tolist(), batch.episode_rewards.tolist()) == ([True, True], [1.5, 1.0])
+        assert batch.rm_scores.sum() == 0.5
+
+    def test_replayed_tokens_are_context(self):
+        """They have mask 0 and keep their log-probabilities and weight versions."""
+        branch = (record := trajectory()).branched(record.mark())
+        branch.add_action([7], [-0.125], 4)
+        batch = collate([episode(branch)], pad_token_id=PAD)
+        assert batch.response_mask.tolist() == batch.loss_mask.tolist() == [[0, 0, 0, 0, 1]]
+        assert batch.rollout_log_probs.tolist() == [[-0.5, -0.25, 0, -1.0, -0.125]]
+        assert batch.weight_versions.tolist() == [[2, 2, -1, 3, 4]]
+
     def test_multiples_and_fixed_lengths(self):
         """Lengths that were not given are rounded up."""
         batch = collate([episode(trajectory())], pad_token_id=PAD, pad_to_multiple_of=8, prompt_length=3)
@@ -330,10 +353,12 @@ class TestFiles:
     def test_round_trip(self, tmp_path):
         """Everything comes back; others can read the tensors by name; nothing partial is left."""
         episodes = [episode(trajectory(), uid="é"), episode(forked(), status=Status.FAILED), episode()]
-        batch = with_fields_of_each_kind(collate(episodes, pad_token_id=PAD))
+        batch = with_fields_of_each_kind(collate(episodes, pad_token_id=PAD, prompt_length=5, response_length=7))
         batch.save(tmp_path / "b.safetensors")
         assert_same(batch, RolloutBatch.load(tmp_path / "b.safetensors"))
-        assert torch.equal(batch.input_ids, load_file(tmp_path / "b.safetensors")["input_ids"])
+        assert torch.equal(batch.packed().input_ids, load_file(tmp_path / "b.safetensors")["input_ids"])
+        tight = RolloutBatch.load(tmp_path / "b.safetensors", pad_to_multiple_of=4)
+        assert (4, 4) == (tight.prompt_length, tight.response_length)
         assert [path.name for path in tmp_path.iterdir()] == ["b.safetensors"]
 
     @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
@@ -363,19 +388,28 @@ class TestFiles:
         with pytest.raises(DataError, match=r"b.safetensors: not a saved batch: SafetensorError: "):
             RolloutBatch.load(path)
         save_file({"input_ids": torch.zeros(1, 2)}, path)
-        with pytest.raises(DataError, match=r"not a saved batch: KeyError: 'turnwise.rollout_batch'$"):
+        with pytest.raises(DataError, match=r"not a saved batch: KeyError: 'turnwise.packed_batch'$"):
             RolloutBatch.load(path)
 
     def test_tampered_metadata(self, tmp_path):
         """Rows that do not fit the tensors, or have a status that is none, are refused."""
+        path = tmp_path / "b.safetensors"
         batch = collate([episode(trajectory())], pad_token_id=PAD)
         rows = {a.name: [getattr(batch.rows[0], a.name)] for a in batch.rows[0].__attrs_attrs__}
-        tensors = {name: getattr(batch, name) for name in TENSORS}
-        metadata = {"prompt_length": 2, "pad_token_id": 0, "num_rows": 1, "rows": rows | {"status": ["fine"]}}
-        save_file(tensors, tmp_path / "b.safetensors", {"turnwise.rollout_batch": json.dumps(metadata)})
+        packed = batch.packed()
+        tensors = {name: getattr(packed, name) for name in (*COLUMNS, "cu_seqlens", "prompt_lens")}
+        good = {"widths": {}, "pad_token_id": 0, "num_rows": 1, "rows": rows, "field_alignment": {}}
+
+        def load(change, **wrong):
+            save_file(tensors | wrong, path, {"turnwise.packed_batch": json.dumps(good | change)})
+            return RolloutBatch.load(path)
+
+        assert 1 == len(load({}))
         with pytest.raises(DataError, match="not a saved batch: ValueError: 'fine' is not a valid Status"):
-            RolloutBatch.load(tmp_path / "b.safetensors")
-        metadata |= {"prompt_length": 3, "rows": rows}
-        save_file(tensors, tmp_path / "b.safetensors", {"turnwise.rollout_batch": json.dumps(metadata)})
-        with pytest.raises(DataError, match="not a saved batch: TrajectoryError: response_mask has shape"):
-            RolloutBatch.load(tmp_path / "b.safetensors")
+            load({"rows": rows | {"status": ["fine"]}})
+        with pytest.raises(DataError, match=r"not a saved batch: TrajectoryError: response_mask has shape \[2\]"):
+            load({}, response_mask=torch.zeros(2))
+        with pytest.raises(DataError, match="TrajectoryError: cu_seqlens does not bound 1 rows of 6 tokens"):
+            load({}, cu_seqlens=torch.tensor([0, 7]))
+        with pytest.raises(TrajectoryError, match="row 0 has 4 response tokens"):
+            load({"widths": {"response_length": 3}})

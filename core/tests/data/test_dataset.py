@@ -1,6 +1,7 @@
 """Tests of `turnwise.data.dataset`."""
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -316,6 +317,11 @@ class TestFileErrors:
         (tmp_path / "t.jsonl").mkdir()
         assert error_of(tmp_path / "t.jsonl") == ": is a directory, not a file"
 
+    def test_pipe(self, tmp_path):
+        """A pipe is refused at once: nobody may ever write to it."""
+        os.mkfifo(tmp_path / "t.jsonl")
+        assert error_of(tmp_path / "t.jsonl") == ": is a pipe or a device, not a file"
+
     def test_operating_system_error(self, tmp_path, monkeypatch):
         """Whatever the system says is passed on in one line."""
 
@@ -363,6 +369,13 @@ class TestFileErrors:
         assert error_of(tmp_path / "t.jsonl") == ", line 3: invalid JSON at column 12: Expecting value"
         (tmp_path / "t.json").write_text('[{"prompt": "a"},\n{"prompt": }]')
         assert error_of(tmp_path / "t.json") == ", line 2: invalid JSON at column 12: Expecting value"
+
+    def test_json_that_is_cut_off(self, tmp_path):
+        """The line is the one that lacks its end, and not the one after it."""
+        (tmp_path / "t.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"\n')
+        assert error_of(tmp_path / "t.jsonl") == ", line 2: invalid JSON at column 15: Expecting ',' delimiter"
+        (tmp_path / "t.json").write_text('[{"prompt": "a"},\n{"prompt": "b"}\n\n')
+        assert error_of(tmp_path / "t.json") == ", line 2: invalid JSON at column 16: Expecting ',' delimiter"
 
     def test_json_that_python_alone_reads(self, tmp_path):
         """NaN is no JSON, and nesting has an end."""

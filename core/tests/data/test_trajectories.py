@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from turnwise.data.row_file import SCHEMA
 from turnwise.data.trajectories import TrajectoryWriter, read_results
 from turnwise.errors import DataError
+from turnwise.record.lineage import RecordLineage
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import (
@@ -60,7 +61,15 @@ def episode_results(draw: st.DrawFn):
     """Draw an episode with something in every attribute."""
     records = tuple(draw(st.lists(trajectories(max_steps=4), max_size=2)))
     score = st.tuples(st.sampled_from(["trajectory", "turn", "token"]), floats, st.sampled_from(Placement), numbers)
-    scored = draw(st.booleans())
+    scored, described = draw(st.booleans()), draw(st.booleans())
+    lines = st.builds(
+        RecordLineage,
+        parent=st.none() | counts,
+        num_shared_tokens=counts,
+        kind=texts,
+        label=texts,
+        trained=st.booleans(),
+    )
     return EpisodeResult(
         task=Task(
             messages=draw(messages),
@@ -80,6 +89,7 @@ def episode_results(draw: st.DrawFn):
         trajectories=records,
         scores=tuple(build_score(record, *draw(score)) for record in records) if scored else (),
         messages=draw(messages),
+        lineage=tuple(draw(lines) for _record in records) if described else (),
         metrics=EpisodeMetrics(
             total_s=draw(floats),
             num_turns=draw(counts),

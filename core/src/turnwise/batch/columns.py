@@ -52,6 +52,7 @@ COLUMNS: Final[Mapping[str, Column]] = {
     "weight_versions": Column(np.int32, "response", fill=NO_VERSION),
     "num_turns": Column(np.int64, "row"),
     "scored": Column(np.bool_, "row"),
+    "episode_rewards": Column(np.float32, "row"),
 }
 """The columns of every batch, by name; `Trajectory` gives those of tokens the same names."""
 
@@ -112,6 +113,7 @@ class BatchColumns:
         weight_versions: response tokens, int32, of the weights that sampled each id; -1 elsewhere.
         num_turns: (B,) int64, unbroken runs of sampled tokens.
         scored: (B,) bool; where it is False no reward was given, which differs from a reward of 0.
+        episode_rewards: (B,) float32, the sum of the episode's scores, on each of its rows; 0 where it was not scored.
         rows: B of them: the values that are no tensors.
         pad_token_id: the id of pads.
         fields: tensors that postprocessors added, by name.
@@ -128,6 +130,7 @@ class BatchColumns:
     weight_versions: Tensor
     num_turns: Tensor
     scored: Tensor
+    episode_rewards: Tensor
     rows: tuple[BatchRow, ...]
     pad_token_id: int
     fields: Mapping[str, Tensor] = field(factory=dict)
@@ -143,31 +146,6 @@ class BatchColumns:
     def column(self, name: str) -> list[Any]:
         """Return the B values of one attribute of `rows`, such as `uid`."""
         return [getattr(row, name) for row in self.rows]
-
-
-@frozen(kw_only=True, eq=False)
-class PackedBatch(BatchColumns):
-    """
-    Rows end to end; row b is ``cu_seqlens[b]:cu_seqlens[b + 1]``, its prompt first. A row may have no tokens.
-
-    All columns of tokens and of response tokens are (N,); those of response tokens hold their pad value on prompts.
-    `block_start` and `path_start` count within the row, as in the `Trajectory`.
-
-    Attributes:
-        cu_seqlens: (B + 1,) int32, where rows start and end.
-        prompt_lens: (B,) int64.
-        field_alignment: what the values of each field belong to. Fields are (B,) or (N, ...); those of response tokens
-            hold 0 on prompts.
-    """
-
-    cu_seqlens: Tensor
-    prompt_lens: Tensor
-    field_alignment: Mapping[str, Alignment] = field(factory=dict)
-
-    @property
-    def response_lens(self) -> Tensor:
-        """(B,) int64: response tokens of each row."""
-        return self.cu_seqlens.diff() - self.prompt_lens
 
 
 def make_rows(columns: Mapping[str, Sequence[Any]], size: int) -> tuple[BatchRow, ...]:

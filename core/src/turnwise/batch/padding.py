@@ -92,6 +92,15 @@ class Padding:
         self._place(rows, padded, alignment)
         return torch.from_numpy(padded)
 
+    def pack_rows(self, rows: Iterable[np.ndarray], alignment: Alignment, dtype: DTypeLike, fill: int = 0) -> Tensor:
+        """Return B arrays, of all tokens of a row or of its response, as one (N,); prompts of the latter get `fill`."""
+        import torch
+
+        packed = np.full(sum(self.prompt_lens) + sum(self.response_lens), fill, dtype)
+        for place, values in zip(self._rows(packed, alignment), rows, strict=True):
+            place[:] = values
+        return torch.from_numpy(packed)
+
     def mask(self) -> Tensor:
         """Return (B, T) int64: 1 on real tokens."""
         pairs = zip(self.prompt_lens, self.response_lens, strict=True)

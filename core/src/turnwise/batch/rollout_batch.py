@@ -9,8 +9,7 @@ Shapes: B rows, one per trajectory; P prompt columns; R response columns; T = P 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Unpack
 
@@ -18,17 +17,15 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns, BatchRow, PackedBatch, make_rows
+from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns, BatchRow, make_rows
+from turnwise.batch.packed_batch import PackedBatch, collate_packed, read_file
 from turnwise.batch.padding import Padding, Widths, as_array, find_alignment
-from turnwise.batch.rows import build_rows
-from turnwise.errors import DataError, DuplicateNameError, PluginError, TrajectoryError
-from turnwise.files import atomic_write
+from turnwise.errors import DuplicateNameError, PluginError, TrajectoryError
 from turnwise.record.result import EpisodeResult
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-_METADATA_KEY: Final = "turnwise.rollout_batch"
 _TENSORS: Final = (*COLUMNS, "attention_mask")
 _INDEX_COLUMNS: Final = tuple(name for name, column in COLUMNS.items() if column.is_index)
 
@@ -87,9 +84,12 @@ class RolloutBatch(BatchColumns):
     @property
     def group_index(self) -> Tensor:
         """(B,) int64: the group of each row, from 0 in order of appearance; one task at one step is one group."""
-        groups: dict[object, int] = {}
-        keys = [(row.uid, row.global_step, row.validation) for row in self.rows]
-        return torch.tensor([groups.setdefault(key, len(groups)) for key in keys], dtype=torch.int64)
+        return _number_keys((row.uid, row.global_step, row.validation) for row in self.rows)
+
+    @property
+    def episode_index(self) -> Tensor:
+        """(B,) int64: the episode of each row, from 0 in order of appearance; its trajectories and paths are rows."""
+        return _number_keys((row.uid, row.global_step, row.validation, row.rollout_n) for row in self.rows)
 
     def visibility(self) -> Tensor:
         """
@@ -163,25 +163,14 @@ class RolloutBatch(BatchColumns):
             for name, column in COLUMNS.items()
         }
         fields = {name: padding.pad(t, packed.field_alignment[name]) for name, t in packed.fields.items()}
-        return cls._from_padded(padding, padded, packed.rows, packed.pad_token_id, fields)
-
-    @classmethod
-    def _from_padded(
-        cls,
-        padding: Padding,
-        padded: Mapping[str, Tensor],
-        rows: tuple[BatchRow, ...],
-        pad_token_id: int,
-        fields: Mapping[str, Tensor],
-    ) -> RolloutBatch:
-        """Build a batch from padded columns whose indices count within their rows."""
+        # Indices count within rows until here.
         shift = padding.prompt_length - torch.tensor(padding.prompt_lens, dtype=torch.int64)
         return cls(
             **{**padded, **_shift_indices(padded, shift)},
             attention_mask=padding.mask(),
             prompt_length=padding.prompt_length,
-            rows=rows,
-            pad_token_id=pad_token_id,
+            rows=packed.rows,
+            pad_token_id=packed.pad_token_id,
             fields=fields,
         )
 
@@ -236,41 +225,23 @@ class RolloutBatch(BatchColumns):
         return batch.with_fields({name: tensor for name, tensor in tensors.items() if name not in columns})
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file, whole or not at all, with everything that is no tensor as JSON in its metadata."""
-        from safetensors.torch import save_file
-
-        metadata = {
-            "prompt_length": self.prompt_length,
-            "pad_token_id": self.pad_token_id,
-            "num_rows": len(self),
-            "rows": {name: self.column(name) for name in ROW_NAMES},
-        }
-        # The format refuses tensors that share memory.
-        copies = {name: t.clone(memory_format=torch.contiguous_format) for name, t in self._all_tensors().items()}
-        with atomic_write(path) as partial:
-            partial.touch()
-            mode = partial.stat().st_mode
-            save_file(copies, partial, {_METADATA_KEY: json.dumps(metadata)})
-            partial.chmod(mode)  # safetensors makes a private file, whatever the umask
+        """Write the file of `packed()`, so without pads; the pads of fields are 0 when it is loaded."""
+        self.packed().save(path, prompt_length=self.prompt_length, response_length=self.response_length)
 
     @classmethod
-    def load(cls, path: str | Path) -> RolloutBatch:
-        """Read a file that `save` wrote; `DataError` when it is missing or holds no batch."""
-        from safetensors import SafetensorError, safe_open
+    def load(cls, path: str | Path, **widths: Unpack[Widths]) -> RolloutBatch:
+        """
+        Read and pad a file that `save` or `PackedBatch.save` wrote, to its own widths unless some are given.
 
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = json.loads((file.metadata() or {})[_METADATA_KEY])
-                tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-            rows = make_rows(metadata["rows"], metadata["num_rows"])
-            return cls._from_tensors(tensors, rows, metadata["prompt_length"], metadata["pad_token_id"])
-        except FileNotFoundError:
-            raise DataError(f"{path}: no such file") from None
-        except (SafetensorError, OSError, KeyError, ValueError, TypeError, PluginError) as error:
-            raise DataError(f"{path}: not a saved batch: {type(error).__name__}: {error}") from error
+        Raises:
+            DataError: the file is missing or holds no batch.
+            TrajectoryError: a row does not fit.
+        """
+        packed, saved = read_file(path)
+        return cls.from_packed(packed, **(widths or saved))
 
 
-_TAKEN_NAMES: Final = frozenset({*dir(RolloutBatch), *ROW_NAMES})
+_TAKEN_NAMES: Final = frozenset({*dir(RolloutBatch), *dir(PackedBatch), *ROW_NAMES})
 
 
 def collate(results: Sequence[EpisodeResult], *, pad_token_id: int, **widths: Unpack[Widths]) -> RolloutBatch:
@@ -280,16 +251,13 @@ def collate(results: Sequence[EpisodeResult], *, pad_token_id: int, **widths: Un
     Raises:
         TrajectoryError: a row does not fit, or an episode's scores do not fit its trajectories.
     """
-    rows = build_rows(results)
-    padding = Padding.fitting(rows.prompt_lens, rows.response_lens, **widths)
-    fills = {"input_ids": pad_token_id}
-    padded = {
-        name: padding.pad_rows(rows.columns[name], column.alignment, column.dtype, fills.get(name, column.fill))
-        for name, column in COLUMNS.items()
-        if column.alignment != "row"
-    }
-    padded |= {"num_turns": torch.from_numpy(rows.num_turns), "scored": torch.from_numpy(rows.scored)}
-    return RolloutBatch._from_padded(padding, padded, rows.rows, pad_token_id, {})  # noqa: SLF001 - its own factory
+    return RolloutBatch.from_packed(collate_packed(results, pad_token_id=pad_token_id), **widths)
+
+
+def _number_keys(keys: Iterable[object]) -> Tensor:
+    """Return a number for each key, from 0 in order of appearance."""
+    numbers: dict[object, int] = {}
+    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.int64)
 
 
 def _shift_indices(padded: Mapping[str, Tensor], by: Tensor) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ No Python loop runs over tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from turnwise.errors import TrajectoryError
 from turnwise.layout import Objective
 from turnwise.record.result import EpisodeResult, token_scores
 from turnwise.record.trajectory import Trajectory
-from turnwise.types import FloatArray, Score
+from turnwise.types import FloatArray, Score, TrajectoryScore
 
 
 @frozen(kw_only=True, eq=False)
@@ -36,6 +37,7 @@ class Rows:
     columns: Mapping[str, Sequence[np.ndarray]]
     num_turns: NDArray[np.int64]
     scored: NDArray[np.bool_]
+    episode_rewards: FloatArray
     rows: tuple[BatchRow, ...]
 
 
@@ -54,7 +56,8 @@ def build_rows(results: Sequence[EpisodeResult]) -> Rows:
     """
     Return the rows of episodes, in their order.
 
-    An episode without a trajectory gives a row without tokens, so that every episode of a group has its row.
+    An episode without a trajectory that is trained gives a row without tokens, so that every episode of a group has
+    its row. Trajectories that are not trained give none.
 
     Raises:
         TrajectoryError: an episode's scores do not fit its trajectories; the text names it.
@@ -82,6 +85,7 @@ def build_rows(results: Sequence[EpisodeResult]) -> Rows:
         },
         num_turns=np.array([len(record.turns()) for record in records], np.int64),
         scored=np.array([source.score is not None for source in sources], bool),
+        episode_rewards=np.array([source.result.reward or 0.0 for source in sources], np.float32),
         rows=rows,
     )
 
@@ -90,10 +94,11 @@ def _sources(result: EpisodeResult) -> Iterator[_Source]:
     trajectories, scores = result.trajectories, result.scores
     if scores and len(scores) != len(trajectories):
         raise TrajectoryError(f"episode {result.uid}: {len(scores)} scores for {len(trajectories)} trajectories")
-    if not trajectories:
-        yield _Source(result, _EMPTY, NO_TRAJECTORY, None)
+    if not any(result.trained):
+        yield _Source(result, _EMPTY, NO_TRAJECTORY, TrajectoryScore(value=0.0) if scores else None)
     index = 0
-    for trajectory, score in zip(trajectories, scores or (None,) * len(trajectories), strict=True):
+    scored = zip(trajectories, scores or (None,) * len(trajectories), strict=True)
+    for trajectory, score in compress(scored, result.trained):
         objective = str(result.objective) if trajectory.has_blocks else ""
         for row, its_score in _rows_to_train(result, trajectory, score):
             yield _Source(result, row, index, its_score, objective)

@@ -137,8 +137,8 @@ def _rows(file: Path, format: str | None) -> Iterator[_Located]:
     try:
         if not file.exists():
             raise DataError(f"{file}: no such file")
-        if file.is_dir():
-            raise DataError(f"{file}: is a directory, not a file")
+        if not file.is_file():  # to read a pipe could wait for ever
+            raise DataError(f"{file}: is {'a directory' if file.is_dir() else 'a pipe or a device'}, not a file")
         yield from _READERS[name](file)
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {first_line(error)}") from error
@@ -198,7 +198,8 @@ def _decoded(data: bytes, file: Path, line: int, start: int) -> str:
 
 def _json(text: str, file: Path, line: int) -> object:
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        # Without the line break at its end, behind which a text that is cut off would be wrong.
+        return json.loads(text.rstrip(), parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         place = f"{file}, line {line + error.lineno - 1}"
         raise DataError(f"{place}: invalid JSON at column {error.colno}: {error.msg}") from None

@@ -24,6 +24,13 @@ from turnwise.types import Fault
 _SEGMENT: Final = pa.struct(
     [("origin", pa.string()), *((name, pa.int32()) for name in ("start", "stop", "block", "path"))]
 )
+_LINEAGE: Final = pa.struct(
+    [
+        *((name, pa.int64()) for name in ("parent", "num_shared_tokens")),
+        *((name, pa.string()) for name in ("kind", "label")),
+        ("trained", pa.bool_()),
+    ]
+)
 _IDS: Final = pa.list_(pa.int32())
 ARRAYS: Final[Mapping[str, pa.DataType]] = {
     "prompt_ids": _IDS,
@@ -54,6 +61,7 @@ SCHEMA: Final = pa.schema(
         *((f"fault_{name}", pa.string()) for name in FAULT),
         *ARRAYS.items(),
         ("segments", pa.list_(_SEGMENT)),
+        ("lineage", _LINEAGE),
         *((name, pa.string()) for name in ("prompt_text", "response_text", "score_level", "score_at")),
         ("reward", pa.float64()),
         ("score_values", pa.list_(pa.float64())),
@@ -65,8 +73,9 @@ SCHEMA: Final = pa.schema(
 """
 Columns of `trajectories.parquet`. Every row repeats the columns of its episode; `reward` belongs to the row.
 
-`trajectory_index` is null for an episode without a trajectory, whose other columns are kept. These columns hold JSON
-text: messages, ground_truth, task_messages, task_extra, score_extra, num_tokens, metrics_extra.
+`lineage` is null for an episode without a described or branched record. `trajectory_index` is null for an episode
+without a trajectory, whose other columns are kept. These columns hold JSON text: messages, ground_truth, task_messages,
+task_extra, score_extra, num_tokens, metrics_extra.
 """
 
 Row = dict[str, Any]

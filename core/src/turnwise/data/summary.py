@@ -32,7 +32,8 @@ def summarize(results: Sequence[EpisodeResult], wall_s: float | None) -> JsonDic
         - `groups`: how many tasks (`count`), most episodes of one (`n`), and over the tasks with a scored episode the
           mean of their mean reward (`mean@n`) and of their best (`best@n`).
         - `num_turns`: spread; `num_tool_calls`, `num_tool_errors`: sums.
-        - `num_tokens`: by origin, counted in the records; `mask_ratio`: action over response tokens.
+        - `num_tokens`: by origin, counted in the records, with `replayed` if there are such tokens; `mask_ratio`:
+          action over response tokens.
         - `action_tokens_per_s`, `episodes_per_s`: over `wall_s`.
         - `total_s`, `llm_s`, `tool_s`: spreads over the episodes; `slowest`: uid of the one with the largest `total_s`.
     """
@@ -96,7 +97,7 @@ def _num_tokens(results: Sequence[EpisodeResult]) -> dict[str, int]:
         for trajectory in result.trajectories:
             counts += np.bincount(trajectory.origins, minlength=len(Origin))
             counts[Origin.PROMPT] += trajectory.num_prompt_tokens
-    return {origin.name.lower(): int(counts[origin]) for origin in Origin}
+    return {o.name.lower(): int(counts[o]) for o in Origin if counts[o] or o is not Origin.REPLAYED}
 
 
 def _finite(value: object) -> object:

@@ -16,7 +16,7 @@ from typing import Final, Self
 import numpy as np
 import pyarrow as pa
 import structlog
-from attrs import evolve
+from attrs import asdict, evolve
 from numpy.typing import ArrayLike
 
 from turnwise.data.row_file import (
@@ -34,6 +34,7 @@ from turnwise.data.row_file import (
 )
 from turnwise.errors import DataError, describe, first_line
 from turnwise.record.columns import DTYPES, NO_VERSION, Origin
+from turnwise.record.lineage import RecordLineage
 from turnwise.record.result import EpisodeResult, total_score
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import (
@@ -228,9 +229,10 @@ def _rows_of(result: EpisodeResult, decode: Callable[[TokenArray], str] | None) 
     if not result.trajectories:
         return [shared]
     scores: Sequence[Score | None] = result.scores or [None] * len(result.trajectories)
+    lineage: Sequence[RecordLineage | None] = result.lineage or [None] * len(result.trajectories)
     return [
-        shared | {"trajectory_index": index} | _record_columns(record, decode) | _score_columns(score)
-        for index, (record, score) in enumerate(zip(result.trajectories, scores, strict=True))
+        shared | {"trajectory_index": index} | _record_columns(record, line, decode) | _score_columns(score)
+        for index, (record, line, score) in enumerate(zip(result.trajectories, lineage, scores, strict=True))
     ]
 
 
@@ -256,8 +258,10 @@ def _shared_columns(result: EpisodeResult) -> Row:
     }
 
 
-def _record_columns(record: Trajectory, decode: Callable[[TokenArray], str] | None) -> Row:
+def _record_columns(record: Trajectory, line: RecordLineage | None, decode: Callable[[TokenArray], str] | None) -> Row:
+    texts = {name: plain_text(getattr(line, name)) for name in ("kind", "label")} if line else {}
     return {
+        "lineage": line and asdict(line) | texts,
         **{name: getattr(record, name) for name in ARRAYS},
         "segments": [
             {"origin": s.origin.name.lower(), "start": s.start, "stop": s.stop, "block": s.block, "path": s.path}
@@ -317,7 +321,8 @@ def _with_trajectory(result: EpisodeResult, row: Row) -> EpisodeResult:
     if row["trajectory_index"] is None:
         return result
     scores = result.scores if row["score_level"] is None else (*result.scores, _score(row))
-    return evolve(result, trajectories=(*result.trajectories, _trajectory(row)), scores=scores)
+    lineage = result.lineage if row["lineage"] is None else (*result.lineage, RecordLineage(**row["lineage"]))
+    return evolve(result, trajectories=(*result.trajectories, _trajectory(row)), scores=scores, lineage=lineage)
 
 
 def _trajectory(row: Row) -> Trajectory:

@@ -20,12 +20,13 @@ from turnwise.data.row_file import to_json
 from turnwise.errors import DataError, TurnwiseError, describe
 from turnwise.files import atomic_write
 from turnwise.record.invariants import check_trajectory
-from turnwise.record.spec import Counters, EpisodeSpec, RecordedCall, RecordedTurn, UnfinishedEpisode
+from turnwise.record.lineage import EpisodeRecord, RecordLineage
+from turnwise.record.spec import Counters, EpisodeSpec, RecordedCall, RecordedTurn, TurnPosition, UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import FinishReason, GenerateResult, JsonDict, Reply, SamplingParams, Task, ToolCall, ToolResult
 
 FORMAT: Final = "turnwise unfinished episodes"
-VERSION: Final = 1
+VERSION: Final = 2
 Row = dict[str, Any]
 """An episode, or a part of one, as JSON; the classes check the types when they are made."""
 
@@ -83,11 +84,19 @@ def _check_episode(episode: UnfinishedEpisode) -> None:
         closed.close()
         check_trajectory(closed)
     for turn in episode.turns:
-        # A position in a finished record would never be replayed, and its tokens would be lost silently.
-        if len(turn.position) != 4 or turn.position[0] < len(episode.trajectories):
-            raise ValueError(f"turn position {turn.position} does not fit {len(episode.trajectories)} records")
+        # A position in a closed record, or before its end, would never be replayed: its tokens would be lost silently.
+        if len(turn.position) != 4 or not _has_place(episode, turn.position):
+            raise ValueError(f"turn position {turn.position} does not fit {len(episode.records)} records")
         if not np.isfinite(turn.result.logprobs).all() or np.min(turn.result.weight_version, initial=0) < 0:
             raise ValueError("a turn has a log-probability that is not finite, or a weight version below 0")
+
+
+def _has_place(episode: UnfinishedEpisode, position: TurnPosition) -> bool:
+    record, num_tokens, _path, _own = position
+    if not 1 <= record <= len(episode.records):
+        return record > 0
+    found = episode.records[record - 1]
+    return found.is_open and num_tokens >= len(found.trajectory)
 
 
 # Episodes to JSON
@@ -114,7 +123,7 @@ def _to_row(episode: UnfinishedEpisode) -> JsonDict:
     return {name: getattr(episode, name) for name in _JSON_FIELDS} | {
         "spec": asdict(evolve(episode.spec, unfinished=None), filter=lambda each, _value: each.name != "unfinished"),
         "memory": episode.memory,
-        "trajectories": [to_json(trajectory.to_dict()) for trajectory in episode.trajectories],
+        "records": [_record_to_row(record) for record in episode.records],
         "turns": [
             {"position": turn.position, "seconds": turn.seconds, "result": to_json(asdict(turn.result))}
             for turn in episode.turns
@@ -122,6 +131,15 @@ def _to_row(episode: UnfinishedEpisode) -> JsonDict:
         "calls": [asdict(call) for call in episode.calls],
         "replies": [asdict(reply) for reply in episode.replies],
         "counters": asdict(episode.counters),
+    }
+
+
+def _record_to_row(record: EpisodeRecord) -> JsonDict:
+    return {
+        "tokens": to_json(record.trajectory.to_dict()),
+        "seed_name": record.seed_name,
+        "lineage": record.lineage and asdict(record.lineage),
+        "is_open": record.is_open,
     }
 
 
@@ -135,13 +153,21 @@ def _to_episode(row: Row) -> UnfinishedEpisode:
         **plain | {"messages": tuple(plain["messages"]), "last_finish": last_finish and FinishReason(last_finish)},
         spec=_to_spec(row.pop("spec")),
         memory=dict(row.pop("memory")),
-        trajectories=tuple(map(Trajectory.from_dict, row.pop("trajectories"))),
+        records=tuple(map(_to_record, row.pop("records"))),
         turns=tuple(map(_to_turn, row.pop("turns"))),
         calls=tuple(_to_call(each) for each in row.pop("calls")),
         replies=tuple(Reply(**each) for each in row.pop("replies")),
         counters=Counters(**row.pop("counters")),
         **row,  # empty, or unknown names that the class rejects
     )
+
+
+def _to_record(row: Row) -> EpisodeRecord:
+    lineage = row.pop("lineage")
+    record = EpisodeRecord(Trajectory.from_dict(row.pop("tokens")), lineage=lineage and RecordLineage(**lineage), **row)
+    if not record.is_open:
+        record.close()
+    return record
 
 
 def _to_spec(row: Row) -> EpisodeSpec:

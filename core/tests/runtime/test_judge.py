@@ -13,6 +13,7 @@ from turnwise.config.resolve import load_resolved
 from turnwise.errors import ConfigError, EngineError, InfrastructureError, ReplicaDiedError
 from turnwise.runtime.judge import JudgeClient
 from turnwise_testing.agent_probe import probe_chat
+from turnwise_testing.installation import install_plugin
 from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
 from turnwise_testing.tokenizers import byte_tokenizer
 
@@ -158,11 +159,7 @@ def register_rewards(registry):
 def config_file(tmp_path, monkeypatch):
     """A run whose reward asks a judge with a model of its own."""
     site = tmp_path / "site"
-    info = site / "acme_judge-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / "acme_judge.py").write_text(PLUGIN)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-judge\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[turnwise]\nacme_judge = acme_judge\n")
+    install_plugin(site, "acme_judge", PLUGIN)
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.delitem(sys.modules, "acme_judge", raising=False)
     byte_tokenizer().save_pretrained(tmp_path / "model")

@@ -248,6 +248,8 @@ def test_long_prompts(policy):
         else:
             uids = [r.task.uid for r in running.rollout(rows)]
             assert uids == ["task0", "task1"] + (["task-is-long"] if policy == "truncate_left" else [])
+            stats = running.stats()
+            assert (int(policy == "drop"), 0) == (stats["dropped"], stats["failed"])
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ class TestFile:
     @pytest.mark.parametrize(
         ("old", "new", "complaint"),
         [
-            ('"version": 1', '"version": 2', "has version 2"),
+            ('"version": 2', '"version": 1', "has version 1"),
             ('"turnwise unfinished', '"some other', "not a file of unfinished"),
             ('"num_prompt_tokens": 5', '"num_prompt_tokens": 4', "line 2"),
             ('"started": true', '"started": true, "surprise": 1', "line 2.*surprise"),

@@ -17,6 +17,7 @@ from turnwise.config.runtime import PoolConfig, RayConfig, RuntimeConfig
 from turnwise.errors import ConfigError
 from turnwise.runtime.placement import check_interpreters, parse_address, plan_placement
 from turnwise.runtime.ray.placement_groups import check_capacity
+from turnwise_testing.installation import install_plugin
 
 SMALL = st.integers(min_value=1, max_value=8)
 
@@ -166,11 +167,7 @@ def test_a_small_cluster_is_rejected_before_anything_starts():
 def config_file(tmp_path):
     """A config and a plugin of its own, so that it resolves in any environment."""
     site = tmp_path / "site"
-    info = site / "acme_plan-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / "acme_plan.py").write_text(PLUGIN)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-plan\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[turnwise]\nacme_plan = acme_plan\n")
+    install_plugin(site, "acme_plan", PLUGIN)
     file = tmp_path / "run.yaml"
     engine = {"name": "acme", "tensor_parallel_size": 2}
     config = {"data": {"path": "none.jsonl"}, "agent": "acme", "engine": engine, "plugins": ["acme_plan"]}

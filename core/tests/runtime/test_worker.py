@@ -13,6 +13,7 @@ from turnwise.episode.setup import Limits
 from turnwise.errors import InfrastructureError, PluginError
 from turnwise.events.dispatch import Observers
 from turnwise.record.spec import EpisodeSpec
+from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.worker import Worker, WorkerComponents
 from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
 
@@ -75,7 +76,7 @@ def run_all(agents, programs, observer) -> dict[int, EpisodeResult]:
 
     async def run() -> None:
         await engine.start()
-        await Worker(parts, "worker 3").run(iter(enumerate(specs)), results.__setitem__)
+        await Worker(parts, "worker 3").run(EpisodeFeed.of(specs), results.__setitem__)
 
     asyncio.run(run())
     return results

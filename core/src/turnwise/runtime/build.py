@@ -90,7 +90,7 @@ class RunBuilder:
         model = self.config.model_spec(judge.model)
         return JudgeClient(
             engine=client,
-            chat=_load_chat(model),
+            chat=self._load_chat(model),
             sampling=judge.sampling,
             seed=self.config.rollout.seed,
             release=client.release if isinstance(client, ReplicaPool) else None,
@@ -100,12 +100,16 @@ class RunBuilder:
     def resources(self) -> Resources:
         """Resources of the plugins: model, chat, judge, parser, tools and simulated user."""
         config = self.config
-        resources = Resources(model=self.model, seed=config.rollout.seed, chat=_load_chat(self.model), judge=self.judge)
-        # Each part is built with the parts before it: a tool may use the parser, and a simulated user the tools.
+        chat = self._load_chat(self.model)
+        resources = Resources(model=self.model, seed=config.rollout.seed, chat=chat, judge=self.judge)
+        # Each part is built with the parts before it: a parser may use the tools' schemas, and a simulated user both.
+        resources = evolve(resources, tools=self._build_tools(resources))
         if config.parser is not None:
             parser = build_part(self.host, "tool_parsers", config.parser, resources, path="parser")
             resources = evolve(resources, parser=parser)
-        resources = evolve(resources, tools=self._build_tools(resources))
+        if (choice := config.reasoning_parser) is not None:
+            reasoning_parser = build_part(self.host, "reasoning_parsers", choice, resources, path="reasoning_parser")
+            resources = evolve(resources, reasoning_parser=reasoning_parser)
         if config.interaction is not None:
             interaction = build_part(self.host, "interactions", config.interaction, resources, path="interaction")
             resources = evolve(resources, interaction=interaction)
@@ -185,6 +189,8 @@ class RunBuilder:
             response_length=rollout.response_length,
             prompt_policy=self.config.data.prompt_policy,
             max_steps=rollout.max_steps,
+            max_records=rollout.max_records,
+            max_sampled_tokens=rollout.max_sampled_tokens,
             **_fields_of(Deadlines, rollout.deadlines),
         )
 
@@ -217,6 +223,9 @@ class RunBuilder:
         if options.dtype is None and not options.rename and not options.fuse:
             return source
         return ConvertedSource(source=source, dtype=options.dtype, rename=options.rename, fuse=options.fuse)
+
+    def _load_chat(self, model: ModelSpec) -> Chat | None:
+        return load_chat(model, self.config.rollout.special_tokens_in_content) if model.path else None
 
     def _build_tools(self, resources: Resources) -> dict[str, Tool]:
         config = self.config
@@ -279,10 +288,6 @@ def transport_choice(config: RunConfig, host: Host) -> Choice | None:
     if config.weight_transport is not None:
         return config.weight_transport
     return Choice(config.runtime.name) if config.runtime.name in host.weight_transports else None
-
-
-def _load_chat(model: ModelSpec) -> Chat | None:
-    return load_chat(model) if model.path else None
 
 
 def _fields_of(shared: type, section: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from turnwise.protocols.weights import UpdateReport
-from turnwise.record.spec import EpisodeSpec
+from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.worker import Deliver
 from turnwise.weights.sources import Weights
 
@@ -22,11 +22,12 @@ class Runtime(Protocol):
     async def start(self) -> None:
         """Start engines and workers."""
 
-    async def run(self, specs: Sequence[EpisodeSpec], deliver: Deliver, interrupt: asyncio.Event | None = None) -> None:
+    async def run(self, feed: EpisodeFeed, deliver: Deliver, interrupt: asyncio.Event | None = None) -> None:
         """
-        Run episodes, and deliver each spec once, with its index and its result.
+        Run the episodes of a feed to its end, and deliver each once, with its number and its result.
 
-        Several calls may run at the same time. `interrupt` aborts the unfinished episodes of this call when it is set.
+        Several calls may run at the same time. `interrupt` aborts the unfinished episodes of this call when it is set,
+        after the feed was closed.
         """
 
     async def abort(self) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from attrs import define, field
 
 from turnwise.protocols import Engine
 from turnwise.protocols.weights import ReplicaUpdate, UpdateReport
-from turnwise.record.spec import EpisodeSpec
+from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.loop_watchdog import EventLoopWatchdog
 from turnwise.runtime.remote.weight_updates import MakeSource
-from turnwise.runtime.worker import Deliver, Numbered, Worker, WorkerComponents
+from turnwise.runtime.worker import Deliver, Worker, WorkerComponents
 from turnwise.weights.sleep import EngineMemory
 from turnwise.weights.sources import Weights, source_of
 
@@ -48,14 +48,13 @@ class LocalRuntime:
         if self.judge is not None:
             await self.judge.start()
 
-    async def run(self, specs: Sequence[EpisodeSpec], deliver: Deliver, interrupt: asyncio.Event | None = None) -> None:
-        numbered = iter(enumerate(specs))
+    async def run(self, feed: EpisodeFeed, deliver: Deliver, interrupt: asyncio.Event | None = None) -> None:
         # New workers for every call, so that an interrupt of one call does not touch the episodes of another.
         workers = [Worker(self.parts, f"worker {index}") for index in range(self.num_workers)]
         self._workers.update(workers)
         try:
             with EventLoopWatchdog(self.parts.limits.loop_lag_s):
-                await _run_all(workers, numbered, deliver, interrupt)
+                await _run_all(workers, feed, deliver, interrupt)
         finally:
             self._workers.difference_update(workers)
 
@@ -99,13 +98,13 @@ class LocalRuntime:
 
 
 async def _run_all(
-    workers: Sequence[Worker], numbered: Iterator[Numbered], deliver: Deliver, interrupt: asyncio.Event | None
+    workers: Sequence[Worker], feed: EpisodeFeed, deliver: Deliver, interrupt: asyncio.Event | None
 ) -> None:
     async with asyncio.TaskGroup() as waiting:
         interrupting = waiting.create_task(_abort_at(interrupt, workers)) if interrupt else None
         async with asyncio.TaskGroup() as group:
             for worker in workers:
-                group.create_task(worker.run(numbered, deliver))
+                group.create_task(worker.run(feed, deliver))
         if interrupting:  # an event that is never set would keep the outer group open
             interrupting.cancel()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -38,6 +38,11 @@ class LoopThread:
         self._futures.add(future)
         future.add_done_callback(self._futures.discard)
         return future
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Call a function in the loop soon, from any thread; do nothing after the end of the loop."""
+        with suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(function)
 
     def call(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine in the loop and wait for its result; an interrupt cancels it."""

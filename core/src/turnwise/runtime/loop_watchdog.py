@@ -8,6 +8,7 @@ A thread watches the loop. It cannot end the blocking call; a tool that may bloc
 from __future__ import annotations
 
 import asyncio
+import selectors
 import sys
 import threading
 import time
@@ -29,7 +30,7 @@ class EventLoopWatchdog:
     Watches the running event loop; a context manager.
 
     Attributes:
-        num_blocks: number of times that the loop was blocked.
+        num_blocks: number of times that the loop was blocked, and not idle on a machine that is overloaded.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -63,15 +64,21 @@ class EventLoopWatchdog:
             late_s = time.monotonic() - seen
             if late_s > self._limit_s and seen != reported:  # one report for each block, however long it lasts
                 reported = seen
-                self.num_blocks += 1
                 self._report(late_s)
 
     def _report(self, late_s: float) -> None:
         frame = sys._current_frames().get(self._owner)  # noqa: SLF001 - the only way to another thread's stack
         tool, now = _tool_in(frame), time.monotonic()
+        waits = frame is not None and frame.f_code.co_filename == selectors.__file__
+        self.num_blocks += not waits
         if tool is None and now - self._reported_load < _QUIET_S:
             return  # the machine is overloaded, so every beat is late
         self._reported_load = self._reported_load if tool else now
+        if waits:
+            structlog.get_logger().warning(
+                "the machine is overloaded: the event loop woke late", seconds=round(late_s, 2)
+            )
+            return
         stack = traceback.format_stack(frame)[-_SHOWN_FRAMES:] if frame is not None else []
         structlog.get_logger().warning(
             "the event loop is blocked: no other episode continues and no deadline fires",

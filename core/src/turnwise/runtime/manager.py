@@ -7,26 +7,27 @@ interrupt in the caller's thread loses no finished episode.
 
 from __future__ import annotations
 
-import asyncio
-import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Self, Unpack
 
 import structlog
 from attrs import define, field
 
-from turnwise.episode.setup import PromptTooLongError
-from turnwise.errors import TurnwiseError
+from turnwise.errors import PromptTooLongError, TurnwiseError
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import Observer, RunStarted, WeightsUpdated, unix_s
 from turnwise.protocols import Chat
 from turnwise.protocols.weights import TAGS, UpdateReport
 from turnwise.record.result import EpisodeResult
-from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
+from turnwise.record.spec import UnfinishedEpisode
+from turnwise.runtime.feed import EpisodeFeed
+from turnwise.runtime.finished import FinishedEpisodes, OpenEpisodes, TaskFeed
 from turnwise.runtime.interface import Runtime
 from turnwise.runtime.loop_thread import LoopThread
 from turnwise.runtime.partial import CompletionThreshold, PartialCall, RolloutOptions
@@ -35,39 +36,10 @@ from turnwise.types import Status, Task
 from turnwise.weights.sources import Weights
 
 if TYPE_CHECKING:
+    from turnwise.batch.packed_batch import PackedBatch
     from turnwise.batch.rollout_batch import RolloutBatch
     from turnwise.config.run import RunConfig
     from turnwise.plugin.host import Host
-
-Finished = tuple[int, EpisodeResult] | BaseException | None
-"""An episode with its number, an exception that ended the call, or None at the end."""
-
-
-@define(eq=False)
-class FinishedEpisodes:
-    """
-    Episodes with their numbers, as they finish. The call has `total` episodes.
-
-    It is not a generator: an exception inside a generator's frame, such as an interrupt, would end the iteration.
-    """
-
-    total: int
-    _finished: queue.SimpleQueue[Finished]
-    _accept: Callable[[tuple[int, EpisodeResult] | BaseException], tuple[int, EpisodeResult] | None]
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> tuple[int, EpisodeResult]:
-        while (item := self._finished.get()) is not None:
-            if accepted := self._accept(item):  # None for an episode that the prompt policy drops
-                return accepted
-        self.close()  # another call of `next` must end too, and not wait for an empty queue
-        raise StopIteration
-
-    def close(self) -> None:
-        """End the iteration, even if another thread or the frame below a signal handler waits in it."""
-        self._finished.put(None)
 
 
 @define(eq=False)
@@ -76,8 +48,8 @@ class RolloutManager:
     Runs tasks and returns finished episodes. Use it as a context manager, or call `start` and `stop`.
 
     `RolloutManager.from_config` builds one. `generate`, `rollout`, `iterate` and `stream` run tasks and differ in their
-    results. All of them accept the options of `turnwise.runtime.partial.RolloutOptions`, and several calls may run at
-    the same time.
+    results. All of them accept the options of `turnwise.runtime.partial.RolloutOptions`. `open` runs tasks that come
+    one by one. Several calls may run at the same time.
 
     Attributes:
         runtime: runs the episodes.
@@ -103,6 +75,7 @@ class RolloutManager:
     # Held during an update, sleep or wake-up, because each depends on the state that another changes.
     _switching: threading.RLock = field(factory=threading.RLock, init=False)
     _thread: LoopThread | None = field(default=None, init=False)
+    _calls: set[PartialCall] = field(factory=set, init=False)  # changed on the runtime's loop alone
 
     @classmethod
     def from_config(
@@ -191,28 +164,69 @@ class RolloutManager:
 
     def iterate_numbered(self, tasks: Iterable[Task], **options: Unpack[RolloutOptions]) -> FinishedEpisodes:
         """Return the iterator of `iterate`, with the number of each episode in the order of `generate`, from 0."""
-        finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
-        total = self._submit(tasks, options, finished.put)
-        return FinishedEpisodes(total, finished, self._accept)
+        threshold = CompletionThreshold.from_options(options)
+        global_step, validation = options.get("global_step", 0), options.get("validation", False)
+        resume = options.get("resume", False)
+        resumed = self.unfinished if resume is True else tuple(resume or ())
+        self._running_thread()
+        specs = self.plan.specs(tasks, resumed, global_step=global_step, validation=validation)
+        self.forget(resumed)  # after the checks of `specs`, so that a rejected call loses no episode
+        with self._lock:
+            self._counts["resumed"] += sum(unfinished.started for unfinished in resumed)
+        finished = FinishedEpisodes(len(specs), self._accept)
+        call = PartialCall(EpisodeFeed.of(specs), len(specs), threshold, finished.put_episode, self._keep)
+        self._emit_started(len(specs), global_step, validation)
+        self._launch(call, finished)
+        return finished
 
     async def stream(self, tasks: Iterable[Task], **options: Unpack[RolloutOptions]) -> AsyncIterator[EpisodeResult]:
         """Yield episodes as they finish, on the caller's event loop; leaving the loop early aborts the others."""
-        loop, finished = asyncio.get_running_loop(), asyncio.Queue[Finished]()
-
-        def put(item: Finished) -> None:  # called in the runtime's thread
-            loop.call_soon_threadsafe(finished.put_nowait, item)
-
-        self._submit(tasks, options, put)
-        complete = False
+        episodes, complete = self.iterate_numbered(tasks, **options), False
         try:
-            while (item := await finished.get()) is not None:
-                if accepted := self._accept(item):
-                    yield accepted[1]
+            async for _number, result in episodes:
+                yield result
             complete = True
         finally:
             # After `break`, an exception or a cancellation in the caller's loop the results have no reader.
             if not complete:
                 self.abort()
+
+    def open(self, *, global_step: int = 0, validation: bool = False, limit: int | None = None) -> TaskFeed:
+        """
+        Return an open call, to which tasks may be submitted while others run.
+
+        Episodes are the same as those of one call with all tasks.
+
+        Args:
+            global_step: training step of the tasks.
+            validation: sample with the validation parameters.
+            limit: most episodes that were submitted and not yet taken as results; a `submit` beyond it waits.
+        """
+        thread, episodes = self._running_thread(), OpenEpisodes(limit)
+
+        def accept(item: tuple[int, EpisodeResult] | BaseException) -> tuple[int, EpisodeResult] | None:
+            if not isinstance(item, BaseException):
+                episodes.remove()
+            return self._accept(item)
+
+        finished = FinishedEpisodes(0, accept)
+        call = PartialCall(EpisodeFeed(), 0, CompletionThreshold(), finished.put_episode, self._keep)
+        self._launch(call, finished).add_done_callback(lambda _done: episodes.close())
+        rollouts = self.plan.count_rollouts()
+
+        def add(task: Task, rollout_n: int | None) -> None:
+            specs = self.plan.task_specs(task, rollouts, rollout_n, global_step=global_step, validation=validation)
+            self._emit_started(len(specs), global_step, validation)
+            thread.call_soon(partial(call.add, specs))
+
+        return TaskFeed(
+            finished,
+            episodes,
+            self.plan.count(validation),
+            add,
+            partial(thread.call_soon, call.feed.close),
+            partial(thread.call_soon, call.abandon),
+        )
 
     @property
     def unfinished(self) -> tuple[UnfinishedEpisode, ...]:
@@ -230,14 +244,14 @@ class RolloutManager:
 
         Returns:
             `completed`, `truncated`, `timed_out`, `aborted` and `failed` episodes, and how many were `interrupted` by
-            `min_fraction` and `resumed`. Under Ray also episodes that were `retried` because their worker died,
-            `quarantined` episodes that failed because workers died of them, `worker_restarts`, `replica_restarts`, and
-            `migrations` of requests to another replica.
+            `min_fraction`, `resumed`, and `dropped` by the prompt policy. Under Ray also episodes that were `retried`
+            because their worker died, `quarantined` episodes that failed because workers died of them,
+            `worker_restarts`, `replica_restarts`, and `migrations` of requests to another replica.
         """
         thread = self._thread
         recoveries = thread.call(self.runtime.counts()) if thread is not None else {}
         return {**{str(status): self._counts[status] for status in Status}, **recoveries} | {
-            name: self._counts[name] for name in ("interrupted", "resumed")
+            name: self._counts[name] for name in ("interrupted", "resumed", "dropped")
         }
 
     def forget(self, unfinished: Iterable[UnfinishedEpisode]) -> None:
@@ -247,10 +261,10 @@ class RolloutManager:
             self._unfinished[:] = [each for each in self._unfinished if id(each) not in forgotten]
 
     def abort(self) -> None:
-        """Stop every running episode soon; the calls that wait for them return."""
+        """Stop every running episode soon and close every task feed; the calls that wait for them return."""
         if self._thread is not None:
             # Not awaited: signal handlers call this method, and must not wait for the loop.
-            self._thread.submit(self.runtime.abort())
+            self._thread.submit(self._abort())
 
     def update_weights(self, weights: Weights, *, version: int | None = None) -> UpdateReport:
         """
@@ -305,6 +319,14 @@ class RolloutManager:
             batch = batch.with_fields(postprocessor.process(batch))
         return batch
 
+    def collate_packed(self, results: Sequence[EpisodeResult]) -> PackedBatch:
+        """Return the batch of some episodes without pads; postprocessors, if there are any, get a padded one."""
+        from turnwise.batch.packed_batch import collate_packed  # torch is only needed here
+
+        if self.plan.postprocessors:
+            return self.collate(results).packed()
+        return collate_packed(results, pad_token_id=self.plan.pad_token_id)
+
     def _emit_update(self, report: UpdateReport, started_at: float) -> None:
         for update in report.replicas:
             if not update.error:
@@ -317,42 +339,39 @@ class RolloutManager:
                 )
                 self.observers.emit("on_weights_updated", event)
 
-    def _submit(self, tasks: Iterable[Task], options: RolloutOptions, put: Callable[[Finished], None]) -> int:
-        """Start a call and return its number of episodes; `put` is called in the runtime's thread."""
-        thread = self._running_thread()
-        threshold = CompletionThreshold.from_options(options)
-        global_step, validation = options.get("global_step", 0), options.get("validation", False)
-        resume = options.get("resume", False)
-        resumed = self.unfinished if resume is True else tuple(resume or ())
-        specs = self.plan.specs(tasks, resumed, global_step=global_step, validation=validation)
-        self.forget(resumed)  # after the checks of `specs`, so that a rejected call loses no episode
-        with self._lock:
-            self._counts["resumed"] += sum(unfinished.started for unfinished in resumed)
-        self.observers.emit(
-            "on_run_started", RunStarted(num_episodes=len(specs), global_step=global_step, validation=validation)
-        )
-        running = thread.submit(self._run(specs, put, threshold))
+    def _launch(self, call: PartialCall, finished: FinishedEpisodes) -> Future[None]:
+        """Start a call; its episodes, and then an error or the end, come to `finished` from the runtime's thread."""
+        running = self._running_thread().submit(self._run(call, finished))
         # Also when the loop breaks, and `_run` with it. A second error has no reader.
-        running.add_done_callback(lambda done: put(None if done.cancelled() else done.exception()))
-        return len(specs)
+        running.add_done_callback(lambda done: finished.put(None if done.cancelled() else done.exception()))
+        return running
+
+    def _emit_started(self, num_episodes: int, global_step: int, validation: bool) -> None:
+        event = RunStarted(num_episodes=num_episodes, global_step=global_step, validation=validation)
+        self.observers.emit("on_run_started", event)
 
     def _running_thread(self) -> LoopThread:
         if self._thread is None:
             raise TurnwiseError("the manager is not running: use it in a with statement, or call start()")
         return self._thread
 
-    async def _run(
-        self, specs: Sequence[EpisodeSpec], put: Callable[[Finished], None], threshold: CompletionThreshold
-    ) -> None:
+    async def _run(self, call: PartialCall, finished: FinishedEpisodes) -> None:
         """Run episodes on the runtime's loop; put None at the end, after the exception if there was one."""
-        call = PartialCall(len(specs), threshold, lambda number, result: put((number, result)), self._keep)
+        self._calls.add(call)
         try:
-            await self.runtime.run(specs, call.deliver, call.interrupt)
+            await self.runtime.run(call.feed, call.deliver, call.interrupt)
         except BaseException as error:  # a cancellation too, or the caller would wait for ever
-            put(error)
+            finished.put(error)
             raise
         finally:
-            put(None)
+            self._calls.discard(call)
+            finished.put(None)
+
+    async def _abort(self) -> None:
+        # First, because a runtime starts what it still takes from a feed.
+        for call in tuple(self._calls):
+            call.end()
+        await self.runtime.abort()
 
     def _keep(self, unfinished: UnfinishedEpisode) -> None:
         with self._lock:
@@ -363,15 +382,17 @@ class RolloutManager:
         """Count a result for the caller; by the prompt policy, a long prompt ends the run or is left out."""
         if isinstance(item, BaseException):
             raise item
-        result = item[1]
+        result, fault = item[1], item[1].fault
+        too_long = fault is not None and fault.kind == PromptTooLongError.__name__
+        dropped = too_long and self.plan.prompt_policy == "drop"
         with self._lock:
-            self._counts[result.status] += 1
+            self._counts["dropped" if dropped else result.status] += 1
             if result.unfinished is not None:
                 self._unfinished.append(result.unfinished)
-        fault = result.fault
-        if fault is None or fault.kind != PromptTooLongError.__name__:
+        if fault is None or not too_long:
             return item
-        if self.plan.prompt_policy == "drop":
+        if dropped:
+            structlog.get_logger().warning("episode dropped", episode=result.uid, reason=fault.message)
             return None
         # The other episodes would run to their end, for a caller that has left with the exception.
         self.abort()

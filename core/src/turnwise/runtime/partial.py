@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypedDict
 
 from attrs import define, field, frozen, validators
 
 from turnwise.record.result import EpisodeResult
-from turnwise.record.spec import UnfinishedEpisode
-from turnwise.runtime.worker import Deliver
+from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
+from turnwise.runtime.feed import EpisodeFeed
+from turnwise.runtime.worker import Deliver, build_unstarted_result
 from turnwise.types import Status
 
 _PARTIAL: Final = ("min_fraction", "grace_s", "resume")
@@ -64,19 +65,39 @@ class PartialCall:
     One call, on the event loop of the runtime.
 
     Attributes:
-        num_episodes: of the call.
+        feed: its episodes.
+        num_episodes: of the call; 0 while it is open, so that no threshold ends it.
         threshold: when the call may end.
         put: called with each result for the caller.
         keep: called with each interrupted episode.
         interrupt: set when the remaining episodes must end.
     """
 
+    feed: EpisodeFeed
     num_episodes: int
     threshold: CompletionThreshold
     put: Deliver
     keep: Callable[[UnfinishedEpisode], None]
     interrupt: asyncio.Event = field(factory=asyncio.Event)
     _num_finished: int = 0
+
+    def add(self, specs: Sequence[EpisodeSpec]) -> None:
+        """Add episodes; after an abort they end at once."""
+        self.feed.add(specs)
+        if self.feed.closed:
+            self.end()
+
+    def end(self) -> None:
+        """Close the feed, and deliver the episodes that no worker has taken from it."""
+        self.feed.close()
+        for number, spec in iter(self.feed.take_waiting, None):
+            self.deliver(number, build_unstarted_result(spec))
+
+    def abandon(self) -> None:
+        """End the call, and drop its episodes: nobody reads them."""
+        self.put, self.keep = (lambda _number, _result: None), (lambda _unfinished: None)
+        self.end()
+        self.interrupt.set()
 
     def deliver(self, number: int, result: EpisodeResult) -> None:
         """Handle a result: give it to the caller, or keep it if the threshold interrupted it."""

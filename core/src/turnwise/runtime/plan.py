@@ -60,28 +60,48 @@ class RolloutPlan(GroupOptions):
             self.check_agent(unfinished.spec.task, unfinished.spec.agent_name)
         if len(set(map(id, resumed))) < len(resumed):
             raise DataError("resume: an unfinished episode is given more than once, and would count twice")
-        new = self._new_specs(tasks, global_step, validation)
+        rollouts = self.count_rollouts()
+        new = [
+            spec
+            for task in tasks
+            for spec in self.task_specs(task, rollouts, global_step=global_step, validation=validation)
+        ]
         if not new and not resumed:
             raise DataError("there are no tasks to run")
         return _group([*(unfinished.resumed_spec for unfinished in resumed), *new]) if resumed else new
 
-    def _new_specs(self, tasks: Iterable[Task], global_step: int, validation: bool) -> list[EpisodeSpec]:
-        count = self.validation_n if validation else self.n
-        sampling = self.validation_sampling if validation else self.sampling
+    def count(self, validation: bool) -> int:
+        """Return the number of episodes of a task."""
+        return self.validation_n if validation else self.n
+
+    def count_rollouts(self) -> defaultdict[str, Iterator[int]]:
+        """Return the counts of the rollouts of each uid, for the tasks of one call."""
         # By uid and not by row: two rows with one uid are one group, and equal numbers would give equal seeds.
-        rollouts: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+        return defaultdict(itertools.count)
+
+    def task_specs(
+        self,
+        task: Task,
+        rollouts: Mapping[str, Iterator[int]],
+        rollout_n: int | None = None,
+        *,
+        global_step: int,
+        validation: bool,
+    ) -> list[EpisodeSpec]:
+        """Return the specs of a task, whose numbers continue `rollouts`; with `rollout_n`, the one of this number."""
+        agent_name = self._choose_agent(task)
+        new = itertools.islice(rollouts[task.uid], self.count(validation) if rollout_n is None else 0)
         return [
             EpisodeSpec(
                 task=task,
-                agent_name=self._choose_agent(task),
-                rollout_n=next(rollouts[task.uid]),
+                agent_name=agent_name,
+                rollout_n=number,
                 global_step=global_step,
                 validation=validation,
                 seed=self.seed,
-                sampling=sampling,
+                sampling=self.validation_sampling if validation else self.sampling,
             )
-            for task in tasks
-            for _ in range(count)
+            for number in (new if rollout_n is None else (rollout_n,))
         ]
 
     def check_agent(self, task: Task, name: str) -> None:

@@ -7,12 +7,13 @@ A runtime gives it specs and a callback for results. Each spec that a worker tak
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from attrs import define, evolve, field, frozen
 
 from turnwise.episode.driver import EpisodeProgram, run_episode
 from turnwise.episode.live import LiveEpisode
+from turnwise.episode.records import EpisodeRecords
 from turnwise.episode.setup import EngineClient, EpisodeContext, Limits
 from turnwise.errors import BoundaryError, boundary
 from turnwise.events.dispatch import Observers
@@ -20,9 +21,9 @@ from turnwise.events.observer import LimitReached
 from turnwise.protocols import Interaction
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
+from turnwise.runtime.feed import EpisodeFeed, Numbered
 from turnwise.types import Fault, Status
 
-Numbered = tuple[int, EpisodeSpec]
 Deliver = Callable[[int, EpisodeResult], None]
 
 
@@ -61,22 +62,20 @@ class Worker:
     _live: dict[LiveEpisode, int] = field(factory=dict, init=False)
     _aborting: bool = field(default=False, init=False)
 
-    async def run(self, specs: Iterator[Numbered], deliver: Deliver) -> None:
+    async def run(self, feed: EpisodeFeed, deliver: Deliver) -> None:
         """
-        Run specs until the iterator ends; several workers may share one iterator.
+        Run specs until the feed ends; several workers may share one feed.
 
         `deliver` is called on the event loop with the number and the result of each spec.
         """
         self.resume()
+        room = asyncio.Semaphore(self.parts.max_in_flight)
         # The outer group outlives the slots: an episode may end while the engine still handles its abort.
         async with asyncio.TaskGroup() as background, asyncio.TaskGroup() as slots:
             context = self.build_context(background)
-            for _ in range(self.parts.max_in_flight):
-                # The first spec is taken here, so that there are no more slots than specs.
-                first = next(specs, None)
-                if first is None:
-                    break
-                slots.create_task(self._run_slot(first, specs, deliver, context))
+            # The first spec of a slot is taken here, so that there are no more slots than specs.
+            while await room.acquire() and (first := await feed.take()) is not None:
+                slots.create_task(self._run_slot(first, feed, deliver, context, room))
 
     def build_context(self, background: asyncio.TaskGroup) -> EpisodeContext:
         """Return the parts that episodes share; their background tasks run in the given group."""
@@ -144,15 +143,16 @@ class Worker:
         return result
 
     async def _run_slot(
-        self, first: Numbered, specs: Iterator[Numbered], deliver: Deliver, context: EpisodeContext
+        self, first: Numbered, feed: EpisodeFeed, deliver: Deliver, context: EpisodeContext, room: asyncio.Semaphore
     ) -> None:
         taken: Numbered | None = first
         while taken is not None:
             number, spec = taken
             deliver(number, await self.run_one(spec, context, number))
-            taken = next(specs, None)
-            if taken is not None:
+            taken = feed.take_waiting()
+            if taken is not None and room.locked():
                 self.emit_limit_reached()
+        room.release()
 
 
 def build_unstarted_result(spec: EpisodeSpec) -> EpisodeResult:
@@ -165,9 +165,9 @@ def build_unstarted_result(spec: EpisodeSpec) -> EpisodeResult:
 def build_unrun_result(spec: EpisodeSpec, status: Status, fault: Fault) -> EpisodeResult:
     """Return the result of an episode that does not run; it has the records of an earlier part, if there was one."""
     earlier = spec.unfinished
-    records = [trajectory.rewound(trajectory.mark()) for trajectory in earlier.trajectories] if earlier else []
-    for trajectory in records:
-        trajectory.close()
+    records = EpisodeRecords(entries=[record.rewound() for record in earlier.records] if earlier else [])
+    for record in records.entries:
+        record.close()
     return EpisodeResult(
         task=spec.task,
         rollout_n=spec.rollout_n,
@@ -176,6 +176,7 @@ def build_unrun_result(spec: EpisodeSpec, status: Status, fault: Fault) -> Episo
         agent_name=spec.agent_name,
         status=status,
         fault=fault,
-        trajectories=tuple(records),
+        trajectories=tuple(records.trajectories),
+        lineage=records.lineage,
         messages=earlier.messages if earlier else tuple(spec.task.messages),
     )

@@ -29,6 +29,16 @@ def port():
         yield server.getsockname()[1]
 
 
+def visit(ours):
+    """Connect and disconnect."""
+
+    async def both():
+        await ours.connect()
+        await ours.close()
+
+    asyncio.run(both())
+
+
 def refusal(address, kind=ConfigError):
     with pytest.raises(kind) as raised:
         asyncio.run(Cluster(address).connect())
@@ -64,27 +74,46 @@ def test_a_silent_host_is_waited_for_a_short_time(started, monkeypatch):
 @pytest.mark.parametrize("prefix", ["", "ray://"])
 def test_a_reachable_address_is_passed_to_ray(started, port, prefix):
     """The run connects to the cluster at that address, and disconnects at its end."""
-
-    async def visit(address):
-        ours = Cluster(address)
-        await ours.connect()
-        await ours.close()
-
-    asyncio.run(visit(f"{prefix}127.0.0.1:{port}"))
+    visit(Cluster(f"{prefix}127.0.0.1:{port}"))
     assert [f"{prefix}127.0.0.1:{port}", "shutdown"] == started
 
 
 @pytest.mark.parametrize("address", ["auto", "local", None])
 def test_an_address_without_a_host_is_passed_to_ray(started, address):
     """Without any address, Ray starts a cluster."""
-
-    async def visit():
-        ours = Cluster(address)
-        await ours.connect()
-        await ours.close()
-
-    asyncio.run(visit())
+    visit(Cluster(address))
     assert [address or "local", "shutdown"] == started
+
+
+@pytest.mark.parametrize("address", [None, "auto", "10.0.0.1:6379", "ray://head:10001"])
+@pytest.mark.parametrize("mode", ["disabled", "k8s"])
+def test_an_exposed_cluster_without_tokens_is_refused(started, monkeypatch, address, mode):
+    """Nothing is started or joined, unless the network is trusted."""
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    monkeypatch.setattr(cluster, "_check_reachable", lambda _address: None)
+
+    assert "which requires no token" in refusal(address)
+    assert [] == started
+    visit(Cluster(address, trusted_network=True))
+    assert [address or "local", "shutdown"] == started
+
+
+@pytest.mark.parametrize("address", [None, "10.0.0.1:6379"])
+def test_a_cluster_that_asked_for_no_token_is_left(started, monkeypatch, address):
+    """An older Ray starts clusters without a token, and a cluster may let everyone in."""
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    monkeypatch.setattr(cluster, "_check_reachable", lambda _address: None)
+
+    assert "which requires no token" in refusal(address)
+    assert [address or "local", "shutdown"] == started
+
+
+def test_a_cluster_on_loopback_needs_no_token(started, monkeypatch, port):
+    """Its owner decides."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+
+    visit(Cluster(f"127.0.0.1:{port}"))
+    assert [f"127.0.0.1:{port}", "shutdown"] == started
 
 
 def test_a_malformed_address_is_an_error(started):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise import EpisodeResult, Status, Task, Trajectory
+from turnwise.record.lineage import EpisodeRecord
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.runtime.remote.dispatch import EpisodeDispatcher
 
@@ -23,10 +24,6 @@ def finish(spec):
     return EpisodeResult(task=spec.task, status=Status.COMPLETED)
 
 
-def do_nothing():
-    pass
-
-
 @settings(max_examples=200)
 @given(
     st.lists(
@@ -40,9 +37,13 @@ def do_nothing():
     )
 )
 def test_each_episode_is_delivered_once(events):
-    """Workers acquire, finish and die, and episodes are interrupted, in any order: one delivery each, and one end."""
-    dispatcher, delivered, ends, held = EpisodeDispatcher(max_kills=2), Counter(), [], {0: {}, 1: {}, 2: {}}
-    keys = dispatcher.submit(make_specs(12), lambda n, _: delivered.update([n]), lambda: ends.append(True))
+    """Workers acquire, finish and die, and episodes are interrupted, in any order: one delivery each."""
+    dispatcher, delivered, held = EpisodeDispatcher(max_kills=2), Counter(), {0: {}, 1: {}, 2: {}}
+
+    def deliver(number, _result):
+        delivered.update([number])
+
+    keys = dispatcher.submit(enumerate(make_specs(12)), deliver)
     for event, one, two in events:
         if event == "acquire":
             held[one] |= dict(dispatcher.acquire(one, two))
@@ -61,14 +62,13 @@ def test_each_episode_is_delivered_once(events):
     dispatcher.fail_all("the end")
 
     assert delivered == Counter(range(12))
-    assert ends == [True]
-    assert dispatcher.keys == []
+    assert dispatcher.keys == dispatcher.keys_of(deliver) == []
 
 
 def test_a_second_result_is_dropped():
     """A result of an episode that was delivered before changes nothing."""
     dispatcher, results = EpisodeDispatcher(), []
-    dispatcher.submit(make_specs(1), lambda _, result: results.append(result), do_nothing)
+    dispatcher.submit(enumerate(make_specs(1)), lambda _, result: results.append(result))
     ((key, spec),) = dispatcher.acquire(0, 1)
     for _ in range(2):
         dispatcher.complete(0, key, finish(spec))
@@ -79,7 +79,7 @@ def test_a_second_result_is_dropped():
 def test_interrupted_episodes_are_aborted():
     """Waiting episodes are delivered as aborted at once, held ones when their worker dies; both can be resumed."""
     dispatcher, results = EpisodeDispatcher(), {}
-    keys = dispatcher.submit(make_specs(4), results.__setitem__, do_nothing)
+    keys = dispatcher.submit(enumerate(make_specs(4)), results.__setitem__)
     dispatcher.acquire(0, 2)
 
     assert dispatcher.interrupt(keys[1:]) == {0: [keys[1]]}
@@ -94,9 +94,9 @@ def test_a_resumed_episode_keeps_its_record_when_its_worker_dies():
     """It runs again from its saved state, and the result of its failure has the record so far."""
     record = Trajectory([1])
     record.add_action([2], [-1.0])
-    resumed = UnfinishedEpisode(spec=make_spec(0), trajectories=(record,), num_steps=1).resumed_spec
+    resumed = UnfinishedEpisode(spec=make_spec(0), records=(EpisodeRecord(record),), num_steps=1).resumed_spec
     dispatcher, results = EpisodeDispatcher(max_kills=1), {}
-    dispatcher.submit([resumed], results.__setitem__, do_nothing)
+    dispatcher.submit([(0, resumed)], results.__setitem__)
     dispatcher.acquire(0, 1)
     dispatcher.requeue(0, "killed", 4)
 
@@ -119,7 +119,7 @@ class Cluster:
 
     def __init__(self, num_episodes, *, workers, window=512, slots=512, killers=(), order=None):
         self.dispatcher, self.results = EpisodeDispatcher(), {}
-        self.dispatcher.submit(make_specs(num_episodes), self.results.__setitem__, do_nothing)
+        self.dispatcher.submit(enumerate(make_specs(num_episodes)), self.results.__setitem__)
         self.held = {worker: {} for worker in range(workers)}
         self.window, self.slots, self.killers, self.order = window, slots, set(killers), order
         self.runs, self.rounds, self.deaths = Counter(), [], 0
@@ -245,7 +245,7 @@ def test_episodes_of_a_dead_worker_are_shared():
 def test_suspects_have_their_workers_to_themselves():
     """A worker first finishes its other episodes, other workers continue meanwhile, and halves run side by side."""
     dispatcher, results = EpisodeDispatcher(max_kills=1), {}
-    dispatcher.submit(make_specs(7), results.__setitem__, do_nothing)
+    dispatcher.submit(enumerate(make_specs(7)), results.__setitem__)
     dispatcher.acquire(0, 2)
     dispatcher.acquire(1, 1)
     dispatcher.acquire(2, 1)
@@ -267,7 +267,7 @@ def test_suspects_have_their_workers_to_themselves():
 def test_an_interrupted_episode_that_ran_beside_another_is_suspect_too():
     """The other one does not fail in its place: it was not alone on the dead worker."""
     dispatcher, results = EpisodeDispatcher(max_kills=1), {}
-    keys = dispatcher.submit(make_specs(2), results.__setitem__, do_nothing)
+    keys = dispatcher.submit(enumerate(make_specs(2)), results.__setitem__)
     dispatcher.acquire(0, 2)
     dispatcher.interrupt(keys[:1])
     dispatcher.requeue(0, "killed", 2)
@@ -279,7 +279,7 @@ def test_an_interrupted_episode_that_ran_beside_another_is_suspect_too():
 def test_waiting_suspects_can_be_interrupted():
     """They are delivered as aborted at once, and no worker waits for them any longer."""
     dispatcher, results = EpisodeDispatcher(max_kills=1), {}
-    keys = dispatcher.submit(make_specs(3), results.__setitem__, do_nothing)
+    keys = dispatcher.submit(enumerate(make_specs(3)), results.__setitem__)
     dispatcher.acquire(0, 2)
     dispatcher.requeue(0, "killed", 2)
     dispatcher.interrupt(keys[:2])

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.record.columns import DTYPES
+from turnwise.record.lineage import EpisodeRecord, RecordLineage
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
@@ -37,7 +38,7 @@ def results(draw):
     if draw(st.booleans()):
         began = draw(trajectories())
         began.fork(2)[0].add_action([7], [-0.5], 1)
-        unfinished = UnfinishedEpisode(spec=EpisodeSpec(task=task, agent_name="a"), trajectories=(began,))
+        unfinished = UnfinishedEpisode(spec=EpisodeSpec(task=task, agent_name="a"), records=(EpisodeRecord(began),))
     return EpisodeResult(
         task=task,
         rollout_n=draw(st.integers(0, 3)),
@@ -47,6 +48,7 @@ def results(draw):
         fault=draw(st.none() | st.just(Fault(owner="tool", kind="E", message="m", traceback="l1\nl2"))),
         trajectories=tuple(records),
         scores=tuple(score_of(record, i) for i, record in enumerate(records)) if draw(st.booleans()) else (),
+        lineage=tuple(RecordLineage(label=f"{i}") for i in range(len(records))) if draw(st.booleans()) else (),
         messages=(*task.messages, {"role": "assistant", "content": "b", "tool_calls": [{"id": "1"}]}),
         metrics=EpisodeMetrics(total_s=1.5, num_tokens={"action": 3}, extra={"x": 0.25}),
         unfinished=unfinished,

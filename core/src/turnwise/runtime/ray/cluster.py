@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -19,6 +21,12 @@ from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot
 Node = Mapping[str, Any]
 """A node of a cluster, as `ray.nodes` describes it."""
 
+_AUTH_MODE: Final = "RAY_AUTH_MODE"
+_NO_TOKEN: Final = (
+    "runtime.ray: other machines may reach this cluster, which requires no token: whoever reaches it can run code; set"
+    f" {_AUTH_MODE}=token for cluster and run (Ray 2.60 or later), or runtime.ray.trusted_network to true"
+)
+
 PROBE_TIMEOUT_S: Final = 5.0
 """Seconds that a cluster has to accept a connection. Ray itself retries for more than ten minutes."""
 
@@ -32,10 +40,12 @@ class Cluster:
 
     Attributes:
         address: of a running cluster; None starts a cluster, `auto` finds one.
+        trusted_network: use a cluster that other machines reach also if it requires no token.
         run_name: part of every actor's name; differs for every run.
     """
 
     address: str | None = None
+    trusted_network: bool = False
     run_name: str = field(factory=lambda: uuid4().hex[:8])
     _connected: bool = field(default=False, init=False)
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -66,6 +76,9 @@ class Cluster:
     def _open(self) -> None:
         import ray
 
+        exposed = not self.trusted_network and _is_exposed(self.address)
+        if exposed and os.environ.get(_AUTH_MODE, "token").lower() != "token":
+            raise ConfigError(_NO_TOKEN)
         if self.address is not None:
             _check_reachable(self.address)
         # No code here needs the dashboard, and its agent costs more processor time than a small run. Without an address
@@ -77,6 +90,10 @@ class Cluster:
             with suppress(Exception):
                 ray.shutdown()  # of everything that it has started so far
             raise _connection_error(self.address, error) from error
+        # Ray sets the mode if it has found or made a token. Otherwise the cluster has let this process in without one.
+        if exposed and os.environ.get(_AUTH_MODE, "").lower() != "token":
+            ray.shutdown()
+            raise ConfigError(_NO_TOKEN)
 
     async def nodes(self) -> list[Node]:
         """Return the nodes of the cluster, as `ray.nodes` does."""
@@ -112,6 +129,17 @@ class Cluster:
         actor: Any = ray.remote(kind).options(name=name, max_restarts=0, enable_task_events=False, **options)
         start: Callable[..., ActorHandle] = actor.remote
         return start
+
+
+def _is_exposed(address: str | None) -> bool:
+    """Return whether other machines may reach a cluster. Ray listens on every interface, also for one machine."""
+    target = None if address is None else parse_address(address)
+    if target is None:
+        return True
+    try:
+        return not ipaddress.ip_address(target[0]).is_loopback
+    except ValueError:
+        return target[0] != "localhost"
 
 
 def _check_reachable(address: str) -> None:

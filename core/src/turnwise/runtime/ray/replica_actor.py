@@ -6,6 +6,7 @@ import asyncio
 import os
 from contextlib import suppress
 
+from turnwise.episode.containment import contain_exits
 from turnwise.protocols import ReplicaLoad
 from turnwise.protocols.weights import WeightManifest, WeightTransport
 from turnwise.runtime.ray.blueprint import Blueprint
@@ -65,6 +66,7 @@ class ReplicaActor:
 
         The call fails if the process dies or a task raises, and so the driver learns of either.
         """
+        contain_exits()
         async with asyncio.TaskGroup() as self._group:
             await self._stopped.wait()
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from turnwise.episode.containment import contain_exits
 from turnwise.errors import ConfigError, InfrastructureError, is_cancelled
 from turnwise.runtime.ray.blueprint import Blueprint
 from turnwise.runtime.ray.pool_client import PoolClientActor, PoolSpec
@@ -43,6 +44,7 @@ class RewardActor(PoolClientActor):
 
     async def watch(self) -> None:
         """Wait for `stop`; raise an error if the thread of the reward is blocked."""
+        contain_exits()
         await self._stopped.wait()
         if self._stuck:
             raise InfrastructureError(self._stuck)
@@ -52,9 +54,8 @@ class RewardActor(PoolClientActor):
         try:
             scores = await (self._score_on_loop if self._is_async else self._score_in_thread)(snapshot, reward_s)
             _check_scores(scores)
-        except (Exception, asyncio.CancelledError) as error:
-            # A reward may raise `CancelledError` itself, or await a cancelled task: that is an error of its episode.
-            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError | GeneratorExit) and is_cancelled():
                 raise
             return RewardReply(recorded=tuple(snapshot.recorded), failure=RewardFailure.of(error))
         self._num_scored += 1

@@ -18,7 +18,7 @@ from turnwise.config.runtime import RayConfig, RuntimeConfig
 from turnwise.events.dispatch import Observers
 from turnwise.protocols.weights import UpdateReport
 from turnwise.record.result import EpisodeResult
-from turnwise.record.spec import EpisodeSpec
+from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.placement import RunPlacement, check_interpreters, plan_runtime_placement
 from turnwise.runtime.ray.blueprint import Blueprint
 from turnwise.runtime.ray.calls import kill_actor, read_stats, wait_for_stop
@@ -78,7 +78,7 @@ class RayRuntime:
     def __attrs_post_init__(self) -> None:
         options = self._options
         self.dispatcher = EpisodeDispatcher(options.max_kills)
-        self.cluster = Cluster(options.address)
+        self.cluster = Cluster(options.address, options.trusted_network)
         self.placement = self.placement or plan_runtime_placement(self.config)
         self.pools = {
             pool.name: ReplicaGroup(self.blueprint, pool, options, self.cluster, partial(self._clients, pool.name))
@@ -132,26 +132,35 @@ class RayRuntime:
         self._supervision = asyncio.get_running_loop().create_task(self._supervise())
         await wait_until_started(self._slots)
 
-    async def run(self, specs: Sequence[EpisodeSpec], deliver: Deliver, interrupt: asyncio.Event | None = None) -> None:
-        # Set by the delivery of the last episode, in whatever way it ends.
-        ended = asyncio.Event()
+    async def run(self, feed: EpisodeFeed, deliver: Deliver, interrupt: asyncio.Event | None = None) -> None:
+        # Set while every submitted episode is delivered, in whatever way it ended.
+        idle, num_left = asyncio.Event(), 0
 
         def emit_and_deliver(number: int, result: EpisodeResult) -> None:
+            nonlocal num_left
             self.observers.emit("on_episode_finished", result)
             deliver(number, result)
+            num_left -= 1
+            if num_left == 0:
+                idle.set()
 
-        keys = self.dispatcher.submit(specs, emit_and_deliver, ended.set)
-        self.workers.distribute()
         async with asyncio.TaskGroup() as waiting:
-            interrupting = waiting.create_task(self._interrupt_at(interrupt, keys)) if interrupt else None
-            await ended.wait()
+            interrupting = waiting.create_task(self._interrupt_at(interrupt, emit_and_deliver)) if interrupt else None
+            while (first := await feed.take()) is not None:
+                numbered = [first, *iter(feed.take_waiting, None)]
+                num_left += len(numbered)
+                idle.clear()
+                self.dispatcher.submit(numbered, emit_and_deliver)
+                self.workers.distribute()
+            if num_left:
+                await idle.wait()
             # The event may never be set, and the group would wait for it.
             if interrupting:
                 interrupting.cancel()
 
-    async def _interrupt_at(self, interrupt: asyncio.Event, keys: Sequence[int]) -> None:
+    async def _interrupt_at(self, interrupt: asyncio.Event, deliver: Deliver) -> None:
         await interrupt.wait()
-        self.workers.interrupt(keys)
+        self.workers.interrupt(self.dispatcher.keys_of(deliver))
 
     async def abort(self) -> None:
         self.workers.abort()

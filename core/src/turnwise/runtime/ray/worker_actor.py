@@ -10,6 +10,7 @@ from typing import Final
 
 from attrs import evolve
 
+from turnwise.episode.containment import contain_exits
 from turnwise.episode.setup import EpisodeContext
 from turnwise.events.observer import unix_s
 from turnwise.record.result import EpisodeResult
@@ -59,6 +60,7 @@ class WorkerActor(PoolClientActor):
 
     async def watch(self) -> None:
         """Run the tasks of this actor until it stops, as `ReplicaActor.watch` does."""
+        contain_exits()
         with EventLoopWatchdog(self._worker.parts.limits.loop_lag_s):
             async with asyncio.TaskGroup() as self._group:
                 await self._stopped.wait()

@@ -11,7 +11,7 @@ state:
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 
 import structlog
@@ -19,6 +19,7 @@ from attrs import define, field, frozen
 
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec
+from turnwise.runtime.feed import Numbered
 from turnwise.runtime.remote.quarantine import Quarantine
 from turnwise.runtime.worker import Deliver, build_unrun_result, build_unstarted_result
 from turnwise.types import Fault, Status
@@ -28,12 +29,11 @@ _NO_WORKER = -1
 
 @frozen(eq=False)
 class _Entry:
-    """An undelivered episode, its number in its run, and the callbacks of the run."""
+    """An undelivered episode, its number in its run, and the callback of the run."""
 
     spec: EpisodeSpec
     number: int
     deliver: Deliver
-    on_delivered: Callable[[], None]
 
 
 @define(eq=False)
@@ -63,23 +63,20 @@ class EpisodeDispatcher:
     _quarantine: Quarantine = field(factory=Quarantine, init=False)
     _interrupted: set[int] = field(factory=set, init=False)
 
-    def submit(self, specs: Sequence[EpisodeSpec], deliver: Deliver, on_end: Callable[[], None]) -> list[int]:
-        """Add episodes and return their keys, which are never reused; `on_end` is called after the last delivery."""
-        left, keys = len(specs), []
-
-        def on_delivered() -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                on_end()
-
+    def submit(self, numbered: Iterable[Numbered], deliver: Deliver) -> list[int]:
+        """Add episodes of a run and return their keys, which are never reused."""
+        keys = []
         # Runs overlap, and a late result of one must not look like a result of another: keys differ over all runs.
-        for number, spec in enumerate(specs):
+        for number, spec in numbered:
             key = next(self._keys)
-            self._entries[key] = _Entry(spec, number, deliver, on_delivered)
+            self._entries[key] = _Entry(spec, number, deliver)
             self._pending.append(key)
             keys.append(key)
         return keys
+
+    def keys_of(self, deliver: Deliver) -> list[int]:
+        """Return the keys of the undelivered episodes of the run with this callback."""
+        return [key for key, entry in self._entries.items() if entry.deliver is deliver]
 
     @property
     def keys(self) -> list[int]:
@@ -105,10 +102,9 @@ class EpisodeDispatcher:
         self._held.get(worker, {}).pop(key, None)
         self._kills.pop(key, None)
         self._interrupted.discard(key)
-        # Removed before the callbacks, which may submit the next episodes.
+        # Removed before the callback, which may submit the next episodes.
         if entry := self._entries.pop(key, None):
             entry.deliver(entry.number, result)
-            entry.on_delivered()
 
     def requeue(self, worker: int, reason: str, max_started: int) -> bool:
         """

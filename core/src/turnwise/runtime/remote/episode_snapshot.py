@@ -8,6 +8,7 @@ from attrs import define, field
 
 from turnwise.errors import TrajectoryError
 from turnwise.protocols import Episode
+from turnwise.record.lineage import RecordLineage
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import JsonDict, Message, Task
 
@@ -28,6 +29,8 @@ class EpisodeSnapshot:
         messages: the conversation.
         memory: the agent's notes.
         trajectories: every record; the last one is `trajectory`.
+        turn_records: number of the record of each turn, in order.
+        lineage: of each record; empty when none was described or branched.
         recorded: metrics that the reward added, in order.
     """
 
@@ -41,6 +44,8 @@ class EpisodeSnapshot:
     messages: list[Message]
     memory: JsonDict
     trajectories: list[Trajectory]
+    turn_records: tuple[int, ...] = ()
+    lineage: tuple[RecordLineage, ...] = ()
     recorded: list[tuple[str, float]] = field(factory=list)
 
     @classmethod
@@ -58,6 +63,8 @@ class EpisodeSnapshot:
             messages=list(episode.messages),
             memory=episode.memory,
             trajectories=list(trajectories),
+            turn_records=tuple(episode.turn_records),
+            lineage=tuple(episode.lineage),
         )
 
     @property
@@ -77,4 +84,5 @@ class EpisodeSnapshot:
         """Raise `TrajectoryError`: the episode is finished."""
         raise TrajectoryError(f"episode {self.uid} is finished: a reward can read it but not continue it")
 
-    generate = observe = force = call_tool = interact = begin
+    generate = sample = append = observe = force = call_tool = interact = begin
+    branch = close_record = describe_record = begin

@@ -252,7 +252,7 @@ class ReplicaServer:
 
 def _is_own_end(error: BaseException) -> bool:
     """Return whether the running task is being cancelled or closed, and not something that the engine awaits."""
-    return isinstance(error, GeneratorExit) or (isinstance(error, asyncio.CancelledError) and is_cancelled())
+    return isinstance(error, asyncio.CancelledError | GeneratorExit) and is_cancelled()
 
 
 def _noop(_message: ToWorker) -> None:

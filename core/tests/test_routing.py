@@ -1,77 +1,39 @@
 """Tests of `turnwise.routing`."""
 
-import numpy as np
 import pytest
 from attrs import evolve
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from turnwise.errors import EngineError
-from turnwise.protocols import ReplicaLoad, Router
+from turnwise.protocols import ReplicaLoad
 from turnwise.routing import Decision, LeastTokens, LeastTokensConfig, Reason
-from turnwise.types import GenerateRequest, SamplingParams
-
-GONE = ReplicaLoad(available=False)
-
-
-def request(trajectory_id, num_tokens=100, group_id=""):
-    return GenerateRequest(
-        request_id=f"r-{trajectory_id}",
-        trajectory_id=trajectory_id,
-        token_ids=np.zeros(num_tokens, np.int32),
-        sampling=SamplingParams(),
-        group_id=group_id,
-    )
-
-
-def loads(*num_tokens):
-    return [ReplicaLoad(num_requests=1, num_tokens=each) for each in num_tokens]
+from turnwise_testing.router_suite import GONE, RouterSuite, histories, loads, without
+from turnwise_testing.router_suite import routed_request as request
 
 
 def least_tokens(**options):
     return LeastTokens(LeastTokensConfig(**options))
 
 
-replicas_of = st.lists(
-    st.builds(
-        ReplicaLoad,
-        num_requests=st.integers(0, 50),
-        num_tokens=st.integers(0, 10_000),
-        available=st.sampled_from([True, True, False]),
-    ),
-    min_size=1,
-    max_size=5,
-)
-actions = st.lists(
-    st.tuples(
-        st.sampled_from(["choose", "choose", "choose", "release"]),
-        st.sampled_from(["a", "b", "c", "d", "a/p1", "b/p2", "c/0/1"]),
-        st.integers(1, 2000),
-        st.sampled_from(["", "g", "h"]),
-        replicas_of,
-    ),
-    max_size=30,
-)
+class TestLeastTokens(RouterSuite):
+    """The standard suite."""
+
+    entry_point = "builtins"
+    module = "turnwise.builtins"
+    registered = "least_tokens"
 
 
-@given(actions=actions)
+@given(history=histories)
 @settings(deadline=None)
-def test_any_history(actions):
-    """Whatever happens, a choice is available, stays at home until released, and leaves for a stated reason only."""
+def test_reasons(history):
+    """An episode stays where it is until it is released, and leaves for a stated reason only."""
     router, homes = LeastTokens(), {}
-    for action, trajectory_id, num_tokens, group_id, replicas in actions:
+    for kind, trajectory_id, num_tokens, group_id, replicas in history:
         key = trajectory_id.partition("/")[0]
-        if action == "release":
+        if kind == "release":
             router.release(trajectory_id)
             homes.pop(key, None)
-        elif not any(replica.available for replica in replicas):
-            home = homes.get(key)
-            with pytest.raises(EngineError, match=f"no replica is available: all {len(replicas)} are dead"):
-                router.choose(request(trajectory_id, num_tokens, group_id), replicas)
-            assert home == homes.get(key)
-        else:
+        elif any(replica.available for replica in replicas):
             decision = router.decide(request(trajectory_id, num_tokens, group_id), replicas)
-            assert replicas[decision.index].available
             check_reason(decision, homes.get(key), replicas)
             homes[key] = decision.index
         assert len(homes) == len(router)
@@ -88,55 +50,29 @@ def check_reason(decision, home, replicas):
         assert Reason.OVERLOADED == decision.reason
 
 
-@given(actions=actions)
+@given(history=histories)
 @settings(deadline=None)
-def test_release_forgets_all(actions):
+def test_release_forgets_all(history):
     """When all episodes have ended, nothing of them is left: no home, no weight, no group."""
     router = LeastTokens()
-    for _, trajectory_id, num_tokens, group_id, replicas in actions:
-        replicas = [evolve(replica, available=True) for replica in replicas]
+    for _, trajectory_id, num_tokens, group_id, replicas in history:
+        replicas = [evolve(replica, available=True) for replica in replicas] or loads(0)
         router.choose(request(trajectory_id, num_tokens, group_id), replicas)
-    for _, trajectory_id, *_ in actions:
+    for _, trajectory_id, *_ in history:
         router.release(trajectory_id)
     assert ({}, {}) == (router._stays, router._holders)
     assert not any(router._resident)
 
 
-def test_fulfils_the_protocol():
-    """The router has the protocol's methods, and releasing an unknown id does nothing."""
-    router = LeastTokens()
-    assert isinstance(router, Router)
-    router.release("never seen")
-    assert router.choose(request("a"), loads(0)) == 0
-
-
-def test_no_replicas():
-    """An empty list of replicas is an error that says so."""
-    with pytest.raises(EngineError, match="all 0 are dead"):
-        LeastTokens().choose(request("a"), [])
-
-
-def test_paths_go_where_their_episode_is():
-    """The part after the slash has no effect on choosing and releasing."""
-    router = LeastTokens()
-    replicas = [ReplicaLoad() for _ in range(4)]
-    home = router.choose(request("abc/p1"), replicas)
-    router.choose(request("other"), replicas)
-    assert Decision(home, Reason.STICKY) == router.decide(request("abc/p2"), replicas)
-    assert Decision(home, Reason.STICKY) == router.decide(request("abc"), replicas)
-    router.release("abc/p1")
-    assert router.decide(request("abc"), replicas).reason is Reason.FIRST
-
-
-def test_stays_where_it_went():
-    """An episode whose replica left stays on the next one, also when the first comes back."""
-    router = LeastTokens()
-    replicas = loads(0, 0, 0)
-    first = router.choose(request("a"), replicas)
-    without = [GONE if index == first else load for index, load in enumerate(replicas)]
-    second = router.decide(request("a"), without)
-    assert second.reason is Reason.LEFT
-    assert Decision(second.index, Reason.STICKY) == router.decide(request("a"), replicas)
+def test_reasons_of_an_episode_that_moves():
+    """The first turn, a turn at home, and the turn after the replica has left have different reasons."""
+    router, replicas = LeastTokens(), loads(0, 0, 0)
+    first = router.decide(request("a"), replicas)
+    second = router.decide(request("a"), without(replicas, first.index))
+    assert (Reason.FIRST, Reason.LEFT) == (first.reason, second.reason)
+    assert Decision(second.index, Reason.STICKY) == router.decide(request("a/p1"), replicas)
+    router.release("a/p1")
+    assert router.decide(request("a"), replicas).reason is Reason.FIRST
 
 
 # The rules

@@ -28,6 +28,7 @@ from turnwise.protocols import (
     Judge,
     ModelSpec,
     Postprocessor,
+    ReasoningParser,
     Resources,
     Reward,
     Router,
@@ -59,6 +60,7 @@ from turnwise.types import (
 )
 
 if TYPE_CHECKING:
+    from turnwise.batch.packed_batch import PackedBatch
     from turnwise.batch.rollout_batch import RolloutBatch
     from turnwise.config.file import load_config
     from turnwise.config.resolve import load_resolved
@@ -96,8 +98,10 @@ __all__ = [
     "ModelSpec",
     "NoConfig",
     "Observer",
+    "PackedBatch",
     "PluginRecipe",
     "Postprocessor",
+    "ReasoningParser",
     "Registry",
     "Reply",
     "Resources",
@@ -139,6 +143,7 @@ __all__ = [
 _ON_DEMAND = {
     "Host": "turnwise.plugin.host",
     "MemorySwitch": "turnwise.weights.memory",
+    "PackedBatch": "turnwise.batch.packed_batch",
     "RolloutBatch": "turnwise.batch.rollout_batch",
     "RolloutManager": "turnwise.runtime.manager",
     "RunConfig": "turnwise.config.run",

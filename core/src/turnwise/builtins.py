@@ -6,11 +6,12 @@ The entry point ``builtins`` of the group ``turnwise`` names this module. `turnw
 
 from __future__ import annotations
 
+from turnwise.chat.reasoning import ThinkTags, ThinkTagsConfig
 from turnwise.events.logging import EpisodeLog, RoutingLog, RoutingLogConfig
 from turnwise.events.observer import Observer
 from turnwise.plugin.registry import NoConfig, Registry
 from turnwise.plugin.specs import hookimpl
-from turnwise.protocols import Command, Resources, Router
+from turnwise.protocols import Command, ReasoningParser, Resources, Reward, Router
 from turnwise.routing import LeastTokensConfig, make_least_tokens
 
 
@@ -42,6 +43,28 @@ def _config(_no_config: NoConfig, _resources: Resources) -> Command:
     from turnwise.cli.config_command import ConfigCommand
 
     return ConfigCommand()
+
+
+def _reported(_config: NoConfig, _resources: Resources) -> Reward:
+    from turnwise.episode.reported_reward import ReportedReward
+
+    return ReportedReward()
+
+
+def _think_tags(config: ThinkTagsConfig, _resources: Resources) -> ReasoningParser:
+    return ThinkTags(config)
+
+
+@hookimpl
+def register_reasoning_parsers(registry: Registry[ReasoningParser]) -> None:
+    """Add the parser of reasoning between tags."""
+    registry.add("think_tags", _think_tags, config=ThinkTagsConfig)
+
+
+@hookimpl
+def register_rewards(registry: Registry[Reward]) -> None:
+    """Add the reward that reads scores from outside."""
+    registry.add("reported", _reported)
 
 
 @hookimpl

@@ -26,6 +26,15 @@ class DataError(TurnwiseError):
     """A data set, or a row of it, cannot be used; the text names the file and the row."""
 
 
+class PromptTooLongError(DataError):
+    """A prompt has more tokens than the run takes, and the policy does not shorten it; 0 for an unknown number."""
+
+    def __init__(self, text: str, *, num_tokens: int = 0, max_tokens: int = 0) -> None:
+        super().__init__(text)
+        self.num_tokens = num_tokens
+        self.max_tokens = max_tokens
+
+
 class PluginError(TurnwiseError):
     """A plugin cannot be found or imported, or differs from the one that the run needs."""
 

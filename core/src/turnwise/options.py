@@ -10,6 +10,8 @@ from turnwise.types import SamplingParams
 
 PromptPolicy = Literal["error", "drop", "truncate_left", "truncate_right"]
 """Treatment of a prompt longer than `prompt_length`."""
+SpecialTokenPolicy = Literal["text", "refuse", "parse"]
+"""Treatment of special tokens that the contents of messages spell."""
 LogFormat = Literal["auto", "console", "json"]
 """Format of log lines; `auto` is `console` on a terminal and `json` elsewhere."""
 

@@ -255,7 +255,7 @@ class ToolResult:
     Attributes:
         text: for the model.
         reward: of the call, if the tool gives rewards.
-        metrics: numbers for the logs.
+        metrics: numbers for the logs, such as counts and seconds: those of an episode's calls are added up.
         error: the call failed, and `text` gives the reason; the model may try again.
     """
 
@@ -347,11 +347,11 @@ class EpisodeMetrics:
         num_turns: generate calls that returned tokens.
         num_tool_calls: tool calls of the model, malformed ones included.
         num_tool_errors: tool calls that ended in an error text.
-        num_tokens: by origin: prompt, action, observation, forced.
+        num_tokens: by origin: prompt, action, observation, forced, and replayed in an episode with branches.
         mask_ratio: action tokens over response tokens.
         tool_reward: sum of the tools' rewards.
         num_cached_tokens: context tokens that came from a prefix cache.
-        extra: numbers that the agent added with `Episode.record_metric`.
+        extra: sums of `Episode.record_metric` by name, and of the tools' metrics by `tool/` and name.
     """
 
     total_s: float = 0.0

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cli_runs import PLUGIN
 
+from turnwise_testing.installation import install_plugin
 from turnwise_testing.tokenizers import byte_tokenizer
 
 
@@ -18,11 +19,7 @@ from turnwise_testing.tokenizers import byte_tokenizer
 def site(tmp_path, monkeypatch):
     """A folder with an installed plugin: an engine, an agent and a reward that need no model."""
     folder = tmp_path / "site"
-    info = folder / "acme_kit-1.0.dist-info"
-    info.mkdir(parents=True)
-    (folder / "acme_kit.py").write_text(PLUGIN)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-kit\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[turnwise]\nacme_kit = acme_kit\n")
+    install_plugin(folder, "acme_kit", PLUGIN)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "acme_kit", raising=False)
     return folder

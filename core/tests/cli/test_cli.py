@@ -1,5 +1,6 @@
 """The command line on a scripted engine: files, output, and exit codes."""
 
+import io
 import json
 import subprocess
 import sys
@@ -97,6 +98,24 @@ class TestRollout:
         assert rollout(run_dir, "engine.num_failures=10") == 1
         assert "all 10 episodes failed, the first by engine: EngineError" in capsys.readouterr().err
         assert {r.status for r in read_results(run_dir / "out" / "trajectories.parquet")} == {Status.FAILED}
+
+    def test_dropped_episodes_are_counted(self, run_dir, capsys):
+        """The log names each of them; a run that keeps none has failed."""
+        (run_dir / "long.jsonl").write_text(json.dumps({"uid": "a", "prompt": "a" * 60}) + "\n")
+        (run_dir / "mixed.jsonl").write_text((run_dir / "long.jsonl").read_text() + '{"uid": "b", "prompt": "b"}\n')
+        policy = "data.prompt_policy=drop"
+
+        assert 0 == rollout(run_dir, "data.path=mixed.jsonl", policy, "telemetry.log_format=json")
+        lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+        assert {"a/0", "a/1"} == {line["episode"] for line in lines if line["event"] == "episode dropped"}
+        assert [0] == [line["failed"] for line in lines if line["event"] == "rollout ended"]
+        summary = json.loads((run_dir / "out" / "metrics.json").read_text())
+        assert (2, 2) == (summary["episodes"], summary["dropped"])
+
+        assert 1 == rollout(run_dir, "data.path=long.jsonl", policy, "--overwrite")
+        printed = capsys.readouterr()
+        assert "all 2 episodes were dropped: their prompts are too long" in printed.err
+        assert "turnwise show" not in printed.out
 
     @pytest.mark.parametrize(("num_failures", "code"), [(5, 0), (6, 1)])
     def test_most_episodes_failed_by_the_engine(self, run_dir, capsys, num_failures, code):
@@ -221,9 +240,21 @@ class TestShow:
         rollout(run_dir)
         capsys.readouterr()
         assert main(["show", str(run_dir / "out")]) == 0
-        assert capsys.readouterr().out.count("completed") + 0 <= 10
+        statuses = [str(result.status) for result in read_results(run_dir / "out" / "trajectories.parquet")]
+        printed = capsys.readouterr().out
+        assert {each: statuses.count(each) for each in statuses} == {each: printed.count(each) for each in statuses}
         assert main(["show", str(run_dir / "out"), "0"]) == 0
         assert "Question 0" in capsys.readouterr().out
+
+    def test_a_terminal_without_unicode(self, run_dir, monkeypatch):
+        """Characters that it lacks are escaped."""
+        (run_dir / "data.jsonl").write_text('{"prompt": "caf\u00e9"}\n', encoding="utf-8")
+        rollout(run_dir)
+        stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert 0 == main(["show", str(run_dir / "out"), "0"])
+        stdout.flush()
+        assert b"caf\\xe9" in stdout.buffer.getvalue()
 
     @pytest.mark.parametrize(("arguments", "text"), [(["99"], "no episode 99"), (["-1"], "no episode -1")])
     def test_index_out_of_range(self, run_dir, capsys, arguments, text):

@@ -78,6 +78,15 @@ class TestTexts:
         assert blank == ""
         assert text_of(linear(), decode).plain.startswith("prompt action observation forced\n\n")
 
+    def test_a_branch_shows_replayed_tokens(self):
+        """Tokens that another record trains have a name in the first line, and a marker or style."""
+        branch = (record := linear()).branched(record.mark())
+        lines = text_of(branch, decode, color=False).plain
+        assert lines.split("\n")[0].endswith("⟦forced⟧ forced  ⟦replayed⟧ replayed")
+        assert lines.count("⟦replayed⟧") > 1
+        assert "⟦act⟧ action" in lines
+        assert lines.count("⟦act⟧") == 1
+
     def test_styles(self):
         """In colour each origin has its style, and no marker."""
         text = text_of(linear(), decode, legend=False)

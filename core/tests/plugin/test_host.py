@@ -18,6 +18,7 @@ from turnwise.errors import ConfigError, DuplicateNameError, PluginError
 from turnwise.plugin.host import ALLOW_VARIABLE, KINDS, Host, Kind, LoadedPlugin, load
 from turnwise.protocols import Resources
 from turnwise.types import PluginPin, PluginRecipe
+from turnwise_testing.installation import install_plugin
 
 HEADER = "from attrs import frozen\nimport turnwise\n"
 ENGINE = """\
@@ -43,15 +44,9 @@ def site(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def install(
-    site: Path, name: str, code: str = "", *, entry: str = "", version: str = "1.0", header: str = HEADER
-) -> None:
+def install(site: Path, name: str, code: str = "", *, entry: str = "", version: str = "1.0") -> None:
     """Write a distribution `fake-NAME` with the module `fake_NAME`, announced as the plugin NAME."""
-    (site / f"fake_{name}.py").write_text(HEADER + textwrap.dedent(code))
-    info = site / f"fake_{name}-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: fake-{name}\nVersion: {version}\n")
-    (info / "entry_points.txt").write_text(f"[turnwise]\n{entry or name} = fake_{name}\n")
+    install_plugin(site, f"fake_{name}", HEADER + textwrap.dedent(code), entry=entry or name, version=version)
     importlib.invalidate_caches()
 
 

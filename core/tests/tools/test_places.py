@@ -216,6 +216,21 @@ class TestWatch:
         assert [("block", "warning")] == [(line["tool"], line["log_level"]) for line in lines]
         assert "time.sleep(seconds)" in lines[0]["stack"]
 
+    def test_a_late_wake_up_of_an_idle_loop_is_no_block(self):
+        """A loop that waits for events blocks nobody: the machine is overloaded."""
+
+        async def run(lines):
+            with EventLoopWatchdog(0.05) as watch:
+                watch._timer.cancel()  # as if the machine did not run it
+                while not lines:  # noqa: ASYNC110 - another thread appends to it
+                    await asyncio.sleep(0.05)
+            return watch.num_blocks
+
+        with structlog.testing.capture_logs() as lines:
+            assert 0 == asyncio.run(run(lines))
+
+        assert ["the machine is overloaded: the event loop woke late"] == [line["event"] for line in lines]
+
     def test_it_says_nothing_of_a_thread(self):
         """
         A blocking function in a thread delays no other episode.

@@ -243,6 +243,11 @@ class TestFunctionSchemas:
         assert parse_docstring("One\nline.") == ("One line.", {})
         assert parse_docstring("") == ("", {})
         assert parse_docstring("A.\n\nReturns:\n    x: no.\n\nArgs:\n    y: yes.") == ("A.", {"y": "yes."})
+        assert parse_docstring("A.\n\nNote:\n    See b.\n\nArgs:\n    y (int): yes:\n        no.") == (
+            "A.",
+            {"y": "yes: no."},
+        )
+        assert parse_docstring("A.\n\nArgs:\n    any number") == ("A. Args: any number", {})
 
     def test_arguments_arrive_as_the_annotations_promise(self):
         """Whole floats become ints, values become Enum members, at any depth."""
@@ -614,6 +619,9 @@ class TestSessions:
             ("text", "Error: TypeError: the tool returned str in place of a ToolResult"),
             (None, "Error: TypeError: the tool returned NoneType in place of a ToolResult"),
             (ToolResult(text="", reward=float("nan")), "Error: ValueError: the tool gave a reward that is not finite"),
+            (ToolResult(text="", metrics={"m": "x"}), "Error: TypeError: the tool gave the metric 'm' the value 'x'"),
+            (ToolResult(text="", metrics=None), "Error: AttributeError"),
+            (ToolResult(text="", error="yes"), "Error: TypeError: the tool returned error='yes'"),
         ],
     )
     def test_an_answer_that_breaks_the_contract_is_an_error(self, answer: object, text: str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 
@@ -22,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0; 2 for a bad config or bad input, after one line on standard error; 130 when it was interrupted; 1 for
         anything else that failed.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may have less than Unicode
     try:
         host = load(PluginRecipe())
         parser = make_parser(host)

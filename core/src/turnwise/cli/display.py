@@ -28,6 +28,7 @@ STYLES: Final[Mapping[Origin, str]] = {
     Origin.ACTION: "bold green",
     Origin.OBSERVATION: "cyan",
     Origin.FORCED: "magenta",
+    Origin.REPLAYED: "green",
 }
 """The colour style of tokens of each origin."""
 
@@ -36,6 +37,7 @@ MARKERS: Final[Mapping[Origin, str]] = {
     Origin.ACTION: "⟦act⟧",
     Origin.OBSERVATION: "⟦obs⟧",
     Origin.FORCED: "⟦forced⟧",
+    Origin.REPLAYED: "⟦replayed⟧",
 }
 """The marker before tokens of each origin when there is no colour."""
 
@@ -67,7 +69,7 @@ def trajectory_view(trajectory: Trajectory, decode: Decode, *, color: bool = Tru
         decode: token ids to text.
         color: show origins by style; otherwise by `MARKERS`, which text of the model cannot imitate.
     """
-    parts: list[RenderableType] = [_legend(color), Text()]
+    parts: list[RenderableType] = [_legend(trajectory, color), Text()]
     for block, runs in groupby(_runs(trajectory), key=lambda run: run.block):
         if block < 0:
             parts.append(_joined(trajectory, runs, decode, color=color))
@@ -135,11 +137,12 @@ def _shown(trajectory: Trajectory, run: Segment, decode: Decode, *, color: bool)
     return Text(MARKERS[run.origin] + _BRACKETS.sub(_escape, text))
 
 
-def _legend(color: bool) -> Text:
+def _legend(trajectory: Trajectory, color: bool) -> Text:
+    origins = [o for o in Origin if o is not Origin.REPLAYED or (trajectory.origins == o).any()]
     if color:
-        names = [Text(origin.name.lower(), STYLES[origin]) for origin in Origin]
+        names = [Text(origin.name.lower(), STYLES[origin]) for origin in origins]
         return Text(" ").join(names)
-    return Text("  ".join(f"{MARKERS[origin]} {origin.name.lower()}" for origin in Origin))
+    return Text("  ".join(f"{MARKERS[origin]} {origin.name.lower()}" for origin in origins))
 
 
 def _status(result: EpisodeResult) -> Text:

@@ -12,6 +12,7 @@ from attrs import define, field
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from turnwise.errors import PromptTooLongError
 from turnwise.events.observer import Observer, TurnFinished
 from turnwise.record.result import EpisodeResult
 from turnwise.types import Status
@@ -28,6 +29,7 @@ class Tally(Observer):
     num_episodes: int = 0
     num_tool_calls: int = 0
     num_failed: int = 0
+    num_dropped: int = 0
     started: float = field(factory=time.perf_counter)
 
     def on_turn_finished(self, event: TurnFinished) -> None:
@@ -38,7 +40,9 @@ class Tally(Observer):
         self.num_episodes += 1
         self.num_finished_tokens += event.metrics.num_tokens.get("action", 0)
         self.num_tool_calls += event.metrics.num_tool_calls
-        self.num_failed += event.status is Status.FAILED
+        dropped = event.fault is not None and event.fault.kind == PromptTooLongError.__name__
+        self.num_dropped += dropped
+        self.num_failed += event.status is Status.FAILED and not dropped
 
     @property
     def tokens_per_s(self) -> float:

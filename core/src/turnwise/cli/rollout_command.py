@@ -36,13 +36,14 @@ from turnwise.config.resolve import load_resolved
 from turnwise.config.run import RunConfig
 from turnwise.data.summary import summarize, write_metrics
 from turnwise.data.trajectories import TrajectoryWriter
-from turnwise.errors import ConfigError, DataError, EngineError, PluginError
+from turnwise.errors import ConfigError, DataError, EngineError, PluginError, TurnwiseError
 from turnwise.events.logging import configure_logging
 from turnwise.files import PARTIAL, FolderLockedError, lock_folder, write_text
 from turnwise.plugin.host import Host
 from turnwise.record.result import EpisodeResult
 from turnwise.runtime.build import load_tasks
-from turnwise.runtime.manager import FinishedEpisodes, RolloutManager
+from turnwise.runtime.finished import FinishedEpisodes
+from turnwise.runtime.manager import RolloutManager
 from turnwise.types import JsonDict, Status
 
 _TRACE_OBSERVER: Final = "trace_file"
@@ -234,8 +235,11 @@ class _Run:
         self.summary = summarize(self.results, wall_s=wall_s)
         self.summary["interrupted"] = self.interrupted
         self.summary["not_started"] = sum(not each.started for each in self.manager.unfinished)
+        self.summary["dropped"] = self.tally.num_dropped
         if self.results:
-            self.manager.collate(self.results).save(self.out / BATCH_FILE)
+            plan = self.manager.plan
+            batch = self.manager.collate_packed(self.results)
+            batch.save(self.out / BATCH_FILE, prompt_length=plan.prompt_length, response_length=plan.response_length)
         # The last file: where it exists, all others are complete.
         write_metrics(self.out / METRICS_FILE, self.summary)
 
@@ -272,7 +276,10 @@ def _finish(run: _Run) -> int:
     """Print the tables and return the exit code."""
     console = Console()
     console.print(summary_table(run.summary))
-    console.print(f"wrote {run.out}; to look at one episode: turnwise show {run.out} 0", soft_wrap=True, markup=False)
+    hint = f"; to look at one episode: turnwise show {run.out} 0" if run.results else ""
+    console.print(f"wrote {run.out}{hint}", soft_wrap=True, markup=False)
+    if run.summary["dropped"] and not run.results:
+        raise TurnwiseError(f"all {run.summary['dropped']} episodes were dropped: their prompts are too long")
     console.print(results_table(run.results, limit=_SHOWN_EPISODES))
     failed = [result for result in run.results if result.status is Status.FAILED]
     lost = [result for result in failed if result.fault and result.fault.owner in ("engine", "infra")]

@@ -23,7 +23,7 @@ from turnwise.types import TokenArray
 class ShowCommand:
     """Print the episodes of a run, or one of them with the origin of its tokens in colours."""
 
-    help = "list the episodes of a run, or print one with action, observation and forced tokens in colours"
+    help = "list the episodes of a run, or print one with action, observation, forced and replayed tokens in colours"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.epilog = "Examples:\n  turnwise show runs/first\n  turnwise show runs/first 0 --no-color"

@@ -35,7 +35,15 @@ from turnwise.config.parts import (
 from turnwise.config.runtime import PoolConfig, RuntimeConfig
 from turnwise.config.weights import MemoryConfig, WeightsConfig
 from turnwise.errors import ConfigError
-from turnwise.options import Deadlines, GroupOptions, LogFormat, PromptPolicy, at_least_0, at_least_1
+from turnwise.options import (
+    Deadlines,
+    GroupOptions,
+    LogFormat,
+    PromptPolicy,
+    SpecialTokenPolicy,
+    at_least_0,
+    at_least_1,
+)
 from turnwise.protocols import ModelSpec
 from turnwise.types import SamplingParams
 
@@ -84,8 +92,13 @@ class RolloutConfig(GroupOptions):
         validation: run `data.validation_path`, with `validation_n` and `validation_sampling`.
         deadlines: time limits.
         max_steps: steps after which an agent that never ends is stopped.
+        max_records: records that an episode may open; most agents open one.
+        max_sampled_tokens: tokens that may be sampled in all records of an episode; null is no limit.
         max_in_flight: episodes that one worker runs at the same time.
         check_invariants: check every trajectory against the promises of the token record.
+        special_tokens_in_content: treatment of special tokens that the messages of a task, tools or users spell:
+            `text` encodes them as ordinary text, `refuse` fails the episode, and `parse` lets them act as the
+            template's own.
     """
 
     prompt_length: int = field(default=1024, validator=at_least_1)
@@ -94,8 +107,11 @@ class RolloutConfig(GroupOptions):
     validation: bool = False
     deadlines: Deadlines = field(factory=Deadlines)
     max_steps: int = field(default=1000, validator=at_least_1)
+    max_records: int = field(default=64, validator=at_least_1)
+    max_sampled_tokens: int | None = field(default=None, validator=validators.optional(at_least_1))
     max_in_flight: int = field(default=256, validator=at_least_1)
     check_invariants: bool = True
+    special_tokens_in_content: SpecialTokenPolicy = "text"
 
 
 @frozen(kw_only=True)
@@ -142,6 +158,7 @@ class RunConfig:
         agents: further agents, by the name that a task's `agent_name` gives.
         engine: samples tokens.
         parser: finds tool calls in sampled tokens.
+        reasoning_parser: splits the reasoning from the text of a turn, for agents that report it apart.
         reward: scores episodes.
         judge: a second model, which rewards may ask; null for none.
         interaction: answers the model in place of a user.
@@ -169,6 +186,7 @@ class RunConfig:
     model: ModelConfig = field(factory=ModelConfig)
     agents: Mapping[str, Choice] = field(factory=dict, metadata={KIND: "agents"})
     parser: Choice | None = field(default=None, metadata={KIND: "tool_parsers"})
+    reasoning_parser: Choice | None = field(default=None, metadata={KIND: "reasoning_parsers"})
     reward: Choice | None = field(default=None, metadata={KIND: "rewards"})
     judge: JudgeConfig | None = field(default=None, metadata={KIND: "engines"})
     interaction: Choice | None = field(default=None, metadata={KIND: "interactions"})

@@ -39,6 +39,8 @@ class RayConfig:
 
     Attributes:
         address: of a running cluster; null starts one that ends with the run, `auto` finds one.
+        trusted_network: allow a cluster without tokens at an address that other machines reach: everyone who reaches it
+            can run code there.
         replica_resources: resources that Ray reserves for each replica: `num_cpus`, `num_gpus`, `memory` or
             `resources`; its devices need not be named.
         devices_per_node: most devices that one node has; a replica with more is spread over nodes.
@@ -62,6 +64,7 @@ class RayConfig:
     """
 
     address: str | None = None
+    trusted_network: bool = False
     replica_resources: RayResources = field(factory=dict, validator=_known_resources)
     devices_per_node: int = _count(8)
     worker_cpus: float = field(default=0.0, validator=validators.ge(0))

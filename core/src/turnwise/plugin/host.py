@@ -30,6 +30,7 @@ from turnwise.protocols import (
     Engine,
     Interaction,
     Postprocessor,
+    ReasoningParser,
     Reward,
     Router,
     Tool,
@@ -50,6 +51,7 @@ Kind = Literal[
     "interactions",
     "observers",
     "postprocessors",
+    "reasoning_parsers",
     "rewards",
     "routers",
     "tool_parsers",
@@ -102,6 +104,7 @@ class Host:
     skipped: tuple[str, ...] = ()
     engines: Registry[Engine] = field(factory=lambda: Registry("engine"))
     tool_parsers: Registry[ToolParser] = field(factory=lambda: Registry("tool parser"))
+    reasoning_parsers: Registry[ReasoningParser] = field(factory=lambda: Registry("reasoning parser"))
     agents: Registry[Agent] = field(factory=lambda: Registry("agent"))
     tools: Registry[Tool] = field(factory=lambda: Registry("tool"))
     interactions: Registry[Interaction] = field(factory=lambda: Registry("interaction"))

@@ -30,6 +30,7 @@ from turnwise.protocols import (
     Engine,
     Interaction,
     Postprocessor,
+    ReasoningParser,
     Reward,
     Router,
     Tool,
@@ -56,6 +57,15 @@ def register_tool_parsers(registry: Registry[ToolParser]) -> None:
     Add parsers that find tool calls in sampled tokens.
 
     Do not: decode at registration; `resources.chat` is there when the parser is built.
+    """
+
+
+@hookspec
+def register_reasoning_parsers(registry: Registry[ReasoningParser]) -> None:
+    """
+    Add parsers that split the reasoning from the text of a turn.
+
+    Do not: look for tool calls; the tool parser reads tokens.
     """
 
 

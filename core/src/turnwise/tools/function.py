@@ -10,7 +10,6 @@ import asyncio
 import functools
 import inspect
 import json
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,8 @@ from enum import Enum
 from typing import Annotated, Any, Final, Literal, Union, cast, get_args
 
 from attrs import evolve, field, frozen
+from docstring_parser import ParseError
+from docstring_parser.google import GoogleParser, Section, SectionType
 
 from turnwise.errors import ConfigError
 from turnwise.tools.process import check_importable, in_process
@@ -286,35 +287,32 @@ def _map(value: Described) -> Described:
     return Described(schema, lambda pairs: {key: convert(each) for key, each in pairs.items()})
 
 
-_SECTION: Final = re.compile(
-    r"^(Args|Arguments|Parameters|Attributes|Returns|Yields|Raises|Examples?|Notes?|Warnings?|See Also|References):\s*$"
+_FREE_TEXT: Final = [
+    "Returns",
+    "Yields",
+    "Raises",
+    "Example",
+    "Examples",
+    "Note",
+    "Notes",
+    "Warning",
+    "Warnings",
+    "References",
+    "Attributes",
+]
+_DOCSTRINGS: Final = GoogleParser(
+    [
+        *(Section(title, "param", SectionType.MULTIPLE) for title in ("Args", "Arguments", "Parameters")),
+        *(Section(title, title, SectionType.SINGULAR) for title in (*_FREE_TEXT, "See Also")),
+    ]
 )
-_PARAMETER: Final = re.compile(r"^(\w+)(?:\s*\([^)]*\))?:\s*(.*)$")
 
 
 def parse_docstring(text: str) -> tuple[str, Mapping[str, str]]:
     """Return the summary of a Google-style docstring as one paragraph, and its parameters' descriptions by name."""
-    section, summary, arguments = "", [], []
-    for line in text.splitlines():
-        header = _SECTION.match(line)
-        if header:
-            section = header.group(1)
-        elif not section:
-            summary.append(line)
-        elif section in ("Args", "Arguments", "Parameters"):
-            arguments.append(line)
-    return " ".join(" ".join(summary).split()), _parameter_docs(arguments)
-
-
-def _parameter_docs(lines: Sequence[str]) -> dict[str, str]:
-    filled = [line for line in lines if line.strip()]
-    indent = min((len(line) - len(line.lstrip()) for line in filled), default=0)
-    docs: dict[str, list[str]] = {}
-    current: list[str] = []
-    for line in filled:
-        match = _PARAMETER.match(line[indent:])
-        if match:
-            current = docs.setdefault(match.group(1), [match.group(2)])
-        else:
-            current.append(line.strip())
-    return {name: " ".join(texts).strip() for name, texts in docs.items()}
+    try:
+        parsed = _DOCSTRINGS.parse(text)
+    except ParseError:  # a list of arguments without colons: people can read it, and so can the model
+        return " ".join(text.split()), {}
+    docs = {item.arg_name: " ".join((item.description or "").split()) for item in parsed.params}
+    return " ".join((parsed.description or "").split()), docs

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Final, Protocol, TypeGuard
 
 import structlog
@@ -150,7 +151,7 @@ class ToolSession:
         result: object = await self._tools[call.name].execute(session, copy_json(dict(call.arguments)))
         if not isinstance(result, ToolResult):
             raise TypeError(f"the tool returned {type(result).__name__} in place of a ToolResult")
-        _finite(result.reward)
+        _check_numbers(result)
         text = _encodable(result.text)
         return result if text is result.text else evolve(result, text=text)
 
@@ -172,6 +173,16 @@ class ToolSession:
                 raise
             self.release_failures[name] = error
             structlog.get_logger().warning("tool release failed", tool=name, error=repr(error))
+
+
+def _check_numbers(result: ToolResult) -> None:
+    """Refuse here, where the tool is to blame, numbers that the totals of the episode cannot take."""
+    _finite(result.reward)
+    for name, value in result.metrics.items():
+        if not isinstance(value, Real):
+            raise TypeError(f"the tool gave the metric {name!r} the value {value!r}, expected a number")
+    if result.error not in (True, False):
+        raise TypeError(f"the tool returned error={result.error!r}, expected True or False")
 
 
 def _finite(reward: float | None) -> float | None:

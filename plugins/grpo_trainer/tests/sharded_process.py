@@ -25,7 +25,8 @@ def main(rank: int, world_size: int, folder: Path, estimator: str, layout: str) 
     torch.set_num_threads(1)
     out = folder / f"world{world_size}"
     out.mkdir(exist_ok=True)
-    join_group(f"file://{out}/store", rank=rank, world_size=world_size, device=torch.device("cpu"))
+    store = dist.FileStore(f"{out}/store", world_size)
+    join_group(store, rank=rank, world_size=world_size, device=torch.device("cpu"))
     train = TrainConfig(
         algorithm=AlgorithmConfig(adv_estimator=estimator, kl_loss_coef=0.01, ppo_mini_batch_size=5),
         optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.0, eps=1e-5),

@@ -197,7 +197,7 @@ def test_failed_and_unscored_rows_have_no_loss(rewarded):
 
 @pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo"])
 def test_outcome_estimators_give_every_token_the_row_advantage(rewarded, estimator):
-    """Each sampled token of a row has the same advantage, by the estimator of that name; other tokens have 0."""
+    """Each sampled token of an episode has the same advantage, by the estimator of that name; other tokens have 0."""
     batch = rewarded([1, 0, 0, 1, 1, 1, 1, 0])
     mask = compute_loss_mask(batch)
 
@@ -222,7 +222,7 @@ def test_the_kl_is_subtracted_from_the_rewards(rewarded):
 
     with_kl = estimate_advantages(batch, config, mask=mask, kl=kl)
 
-    reduced = evolve(batch, rm_scores=batch.rm_scores - 0.5 * kl * mask)
+    reduced = evolve(batch, episode_rewards=batch.episode_rewards - (0.5 * kl * mask).sum(1))
     torch.testing.assert_close(with_kl.values, estimate_advantages(reduced, config, mask=mask).values)
 
 
@@ -258,7 +258,7 @@ def test_shuffled_rewards_are_a_permutation(seed):
 
 
 def test_shuffled_rewards_of_rows_without_actions():
-    """A row without a sampled token gets no reward; an unscored row passes its lack of a score on."""
+    """A row without a sampled token has no token for its reward; an unscored one passes its lack of a score on."""
     batch = make_rewarded_batch([1, 2, 3, 4, 5, 6])
     scored = batch.scored.clone()
     scored[0] = False
@@ -268,9 +268,9 @@ def test_shuffled_rewards_of_rows_without_actions():
     shuffled = shuffle_rewards(evolve(batch, scored=scored, response_mask=silent), seed=1)
 
     assert not shuffled.rm_scores[2].any()
+    assert [1, 2, 3, 4, 5, 6] == sorted(shuffled.episode_rewards.tolist())
     assert 5 == int(shuffled.scored.sum())
-    source = next(row for row in range(6) if not shuffled.scored[row])
-    assert source == 2 or 1.0 == shuffled.rm_scores[source].sum()
+    assert 1.0 == shuffled.episode_rewards[~shuffled.scored].item()
     assert not shuffled.scored.equal(scored)
 
 

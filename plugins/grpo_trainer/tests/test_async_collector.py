@@ -6,10 +6,10 @@ import pytest
 
 from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore
 from turnwise_grpo_trainer.async_collector import AsyncCollector
-from turnwise_grpo_trainer.buffer import TrajectoryBuffer
 from turnwise_grpo_trainer.config import BufferConfig, TrainConfig
 from turnwise_grpo_trainer.interrupts import Interrupt, TrainingInterruptedError
-from turnwise_grpo_trainer.task_stream import TaskStream
+from turnwise_rollout_buffer.buffer import TrajectoryBuffer
+from turnwise_rollout_buffer.task_stream import TaskStream
 
 TASKS_PER_STEP = 2
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore
 from turnwise.errors import EngineError
+from turnwise.record.lineage import RecordLineage
 from turnwise.types import EpisodeMetrics, Fault
 from turnwise_grpo_trainer.episode_metrics import check_not_all_failed, compute_episode_metrics
 
@@ -68,8 +70,11 @@ def test_metrics_by_hand():
         make_episode(num_turns=3, num_tool_calls=1, status=Status.FAILED),
     ]
 
+    episodes[0] = evolve(episodes[0], lineage=(RecordLineage(), RecordLineage(trained=False)))
+
     metrics = compute_episode_metrics(episodes)
 
+    assert metrics["records/untrained"] == 1.0
     assert (0.5, 0.5, 2 / 3) == (metrics["reward/mean"], metrics["reward/std"], metrics["reward/scored"])
     assert (2.0, 5.0, 5.0) == (metrics["length/mean"], metrics["length/max"], metrics["tokens/action"])
     assert (2.0, 4 / 3, 2 / 3, 1 / 3) == tuple(

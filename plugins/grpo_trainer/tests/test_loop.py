@@ -16,11 +16,11 @@ from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore
 from turnwise.errors import EngineError
 from turnwise.types import Fault
 from turnwise_grpo_trainer import loop as loop_module
-from turnwise_grpo_trainer.buffer import EpisodeGroup, TrajectoryBuffer
 from turnwise_grpo_trainer.checkpoints import TrainingState
 from turnwise_grpo_trainer.config import CheckpointConfig, TrainConfig, ValidationConfig
 from turnwise_grpo_trainer.interrupts import Interrupt, TrainingInterruptedError
 from turnwise_grpo_trainer.loop import StepTimer, TrainLoop
+from turnwise_rollout_buffer import EpisodeGroup, TrajectoryBuffer
 
 TASK = Task(messages=({"role": "user", "content": "?"},), uid="t")
 

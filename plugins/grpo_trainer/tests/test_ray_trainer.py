@@ -9,6 +9,20 @@ from turnwise_grpo_trainer.config import OptimizerConfig, PolicyConfig, Sharding
 from turnwise_grpo_trainer.sharding import LearnerSpec, load_local_trainer
 
 
+def test_the_rendezvous_listens_on_one_address():
+    """No other address of the machine reaches the store of the process group."""
+    psutil = pytest.importorskip("psutil")
+    pytest.importorskip("ray")
+    from turnwise_grpo_trainer.ray_trainer import open_store
+
+    store = open_store("127.0.0.1")
+
+    listeners = [each.laddr for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    assert ["127.0.0.1"] == [each.ip for each in listeners if each.port == store.port]
+    store.set("key", "value")
+    assert b"value" == store.get("key")
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from turnwise import EpisodeResult, Status, Task, TrajectoryScore, UnfinishedEpisode
 from turnwise.record.spec import EpisodeSpec
-from turnwise_grpo_trainer.buffer import TrajectoryBuffer
 from turnwise_grpo_trainer.config import BufferConfig, TrainConfig
 from turnwise_grpo_trainer.interrupts import Interrupt, TrainingInterruptedError
 from turnwise_grpo_trainer.sync_collector import SyncCollector
-from turnwise_grpo_trainer.task_stream import TaskStream
+from turnwise_rollout_buffer.buffer import TrajectoryBuffer
+from turnwise_rollout_buffer.task_stream import TaskStream
 
 UIDS = [f"t{number}" for number in range(9)]
 GROUP_SIZE = 2

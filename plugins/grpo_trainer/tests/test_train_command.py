@@ -125,10 +125,25 @@ def test_a_file_in_place_of_the_folder(train, tmp_path, capsys):
     assert f"turnwise: error: --out {out}: not a folder\n" == capsys.readouterr().err
 
 
-def test_resume_needs_a_checkpoint(tmp_path):
+@pytest.mark.parametrize("option", ["--resume", "--overwrite"])
+def test_a_second_training_is_refused(train, tmp_path, capsys, option):
+    """While one training writes to a folder, another changes nothing in it; afterwards the folder is free."""
+    out = tmp_path / "out"
+
+    def during_the_first(_setup, _out, *, resume):
+        make_checkpoint(out).rename(out / "checkpoints" / "step-00000001.replaced")
+        assert 2 == train(no_training, "--out", str(out), option)
+        assert f"turnwise: error: {out}: another run writes to this folder\n" == capsys.readouterr().err
+        assert (out / "checkpoints" / "step-00000001.replaced").exists()
+
+    assert 0 == train(during_the_first, "--out", str(out))
+    assert 0 == train(lambda *_args, **_options: None, "--out", str(out), option)
+
+
+def test_resume_needs_a_checkpoint(train, tmp_path, capsys):
     """Without a checkpoint nothing is created, also if there are other files."""
-    with pytest.raises(ConfigError, match=r"--resume: .*/out has no checkpoint"):
-        prepare_out(tmp_path / "out", overwrite=False, resume=True)
+    assert 2 == train(no_training, "--out", str(tmp_path / "out"), "--resume")
+    assert f"turnwise: error: --resume: {tmp_path}/out has no checkpoint\n" == capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
     (tmp_path / METRICS_FILE).touch()

@@ -139,7 +139,7 @@ def test_every_estimator_moves_the_policy_towards_reward(spec, conversations, es
     scores = torch.zeros_like(conversations.rm_scores)
     last = conversations.response_mask.cumsum(1).argmax(1)
     scores[torch.arange(8), last] = torch.tensor(rewards)
-    batch = evolve(conversations, rm_scores=scores)
+    batch = evolve(conversations, rm_scores=scores, episode_rewards=torch.tensor(rewards))
     own = load_learner(spec, algorithm=AlgorithmConfig(adv_estimator=estimator, tis_imp_ratio_cap=None))
     good = torch.tensor(rewards).bool()
 

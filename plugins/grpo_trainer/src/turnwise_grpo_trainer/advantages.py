@@ -1,8 +1,9 @@
 """
 Advantage estimation: the advantage of each sampled token, from the rewards of a batch.
 
-The estimators are pure functions of tensors. B rows, one per trajectory; R response columns. Failed and unscored rows
-are left out of every baseline, and their advantage is 0.
+The estimators are pure functions of tensors. B rows, one or more for each episode; R response columns. An episode
+counts once, however many rows it has: a group baseline has one reward for each episode, and time runs on through its
+rows. Failed and unscored episodes are left out of every baseline, and their advantage is 0.
 """
 
 # ruff: noqa: TID253 - only the trainer imports this module; no hook does
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from turnwise import RolloutBatch, Status
 from turnwise_grpo_trainer.config import AlgorithmConfig
+from turnwise_grpo_trainer.timeline import Timeline
 
 EPSILON = 1e-6
 """Added to standard deviations, as in verl."""
@@ -38,7 +40,7 @@ class Advantages:
 
 
 def group_sums(values: Tensor, groups: Tensor) -> Tensor:
-    """Return (B,) the sum over each row's group. `values` is (B,); `groups` is (B,) int64 and counts from 0."""
+    """Return (E,) the sum over each entry's group. `values` is (E,); `groups` is (E,) int64 and counts from 0."""
     size = int(groups.max()) + 1 if len(groups) else 0
     return values.new_zeros(size).index_add(0, groups, values)[groups]
 
@@ -51,13 +53,13 @@ def grpo(rewards: Tensor, groups: Tensor, valid: Tensor, *, norm_adv_by_std: boo
     advantages of Dr. GRPO (arXiv:2503.20783), which removes the bias towards questions that are too easy or too hard.
 
     Args:
-        rewards: (B,) float.
-        groups: (B,) int64, the group of each row.
-        valid: (B,) bool, whether the row has a reward.
+        rewards: (E,) float, one for each episode.
+        groups: (E,) int64, the group of each episode.
+        valid: (E,) bool, whether the episode has a reward.
         norm_adv_by_std: divide by the sample standard deviation.
 
     Returns:
-        (B,); 0 in a group of one and in a group with equal rewards.
+        (E,); 0 in a group of one and in a group with equal rewards.
     """
     # In float32 the mean of equal rewards is off by rounding, and the division would amplify that to an advantage.
     exact = rewards.double()
@@ -75,7 +77,7 @@ def rloo(rewards: Tensor, groups: Tensor, valid: Tensor) -> Tensor:
     """
     Reinforce leave-one-out (Kool et al. 2019; Ahmadian et al. 2024, arXiv:2402.14740).
 
-    The reward minus the mean reward of the other rows of the group. Shapes as in `grpo`; 0 in a group of one.
+    The reward minus the mean reward of the other episodes of the group. Shapes as in `grpo`; 0 in a group of one.
     """
     count = group_sums(valid.to(rewards.dtype), groups)
     centred = grpo(rewards, groups, valid, norm_adv_by_std=False)
@@ -166,6 +168,13 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
 # From a batch to advantages
 
 
+def first_rows(batch: RolloutBatch) -> Tensor:
+    """Return (E,) int64: the first row of each episode, in the order of `RolloutBatch.episode_index`."""
+    episodes = batch.episode_index
+    firsts = torch.full((int(episodes.max()) + 1 if len(batch) else 0,), len(batch))
+    return firsts.scatter_reduce(0, episodes, torch.arange(len(batch)), "amin")
+
+
 def valid_rows(batch: RolloutBatch) -> Tensor:
     """Return (B,) bool: scored rows of episodes that did not fail."""
     failed = torch.tensor([status is Status.FAILED for status in batch.column("status")], dtype=torch.bool)
@@ -192,7 +201,7 @@ def estimate_advantages(
     Return the advantages of a batch by the configured estimator.
 
     Args:
-        batch: B rows in groups, with R response columns.
+        batch: B rows of E episodes in groups, with R response columns.
         config: names the estimator.
         mask: (B, R), 1 on tokens in the loss.
         kl: (B, R) log-ratio to the reference, subtracted from the rewards if given.
@@ -201,33 +210,60 @@ def estimate_advantages(
     Raises:
         ValueError: the estimator is `gae` and `values` is None.
     """
-    rewards, weight = batch.rm_scores, mask.to(torch.float32)
-    if kl is not None:
-        rewards = rewards - config.kl_loss_coef * kl * weight
-    if config.adv_estimator == "gae":
-        if values is None:
-            raise ValueError("the estimator gae needs the critic's values")
-        advantages, returns = gae(rewards, values, mask, gamma=config.gamma, lam=config.lam)
-        return Advantages(whiten(advantages, mask) if config.norm_adv else advantages, returns)
-    if config.adv_estimator == "reinforce_plus_plus":
-        return Advantages(reinforce_plus_plus(rewards, mask, config.gamma))
-    totals, groups, valid = rewards.sum(1), batch.group_index, valid_rows(batch)
+    weight = mask.to(torch.float32)
+    penalty = torch.zeros_like(weight) if kl is None else config.kl_loss_coef * kl * weight
+    if config.adv_estimator in ("gae", "reinforce_plus_plus"):
+        return _estimate_over_time(batch, config, mask, penalty, values)
+    episodes, firsts = batch.episode_index, first_rows(batch)
+    totals = batch.episode_rewards[firsts].index_add(0, episodes, -penalty.sum(1))
+    groups, valid = batch.group_index[firsts], valid_rows(batch)[firsts]
     if config.adv_estimator == "rloo":
         outcome = rloo(totals, groups, valid)
     else:
         outcome = grpo(totals, groups, valid, norm_adv_by_std=config.adv_estimator == "grpo")
-    return Advantages(outcome[:, None] * weight)
+    return Advantages(outcome[episodes][:, None] * weight)
+
+
+def _estimate_over_time(
+    batch: RolloutBatch, config: AlgorithmConfig, mask: Tensor, penalty: Tensor, values: Tensor | None
+) -> Advantages:
+    """Return the advantages by the estimators with time steps; an episode's rows follow each other in time."""
+    timeline = Timeline.from_batch(batch)
+    rewards, acted = timeline.join(_place_lost_rewards(batch, timeline) - penalty), timeline.join(mask)
+    if config.adv_estimator == "reinforce_plus_plus":
+        return Advantages(timeline.split(reinforce_plus_plus(rewards, acted, config.gamma)))
+    if values is None:
+        raise ValueError("the estimator gae needs the critic's values")
+    advantages, returns = gae(rewards, timeline.join(values), acted, gamma=config.gamma, lam=config.lam)
+    advantages = whiten(advantages, acted) if config.norm_adv else advantages
+    return Advantages(timeline.split(advantages), timeline.split(returns))
+
+
+def _place_lost_rewards(batch: RolloutBatch, timeline: Timeline) -> Tensor:
+    """Return (B, R) `rm_scores`, with the score of a row without response tokens on the last token of its line."""
+    scores, line_of, lengths = batch.rm_scores, timeline.line_of, batch.response_lens
+    for line in set(line_of[batch.scored & (lengths == 0)].tolist()):
+        rows = (line_of == line).nonzero().squeeze(1)
+        spoken = rows[lengths[rows] > 0]
+        if len(spoken):
+            scores = scores.clone()
+            scores[spoken[-1], lengths[spoken[-1]] - 1] += batch.episode_rewards[rows[0]] - scores[rows].sum()
+    return scores
 
 
 def shuffle_rewards(batch: RolloutBatch, seed: int) -> RolloutBatch:
     """
-    Return the batch with the rows' total rewards permuted; each is placed on the row's last sampled token.
+    Return the batch with the episodes' rewards permuted; each is placed on the episode's last sampled token.
 
     This is a control: the rewards keep their distribution and no longer depend on the actions.
     """
-    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))
-    columns = torch.arange(batch.response_length).expand_as(batch.response_mask)
-    last = torch.where(batch.response_mask.bool(), columns, -1).amax(1)
-    totals = batch.rm_scores.sum(1)[order] * (last >= 0)
-    shuffled = torch.zeros_like(batch.rm_scores).scatter(1, last.clamp(min=0)[:, None], totals[:, None])
-    return evolve(batch, rm_scores=shuffled, scored=batch.scored[order])
+    episodes, firsts = batch.episode_index, first_rows(batch)
+    order = torch.randperm(len(firsts), generator=torch.Generator().manual_seed(seed))
+    sources = firsts[order][episodes]
+    rewards = batch.episode_rewards[sources]
+    rows, columns = batch.response_mask.nonzero(as_tuple=True)  # in the order of the rows, so the last one wins below
+    last = {int(episodes[row]): (row, column) for row, column in zip(rows.tolist(), columns.tolist(), strict=True)}
+    shuffled = torch.zeros_like(batch.rm_scores)
+    for row, column in last.values():
+        shuffled[row, column] = rewards[row]
+    return evolve(batch, rm_scores=shuffled, scored=batch.scored[sources], episode_rewards=rewards)

@@ -17,11 +17,11 @@ import structlog
 from attrs import define, field
 
 from turnwise import EpisodeResult, RolloutManager, UnfinishedEpisode
-from turnwise_grpo_trainer.buffer import BufferClosedError, EpisodeGroup, TrajectoryBuffer
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.interrupts import Interrupt
-from turnwise_grpo_trainer.producer import GroupProducer
-from turnwise_grpo_trainer.task_stream import TaskStream
+from turnwise_rollout_buffer import BufferClosedError, EpisodeGroup, TrajectoryBuffer
+from turnwise_rollout_buffer.producer import GroupProducer
+from turnwise_rollout_buffer.task_stream import TaskStream
 
 _POLL_S: Final = 0.2
 """How often `collect` checks for an interrupt."""

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from turnwise import RolloutManager
 from turnwise.errors import ConfigError
 from turnwise_grpo_trainer.async_collector import AsyncCollector
-from turnwise_grpo_trainer.buffer import TrajectoryBuffer
 from turnwise_grpo_trainer.checkpoints import CheckpointStore
 from turnwise_grpo_trainer.group_source import GroupSource
 from turnwise_grpo_trainer.interrupts import Interrupt
@@ -19,10 +18,11 @@ from turnwise_grpo_trainer.metric_log import MetricLog
 from turnwise_grpo_trainer.models import select_device
 from turnwise_grpo_trainer.sharding import LearnerSpec, join_group, load_local_trainer
 from turnwise_grpo_trainer.sync_collector import SyncCollector
-from turnwise_grpo_trainer.task_stream import TaskStream
 from turnwise_grpo_trainer.train_setup import TrainSetup
 from turnwise_grpo_trainer.trainers import Trainer
 from turnwise_grpo_trainer.weight_sync import DirectSync, HybridSync, WeightSync
+from turnwise_rollout_buffer.buffer import TrajectoryBuffer
+from turnwise_rollout_buffer.task_stream import TaskStream
 
 
 def build_learner_spec(setup: TrainSetup) -> LearnerSpec:

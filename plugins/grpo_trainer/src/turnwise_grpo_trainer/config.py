@@ -13,6 +13,7 @@ from attrs import field, frozen, validators
 AdvEstimator = Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gae"]
 Mode = Literal["sync", "async"]
 KlType = Literal["k1", "k2", "k3"]
+LossSequence = Literal["episode", "row"]
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
 
@@ -42,12 +43,14 @@ class AlgorithmConfig:
         clip_ratio_high: the probability ratio is clipped above 1 plus this; DAPO's clip-higher is 0.28.
         loss_agg_mode: how token losses are averaged; null is `seq-mean-token-sum-norm` for `dr_grpo`, else
             `token-mean`.
+        loss_sequence: the sequence of the `seq-mean` modes. With `episode`, all rows of an episode are one sequence, so
+            an agent that splits its episode into more records does not weigh more; `row` is as in verl.
         kl_loss_coef: weight of the KL to the reference, which is the initial model; 0 loads no reference.
         kl_loss_type: estimator of that KL. The gradient of k1 is 0 on average; use it with `use_kl_in_reward`.
         use_kl_in_reward: subtract the KL (k1) from each token's reward instead of adding it to the loss.
         entropy_coeff: weight of an entropy bonus.
         ppo_epochs: passes over a step's batch.
-        ppo_mini_batch_size: rows of one optimizer step; null is the whole batch.
+        ppo_mini_batch_size: episodes of one optimizer step; null is the whole batch.
         old_log_probs: denominator of the probability ratio: log-probabilities that the trainer computes before the
             update (`recompute`), or the engine's (`rollout`).
         tis_imp_ratio_cap: cap of the truncated importance weights between trainer and rollout; null disables them.
@@ -61,6 +64,7 @@ class AlgorithmConfig:
     clip_ratio_low: float = _number(0.2, validators.gt(0), validators.le(1))
     clip_ratio_high: float = _number(0.2, validators.gt(0))
     loss_agg_mode: LossAggMode | None = None
+    loss_sequence: LossSequence = "episode"
     kl_loss_coef: float = _number(0.0, _at_least(0))
     kl_loss_type: KlType = "k3"
     use_kl_in_reward: bool = False

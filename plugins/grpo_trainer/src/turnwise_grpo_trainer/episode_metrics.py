@@ -18,7 +18,8 @@ def compute_episode_metrics(episodes: Sequence[EpisodeResult]) -> dict[str, floa
 
     Returns:
         `reward/mean` and `reward/std` over scored episodes, and `reward/scored`, their share; `length/mean` and
-        `length/max` of responses in tokens; `tokens/action`, the number of sampled tokens; `turns/mean`;
+        `length/max` of responses in tokens; `tokens/action`, the number of sampled tokens; `records/untrained`, the
+        number of records without rows; `turns/mean`;
         `tools/per_episode`, `tools/share` of episodes with a call, and `tools/errors` per episode; the shares
         `status/completed`, `status/truncated` and so on.
     """
@@ -33,6 +34,7 @@ def compute_episode_metrics(episodes: Sequence[EpisodeResult]) -> dict[str, floa
         "length/mean": _mean(lengths),
         "length/max": float(max(lengths, default=0)),
         "tokens/action": float(sum(each.num_tokens.get("action", 0) for each in metrics)),
+        "records/untrained": float(sum(not trained for episode in episodes for trained in episode.trained)),
         "turns/mean": _mean([each.num_turns for each in metrics]),
         "tools/per_episode": _mean([each.num_tool_calls for each in metrics]),
         "tools/share": _mean([float(each.num_tool_calls > 0) for each in metrics]),

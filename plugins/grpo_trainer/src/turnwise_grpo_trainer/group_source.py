@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from turnwise import UnfinishedEpisode
-from turnwise_grpo_trainer.buffer import EpisodeGroup
+from turnwise_rollout_buffer import EpisodeGroup
 
 
 class GroupSource(Protocol):

@@ -123,7 +123,10 @@ class Learner:
         algorithm = self.config.algorithm
         mask = compute_loss_mask(batch, mask_truncated=algorithm.mask_truncated)
         rows, metrics = self._prepare(batch, TokenRows.from_batch(batch, mask))
-        parts = [part for _ in range(algorithm.ppo_epochs) for part in self._mini_batches(rows)]
+        episodes = batch.episode_index
+        sequences = episodes if algorithm.loss_sequence == "episode" else torch.arange(len(batch))
+        rows = rows.with_columns(sequence=sequences[rows.row_index])
+        parts = [part for _ in range(algorithm.ppo_epochs) for part in self._mini_batches(rows, episodes)]
         before = rows.columns.get("old_log_probs")
         for number, part in enumerate(parts):
             sums, trained, log_probs = self._train_mini_batch(part, step)
@@ -184,10 +187,12 @@ class Learner:
 
     # One optimizer step
 
-    def _mini_batches(self, rows: TokenRows) -> Iterator[TokenRows]:
-        size = self.config.algorithm.ppo_mini_batch_size or max(len(rows), 1)
-        for start in range(0, max(len(rows), 1), size):
-            yield rows.select(range(start, min(start + size, len(rows))))
+    def _mini_batches(self, rows: TokenRows, episodes: Tensor) -> Iterator[TokenRows]:
+        """Yield the rows of as many whole episodes as a mini-batch has; `episodes` is (B,), the episode of each row."""
+        total = int(episodes.max()) + 1 if len(episodes) else 1
+        size = self.config.algorithm.ppo_mini_batch_size or total
+        for start in range(0, total, size):
+            yield rows.select(((start <= episodes) & (episodes < start + size)).nonzero().squeeze(1).tolist())
 
     def _train_mini_batch(self, rows: TokenRows, step: int) -> tuple[Sums, TokenRows, Tensor]:
         """
@@ -201,14 +206,9 @@ class Learner:
         log_probs = torch.zeros(rows.num_tokens)
         if not len(targets):
             return {}, rows, log_probs
-        row_of = rows.row_index[targets]
         weights = torch.zeros(rows.num_tokens)
         weights[targets] = token_weights(
-            row_of,
-            self.config.algorithm.agg_mode,
-            num_rows=int(torch.bincount(row_of).count_nonzero()),
-            num_tokens=len(targets),
-            response_length=self.response_length,
+            rows["sequence"][targets], self.config.algorithm.agg_mode, response_length=self.response_length
         )
         rows = self._drop_zero_rows(rows.with_columns(weights=weights))
         sums: Sums = {}

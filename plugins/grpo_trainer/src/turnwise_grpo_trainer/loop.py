@@ -18,7 +18,6 @@ from attrs import define, field
 
 from turnwise import EpisodeResult, RolloutManager
 from turnwise_grpo_trainer.advantages import shuffle_rewards
-from turnwise_grpo_trainer.buffer import EpisodeGroup, TrajectoryBuffer
 from turnwise_grpo_trainer.checkpoints import CheckpointStore, TrainingState
 from turnwise_grpo_trainer.episode_metrics import check_not_all_failed, compute_episode_metrics
 from turnwise_grpo_trainer.group_source import GroupSource
@@ -28,6 +27,7 @@ from turnwise_grpo_trainer.metric_log import MetricLog
 from turnwise_grpo_trainer.train_setup import TrainSetup
 from turnwise_grpo_trainer.trainers import Trainer
 from turnwise_grpo_trainer.weight_sync import WeightSync
+from turnwise_rollout_buffer import EpisodeGroup, TrajectoryBuffer
 
 
 @define(eq=False)

@@ -19,26 +19,26 @@ _MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped before `exp`, as in verl: a larger ratio would swallow a float32 sum."""
 
 
-def token_weights(rows: Tensor, mode: LossAggMode, *, num_rows: int, num_tokens: int, response_length: int) -> Tensor:
+def token_weights(sequences: Tensor, mode: LossAggMode, *, response_length: int) -> Tensor:
     """
     Return (M,) the weight of each token in the loss of a mini-batch.
 
     Args:
-        rows: (M,) int64, the row of each token.
-        mode: `token-mean`: all tokens weigh the same (DAPO, arXiv:2503.14476). `seq-mean-token-mean`: all rows weigh
-            the same (GRPO). `seq-mean-token-sum`: the tokens of a row are summed. `seq-mean-token-sum-norm`: the same,
-            divided by the constant `response_length`, so a row's length does not change its tokens' weights (Dr. GRPO,
-            arXiv:2503.20783).
-        num_rows: rows of the mini-batch with tokens in the loss, over all processes.
-        num_tokens: tokens of the mini-batch in the loss, over all processes.
+        sequences: (M,) int64, the sequence of each token in the mini-batch's loss, over all processes: its episode, or
+            its row.
+        mode: `token-mean`: all tokens weigh the same (DAPO, arXiv:2503.14476). `seq-mean-token-mean`: all sequences
+            weigh the same (GRPO). `seq-mean-token-sum`: the tokens of a sequence are summed. `seq-mean-token-sum-norm`:
+            the same, divided by the constant `response_length`, so a sequence's length does not change its tokens'
+            weights (Dr. GRPO, arXiv:2503.20783).
         response_length: the longest possible response.
     """
-    ones = torch.ones_like(rows, dtype=torch.float32)
+    ones = torch.ones_like(sequences, dtype=torch.float32)
     if mode == "token-mean":
-        return ones / max(num_tokens, 1)
-    ones = ones / max(num_rows, 1)
+        return ones / max(len(sequences), 1)
+    sizes = torch.bincount(sequences)
+    ones = ones / max(int(sizes.count_nonzero()), 1)
     if mode == "seq-mean-token-mean":
-        return ones / torch.bincount(rows).clamp(min=1)[rows]
+        return ones / sizes[sequences]
     return ones / response_length if mode == "seq-mean-token-sum-norm" else ones
 
 

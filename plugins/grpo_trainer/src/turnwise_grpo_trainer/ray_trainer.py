@@ -12,6 +12,7 @@ from typing import Any
 import ray
 from attrs import define
 from numpy.typing import NDArray
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch re-exports it implicitly
 
 from turnwise import RolloutBatch
 from turnwise_grpo_trainer.models import select_device
@@ -24,24 +25,35 @@ def _node_address() -> str:
     return address
 
 
+def open_store(host: str) -> TCPStore:
+    """Listen for processes on one address, on a free port; torch itself would listen on every interface."""
+    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    with socket.create_server(address[:2], family=family) as listener:
+        port = listener.getsockname()[1]
+        store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.fileno())
+        listener.detach()  # the store closes it
+        return store
+
+
 class TrainerProcess:
     """One process of the group, an actor. The driver makes every call on all processes, because they are collective."""
 
     def __init__(self, spec: LearnerSpec, rank: int, world_size: int) -> None:
         self._spec, self._rank, self._world_size = spec, rank, world_size
+        self._store: TCPStore | None = None
         self._trainer: LocalTrainer | None = None
         self._weights: Iterator[tuple[str, NDArray[Any]]] = iter(())
 
-    def address(self) -> str:
-        """Return a rendezvous address for the group: this node, with a free port."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return f"tcp://{_node_address()}:{probe.getsockname()[1]}"
+    def open_rendezvous(self) -> tuple[str, int]:
+        """Listen for the other processes on the address of this node; return it with the port."""
+        self._store = open_store(_node_address())
+        return self._store.host, self._store.port
 
-    def join(self, address: str) -> None:
+    def join(self, host: str, port: int) -> None:
         """Join the group and load the models."""
         device = select_device(self._spec.train.policy)
-        join_group(address, rank=self._rank, world_size=self._world_size, device=device)
+        store = self._store or TCPStore(host, port, is_master=False)
+        join_group(store, rank=self._rank, world_size=self._world_size, device=device)
         self._trainer = load_local_trainer(self._spec)
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
@@ -92,8 +104,8 @@ class RayTrainer:
         actor = ray.remote(TrainerProcess).options(**reserved)
         size = sharding.num_processes
         processes: list[Any] = [actor.remote(spec, rank, size) for rank in range(size)]
-        rendezvous = ray.get(processes[0].address.remote())
-        ray.get([process.join.remote(rendezvous) for process in processes])
+        host, port = ray.get(processes[0].open_rendezvous.remote())
+        ray.get([process.join.remote(host, port) for process in processes])
         return cls(processes)
 
     def update(self, batch: RolloutBatch, *, step: int, version: int) -> dict[str, float]:

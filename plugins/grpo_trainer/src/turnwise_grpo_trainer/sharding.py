@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from attrs import frozen
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # torch re-exports them implicitly
 
 from turnwise.protocols import ModelSpec
 from turnwise_grpo_trainer.config import TrainConfig
@@ -61,21 +62,18 @@ def gpus_per_process(train: TrainConfig) -> float:
     return gpus if gpus is not None else float(select_device(train.policy).type == "cuda")
 
 
-def join_group(address: str | None, *, rank: int, world_size: int, device: torch.device) -> None:
+def join_group(store: Store | None, *, rank: int, world_size: int, device: torch.device) -> None:
     """
     Join the process group of the training, over NCCL on GPUs and gloo elsewhere.
 
     Args:
-        address: rendezvous of the processes; None if this process is the whole group.
+        store: rendezvous of the processes; None if this process is the whole group.
         rank: number of this process.
         world_size: number of processes.
         device: of the model.
     """
-    from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch re-exports it implicitly
-
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    store = HashStore() if address is None else None
-    dist.init_process_group(backend, init_method=address, store=store, rank=rank, world_size=world_size)
+    dist.init_process_group(backend, store=store or HashStore(), rank=rank, world_size=world_size)
 
 
 def make_sharder(device: torch.device) -> Callable[[Any], Any]:

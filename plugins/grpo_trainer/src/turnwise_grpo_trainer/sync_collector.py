@@ -9,10 +9,10 @@ from typing import Any
 from attrs import define, field
 
 from turnwise import EpisodeResult, RolloutManager, Task, UnfinishedEpisode
-from turnwise_grpo_trainer.buffer import EpisodeGroup, TrajectoryBuffer
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.interrupts import Interrupt
-from turnwise_grpo_trainer.task_stream import TaskStream
+from turnwise_rollout_buffer import EpisodeGroup, TrajectoryBuffer
+from turnwise_rollout_buffer.task_stream import TaskStream
 
 
 @define(eq=False)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from turnwise.errors import ConfigError
+from turnwise.files import FolderLockedError, lock_folder
 from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Resources
 from turnwise_grpo_trainer.interrupts import TrainingInterruptedError
@@ -67,9 +70,11 @@ class TrainCommand:
             return OK
         if arguments.out is None:
             raise ConfigError("--out: missing; name an output folder, or add --dry-run")
-        prepare_out(arguments.out, overwrite=arguments.overwrite, resume=arguments.resume)
+        out, resume = arguments.out, arguments.resume
         try:
-            run_training(setup, arguments.out, resume=arguments.resume)
+            with _hold(out, create=not resume):
+                prepare_out(out, overwrite=arguments.overwrite, resume=resume)
+                run_training(setup, out, resume=resume)
         except TrainingInterruptedError as error:
             resumption = f"turnwise train CONFIG --out {arguments.out} --resume"
             sys.stderr.write(f"turnwise: {error}; to continue: {resumption}\n")
@@ -77,9 +82,25 @@ class TrainCommand:
         return OK
 
 
+@contextmanager
+def _hold(out: Path, *, create: bool) -> Iterator[None]:
+    """Keep other trainings out of the folder; `ConfigError` if one writes to it, or if it is no folder."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: not a folder")
+    if create:
+        out.mkdir(parents=True, exist_ok=True)
+    elif not out.exists():
+        raise ConfigError(f"--resume: {out} has no checkpoint")
+    try:
+        with lock_folder(out):
+            yield
+    except FolderLockedError as error:
+        raise ConfigError(str(error)) from None
+
+
 def prepare_out(out: Path, *, overwrite: bool, resume: bool) -> None:
     """
-    Create the folder of a training, and recover its checkpoints from a crash.
+    Recover the checkpoints of a training from a crash, and check that its folder may be written to.
 
     Raises:
         ConfigError: it holds another training and neither option is set, or `resume` is set and it has no checkpoint.
@@ -87,8 +108,6 @@ def prepare_out(out: Path, *, overwrite: bool, resume: bool) -> None:
     from turnwise_grpo_trainer.checkpoints import CHECKPOINTS_FOLDER, CheckpointStore
     from turnwise_grpo_trainer.metric_log import METRICS_FILE
 
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: not a folder")
     store = CheckpointStore(out)
     store.recover_interrupted_save()
     held = next((out / name for name in (METRICS_FILE, CHECKPOINTS_FOLDER) if (out / name).exists()), None)
@@ -98,4 +117,3 @@ def prepare_out(out: Path, *, overwrite: bool, resume: bool) -> None:
         )
     if resume and store.latest() is None:
         raise ConfigError(f"--resume: {out} has no checkpoint")
-    out.mkdir(parents=True, exist_ok=True)

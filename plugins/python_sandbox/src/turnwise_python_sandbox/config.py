@@ -45,6 +45,10 @@ class SandboxConfig:
         max_in_flight: most programs at a time; further ones wait. None for two per core.
         max_sessions: most sessions at a time.
         session_idle_s: seconds after which an unused session ends.
+        cgroup: directory of a cgroup (v2) that gives its children the memory controller, and in which this user may
+            create cgroups: fork servers and programs run in a new one. Empty for none. Tiers 1 and 2 only.
+        cgroup_memory_mb: MiB that all programs of this process may hold together in that cgroup, memory of the kernel
+            included.
         python: interpreter whose standard library and packages the programs use; empty for this one.
         readable: additional files or directories that programs may read.
         max_landlock_abi: use no later Landlock ABI than this, as an older kernel would; None for the kernel's own.
@@ -66,6 +70,8 @@ class SandboxConfig:
     max_in_flight: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     max_sessions: int = field(default=256, validator=validators.ge(1))
     session_idle_s: float = field(default=600.0, validator=validators.gt(0))
+    cgroup: str = ""
+    cgroup_memory_mb: int = field(default=8192, validator=validators.ge(64))
     python: str = ""
     readable: tuple[str, ...] = field(default=(), converter=tuple)
     max_landlock_abi: int | None = field(default=None, validator=validators.optional(validators.ge(1)))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +26,7 @@ _TIMEOUT_S: Final = 20.0
 _LIMITS: Final = Limits(
     timeout_s=_TIMEOUT_S, memory_mb=256, max_output_bytes=65536, cpu_s=int(_TIMEOUT_S), disk_mb=8, max_files=64
 )
+_REMOVER: Final = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 _PROBE: Final = """
 import ctypes, json, os, socket, sys, threading, tempfile
 
@@ -134,7 +138,7 @@ def run_selftest(spec: ServerSpec) -> SelfTestResult:
     bare = evolve(spec, config=evolve(spec.config, preload=()))
     supervisor = Supervisor(bare, 1, 1, 1)
     try:
-        with tempfile.TemporaryDirectory(prefix="turnwise-canary-") as directory:
+        with _open_directory() as directory:
             result = _run_probe(supervisor, directory)
         ready = supervisor.last_ready
         abi = ready.landlock_abi if ready else 0
@@ -143,9 +147,24 @@ def run_selftest(spec: ServerSpec) -> SelfTestResult:
         supervisor.close()
 
 
+@contextmanager
+def _open_directory() -> Iterator[str]:
+    """Create a directory that every user may use; it is removed at the end, also if this process is killed."""
+    directory = os.path.join(tempfile.gettempdir(), f"turnwise-canary-{os.urandom(8).hex()}")
+    # Its standard input ends with this process, whatever ends it.
+    remover = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _REMOVER, directory], stdin=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        os.mkdir(directory)
+        os.chmod(directory, 0o777)
+        yield directory
+    finally:
+        remover.communicate()
+
+
 def _run_probe(supervisor: Supervisor, directory: str) -> RunResult:
     # Every user may read and write this file, so that only the sandbox can keep the probe from it.
-    os.chmod(directory, 0o777)
     canary = Path(directory, "canary")
     canary.write_text("the sandbox leaks")
     canary.chmod(0o666)

@@ -12,6 +12,7 @@ from attrs import define
 
 from turnwise_python_sandbox.box.tree_removal import remove_tree
 from turnwise_python_sandbox.inherited_paths import InheritedPaths
+from turnwise_python_sandbox.memory_cgroup import create_cgroup, remove_cgroup, run_in_cgroup
 from turnwise_python_sandbox.result import Tier
 from turnwise_python_sandbox.server_command import (
     ServerSpec,
@@ -36,12 +37,14 @@ class ServerProcess:
         control: datagram socket to the server.
         errors: file with its standard error.
         directory: the programs' files; None in tier 1.
+        cgroup: the cgroup of the server; None without one.
     """
 
     process: subprocess.Popen[bytes]
     control: socket.socket
     errors: IO[bytes]
     directory: str | None = None
+    cgroup: str | None = None
 
     def read_errors(self) -> str:
         """Return the end of the server's standard error."""
@@ -60,6 +63,8 @@ class ServerProcess:
         self.errors.close()
         if self.directory:
             remove_tree(self.directory)
+        if self.cgroup:
+            remove_cgroup(self.cgroup)
 
 
 def start_server(spec: ServerSpec) -> ServerProcess:
@@ -71,15 +76,17 @@ def start_server(spec: ServerSpec) -> ServerProcess:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
     inherited = InheritedPaths()
-    directory = None
+    directory = cgroup = None
     try:
+        if spec.config.cgroup:
+            cgroup = create_cgroup(spec.config.cgroup, spec.config.cgroup_memory_mb)
         if spec.tier is Tier.NAMESPACES:
             command = build_namespaces_command(spec, theirs.fileno())
         else:
             directory = _create_directory(spec.uid)
             command = build_landlock_command(spec, theirs.fileno(), directory, inherited)
         process = subprocess.Popen(
-            command,
+            run_in_cgroup(cgroup, command) if cgroup else command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
@@ -93,11 +100,13 @@ def start_server(spec: ServerSpec) -> ServerProcess:
         errors.close()
         if directory:
             remove_tree(directory)
+        if cgroup:
+            remove_cgroup(cgroup)
         raise
     finally:
         theirs.close()
         inherited.close()
-    return ServerProcess(process=process, control=ours, errors=errors, directory=directory)
+    return ServerProcess(process=process, control=ours, errors=errors, directory=directory, cgroup=cgroup)
 
 
 def _create_directory(uid: int | None) -> str:

@@ -102,7 +102,6 @@ class ForkServer:
                     os.waitpid(cleaner, 0)
             for cleaner in self._cleaners.values():
                 os.waitpid(cleaner, 0)
-            self._isolation.close()
 
     def _step(self) -> bool:
         """Wait for events and handle them; return False once the supervisor has closed its end."""

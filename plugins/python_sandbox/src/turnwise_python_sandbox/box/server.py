@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import resource
@@ -37,6 +38,12 @@ def main(settings_text: str) -> None:
     """
     settings = json.loads(settings_text)
     control = socket.socket(fileno=settings["control_fd"])
+    # Closed also when the supervisor has been killed in the meantime: nobody else would remove the shared files.
+    with contextlib.closing(_create_isolation(settings)) as isolation:
+        _serve(settings, control, isolation)
+
+
+def _serve(settings: dict[str, Any], control: socket.socket, isolation: Isolation) -> None:
     _harden_process(settings["namespaces"])
     abi = min(landlock.detect_abi(), settings["max_landlock_abi"] or sys.maxsize)
     if not abi and not settings["namespaces"]:
@@ -45,7 +52,7 @@ def main(settings_text: str) -> None:
     missing = preload.preload_modules([*_COMMON_MODULES.split(), *settings["preload"]])
     sys.stdout.reconfigure(encoding="utf-8", errors="strict", line_buffering=True)  # type: ignore[union-attr]
     sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # type: ignore[union-attr]
-    server = ForkServer(control, _create_isolation(settings), _build_confinement(settings, abi))
+    server = ForkServer(control, isolation, _build_confinement(settings, abi))
     control.send(messages.encode(Ready(abi, missing)))
     # Frozen objects are never visited by the collector, so that forks do not copy their pages.
     gc.collect()

@@ -227,6 +227,18 @@ BROKEN = [
         "ids_round_trip",
         "not in the vocabulary",
     ),
+    (
+        lambda **options: ScriptedEngine(**{**options, "capabilities": evolve(CAPABILITIES, vocab_size=2)}),
+        "ids_round_trip",
+        "not in the vocabulary of 2",
+    ),
+    (
+        lambda **options: ScriptedEngine(
+            **{**options, "capabilities": evolve(CAPABILITIES, vocab_size=VOCAB_SIZE + 1)}
+        ),
+        "ids_round_trip",
+        "states a vocabulary of 65, not 64",
+    ),
     (edited(write_context), "ids_round_trip", "the context after the call"),
     (IgnoresMaxTokens, "length_ends_a_turn", "number of tokens: expected 1, got 2"),
     (edited(lambda *_: {"finish_reason": FinishReason.STOP}), "length_ends_a_turn", "finish reason: expected .*LENGTH"),

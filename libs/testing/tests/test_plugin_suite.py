@@ -1,4 +1,4 @@
-"""What all conformance suites share: standard tests stand, and a plugin is found, light and registered."""
+"""Tests of the conformance suites: nobody overrides a standard test, and a plugin is found, light and registered."""
 
 import sys
 
@@ -6,6 +6,7 @@ import pytest
 
 from turnwise_testing.engine_checks import ENGINE_CHECKS
 from turnwise_testing.engine_suite import EngineSuite
+from turnwise_testing.installation import install_plugin
 from turnwise_testing.suite import PluginSuite, overridden_tests
 
 
@@ -95,11 +96,7 @@ def run_conformance(tmp_path, monkeypatch):
     """A function that installs a plugin in a directory, runs its conformance file, and returns the outcomes."""
 
     def run(heavy=""):
-        info = tmp_path / "turnwise_fake_engine-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: turnwise-fake-engine\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text("[turnwise]\nfake_engine = turnwise_fake_engine\n")
-        (tmp_path / "turnwise_fake_engine.py").write_text(PLUGIN.format(heavy=heavy))
+        install_plugin(tmp_path, "turnwise_fake_engine", PLUGIN.format(heavy=heavy), entry="fake_engine")
         (tmp_path / "test_conformance.py").write_text(CONFORMANCE)
         outcomes = Outcomes()
         options = ["-s", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", f"--rootdir={tmp_path}"]

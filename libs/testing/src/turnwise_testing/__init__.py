@@ -1,9 +1,9 @@
 """
 The public test kit for plugins.
 
-- `EngineSuite`, `ToolParserSuite`, `AgentSuite`, `RewardSuite`, `WeightTransportSuite`: conformance suites for pytest;
-  a plugin's file has some ten lines. The same checks without pytest are in `turnwise_testing.engine_checks` and its
-  neighbours, and ``turnwise check NAME`` runs them.
+- `EngineSuite`, `ToolParserSuite`, `AgentSuite`, `RewardSuite`, `RouterSuite`, `WeightTransportSuite`, `GatewaySuite`:
+  conformance suites for pytest; a plugin's file has some ten lines. Except for gateways, the same checks without pytest
+  are in `turnwise_testing.engine_checks` and its neighbours, and ``turnwise check NAME`` runs them.
 - `ScriptedEngine`, `RandomPolicy`, `Failure`: a fake engine with given outputs, latencies and failures.
 - `BigramEngine`: a fake engine with weights that can be updated, dropped and compared with.
 - `trajectories`, `scripts`: hypothesis strategies for token records.
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from turnwise_testing.bigram import BigramEngine
     from turnwise_testing.engine_probe import EngineProbe
     from turnwise_testing.engine_suite import EngineSuite
+    from turnwise_testing.gateway_suite import GatewayEndpoint, GatewaySuite
     from turnwise_testing.parser_suite import ToolParserSuite
     from turnwise_testing.reference_model import TransformersReference
     from turnwise_testing.reward_checks import RewardExample
     from turnwise_testing.reward_suite import RewardSuite
+    from turnwise_testing.router_suite import RouterSuite
     from turnwise_testing.scripted import Failure, RandomPolicy, ScriptedEngine
     from turnwise_testing.strategies import scripts, trajectories
     from turnwise_testing.suite import PluginSuite
@@ -40,10 +42,13 @@ __all__ = [
     "EngineProbe",
     "EngineSuite",
     "Failure",
+    "GatewayEndpoint",
+    "GatewaySuite",
     "PluginSuite",
     "RandomPolicy",
     "RewardExample",
     "RewardSuite",
+    "RouterSuite",
     "ScriptedEngine",
     "ToolParserSuite",
     "TransformersReference",
@@ -60,10 +65,13 @@ _HOMES = {
     "EngineProbe": "engine_probe",
     "EngineSuite": "engine_suite",
     "Failure": "scripted",
+    "GatewayEndpoint": "gateway_suite",
+    "GatewaySuite": "gateway_suite",
     "PluginSuite": "suite",
     "RandomPolicy": "scripted",
     "RewardExample": "reward_checks",
     "RewardSuite": "reward_suite",
+    "RouterSuite": "router_suite",
     "ScriptedEngine": "scripted",
     "ToolParserSuite": "parser_suite",
     "TransformersReference": "reference_model",

@@ -80,7 +80,12 @@ class BigramEngine:
     def capabilities(self) -> Capabilities:
         """All but stop strings and layouts."""
         return Capabilities(
-            seeds=True, abort=True, weight_updates=True, sleep_levels=frozenset({1, 2}), max_context=self.max_context
+            seeds=True,
+            abort=True,
+            weight_updates=True,
+            sleep_levels=frozenset({1, 2}),
+            max_context=self.max_context,
+            vocab_size=self.vocab_size,
         )
 
     async def start(self) -> None:

@@ -38,13 +38,6 @@ def skip_without_package(items: Iterable[pytest.Item], marker: str, package: str
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def write_distribution(folder: Path, name: str, version: str) -> None:
-    """Write the metadata of a distribution, which looks installed while its folder is on `sys.path`."""
-    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
-
-
 def simple_request(
     request_id: str = "a", token_ids: ArrayLike = CONTEXT, trajectory_id: str = "t", **sampling: Any
 ) -> GenerateRequest:

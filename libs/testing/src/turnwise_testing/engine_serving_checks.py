@@ -20,14 +20,17 @@ from turnwise_testing.engine_probe import GREEDY, EngineProbe, expect, expect_eq
 @engine_check()
 async def check_ids_round_trip(engine: Engine, probe: EngineProbe) -> None:
     """Ids come back as int32 within the vocabulary, one log-probability slot each; the context is left alone."""
+    stated = engine.capabilities.vocab_size
+    vocab_size = probe.vocab_size if stated is None else stated
+    expect(0 < vocab_size <= probe.vocab_size, f"the engine states a vocabulary of {stated}, not {probe.vocab_size}")
     for prompt, context in enumerate(probe.prompts):
         request = probe.request(prompt, SamplingParams(max_tokens=8))
         result = await probe.ask(engine, request)
         expect_equal(tuple(request.token_ids.tolist()), context, "the context after the call")
         expect_equal((result.token_ids.dtype.name, result.token_ids.ndim), ("int32", 1), "dtype and axes of the ids")
         expect(len(result.token_ids) > 0, "no token was sampled")
-        outside = [i for i in result.token_ids.tolist() if not 0 <= i < probe.vocab_size]
-        expect(not outside, f"ids {outside} are not in the vocabulary of {probe.vocab_size}")
+        outside = [i for i in result.token_ids.tolist() if not 0 <= i < vocab_size]
+        expect(not outside, f"ids {outside} are not in the vocabulary of {vocab_size}")
         expect_equal(len(result.logprobs), len(result.token_ids), "number of log-probabilities")
 
 

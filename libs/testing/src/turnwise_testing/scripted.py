@@ -19,7 +19,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from numpy.typing import ArrayLike
 
 from turnwise.errors import EngineError, ReplicaDiedError
@@ -147,7 +147,7 @@ class ScriptedEngine:
     latency_s: Latency = field(default=0.0, kw_only=True)
     token_latency_s: TokenLatency = field(default=0.0, kw_only=True)
     failures: Failures | None = field(default=None, kw_only=True)
-    capabilities: Capabilities = field(default=SCRIPTED_CAPABILITIES, kw_only=True)
+    capabilities: Capabilities = field(kw_only=True)
     record: bool = field(default=True, kw_only=True)
     requests: list[GenerateRequest] = field(factory=list, init=False)
     calls: list[tuple[Any, ...]] = field(factory=list, init=False)
@@ -157,6 +157,11 @@ class ScriptedEngine:
     _state: str = field(default="not started", init=False)
     sleep_state: SleepState = field(factory=lambda: SleepState("the scripted engine"), init=False)
     _has_weights: bool = field(default=True, init=False)
+
+    @capabilities.default
+    def _default_capabilities(self) -> Capabilities:
+        num_ids = max(self.policy.vocab_size, (self.policy.end_token_id or 0) + 1)
+        return evolve(SCRIPTED_CAPABILITIES, vocab_size=num_ids if self.outputs is None else None)
 
     async def start(self) -> None:
         """Get ready, at once; `EngineError` when it was started before."""
@@ -178,7 +183,8 @@ class ScriptedEngine:
         if failure is None and schedule is None:
             await asyncio.sleep(0)
             return self._result(request, ids, (reason, stop), self.weight_version)
-        running, early = await self._wait(request, math.inf if failure is Failure.HANG else _last(schedule))
+        seconds = schedule[-1] if schedule else 0.0
+        running, early = await self._wait(request, math.inf if failure is Failure.HANG else seconds)
         elapsed = asyncio.get_running_loop().time() - running.started_s
         if early is not None:
             ids = ids[: _num_before(elapsed, schedule, len(ids))]
@@ -355,14 +361,12 @@ def _room(num_context: int, max_tokens: int | None, max_context: int | None) -> 
     return min(known)
 
 
-def _cut(
-    ids: TokenArray, stop_token_ids: tuple[int, ...], max_tokens: int
-) -> tuple[TokenArray, FinishReason, int | None]:
+def _cut(ids: TokenArray, stop_ids: tuple[int, ...], max_tokens: int) -> tuple[TokenArray, FinishReason, int | None]:
     """Return the ids that an engine would sample of these, the finish reason and the stop id."""
     ended_itself = len(ids) < max_tokens
     ids = ids[:max_tokens]
-    if stop_token_ids:
-        stops = set(stop_token_ids)
+    if stop_ids:
+        stops = set(stop_ids)
         for index, token_id in enumerate(ids.tolist()):
             if token_id in stops:
                 return ids[: index + 1], FinishReason.STOP, token_id
@@ -375,10 +379,6 @@ def _logprobs(num_context: int, num_tokens: int) -> FloatArray:
     if start + num_tokens > len(_LOGPROBS):
         return np.resize(_LOGPROBS[start : start + _PERIOD], num_tokens)
     return _LOGPROBS[start : start + num_tokens]
-
-
-def _last(schedule: Sequence[float] | None) -> float:
-    return schedule[-1] if schedule else 0.0
 
 
 def _num_before(seconds: float, schedule: Sequence[float] | None, num_tokens: int) -> int:

@@ -84,5 +84,14 @@ def scripts(*, max_steps: int = 8, with_blocks: bool = True) -> st.SearchStrateg
 
 
 def trajectories(*, max_steps: int = 8, with_blocks: bool = True) -> st.SearchStrategy[Trajectory]:
-    """Draw a token record: linear, or with several blocks of 1 to 8 paths."""
-    return scripts(max_steps=max_steps, with_blocks=with_blocks).map(Script.build)
+    """Draw a token record: linear, with several blocks of 1 to 8 paths, or a branch of such a record."""
+    drawn = scripts(max_steps=max_steps, with_blocks=with_blocks)
+    return drawn.map(Script.build) | st.builds(_branch, drawn, drawn)
+
+
+def _branch(parent: Script, continuation: Script) -> Trajectory:
+    record = parent.build()
+    branch = record.branched(record.mark())
+    for step in continuation.steps:
+        step.apply(branch)
+    return branch

@@ -19,6 +19,7 @@ from turnwise_engine_support.model_directory import (
     checkpoint_shapes,
     model_limit,
     model_spec,
+    model_vocab_size,
     read_model_config,
 )
 from turnwise_engine_support.requests import check_context, check_not_in_flight, is_greedy, num_new_tokens
@@ -86,6 +87,16 @@ def test_a_model_without_a_path_has_no_config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     assert (read_model_config(None), model_limit(None)) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"), [({"vocab_size": 512}, 512), ({"vocab_size": "512"}, None), ({}, None)]
+)
+def test_the_vocabulary_is_that_of_the_config(tmp_path, config, expected):
+    """Also of the text model's part; anything but a number says nothing."""
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": config}))
+
+    assert expected == model_vocab_size(tmp_path)
 
 
 def test_shapes_come_from_the_headers_of_all_files(tmp_path):

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from turnwise.errors import EngineError, InfrastructureError
-from turnwise.protocols import Resources
+from turnwise.protocols import ModelSpec, Resources
 from turnwise.types import FinishReason
 from turnwise_openai_engine import OpenAIConfig, OpenAIEngine
 from turnwise_openai_engine.servers import Servers
@@ -322,6 +322,14 @@ def test_bad_urls_are_refused(urls, message):
     """The config is checked before any connection."""
     with pytest.raises(ValueError, match=message):
         OpenAIConfig(urls=urls)
+
+
+def test_the_vocabulary_is_that_of_the_runs_model(server, tmp_path):
+    """It is unknown if the run names no model."""
+    (tmp_path / "config.json").write_text('{"vocab_size": 512}')
+    with_model = Resources(model=ModelSpec(path=tmp_path))
+    engines = [OpenAIEngine(OpenAIConfig(urls=server.url), each) for each in (with_model, Resources())]
+    assert [512, None] == [engine.capabilities.vocab_size for engine in engines]
 
 
 def test_without_a_limit_the_servers_decide(server, serve, ask):

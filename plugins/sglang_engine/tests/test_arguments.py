@@ -8,6 +8,7 @@ import pytest
 
 from turnwise.protocols import ModelSpec, Resources
 from turnwise_sglang_engine import SglangConfig, SglangEngine, arguments
+from turnwise_testing.engine_scenarios import VOCAB_SIZE
 
 
 def arguments_for(model, **options):
@@ -91,7 +92,7 @@ def test_the_least_limit_bounds_the_context(small_model, options, expected):
     """The least of option, model and KV cache, known before the start."""
     engine = SglangEngine(SglangConfig(model=small_model, device="cpu", **options), Resources())
 
-    assert expected == engine.capabilities.max_context
+    assert (expected, VOCAB_SIZE) == (engine.capabilities.max_context, engine.capabilities.vocab_size)
 
 
 def test_a_model_without_a_limit_gets_the_options(tmp_path):

@@ -10,6 +10,7 @@ import transformers
 from turnwise.errors import EngineError
 from turnwise.protocols import Resources
 from turnwise.types import FinishReason, SamplingParams
+from turnwise_testing.engine_scenarios import VOCAB_SIZE
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 from turnwise_transformers_engine.sampling import request_options
 
@@ -139,6 +140,7 @@ def test_max_context_is_known_before_start(tiny_model):
     engines = [TransformersEngine(TransformersConfig(model=tiny_model, **each), Resources()) for each in sizes]
 
     assert [engine.capabilities.max_context for engine in engines] == [512, 100, 40]
+    assert {engine.capabilities.vocab_size for engine in engines} == {VOCAB_SIZE}
 
 
 def test_requests_share_a_small_cache(tiny_model, serve, ask, context, together, assert_logprobs):

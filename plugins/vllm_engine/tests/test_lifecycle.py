@@ -342,7 +342,8 @@ def test_stop_strings_need_a_tokenizer(make_fake_engine, tmp_path):
 
 def test_the_models_own_limit_counts(make_fake_engine, tmp_path):
     """It is known before the start."""
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 100}')
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 100, "vocab_size": 365}')
 
     assert 100 == make_fake_engine(model=tmp_path).capabilities.max_context
+    assert 365 == make_fake_engine(model=tmp_path).capabilities.vocab_size
     assert 64 == make_fake_engine(model=tmp_path, max_context=64).capabilities.max_context

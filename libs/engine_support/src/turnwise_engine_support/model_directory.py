@@ -64,6 +64,12 @@ def model_limit(path: Path | None) -> int | None:
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
+def model_vocab_size(path: Path | None) -> int | None:
+    """Return the number of ids of the model, or None if its directory does not say."""
+    size = read_model_config(path).get("vocab_size")
+    return size if isinstance(size, int) and size > 0 else None
+
+
 def checkpoint_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """
     Return the shape of each weight in a directory, by name; empty if it has no safetensors files.

@@ -21,6 +21,7 @@ from turnwise.errors import EngineError, InfrastructureError
 from turnwise.protocols import Resources
 from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
+from turnwise_engine_support.model_directory import model_vocab_size
 from turnwise_engine_support.requests import check_context, check_not_in_flight, num_new_tokens
 from turnwise_engine_support.results import RequestCounters
 from turnwise_openai_engine.client import health_problem, list_models, make_session, post_json
@@ -51,11 +52,12 @@ class OpenAIEngine:
 
     Args:
         config: the options.
-        resources: unused, because the servers choose the model.
+        resources: the directory of its `model`, if there is one, says how many ids the model of the servers has.
     """
 
     def __init__(self, config: OpenAIConfig, resources: Resources) -> None:
         self._config = config
+        self._vocab_size = model_vocab_size(resources.model.path)
         self._servers = Servers.from_urls(config.urls)
         self._session: aiohttp.ClientSession | None = None
         self._dialect: Dialect | None = None
@@ -68,7 +70,13 @@ class OpenAIEngine:
     @property
     def capabilities(self) -> Capabilities:
         # No weight updates and no sleep: weights and memory belong to the servers.
-        return Capabilities(seeds=True, abort=True, stop_strings=True, max_context=self._config.max_context)
+        return Capabilities(
+            seeds=True,
+            abort=True,
+            stop_strings=True,
+            max_context=self._config.max_context,
+            vocab_size=self._vocab_size,
+        )
 
     async def start(self) -> None:
         """Check all servers; `EngineError` if none is healthy, or if they do not serve the configured model."""

@@ -13,7 +13,7 @@ from typing import Any
 from turnwise.errors import EngineError
 from turnwise.protocols import ModelSpec
 from turnwise_engine_support.machine import has_gpu
-from turnwise_engine_support.model_directory import check_model_directory, model_limit, read_model_config
+from turnwise_engine_support.model_directory import check_model_directory, model_limit, model_vocab_size
 from turnwise_sglang_engine.config import SglangConfig
 
 CONTEXT_MARGIN = 8
@@ -105,8 +105,8 @@ def _memory_arguments(config: SglangConfig, device: str, longest: int) -> dict[s
 
 def vocab_size(spec: ModelSpec) -> int:
     """Return the number of ids of the model; `EngineError` if its directory does not say."""
-    size = read_model_config(spec.path).get("vocab_size")
-    if not isinstance(size, int) or size < 1:
+    size = model_vocab_size(spec.path)
+    if size is None:
         raise EngineError(f"{str(spec.path)!r} is not a language model: its config.json has no vocab_size")
     return size
 

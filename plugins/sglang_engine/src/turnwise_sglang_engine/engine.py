@@ -26,6 +26,7 @@ from turnwise_engine_support.model_directory import (
     check_model_directory,
     checkpoint_shapes,
     model_spec,
+    model_vocab_size,
     read_model_config,
 )
 from turnwise_engine_support.requests import check_not_in_flight
@@ -104,7 +105,12 @@ class SglangEngine:
             weight_updates=self._config.data_parallel_size == self._config.pipeline_parallel_size == 1,
             sleep_levels=self._sleep_levels,
             max_context=self._max_context,
+            vocab_size=self._stated_vocab_size,
         )
+
+    @cached_property
+    def _stated_vocab_size(self) -> int | None:
+        return model_vocab_size(self._spec.path)
 
     @property
     def _seeds(self) -> bool:

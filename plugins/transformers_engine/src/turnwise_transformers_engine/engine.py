@@ -21,7 +21,7 @@ from turnwise.protocols import Resources
 from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
 from turnwise.weights.sleep import SleepState
-from turnwise_engine_support.model_directory import model_limit, model_spec
+from turnwise_engine_support.model_directory import model_limit, model_spec, model_vocab_size
 from turnwise_engine_support.requests import check_context, check_not_in_flight, num_new_tokens
 from turnwise_engine_support.results import RequestCounters
 from turnwise_transformers_engine.config import TransformersConfig
@@ -75,11 +75,16 @@ class TransformersEngine:
             weight_updates=True,
             sleep_levels=levels,
             max_context=self._max_context,
+            vocab_size=self._stated_vocab_size,
         )
 
     @cached_property
     def _supports_layouts(self) -> bool:
         return supports_layouts(self._spec.path)
+
+    @cached_property
+    def _stated_vocab_size(self) -> int | None:
+        return model_vocab_size(self._spec.path)
 
     @cached_property
     def _max_context(self) -> int:

@@ -22,7 +22,7 @@ from turnwise.protocols.weights import TAGS, MemoryTag
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
 from turnwise.weights.sleep import SleepState, drops_weights
 from turnwise_engine_support.error_lines import error_line
-from turnwise_engine_support.model_directory import checkpoint_shapes, model_limit, model_spec
+from turnwise_engine_support.model_directory import checkpoint_shapes, model_limit, model_spec, model_vocab_size
 from turnwise_engine_support.requests import check_not_in_flight
 from turnwise_engine_support.results import RequestCounters
 from turnwise_engine_support.weight_checks import ExpectedWeights
@@ -79,6 +79,7 @@ class VllmEngine:
             weight_updates=True,
             sleep_levels=frozenset({1, 2}) if self._config.sleep_mode else frozenset(),
             max_context=self._max_context,
+            vocab_size=model_vocab_size(self._spec.path),
         )
 
     @cached_property

@@ -12,6 +12,7 @@ import yaml
 
 from turnwise import Status, read_results
 from turnwise.cli import main
+from turnwise_testing.installation import install_plugin
 from turnwise_testing.tokenizers import byte_tokenizer
 
 PLUGIN = """
@@ -58,11 +59,7 @@ def register_agents(registry):
 def site(tmp_path, monkeypatch):
     """A folder with an installed plugin: an engine and an agent that need no model."""
     folder = tmp_path / "site"
-    info = folder / "traced_kit-1.0.dist-info"
-    info.mkdir(parents=True)
-    (folder / "traced_kit.py").write_text(PLUGIN)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: traced-kit\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[turnwise]\ntraced_kit = traced_kit\n")
+    install_plugin(folder, "traced_kit", PLUGIN)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "traced_kit", raising=False)
     return folder

@@ -5,9 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.errors import EngineError
-from turnwise.protocols import ReplicaLoad, Router
-from turnwise.types import GenerateRequest, SamplingParams
+from turnwise.protocols import ReplicaLoad
 from turnwise_routing_bench.baseline_routers import (
     ConsistentHash,
     ConsistentHashConfig,
@@ -15,66 +13,25 @@ from turnwise_routing_bench.baseline_routers import (
     LeastRequests,
     RoundRobin,
 )
+from turnwise_testing.router_suite import GONE, histories, loads, without
+from turnwise_testing.router_suite import routed_request as request
 
-GONE = ReplicaLoad(available=False)
 every_router = pytest.mark.parametrize("make", [RoundRobin, LeastRequests, ConsistentHash])
 
 
-def request(trajectory_id, num_tokens=100, group_id=""):
-    return GenerateRequest(
-        request_id=f"r-{trajectory_id}",
-        trajectory_id=trajectory_id,
-        token_ids=np.zeros(num_tokens, np.int32),
-        sampling=SamplingParams(),
-        group_id=group_id,
-    )
-
-
-def loads(*num_tokens):
-    return [ReplicaLoad(num_requests=1, num_tokens=each) for each in num_tokens]
-
-
-replicas_of = st.lists(
-    st.builds(
-        ReplicaLoad,
-        num_requests=st.integers(0, 50),
-        num_tokens=st.integers(0, 10_000),
-        available=st.sampled_from([True, True, False]),
-    ),
-    min_size=1,
-    max_size=5,
-)
-actions = st.lists(
-    st.tuples(
-        st.sampled_from(["choose", "choose", "choose", "release"]),
-        st.sampled_from(["a", "b", "c", "d", "a/p1", "b/p2", "c/0/1"]),
-        st.integers(1, 2000),
-        st.sampled_from(["", "g", "h"]),
-        replicas_of,
-    ),
-    max_size=30,
-)
-
-
 @every_router
-@given(actions=actions)
+@given(history=histories)
 @settings(deadline=None)
-def test_any_history(make, actions):
-    """Whatever happens, a choice is available, stays at home until released, and leaves only with its replica."""
+def test_reasons(make, history):
+    """An episode stays where it is until it is released, and leaves only with its replica."""
     router, homes = make(), {}
-    for action, trajectory_id, num_tokens, group_id, replicas in actions:
+    for kind, trajectory_id, num_tokens, group_id, replicas in history:
         key = trajectory_id.partition("/")[0]
-        if action == "release":
+        if kind == "release":
             router.release(trajectory_id)
             homes.pop(key, None)
-        elif not any(replica.available for replica in replicas):
-            home = homes.get(key)
-            with pytest.raises(EngineError, match=f"no replica is available: all {len(replicas)} are dead"):
-                router.choose(request(trajectory_id, num_tokens, group_id), replicas)
-            assert home == homes.get(key)
-        else:
+        elif any(replica.available for replica in replicas):
             decision = router.decide(request(trajectory_id, num_tokens, group_id), replicas)
-            assert replicas[decision.index].available
             check_reason(decision, homes.get(key), replicas)
             homes[key] = decision.index
         assert len(homes) == len(router)
@@ -87,47 +44,6 @@ def check_reason(decision, home, replicas):
         assert "left" == decision.reason
     else:
         assert Decision(home, "sticky") == decision
-
-
-@every_router
-def test_fulfils_the_protocol(make):
-    """The router has the protocol's methods, and releasing an unknown id does nothing."""
-    router = make()
-    assert isinstance(router, Router)
-    router.release("never seen")
-    assert router.choose(request("a"), loads(0)) == 0
-
-
-@every_router
-def test_no_replicas(make):
-    """An empty list of replicas is an error that says so."""
-    with pytest.raises(EngineError, match="all 0 are dead"):
-        make().choose(request("a"), [])
-
-
-@every_router
-def test_paths_go_where_their_episode_is(make):
-    """The part after the slash has no effect on choosing and releasing."""
-    router = make()
-    replicas = [ReplicaLoad() for _ in range(4)]
-    home = router.choose(request("abc/p1"), replicas)
-    router.choose(request("other"), replicas)
-    assert Decision(home, "sticky") == router.decide(request("abc/p2"), replicas)
-    assert Decision(home, "sticky") == router.decide(request("abc"), replicas)
-    router.release("abc/p1")
-    assert router.decide(request("abc"), replicas).reason == "first"
-
-
-@every_router
-def test_stays_where_it_went(make):
-    """An episode whose replica left stays on the next one, also when the first comes back."""
-    router = make()
-    replicas = loads(0, 0, 0)
-    first = router.choose(request("a"), replicas)
-    without = [GONE if index == first else load for index, load in enumerate(replicas)]
-    second = router.decide(request("a"), without)
-    assert second.reason == "left"
-    assert Decision(second.index, "sticky") == router.decide(request("a"), replicas)
 
 
 # The rules
@@ -152,10 +68,12 @@ def test_consistent_hash_moves_only_what_it_must(num_replicas, data):
     """When a replica is gone, exactly its own episodes go elsewhere."""
     gone = data.draw(st.integers(0, num_replicas - 1))
     replicas = [ReplicaLoad() for _ in range(num_replicas)]
-    without = [GONE if index == gone else load for index, load in enumerate(replicas)]
     before, after = ConsistentHash(), ConsistentHash()
     for number in range(50):
-        old, new = before.choose(request(f"t{number}"), replicas), after.choose(request(f"t{number}"), without)
+        old, new = (
+            before.choose(request(f"t{number}"), replicas),
+            after.choose(request(f"t{number}"), without(replicas, gone)),
+        )
         assert (old == gone) == (old != new)
 
 

@@ -1,5 +1,6 @@
 """The command and the routers are registered as those of every other plugin."""
 
+from turnwise_testing.router_suite import RouterSuite
 from turnwise_testing.suite import PluginSuite
 
 
@@ -12,28 +13,25 @@ class TestBench(PluginSuite):
     hook = "register_commands"
 
 
-class TestRoundRobin(PluginSuite):
+class TestRoundRobin(RouterSuite):
     """The standard suite."""
 
     entry_point = "routing_bench"
     module = "turnwise_routing_bench"
     registered = "round_robin"
-    hook = "register_routers"
 
 
-class TestLeastRequests(PluginSuite):
+class TestLeastRequests(RouterSuite):
     """The standard suite."""
 
     entry_point = "routing_bench"
     module = "turnwise_routing_bench"
     registered = "least_requests"
-    hook = "register_routers"
 
 
-class TestConsistentHash(PluginSuite):
+class TestConsistentHash(RouterSuite):
     """The standard suite."""
 
     entry_point = "routing_bench"
     module = "turnwise_routing_bench"
     registered = "consistent_hash"
-    hook = "register_routers"

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from attrs import evolve
 from fake_manager import FakeManager, make_result, make_task, make_trajectory
 
-from turnwise import Status, load_config
+from turnwise import Status, Trajectory, TrajectoryScore, load_config
 from turnwise.errors import ConfigError, DataError
+from turnwise.layout import Objective
+from turnwise.record.lineage import RecordLineage
 from turnwise_trl_bridge import Rollouts, build_dataset
 from turnwise_trl_bridge.rollouts import REWARD, UID, turnwise_reward
 
@@ -57,6 +60,27 @@ def test_an_episode_without_a_record_has_a_row_that_trains_nothing(status):
     assert rows[REWARD] == [None, 1.0]
 
 
+def test_score_of_an_episode_without_response():
+    """An episode that was scored before its first token keeps its reward: it counts in the baseline of its group."""
+    silent = make_result(make_task("a"), Trajectory([1, 2]), status=Status.TRUNCATED, reward=-1.0)
+    rollouts, uids = make_rollouts(silent)
+    rows = rollouts.run(uids, global_step=0)
+    assert (rows["env_mask"], rows[REWARD]) == ([[0]], [-1.0])
+
+
+def test_expanded_paths_are_rejected():
+    """An engine without layouts makes several rows of an episode with paths; TRL would give them to other prompts."""
+    record = make_trajectory(prompt=(5, 6))
+    paths = record.fork(2)
+    for path in paths:
+        path.add_action(np.asarray([7], np.int32), np.zeros(1, np.float32), 0)
+    record.join(paths)
+    result = evolve(make_result(make_task("a"), record, reward=1.0), objective=Objective.EXPANDED)
+    rollouts, uids = make_rollouts(result)
+    with pytest.raises(ConfigError, match="parallel paths are several rows"):
+        rollouts.run(uids, global_step=0)
+
+
 def test_a_failed_episode_with_tokens_is_outside_the_loss():
     """A failed episode has no token in the loss and no reward."""
     rollouts, uids = make_rollouts(make_result(make_task("a"), make_trajectory(), status=Status.FAILED))
@@ -86,6 +110,21 @@ def test_several_trajectories_are_rejected():
     rollouts, uids = make_rollouts(two)
     with pytest.raises(ConfigError, match="2 trajectories"):
         rollouts.run(uids, global_step=0)
+
+
+def test_trajectories_that_are_not_trained_are_left_out():
+    """One trained trajectory is the row, whatever else the episode has; without one the row trains nothing."""
+    records = (make_trajectory(answer=(8,)), make_trajectory(answer=(9,)))
+    scores = (TrajectoryScore(value=1.0), TrajectoryScore(value=0.5))
+    for trained, completion, mask in (((False, True), [9, 3, 4, 2], [1, 0, 0, 1]), ((False, False), None, [0])):
+        lineage = tuple(RecordLineage(trained=each) for each in trained)
+        result = evolve(
+            make_result(make_task("a"), records[0], reward=1.0), trajectories=records, scores=scores, lineage=lineage
+        )
+        rollouts, uids = make_rollouts(result)
+        rows = rollouts.run(uids, global_step=0)
+        assert (rows[REWARD], rows["env_mask"]) == ([1.5], [mask])
+        assert completion is None or rows["completion_ids"] == [completion]
 
 
 @pytest.mark.parametrize("option", ["top_p=0.9", "top_k=20"])

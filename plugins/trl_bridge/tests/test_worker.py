@@ -5,10 +5,12 @@ import queue
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from fake_manager import FakeManager, make_result, make_task, make_trajectory
 
 from turnwise import Status
 from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.record.lineage import RecordLineage
 from turnwise_trl_bridge.tree_attention import sdpa_tree_attention
 from turnwise_trl_bridge.worker import EngineWeights, RolloutWorker, build_samples
 
@@ -27,6 +29,13 @@ def test_samples_carry_the_record_and_the_group_s_advantage():
     assert first.completion_mask.tolist() == [0, 0, 0, 1, 1, 0, 0, 1]
     assert first.old_log_probs.tolist() == [0, 0, 0, -0.5, -0.5, 0, 0, -0.25]
     assert (first.model_version, first.group_id, first.metrics["reward"]) == (3, 7, 1.0)
+
+
+def test_trajectories_that_are_not_trained_give_no_sample():
+    """The other trajectories of the episode do."""
+    results = [make_result(make_task("a"), make_trajectory(), reward=reward) for reward in (1.0, 0.0)]
+    results[0] = evolve(results[0], lineage=(RecordLineage(trained=False),))
+    assert [sample.metrics["reward"] for sample in build_samples(results, 7)] == [0.0]
 
 
 def test_failed_episodes_are_ignored():

@@ -26,6 +26,7 @@ _COLORS: Final = {
     Origin.ACTION: (46, 140, 70),
     Origin.OBSERVATION: (40, 130, 170),
     Origin.FORCED: (170, 70, 160),
+    Origin.REPLAYED: (150, 205, 165),
 }
 _WIDTH: Final = 768
 

@@ -108,7 +108,7 @@ METRICS: Final = (
     Metric(
         "turnwise_tokens_total",
         "counter",
-        "Tokens of ended episodes by origin: prompt, action, observation, forced.",
+        "Tokens of ended episodes by origin: prompt, action, observation, forced, replayed.",
         ("origin",),
     ),
     Metric("turnwise_turns_total", "counter", "Generate calls that returned, counted as they return.", ("replica",)),

@@ -13,12 +13,12 @@ record and `Episode.memory`, which holds JSON values:
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from turnwise import Episode, Message, Resources, State, ToolCall, ToolResult
 from turnwise.errors import BudgetExhausted, ConfigError
+from turnwise.messages import build_turn_message, name_call
 from turnwise.types import TokenArray
 from turnwise_tool_agent.config import ToolAgentConfig
 from turnwise_tool_agent.truncation import truncate
@@ -75,8 +75,9 @@ class ToolAgent:
         memory = episode.memory
         memory["assistant_turns"] += 1
         content, calls = self._parse_turn(result.token_ids)
-        memory["calls"] = _assign_ids(calls, memory["assistant_turns"])
-        episode.messages.append(_assistant_message(content, memory["calls"]))
+        ids = [name_call(memory["assistant_turns"], index) for index in range(len(calls))]
+        memory["calls"] = [_to_notes(call, call_id) for call, call_id in zip(calls, ids, strict=True)]
+        episode.messages.append(build_turn_message(content, calls, ids))
         return self._next_state(episode)
 
     def _parse_turn(self, token_ids: TokenArray) -> tuple[str, tuple[ToolCall, ...]]:
@@ -162,32 +163,7 @@ def _end(memory: dict[str, Any], why: str) -> State:
     return State.TERMINATED
 
 
-def _assign_ids(calls: Sequence[ToolCall], turn: int) -> list[dict[str, Any]]:
-    """
-    Return calls with ids, as JSON values.
-
-    An id consists of turn and position, so it is the same in every run. It has nine letters and digits, because some
-    chat templates accept no other form.
-    """
-    return [
-        {
-            "id": f"call{turn:03d}{index:02d}",
-            "name": call.name,
-            "arguments": dict(call.arguments),
-            "error": call.error,
-            "raw": call.raw,
-        }
-        for index, call in enumerate(calls)
-    ]
-
-
-def _assistant_message(content: str, calls: Sequence[Mapping[str, Any]]) -> Message:
-    if not calls:
-        return {"role": "assistant", "content": content}
-    return {"role": "assistant", "content": content, "tool_calls": [_openai_call(call) for call in calls]}
-
-
-def _openai_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a call in the OpenAI form, with arguments as text; for a malformed call this is the sampled text."""
-    arguments = call["raw"] if call["error"] else json.dumps(call["arguments"], ensure_ascii=False)
-    return {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": arguments}}
+def _to_notes(call: ToolCall, call_id: str) -> dict[str, Any]:
+    """Return a call as JSON values, for the agent's notes."""
+    plain = {"name": call.name, "arguments": dict(call.arguments), "error": call.error, "raw": call.raw}
+    return {"id": call_id, **plain}

@@ -2,22 +2,24 @@
 Rollouts for TRL: one row of ids, masks and log-probabilities for each prompt of a trainer.
 
 Rows come from the token records. Text is never tokenized again, so TRL trains on exactly the sampled tokens. An episode
-that failed or has no response token still has a row, with no token in the loss and no reward: a trainer that requests N
-completions receives N.
+that failed or has no response token still has a row, with no token in the loss: a trainer that requests N completions
+receives N. The row of a failed or unscored episode has no reward. A score without a response token counts in the group.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 from attrs import define, field
 
-from turnwise import EpisodeResult, RolloutBatch, RolloutManager, Task, Trajectory
+from turnwise import EpisodeResult, RolloutBatch, RolloutManager, Task, Trajectory, TrajectoryScore
 from turnwise.errors import ConfigError, DataError
+from turnwise.types import Placement
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -118,18 +120,23 @@ class Rollouts:
         results = self.manager.rollout(tasks, global_step=global_step, validation=validation)
         if len(results) != len(tasks):
             raise DataError("data.prompt_policy is drop, but TRL needs a completion per prompt: choose another policy")
-        return to_rows(self.manager.collate([self._ensure_one_row(result) for result in results]))
+        batch = self.manager.collate([self._ensure_one_row(result) for result in results])
+        if len(batch) != len(results):
+            raise ConfigError("the engine accepts no layouts, so parallel paths are several rows, but TRL expects one")
+        return to_rows(batch)
 
     def _ensure_one_row(self, result: EpisodeResult) -> EpisodeResult:
-        """Return the episode with exactly one trajectory that has a response."""
-        if len(result.trajectories) > 1:
+        """Return the episode with exactly one trajectory to train, which has a response."""
+        trained = list(compress(result.trajectories, result.trained))
+        if len(trained) > 1:
             raise ConfigError(
-                f"agent {result.agent_name!r} made {len(result.trajectories)} trajectories in one episode, but TRL's"
+                f"agent {result.agent_name!r} made {len(trained)} trajectories in one episode, but TRL's"
                 " GRPOTrainer expects 1: use the AsyncGRPOTrainer"
             )
-        if result.trajectories and result.trajectories[0].num_response_tokens:
+        if trained and trained[0].num_response_tokens:
             return result
-        return attrs.evolve(result, trajectories=(self._build_placeholder(result),), scores=())
+        scores = () if result.reward is None else (TrajectoryScore(value=result.reward, at=Placement.LAST_TOKEN),)
+        return attrs.evolve(result, trajectories=(self._build_placeholder(result),), scores=scores, lineage=())
 
     def _build_placeholder(self, result: EpisodeResult) -> Trajectory:
         """Return the prompt and one forced token: TRL reads the last token of every completion."""
@@ -148,7 +155,7 @@ def to_rows(batch: RolloutBatch) -> dict[str, list[Any]]:
     real = batch.attention_mask.bool()
     in_prompt, in_response = real[:, : batch.prompt_length], real[:, batch.prompt_length :]
     starts = batch.prompt_length - batch.prompt_lens
-    rewards = batch.rm_scores.sum(1).tolist()
+    rewards = batch.episode_rewards.tolist()
 
     def lists(values: Any, mask: Any) -> list[list[Any]]:
         return [row[kept].tolist() for row, kept in zip(values, mask, strict=True)]

@@ -161,7 +161,7 @@ def build_samples(results: Sequence[EpisodeResult], group_id: int, version_offse
     advantages = (rewards - rewards.mean()) / (rewards.std(ddof=1) + _MIN_STD)
     samples = []
     for result, advantage in zip(kept, advantages, strict=True):
-        for trajectory in result.trajectories:
+        for trajectory in itertools.compress(result.trajectories, result.trained):
             if not trajectory.response_mask.any():
                 continue
             if trajectory.path_start.any():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,10 @@ def check_trainable(result: EpisodeResult) -> None:
     Check that verl can train on an episode.
 
     Raises:
-        InfrastructureError: the episode failed or has no trajectory; verl must count a failure and not a reward of 0.
+        InfrastructureError: the episode failed or has no trajectory to train; verl must not count it as a reward of 0.
         ConfigError: it has parallel paths; verl's engines support neither their mask nor their positions.
     """
-    if not result.trainable or not result.trajectories:
+    if not result.trainable or not any(result.trained):
         fault = result.fault
         raise InfrastructureError(
             f"episode {result.uid} {result.status}"
@@ -49,7 +50,7 @@ def to_loop_outputs(result: EpisodeResult) -> list[Any]:
             metrics=timing,
             extra_fields=_weight_steps(trajectory),
         )
-        for trajectory in result.trajectories
+        for trajectory in compress(result.trajectories, result.trained)
     ]
     if result.reward is not None:
         outputs[-1].reward_score = result.reward
@@ -61,6 +62,9 @@ def to_queue_rows(batch: RolloutBatch, result: EpisodeResult) -> list[dict[str, 
     """
     Return the fields of an episode's TransferQueue rows: unpadded tensors with token-level rewards.
 
+    With several rows, the last one has the reward of the whole episode and the others have none: verl's group baselines
+    use the last output of an episode for all of its rows.
+
     Args:
         batch: the batch of this episode alone.
         result: the episode.
@@ -68,8 +72,14 @@ def to_queue_rows(batch: RolloutBatch, result: EpisodeResult) -> list[dict[str, 
     import torch
 
     check_trainable(result)
+    rewards = batch.rm_scores
+    if len(batch) > 1:
+        last, end = batch.rm_scores[-1], max(int(batch.response_lens[-1]) - 1, 0)
+        rewards = torch.zeros_like(batch.rm_scores)
+        rewards[-1] = last
+        rewards[-1, end] += batch.episode_rewards[-1] - last.sum()
     rows = []
-    for index, trajectory in enumerate(result.trajectories):
+    for index, trajectory in enumerate(compress(result.trajectories, result.trained)):
         prompts, responses = torch.tensor(trajectory.prompt_ids), torch.tensor(trajectory.response_ids)
         mask = torch.tensor(trajectory.response_mask, dtype=torch.int64)
         rows.append(
@@ -81,7 +91,7 @@ def to_queue_rows(batch: RolloutBatch, result: EpisodeResult) -> list[dict[str, 
                 "input_ids": torch.cat([prompts, responses]).long(),
                 "position_ids": torch.tensor(trajectory.position_ids).long(),
                 "rollout_log_probs": torch.tensor(trajectory.logprobs, dtype=torch.float32),
-                "rm_scores": batch.rm_scores[index, : len(responses)].clone(),
+                "rm_scores": rewards[index, : len(responses)].clone(),
                 "num_turns": result.metrics.num_turns,
                 "extra_fields": {**_weight_steps(trajectory), "reward_extra_info": _reward_extra(result)},
                 "multi_modal_inputs": {},
@@ -107,9 +117,9 @@ def to_data_proto(batch: RolloutBatch, results: Sequence[EpisodeResult]) -> Any:
 
     for result in results:
         check_trainable(result)
-        if len(result.trajectories) != 1:
+        if sum(result.trained) != 1:
             raise ConfigError(
-                f"agent {result.agent_name!r} made {len(result.trajectories)} trajectories; verl V0 expects 1: use V1"
+                f"agent {result.agent_name!r} made {sum(result.trained)} trajectories; verl V0 expects 1: use V1"
             )
     tensors = {
         "prompts": batch.prompts,
@@ -128,7 +138,9 @@ def to_data_proto(batch: RolloutBatch, results: Sequence[EpisodeResult]) -> Any:
     for name in names:
         columns[name] = np.array([extra.get(name, np.nan) for extra in extras])
     for name in ("min_global_steps", "max_global_steps"):
-        columns[name] = np.array([_weight_steps(r.trajectories[0])[name] for r in results], dtype=object)
+        columns[name] = np.array(
+            [_weight_steps(r.trajectories[r.trained.index(True)])[name] for r in results], dtype=object
+        )
     meta = {"timing": batch_timing(results)} | ({"reward_extra_keys": names} if "rm_scores" in tensors else {})
     return DataProto(batch=TensorDict(tensors, batch_size=len(results)), non_tensor_batch=columns, meta_info=meta)
 

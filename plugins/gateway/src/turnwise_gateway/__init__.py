@@ -1,0 +1,23 @@
+"""Trains unmodified agents: serves model APIs, and records every call as token ids."""
+
+from __future__ import annotations
+
+from turnwise import Agent, Registry, Resources, hookimpl
+from turnwise_gateway.config import ExternalConfig
+
+
+def make_external(config: ExternalConfig, resources: Resources) -> Agent:
+    """Build the agent; `ConfigError` when the run has no chat template, or the function cannot be imported."""
+    if config.pull is not None:
+        from turnwise_gateway.pull_agent import PullAgent
+
+        return PullAgent(config, config.pull, resources)
+    from turnwise_gateway.agent import ExternalAgent
+
+    return ExternalAgent(config, resources)
+
+
+@hookimpl
+def register_agents(registry: Registry[Agent]) -> None:
+    """Register `external`."""
+    registry.add("external", make_external, config=ExternalConfig)

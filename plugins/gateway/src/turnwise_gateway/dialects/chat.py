@@ -1,0 +1,198 @@
+"""The dialect of Chat Completions."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from attrs import define, field
+
+from turnwise import Message
+from turnwise.types import JsonDict, ToolSchema
+from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelCall, ModelReply, ToolChoice, Usage
+from turnwise_gateway.dialects.errors import describe_error
+from turnwise_gateway.dialects.exchange import Exchange, Received, list_logprobs, write_event
+from turnwise_gateway.dialects.fields import (
+    Fields,
+    describe_tool,
+    read_choice,
+    read_parts,
+    read_wishes,
+    refuse,
+    refuse_unsupported,
+)
+
+_TEXT_PARTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_ROLES: Final = {"system": "system", "developer": "system", "user": "user"}
+_CHOICES: Final[dict[str, ToolChoice]] = {"auto": "auto", "none": "none", "required": "required"}
+
+
+@define
+class ChatExchange(Exchange):
+    """A call of Chat Completions; a stream has a chunk with the usage if the request asks for it."""
+
+    include_usage: bool = False
+    created: int = field(factory=lambda: int(time.time()))
+
+    def write_reply(self, reply: ModelReply) -> JsonDict:
+        choice: JsonDict = {
+            "index": 0,
+            "message": _write_message(reply),
+            "finish_reason": reply.finish,
+            "logprobs": self._logprobs(reply),
+        }
+        body = self._head(reply, "chat.completion") | {"choices": [choice], "usage": _write_usage(reply.usage)}
+        return body | {"turnwise": dict(reply.facts)} if reply.facts else body
+
+    def write_events(self, reply: ModelReply) -> bytes:
+        head = self._head(reply, "chat.completion.chunk")
+
+        def chunk(delta: JsonDict, finish: str | None = None, logprobs: JsonDict | None = None) -> bytes:
+            choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
+            return write_event(head | {"choices": [choice]})
+
+        events = [chunk({"role": "assistant", "content": None if _has_null_content(reply) else ""})]
+        if reply.reasoning:
+            events.append(chunk({"reasoning_content": reply.reasoning}))
+        logprobs = self._logprobs(reply)
+        if reply.content or logprobs:
+            events.append(chunk({"content": reply.content} if reply.content else {}, logprobs=logprobs))
+        for index, call in enumerate(reply.tool_calls):
+            opening = {"index": index} | _write_call(call, "")
+            events.append(chunk({"tool_calls": [opening]}))
+            events.append(chunk({"tool_calls": [{"index": index, "function": {"arguments": call.arguments}}]}))
+        if reply.facts:
+            head = head | {"turnwise": dict(reply.facts)}
+        events.append(chunk({}, reply.finish))
+        if self.include_usage:
+            events.append(write_event(head | {"choices": [], "usage": _write_usage(reply.usage)}))
+        return b"".join(events) + b"data: [DONE]\n\n"
+
+    def write_heartbeat(self) -> bytes:
+        return b": ping\n\n"
+
+    def write_failure(self, error: CallRefusedError) -> bytes:
+        return write_event(describe_error("chat", error))
+
+    def _head(self, reply: ModelReply, kind: str) -> JsonDict:
+        return {"id": f"chatcmpl-{reply.id}", "object": kind, "created": self.created, "model": self.call.model}
+
+    def _logprobs(self, reply: ModelReply) -> JsonDict | None:
+        return {"content": list_logprobs(reply), "refusal": None} if self.call.logprobs else None
+
+
+def _has_null_content(reply: ModelReply) -> bool:
+    return not reply.content and bool(reply.tool_calls)
+
+
+def _write_message(reply: ModelReply) -> JsonDict:
+    message: JsonDict = {
+        "role": "assistant",
+        "content": None if _has_null_content(reply) else reply.content,
+        "refusal": None,
+    }
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.tool_calls:
+        message["tool_calls"] = [_write_call(call, call.arguments) for call in reply.tool_calls]
+    return message
+
+
+def _write_call(call: CallOfTool, arguments: str) -> JsonDict:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _write_usage(usage: Usage) -> JsonDict:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def read_chat(received: Received) -> ChatExchange:
+    """Return the call of a request; `CallRefusedError` names the first field that is wrong or not supported."""
+    request = Fields(received.body)
+    request.refuse_sampling_fields()
+    options = request.object("stream_options") or Fields({})
+    ignored: set[str] = set()
+    call = ModelCall(
+        dialect="chat",
+        messages=_read_messages(request, ignored),
+        tools=_read_tools(request, ignored),
+        tool_choice=read_choice(request, _CHOICES),
+        max_tokens=_read_max_tokens(request),
+        stop=request.texts("stop"),
+        wishes=read_wishes(request),
+        logprobs=request.flag("logprobs"),
+        stream=request.flag("stream"),
+        model=request.text("model") or "",
+    )
+    include_usage = options.flag("include_usage")
+    return ChatExchange(received.complete(call, {*ignored, *request.unread(), *options.unread()}), include_usage)
+
+
+def _read_max_tokens(request: Fields) -> int | None:
+    new, old = request.integer("max_completion_tokens", 1), request.integer("max_tokens", 1)
+    return old if new is None else new
+
+
+def _read_messages(request: Fields, ignored: set[str]) -> tuple[Message, ...]:
+    messages = tuple(_read_message(each, ignored) for each in request.objects("messages"))
+    if not messages:
+        raise refuse("messages", "must be a list that is not empty")
+    return messages
+
+
+def _read_message(message: Fields, ignored: set[str]) -> Message:
+    role = message.text("role")
+    if message.text("name"):
+        ignored.add("messages.name")
+    if role in _ROLES:
+        return {"role": _ROLES[role], "content": read_parts(message, "content", _TEXT_PARTS, "\n")}
+    if role == "tool":
+        content = read_parts(message, "content", _TEXT_PARTS, "\n")
+        return {"role": "tool", "tool_call_id": message.required_text("tool_call_id"), "content": content}
+    if role == "assistant":
+        return _read_assistant(message)
+    raise refuse(message.name("role"), "must be system, developer, user, assistant or tool")
+
+
+def _read_assistant(message: Fields) -> Message:
+    if message.value("function_call") is not None:
+        raise refuse_unsupported(message.name("function_call"), "use tool_calls")
+    found: dict[str, Any] = {"role": "assistant", "content": read_parts(message, "content", _TEXT_PARTS, "")}
+    # Some clients send both names with one text.
+    if reasoning := message.text("reasoning_content") or message.text("reasoning"):
+        found["reasoning_content"] = reasoning
+    if calls := [_read_call(each) for each in message.objects("tool_calls")]:
+        found["tool_calls"] = calls
+    return found
+
+
+def _read_call(call: Fields) -> dict[str, Any]:
+    if (kind := call.text("type") or "function") != "function":
+        raise refuse_unsupported(call.name("type"), f"calls of type {kind!r} are not served")
+    function = call.object("function")
+    if function is None:
+        raise refuse(call.name("function"), "must be an object")
+    named = {"name": function.required_text("name"), "arguments": function.text("arguments") or ""}
+    return {"id": call.required_text("id"), "type": "function", "function": named}
+
+
+def _read_tools(request: Fields, ignored: set[str]) -> tuple[ToolSchema, ...]:
+    tools = []
+    for tool in request.objects("tools"):
+        if (kind := tool.required_text("type")) != "function":
+            ignored.add(f"tools.{kind}")
+            continue
+        function = tool.object("function")
+        if function is None:
+            raise refuse(tool.name("function"), "must be an object")
+        if function.flag("strict"):
+            ignored.add("tools.strict")
+        name, description = function.required_text("name"), function.text("description")
+        tools.append(describe_tool(name, description, function.object("parameters")))
+    return tuple(tools)

@@ -1,0 +1,213 @@
+"""
+Typed access to the fields of a request; an error names the field by its path, such as `messages[2].content`.
+
+Every field of a request is honoured, refused by name, or counted as ignored. None and a missing field are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from attrs import field, frozen
+
+from turnwise.types import ToolSchema
+from turnwise_gateway.calls import CallRefusedError, ToolChoice
+
+MAX_INTEGER: Final = 2**63 - 1
+
+NEUTRAL: Final[Mapping[str, Sequence[object]]] = {
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "frequency_penalty": (0,),
+    "function_call": (),
+    "functions": ([],),
+    "grammar": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "ignore_eos": (False,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "n": (1,),
+    "output_format": (),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "use_beam_search": (False,),
+}
+"""Fields that change the sampled tokens and that no session serves, each with the values that change nothing."""
+
+
+def refuse(param: str, message: str) -> CallRefusedError:
+    """Return the error for a field that is wrong."""
+    return CallRefusedError("invalid", f"'{param}' {message}", param=param)
+
+
+def refuse_unsupported(param: str, reason: str) -> CallRefusedError:
+    """Return the error for a field that is right and that this server cannot honour."""
+    return CallRefusedError("unsupported", f"'{param}' is not supported: {reason}", param=param)
+
+
+@frozen
+class Fields:
+    """
+    An object of a request.
+
+    Attributes:
+        values: as parsed.
+        path: of the object in the request; empty for the request itself.
+    """
+
+    values: dict[str, Any]
+    path: str = ""
+    _read: set[str] = field(factory=set, init=False)
+
+    def name(self, key: str) -> str:
+        """Return the path of a field."""
+        return f"{self.path}.{key}" if self.path else key
+
+    def value(self, key: str) -> Any:
+        """Return any value; the field counts as read."""
+        self._read.add(key)
+        return self.values.get(key)
+
+    def text(self, key: str) -> str | None:
+        """Return a string."""
+        value = self.value(key)
+        if value is None or isinstance(value, str):
+            return value
+        raise refuse(self.name(key), "must be a string")
+
+    def required_text(self, key: str) -> str:
+        """Return a string that must be there and not be empty."""
+        if not (value := self.text(key)):
+            raise refuse(self.name(key), "must be a string that is not empty")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """Return a boolean; False when it is missing."""
+        value = self.value(key)
+        if value is None or isinstance(value, bool):
+            return bool(value)
+        raise refuse(self.name(key), "must be true or false")
+
+    def integer(self, key: str, least: int) -> int | None:
+        """Return an integer of at least `least`."""
+        value = self.value(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_INTEGER:
+            raise refuse(self.name(key), f"must be an integer of at least {least}")
+        return value
+
+    def number(self, key: str, most: float) -> float | None:
+        """Return a number from 0 to `most`."""
+        value = self.value(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+            raise refuse(self.name(key), f"must be a number from 0 to {most:g}")
+        return float(value)
+
+    def object(self, key: str) -> Fields | None:
+        """Return an object."""
+        value = self.value(key)
+        return None if value is None else as_fields(value, self.name(key))
+
+    def objects(self, key: str) -> Iterator[Fields]:
+        """Yield the objects of a list; none when it is missing."""
+        value = self.value(key)
+        if value is None:
+            return
+        if not isinstance(value, list):
+            raise refuse(self.name(key), "must be a list")
+        for number, item in enumerate(value):
+            yield as_fields(item, f"{self.name(key)}[{number}]")
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return strings from a list or from a single string."""
+        value = self.value(key)
+        items = [value] if isinstance(value, str) else value or []
+        if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
+            raise refuse(self.name(key), "must be a string or a list of strings, none of them empty")
+        return tuple(items)
+
+    def refuse_sampling_fields(self) -> None:
+        """Refuse the first field of `NEUTRAL` that would change the sampled tokens."""
+        for key in sorted(self.values.keys() & NEUTRAL.keys()):
+            value = self.value(key)
+            if value is not None and not any(value == neutral for neutral in NEUTRAL[key]):
+                raise refuse_unsupported(self.name(key), "the session samples as the run says")
+
+    def unread(self) -> tuple[str, ...]:
+        """Return the names of the fields with a value that were not read, sorted."""
+        return tuple(sorted(self.name(key) for key in self.values.keys() - self._read if self.values[key] is not None))
+
+
+def as_fields(value: object, path: str) -> Fields:
+    """Return an object of a request; an error names its path."""
+    if not isinstance(value, dict):
+        raise refuse(path, "must be an object")
+    return Fields(value, path)
+
+
+def read_parts(owner: Fields, key: str, kinds: Mapping[str, str], separator: str) -> str:
+    """
+    Return the text of a field that is a string, or a list of text parts.
+
+    Args:
+        owner: the object with the field.
+        key: of the field.
+        kinds: types of parts that are text, each with the key of its text.
+        separator: between two parts.
+    """
+    if not isinstance(owner.value(key), list):
+        return owner.text(key) or ""
+    texts = []
+    for part in owner.objects(key):
+        kind = part.text("type") or "none"
+        if kind not in kinds:
+            raise refuse_unsupported(part.path, f"it has the type {kind!r}, and the model reads text only")
+        texts.append(part.text(kinds[kind]) or "")
+    return separator.join(texts)
+
+
+def read_wishes(request: Fields, max_temperature: float = 2.0) -> dict[str, float | int]:
+    """Return the sampling parameters that a request asks for, by their names in `SamplingParams`."""
+    found: dict[str, float | int | None] = {
+        "temperature": request.number("temperature", max_temperature),
+        "top_p": request.number("top_p", 1.0),
+        "top_k": request.integer("top_k", -1),
+        "seed": request.integer("seed", -MAX_INTEGER),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def read_choice(request: Fields, words: Mapping[str, ToolChoice]) -> ToolChoice:
+    """Return the tool choice, which `words` translates; a choice of one tool is refused."""
+    value = request.value("tool_choice")
+    word = value.get("type") if isinstance(value, dict) else value
+    if value is None:
+        return "auto"
+    if isinstance(word, str) and word in words:
+        return words[word]
+    if isinstance(value, dict):
+        raise refuse_unsupported("tool_choice", f"only {', '.join(words)} are served")
+    raise refuse("tool_choice", f"must be one of {', '.join(words)}")
+
+
+def describe_tool(name: str, description: str | None, parameters: Fields | None) -> ToolSchema:
+    """Return the schema of a tool in the form of Chat Completions."""
+    function: dict[str, Any] = {"name": name}
+    if description is not None:
+        function["description"] = description
+    if parameters is not None:
+        function["parameters"] = parameters.values
+    return {"type": "function", "function": function}

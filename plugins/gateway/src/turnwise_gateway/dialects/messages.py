@@ -1,0 +1,251 @@
+"""The dialect of Anthropic's Messages."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from attrs import define
+
+from turnwise import Message
+from turnwise.types import JsonDict, ToolSchema
+from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelCall, ModelReply, ToolChoice
+from turnwise_gateway.dialects.errors import describe_error
+from turnwise_gateway.dialects.exchange import Exchange, Received, write_event
+from turnwise_gateway.dialects.fields import (
+    Fields,
+    describe_tool,
+    read_choice,
+    read_parts,
+    read_wishes,
+    refuse,
+    refuse_unsupported,
+)
+from turnwise_gateway.dialects.strict_json import read_arguments
+
+_TEXT_PARTS: Final = {"text": "text"}
+_CHOICES: Final[dict[str, ToolChoice]] = {"auto": "auto", "none": "none", "any": "required"}
+_BILLING: Final = "x-anthropic-billing-header:"
+"""Lines of the system prompt that begin so are for Anthropic's accounting; their values change between calls."""
+_MALFORMED: Final = "INVALID_JSON"
+"""Key that this API's documentation recommends for arguments that are no JSON, since `input` must be an object."""
+_STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+@define
+class MessagesExchange(Exchange):
+    """A call of Messages."""
+
+    def write_reply(self, reply: ModelReply) -> JsonDict:
+        head = self._head(reply) | {"content": [_write_block(block) for block in _blocks(reply)]}
+        return head | _write_stop(reply) | {"usage": _write_usage(reply, reply.usage.completion_tokens)}
+
+    def write_events(self, reply: ModelReply) -> bytes:
+        opened = self._head(reply) | {"content": [], "stop_reason": None, "stop_sequence": None}
+        opened["usage"] = _write_usage(reply, 0)
+        events = [_event("message_start", message=opened)]
+        for index, block in enumerate(_blocks(reply)):
+            empty, deltas = _stream_block(block)
+            events.append(_event("content_block_start", index=index, content_block=empty))
+            events += [_event("content_block_delta", index=index, delta=delta) for delta in deltas]
+            events.append(_event("content_block_stop", index=index))
+        usage = _write_usage(reply, reply.usage.completion_tokens)
+        events.append(_event("message_delta", delta=_write_stop(reply), usage=usage))
+        events.append(_event("message_stop"))
+        return b"".join(events)
+
+    def write_heartbeat(self) -> bytes:
+        return _event("ping")
+
+    def write_failure(self, error: CallRefusedError) -> bytes:
+        return write_event(describe_error("messages", error), "error")
+
+    def _head(self, reply: ModelReply) -> JsonDict:
+        head: JsonDict = {"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "model": self.call.model}
+        return head | {"turnwise": dict(reply.facts)} if reply.facts else head
+
+
+def _event(name: str, **values: object) -> bytes:
+    return write_event({"type": name, **values}, name)
+
+
+def _blocks(reply: ModelReply) -> list[JsonDict | CallOfTool]:
+    blocks: list[JsonDict | CallOfTool] = []
+    if reply.reasoning:
+        blocks.append({"type": "thinking", "thinking": reply.reasoning, "signature": reply.signature})
+    if reply.content:
+        blocks.append({"type": "text", "text": reply.content})
+    return [*blocks, *reply.tool_calls]
+
+
+def _write_block(block: JsonDict | CallOfTool) -> JsonDict:
+    if isinstance(block, CallOfTool):
+        return {"type": "tool_use", "id": block.id, "name": block.name, "input": _write_input(block.arguments)}
+    return block
+
+
+def _write_input(arguments: str) -> JsonDict:
+    values = read_arguments(arguments)
+    return {_MALFORMED: arguments} if values is None else values
+
+
+def _read_input(block: Fields) -> str:
+    values = block.object("input") or Fields({})
+    malformed = values.value(_MALFORMED)
+    if isinstance(malformed, str) and len(values.values) == 1:
+        return malformed
+    return json.dumps(values.values, ensure_ascii=False)
+
+
+def _stream_block(block: JsonDict | CallOfTool) -> tuple[JsonDict, list[JsonDict]]:
+    """Return a block without its content, and the deltas that fill it."""
+    if isinstance(block, CallOfTool):
+        empty: JsonDict = {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
+        return empty, [{"type": "input_json_delta", "partial_json": json.dumps(_write_input(block.arguments))}]
+    if block["type"] == "text":
+        return {"type": "text", "text": ""}, [{"type": "text_delta", "text": block["text"]}]
+    deltas: list[JsonDict] = [{"type": "thinking_delta", "thinking": block["thinking"]}]
+    deltas.append({"type": "signature_delta", "signature": block["signature"]})
+    return {"type": "thinking", "thinking": "", "signature": ""}, deltas
+
+
+def _write_stop(reply: ModelReply) -> JsonDict:
+    reason = "stop_sequence" if reply.stop is not None and reply.finish == "stop" else _STOP_REASONS[reply.finish]
+    return {"stop_reason": reason, "stop_sequence": reply.stop if reason == "stop_sequence" else None}
+
+
+def _write_usage(reply: ModelReply, output_tokens: int) -> JsonDict:
+    # In this dialect the input leaves out cached tokens; clients add the three counts.
+    usage = reply.usage
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": output_tokens,
+    }
+
+
+def read_messages(received: Received, *, counts: bool = False) -> MessagesExchange:
+    """
+    Return the call of a request.
+
+    Args:
+        received: the request.
+        counts: it asks for a number of tokens, and needs no `max_tokens`.
+
+    Raises:
+        CallRefusedError: names the first field that is wrong or not supported.
+    """
+    request = Fields(received.body)
+    request.refuse_sampling_fields()
+    ignored: set[str] = set()
+    max_tokens = request.integer("max_tokens", 1)
+    if max_tokens is None and not counts:
+        raise refuse("max_tokens", "must be an integer of at least 1")
+    if (config := request.object("output_config")) is not None:
+        if config.value("format") is not None:
+            raise refuse_unsupported("output_config.format", "replies are free text")
+        ignored.add("output_config")
+    if isinstance(choice := request.value("tool_choice"), dict) and choice.get("disable_parallel_tool_use"):
+        ignored.add("tool_choice.disable_parallel_tool_use")
+    call = ModelCall(
+        dialect="messages",
+        messages=_read_conversation(request, ignored),
+        tools=_read_tools(request, ignored),
+        tool_choice=read_choice(request, _CHOICES),
+        max_tokens=max_tokens,
+        stop=request.texts("stop_sequences"),
+        wishes=read_wishes(request, 1.0),
+        stream=request.flag("stream"),
+        model=request.text("model") or "",
+    )
+    return MessagesExchange(received.complete(call, {*ignored, *request.unread()}))
+
+
+def _read_conversation(request: Fields, ignored: set[str]) -> tuple[Message, ...]:
+    messages: list[Message] = []
+    if system := _read_system(request, "system"):
+        messages.append({"role": "system", "content": system})
+    for each in request.objects("messages"):
+        role = each.text("role")
+        if role == "assistant":
+            messages.append(_read_assistant(each, ignored))
+        elif role == "user":
+            messages += _read_user(each)
+        elif role == "system":
+            messages.append({"role": "system", "content": _read_system(each, "content")})
+        else:
+            raise refuse(each.name("role"), "must be user, assistant or system")
+    if not request.values.get("messages"):
+        raise refuse("messages", "must be a list that is not empty")
+    if messages[-1]["role"] == "assistant":
+        raise refuse_unsupported("messages", "the last message is the assistant's, and a turn cannot be prefilled")
+    return tuple(messages)
+
+
+def _read_system(owner: Fields, key: str) -> str:
+    text = read_parts(owner, key, _TEXT_PARTS, "\n")
+    if _BILLING not in text:
+        return text
+    return "\n".join(line for line in text.split("\n") if not line.startswith(_BILLING))
+
+
+def _read_user(message: Fields) -> list[Message]:
+    """Return the tool results and texts of a user's message, in order; adjacent texts are one message."""
+    if not isinstance(message.value("content"), list):
+        return [{"role": "user", "content": message.text("content") or ""}]
+    found: list[dict[str, Any]] = []
+    for block in message.objects("content"):
+        if block.text("type") == "tool_result":
+            found.append(_read_result(block))
+            continue
+        text = _read_text(block)
+        if found and found[-1]["role"] == "user":
+            found[-1]["content"] += "\n" + text
+        else:
+            found.append({"role": "user", "content": text})
+    return [*found] or [{"role": "user", "content": ""}]
+
+
+def _read_text(block: Fields) -> str:
+    if (kind := block.text("type") or "none") != "text":
+        raise refuse_unsupported(block.path, f"it has the type {kind!r}, and the model reads text only")
+    return block.text("text") or ""
+
+
+def _read_result(block: Fields) -> dict[str, Any]:
+    content = read_parts(block, "content", _TEXT_PARTS, "\n")
+    # Chat Completions has no mark for a failed call, so the text tells the model, once.
+    if block.flag("is_error") and not content.lower().startswith(("error", "<tool_use_error>")):
+        content = f"Error: {content}"
+    return {"role": "tool", "tool_call_id": block.required_text("tool_use_id"), "content": content}
+
+
+def _read_assistant(message: Fields, ignored: set[str]) -> Message:
+    found: dict[str, Any] = {"role": "assistant", "content": ""}
+    if not isinstance(message.value("content"), list):
+        return found | {"content": message.text("content") or ""}
+    calls = []
+    for block in message.objects("content"):
+        match block.text("type"):
+            case "thinking":
+                found["reasoning_content"] = found.get("reasoning_content", "") + (block.text("thinking") or "")
+            case "redacted_thinking":
+                ignored.add("messages.redacted_thinking")
+            case "tool_use":
+                function = {"name": block.required_text("name"), "arguments": _read_input(block)}
+                calls.append({"id": block.required_text("id"), "type": "function", "function": function})
+            case _:
+                found["content"] += _read_text(block)
+    return found | {"tool_calls": calls} if calls else found
+
+
+def _read_tools(request: Fields, ignored: set[str]) -> tuple[ToolSchema, ...]:
+    tools = []
+    for tool in request.objects("tools"):
+        if (kind := tool.text("type") or "custom") != "custom":
+            ignored.add(f"tools.{kind}")
+            continue
+        name, description = tool.required_text("name"), tool.text("description")
+        tools.append(describe_tool(name, description, tool.object("input_schema")))
+    return tuple(tools)

@@ -1,0 +1,169 @@
+"""Replies in the dialect of Responses: the object, and its numbered events."""
+
+from __future__ import annotations
+
+import base64
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from attrs import define, field
+
+from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelReply, Usage
+from turnwise_gateway.dialects.errors import code_of
+from turnwise_gateway.dialects.exchange import Exchange, list_logprobs, write_event
+
+_Item = dict[str, Any]
+
+ENCRYPTED_PREFIX: Final = "turnwise:"
+"""Begins the `encrypted_content` of our reasoning items, which is the text for clients that drop summaries."""
+
+
+@define
+class ResponsesExchange(Exchange):
+    """
+    A call of Responses. The id of the response is drawn before there is a reply, since heartbeats repeat it.
+
+    Attributes:
+        namespaces: name of each flattened tool, with its namespace and its name in there.
+        encrypts: the client asked for `encrypted_content`.
+    """
+
+    namespaces: Mapping[str, tuple[str, str]] = field(factory=dict)
+    encrypts: bool = False
+    _id: str = field(factory=lambda: f"resp_{uuid.uuid4().hex}")
+    _created_at: int = field(factory=lambda: int(time.time()))
+    _num_events: int = 0
+
+    def write_reply(self, reply: ModelReply) -> _Item:
+        cut = reply.finish == "length"
+        body = self._response("incomplete" if cut else "completed", self._items(reply)) | {
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "usage": _write_usage(reply.usage),
+        }
+        return body | {"turnwise": dict(reply.facts)} if reply.facts else body
+
+    def write_events(self, reply: ModelReply) -> bytes:
+        response = self.write_reply(reply)
+        events = [self._open()]
+        for index, item in enumerate(response["output"]):
+            added = item | _without_content(item)
+            events.append(self._event("response.output_item.added", output_index=index, item=added))
+            events += self._stream_item(index, item)
+            events.append(self._event("response.output_item.done", output_index=index, item=item))
+        events.append(self._event(f"response.{response['status']}", response=response))
+        return b"".join(events)
+
+    def write_heartbeat(self) -> bytes:
+        return self._open() or self._event("response.in_progress", response=self._response("in_progress", []))
+
+    def write_failure(self, error: CallRefusedError) -> bytes:
+        failed = self._response("failed", []) | {"error": {"code": code_of(error), "message": error.message}}
+        return self._open() + self._event("response.failed", response=failed)
+
+    def _open(self) -> bytes:
+        if self._num_events:
+            return b""
+        response = self._response("in_progress", [])
+        created = self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
+
+    def _event(self, name: str, /, **values: object) -> bytes:
+        number = self._num_events
+        self._num_events += 1
+        return write_event({"type": name, "sequence_number": number, **values}, name)
+
+    def _response(self, status: str, output: list[_Item]) -> _Item:
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created_at,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": None,
+            "metadata": {},
+            "model": self.call.model,
+            "output": output,
+            "parallel_tool_calls": True,
+            "temperature": None,
+            "tool_choice": self.call.tool_choice,
+            "tools": [],
+            "top_p": None,
+            "usage": None,
+        }
+
+    def _items(self, reply: ModelReply) -> list[_Item]:
+        items: list[_Item] = []
+        if reply.reasoning:
+            items.append(self._write_reasoning(reply))
+        logprobs = list_logprobs(reply) if self.call.logprobs else []
+        if reply.content or logprobs:
+            part = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": logprobs}
+            message: _Item = {"type": "message", "id": f"msg_{reply.id}", "role": "assistant", "content": [part]}
+            items.append(message | {"status": "incomplete" if reply.finish == "length" else "completed"})
+        items += [self._write_call(call) for call in reply.tool_calls]
+        return items
+
+    def _write_reasoning(self, reply: ModelReply) -> _Item:
+        # A summary and not `content`, which Codex does not send back.
+        summary = [{"type": "summary_text", "text": reply.reasoning}]
+        item: _Item = {"type": "reasoning", "id": f"rs_{reply.id}", "summary": summary}
+        if self.encrypts:
+            text = base64.b64encode(reply.reasoning.encode("utf-8")).decode("ascii")
+            item["encrypted_content"] = ENCRYPTED_PREFIX + text
+        return item
+
+    def _write_call(self, call: CallOfTool) -> _Item:
+        item: _Item = {"type": "function_call", "id": f"fc_{call.id}", "call_id": call.id, "status": "completed"}
+        item |= {"name": call.name, "arguments": call.arguments}
+        if call.name in self.namespaces:
+            item["namespace"], item["name"] = self.namespaces[call.name]
+        return item
+
+    def _stream_item(self, index: int, item: _Item) -> Iterator[bytes]:
+        place = {"item_id": item["id"], "output_index": index}
+        if item["type"] == "function_call":
+            arguments, name = item["arguments"], item["name"]
+            yield self._event("response.function_call_arguments.delta", **place, delta=arguments)
+            yield self._event("response.function_call_arguments.done", **place, name=name, arguments=arguments)
+        elif item["type"] == "message":
+            yield from self._stream_part(place | {"content_index": 0}, item)
+        else:
+            yield from self._stream_summary(place | {"summary_index": 0}, item)
+
+    def _stream_part(self, place: _Item, item: _Item) -> Iterator[bytes]:
+        (part,) = item["content"]
+        said = {"logprobs": part["logprobs"]}
+        empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        yield self._event("response.content_part.added", **place, part=empty)
+        yield self._event("response.output_text.delta", **place, delta=part["text"], **said)
+        yield self._event("response.output_text.done", **place, text=part["text"], **said)
+        yield self._event("response.content_part.done", **place, part=part)
+
+    def _stream_summary(self, place: _Item, item: _Item) -> Iterator[bytes]:
+        (part,) = item["summary"]
+        yield self._event("response.reasoning_summary_part.added", **place, part={"type": "summary_text", "text": ""})
+        yield self._event("response.reasoning_summary_text.delta", **place, delta=part["text"])
+        yield self._event("response.reasoning_summary_text.done", **place, text=part["text"])
+        yield self._event("response.reasoning_summary_part.done", **place, part=part)
+
+
+def _without_content(item: _Item) -> _Item:
+    """Return the fields of an item that change between its first event and its last."""
+    if item["type"] == "reasoning":
+        return {"summary": []}
+    if item["type"] == "message":
+        return {"status": "in_progress", "content": []}
+    return {"status": "in_progress", "arguments": ""}
+
+
+def _write_usage(usage: Usage) -> _Item:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

@@ -1,0 +1,431 @@
+"""Requests in three dialects become one form of calls; every field is honoured, refused by name or counted."""
+
+import json
+
+import pytest
+
+from turnwise_gateway.calls import CallOfTool, CallRefusedError
+from turnwise_gateway.dialects import read_count, read_exchange
+
+USER = {"role": "user", "content": "Hi."}
+PARAMETERS = {"type": "object", "properties": {"x": {"type": "number"}}}
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS}}
+DIALECTS = ("chat", "messages", "responses")
+
+
+def read(dialect, headers=None, **body):
+    """The call of a request with one message of the user, with some fields changed."""
+    fixed = {"model": "tiny"} | ({"input": [USER]} if dialect == "responses" else {"messages": [USER]})
+    fixed |= {"max_tokens": 9} if dialect == "messages" else {}
+    return read_exchange(dialect, json.dumps(fixed | body).encode(), headers or {}).call
+
+
+def refusal(dialect, **body):
+    """The error of a refused request."""
+    with pytest.raises(CallRefusedError) as refused:
+        read(dialect, **body)
+    return refused.value
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_simple_request(dialect):
+    """The least request is a call with one message, and nothing else."""
+    call = read(dialect)
+
+    assert dialect == call.dialect
+    assert (USER,) == call.messages
+    assert ((), "auto", (), {}, False, False, "tiny", ()) == (
+        call.tools,
+        call.tool_choice,
+        call.stop,
+        call.wishes,
+        call.logprobs,
+        call.stream,
+        call.model,
+        call.ignored,
+    )
+    assert (9 if dialect == "messages" else None) == call.max_tokens
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "expected"),
+    [
+        ("chat", {"max_tokens": 5}, {"max_tokens": 5}),
+        ("chat", {"max_tokens": 5, "max_completion_tokens": 7}, {"max_tokens": 7}),
+        ("chat", {"stop": "a"}, {"stop": ("a",)}),
+        ("chat", {"stop": ["a", "b"]}, {"stop": ("a", "b")}),
+        (
+            "chat",
+            {"temperature": 0.5, "top_p": 1, "seed": 3},
+            {"wishes": {"temperature": 0.5, "top_p": 1.0, "seed": 3}},
+        ),
+        ("chat", {"logprobs": True}, {"logprobs": True}),
+        ("chat", {"stream": True}, {"stream": True}),
+        ("chat", {"tools": [TOOL]}, {"tools": (TOOL,)}),
+        ("chat", {"tool_choice": "required"}, {"tool_choice": "required"}),
+        ("chat", {"tool_choice": "none"}, {"tool_choice": "none"}),
+        ("messages", {"stop_sequences": ["a"]}, {"stop": ("a",)}),
+        ("messages", {"top_k": 5}, {"wishes": {"top_k": 5}}),
+        ("messages", {"tool_choice": {"type": "any"}}, {"tool_choice": "required"}),
+        ("messages", {"tool_choice": {"type": "none"}}, {"tool_choice": "none"}),
+        (
+            "messages",
+            {"tools": [{"name": "add", "description": "Adds.", "input_schema": PARAMETERS, "cache_control": {}}]},
+            {"tools": (TOOL,)},
+        ),
+        ("responses", {"max_output_tokens": 5}, {"max_tokens": 5}),
+        ("responses", {"include": ["message.output_text.logprobs"]}, {"logprobs": True}),
+        ("responses", {"tool_choice": "required"}, {"tool_choice": "required"}),
+        (
+            "responses",
+            {"tools": [{"type": "function", "name": "add", "description": "Adds.", "parameters": PARAMETERS}]},
+            {"tools": (TOOL,)},
+        ),
+        ("responses", {"input": "Hi."}, {"messages": (USER,)}),
+        ("responses", {"text": {"format": {"type": "text"}}, "background": False}, {}),
+    ],
+)
+def test_honoured_fields(dialect, body, expected):
+    """A field that a session serves is in the call, and nothing is counted as ignored but `text`."""
+    call = read(dialect, **body)
+
+    assert expected == {name: getattr(call, name) for name in expected}
+    assert () == call.ignored
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2),
+        ("frequency_penalty", 0.1),
+        ("presence_penalty", -1),
+        ("logit_bias", {"5": 1}),
+        ("min_p", 0.1),
+        ("response_format", {"type": "json_object"}),
+        ("repetition_penalty", 1.1),
+        ("guided_json", {}),
+        ("functions", [{}]),
+        ("modalities", ["text", "audio"]),
+        ("min_tokens", 3),
+        ("output_format", {}),
+    ],
+)
+def test_fields_that_change_sampling_are_refused(dialect, name, value):
+    """Such a field is refused by its name, and its neutral value is not."""
+    error = refusal(dialect, **{name: value})
+
+    assert ("unsupported", name) == (error.kind, error.param)
+    assert name in error.message
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_neutral_values_are_served(dialect):
+    """Values that change nothing, and null, are accepted."""
+    call = read(dialect, n=1, frequency_penalty=0, logit_bias={}, response_format={"type": "text"}, functions=None)
+
+    assert () == call.ignored
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "param"),
+    [
+        ("chat", {"tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice"),
+        ("chat", {"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ("messages", {"tool_choice": {"type": "tool", "name": "add"}}, "tool_choice"),
+        ("messages", {"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ("messages", {"messages": [USER, {"role": "assistant", "content": "I"}]}, "messages"),
+        ("responses", {"tool_choice": {"type": "function", "name": "add"}}, "tool_choice"),
+        ("responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
+        ("responses", {"conversation": "conv_1"}, "conversation"),
+        ("responses", {"prompt": {"id": "p"}}, "prompt"),
+        ("responses", {"background": True}, "background"),
+        ("responses", {"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        (
+            "chat",
+            {"messages": [USER, {"role": "user", "content": [{"type": "text", "text": ""}, {"type": "file"}]}]},
+            "messages[1].content[1]",
+        ),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
+        (
+            "messages",
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}],
+                    }
+                ]
+            },
+            "messages[0].content[0].content[0]",
+        ),
+        ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+    ],
+)
+def test_unsupported_requests_are_refused(dialect, body, param):
+    """The error names the field, or the place of a part that is no text."""
+    error = refusal(dialect, **body)
+
+    assert ("unsupported", param) == (error.kind, error.param)
+    assert param in error.message
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "param"),
+    [
+        ("chat", {"messages": []}, "messages"),
+        ("chat", {"messages": "Hi."}, "messages"),
+        ("chat", {"messages": ["Hi."]}, "messages[0]"),
+        ("chat", {"messages": [{"content": "Hi."}]}, "messages[0].role"),
+        ("chat", {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ("chat", {"messages": [{"role": "tool", "content": "5"}]}, "messages[0].tool_call_id"),
+        (
+            "chat",
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]},
+            "messages[0].tool_calls[0].function",
+        ),
+        ("chat", {"max_tokens": 0}, "max_tokens"),
+        ("chat", {"max_tokens": True}, "max_tokens"),
+        ("chat", {"max_tokens": 1.5}, "max_tokens"),
+        ("chat", {"max_tokens": "5"}, "max_tokens"),
+        ("chat", {"temperature": -1}, "temperature"),
+        ("chat", {"temperature": True}, "temperature"),
+        ("chat", {"top_p": 1.1}, "top_p"),
+        ("chat", {"seed": 2**70}, "seed"),
+        ("chat", {"stop": [""]}, "stop"),
+        ("chat", {"stop": 5}, "stop"),
+        ("chat", {"stream": "yes"}, "stream"),
+        ("chat", {"stream_options": 5}, "stream_options"),
+        ("chat", {"tools": {}}, "tools"),
+        ("chat", {"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ("chat", {"tool_choice": "maybe"}, "tool_choice"),
+        ("messages", {"max_tokens": None}, "max_tokens"),
+        ("messages", {"messages": None}, "messages"),
+        ("messages", {"messages": [{"role": "tool", "content": ""}]}, "messages[0].role"),
+        ("messages", {"system": 5}, "system"),
+        ("responses", {"input": None}, "input"),
+        ("responses", {"input": [{"role": "robot", "content": ""}]}, "input[0].role"),
+        (
+            "responses",
+            {"input": [{"type": "reasoning", "encrypted_content": "turnwise:%"}]},
+            "input[0].encrypted_content",
+        ),
+    ],
+)
+def test_wrong_requests_are_refused(dialect, body, param):
+    """A field of a wrong type or value is refused by its path."""
+    error = refusal(dialect, **body)
+
+    assert ("invalid", param) == (error.kind, error.param)
+    assert param in error.message
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "ignored"),
+    [
+        (
+            "chat",
+            {"user": "a", "metadata": {}, "parallel_tool_calls": False, "unheard_of": 1, "store": None},
+            ("metadata", "parallel_tool_calls", "unheard_of", "user"),
+        ),
+        ("chat", {"tools": [{"type": "custom", "custom": {"name": "a"}}, TOOL]}, ("tools.custom",)),
+        ("chat", {"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]}, ("tools.strict",)),
+        ("chat", {"messages": [USER | {"name": "Ann"}]}, ("messages.name",)),
+        (
+            "messages",
+            {"thinking": {"type": "enabled"}, "output_config": {"effort": "low"}},
+            ("output_config", "thinking"),
+        ),
+        (
+            "messages",
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            ("tools.web_search_20250305",),
+        ),
+        ("responses", {"store": False, "truncation": "auto"}, ("store", "truncation")),
+        ("responses", {"text": {"verbosity": "low"}}, ("text.verbosity",)),
+        (
+            "messages",
+            {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+            ("tool_choice.disable_parallel_tool_use",),
+        ),
+        ("chat", {"stream_options": {"include_obfuscation": False}}, ("stream_options.include_obfuscation",)),
+        (
+            "responses",
+            {"tools": [{"type": "web_search"}, {"type": "custom", "name": "a"}]},
+            ("tools.custom", "tools.web_search"),
+        ),
+        ("responses", {"input": [{"type": "reasoning", "encrypted_content": "gAAA"}, USER]}, ("input.reasoning",)),
+    ],
+)
+def test_other_fields_are_counted(dialect, body, ignored):
+    """Fields without effect, unknown ones and tools of servers are accepted and counted."""
+    assert ignored == read(dialect, **body).ignored
+
+
+def test_stream_is_not_in_the_digest():
+    """The digest leaves out how the reply is sent and the order of keys; everything else changes it."""
+    digest = read("chat", max_tokens=5, user="a").digest
+
+    assert digest == read("chat", user="a", stream=True, stream_options={"include_usage": True}, max_tokens=5).digest
+    assert digest != read("chat", max_tokens=6, user="a").digest
+    assert digest != read("chat", max_tokens=5, user="b").digest
+    assert (
+        read("chat").digest
+        != read_exchange("messages", b'{"max_tokens":9,"messages":[{"role":"user","content":"Hi."}]}', {}).call.digest
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "marked"), [("0", False), ("1", True), ("12", True), ("", False), ("x", False), ("-1", False)]
+)
+def test_marks_of_retries(count, marked):
+    """A count of retries above 0 marks a retry; any other text does not."""
+    assert marked == read("chat", {"X-Stainless-Retry-Count": count}).is_retry
+
+
+def test_chat_messages():
+    """Messages keep their roles, texts, reasoning, calls and ids, and lose every other key."""
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"x":  1.0}'}}
+    sent = [
+        {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "user", "content": "Hi."},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning": "Hm.",
+            "tool_calls": [call | {"index": 0}],
+            "refusal": None,
+            "audio": None,
+        },
+        {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "1"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}],
+            "tool_calls": [],
+        },
+    ]
+
+    assert [
+        {"role": "system", "content": "a\nb"},
+        {"role": "user", "content": "Hi."},
+        {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+        {"role": "assistant", "content": "cd"},
+    ] == list(read("chat", messages=sent).messages)
+
+
+def test_messages_messages():
+    """Blocks become messages; lines about billing are dropped, and results of failed calls say so."""
+    text = {"type": "text", "text": "One.", "cache_control": {"type": "ephemeral"}}
+    sent = [
+        {"role": "user", "content": [text, {"type": "text", "text": "Two."}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "I add."},
+                {"type": "tool_use", "id": "a", "name": "add", "input": {"x": "é"}},
+                {"type": "tool_use", "id": "b", "name": "add", "input": {"INVALID_JSON": "{oops"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "1"}]},
+                {"type": "tool_result", "tool_use_id": "b", "content": "no JSON", "is_error": True},
+                {"type": "text", "text": "Go on."},
+            ],
+        },
+        {"role": "system", "content": "Be brief."},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "c", "is_error": True, "content": "error: x"}],
+        },
+    ]
+    system = [
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=1; cch=2;"},
+        {"type": "text", "text": "You help."},
+    ]
+
+    call = read("messages", messages=sent, system=system)
+
+    calls = [
+        {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"x": "é"}'}},
+        {"id": "b", "type": "function", "function": {"name": "add", "arguments": "{oops"}},
+    ]
+    assert [
+        {"role": "system", "content": "You help."},
+        {"role": "user", "content": "One.\nTwo."},
+        {"role": "assistant", "content": "I add.", "reasoning_content": "Hm.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+        {"role": "tool", "tool_call_id": "b", "content": "Error: no JSON"},
+        {"role": "user", "content": "Go on."},
+        {"role": "system", "content": "Be brief."},
+        {"role": "tool", "tool_call_id": "c", "content": "error: x"},
+    ] == list(call.messages)
+    assert ("messages.redacted_thinking",) == call.ignored
+
+
+def test_responses_messages():
+    """The items of one turn become one message; a namespace becomes the prefix of a name."""
+    sent = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "a"}]},
+        {"role": "user", "content": "Hi."},
+        {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "Hm."}], "content": None},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I add."}]},
+        {"type": "function_call", "call_id": "a", "name": "add", "namespace": "math", "arguments": "{}"},
+        {"type": "function_call", "call_id": "b", "name": "stop", "arguments": ""},
+        {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "1"}]},
+        {"type": "function_call_output", "call_id": "b", "output": "2"},
+        {"type": "message", "role": "assistant", "content": "<think>\nSo.\n</think>"},
+        {"type": "message", "role": "assistant", "content": "Done."},
+        {"type": "reasoning", "summary": [], "encrypted_content": "turnwise:TmV4dC4="},
+        {"type": "function_call", "call_id": "c", "name": "stop", "arguments": "{}"},
+    ]
+
+    def call(call_id, name, arguments="{}"):
+        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    assert [
+        {"role": "system", "content": "You help."},
+        {"role": "system", "content": "a"},
+        {"role": "user", "content": "Hi."},
+        {
+            "role": "assistant",
+            "content": "I add.",
+            "reasoning_content": "Hm.",
+            "tool_calls": [call("a", "math__add"), call("b", "stop", "")],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+        {"role": "tool", "tool_call_id": "b", "content": "2"},
+        {"role": "assistant", "content": "<think>\nSo.\n</think>\nDone."},
+        {"role": "assistant", "content": "", "reasoning_content": "Next.", "tool_calls": [call("c", "stop")]},
+    ] == list(read("responses", input=sent, instructions="You help.").messages)
+
+
+def test_namespaces_come_back(make_reply):
+    """A tool of a namespace is called by its own name and that of its namespace, in plain and streamed replies."""
+
+    def call(call_id, name):
+        return CallOfTool(id=call_id, name=name, arguments="{}")
+
+    inner = [{"type": "function", "name": "add", "parameters": {}}, {"name": "sub"}]
+    tools = [{"type": "namespace", "name": "math", "description": "Sums.", "tools": inner}]
+    body = {"input": "Hi.", "tools": tools}
+    exchange = read_exchange("responses", json.dumps(body).encode(), {})
+
+    assert ["math__add", "math__sub"] == [tool["function"]["name"] for tool in exchange.call.tools]
+    reply = make_reply(content="", tool_calls=(call("a", "math__sub"), call("b", "math__x")), finish="tool_calls")
+    items = exchange.write_reply(reply)["output"]
+    assert [("math", "sub"), (None, "math__x")] == [(item.get("namespace"), item["name"]) for item in items]
+    assert b'"namespace":"math"' in exchange.write_events(reply)
+
+
+def test_count_needs_no_max_tokens():
+    """A request for a number of tokens may leave out `max_tokens`."""
+    body = json.dumps({"messages": [USER], "tools": [{"name": "add", "input_schema": {}}]}).encode()
+
+    assert 1 == len(read_count(body, {}).call.tools)

@@ -1,0 +1,150 @@
+"""A streamed reply, put together by the client's own library, equals the plain one."""
+
+import json
+import math
+
+import anthropic
+import numpy as np
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise_gateway.calls import CallOfTool, Usage
+
+TEXTS = st.text(max_size=30) | st.sampled_from(
+    ["\r\n\r\ndata: [DONE]\n\n", "\u2028: ping", "</think>", " \n", "\x00é\U0001f600"]
+)
+NAMES = st.from_regex(r"[a-z_]{1,12}", fullmatch=True)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(-1e9, 1e9) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+OBJECTS = st.dictionaries(TEXTS, JSON, max_size=3).map(json.dumps)
+MALFORMED = st.sampled_from(["", "{", "[]", '{"a": NaN}', '{"a": 1, "a": 2}', '{"a": 1e999}', '{"a": "\\ud800"}'])
+MESSAGES = [{"role": "user", "content": "Hi."}]
+
+
+@st.composite
+def replies(draw, make_reply):
+    """Replies with any mix of reasoning, text, calls, ends and log-probabilities."""
+    arguments = draw(st.lists(OBJECTS | MALFORMED, max_size=3))
+    calls = tuple(
+        CallOfTool(id=f"call{number}", name=draw(NAMES), arguments=text) for number, text in enumerate(arguments)
+    )
+    tokens = draw(st.lists(st.tuples(TEXTS, st.floats(-50, 0, width=32) | st.just(-math.inf)), min_size=1, max_size=5))
+    return make_reply(
+        id=draw(st.from_regex(r"[a-z0-9]{1,9}", fullmatch=True)),
+        content=draw(TEXTS),
+        reasoning=draw(TEXTS),
+        tool_calls=calls,
+        finish="tool_calls" if calls else draw(st.sampled_from(["stop", "length"])),
+        stop=draw(st.none() | st.just("</s>")),
+        usage=Usage(
+            prompt_tokens=draw(st.integers(5, 99)), completion_tokens=len(tokens), cached_tokens=draw(st.integers(0, 5))
+        ),
+        token_ids=np.arange(len(tokens), dtype=np.int32),
+        logprobs=np.array([value for _, value in tokens], np.float32),
+        token_texts=tuple(text for text, _ in tokens),
+        signature=draw(TEXTS),
+        facts=draw(st.just({}) | st.just({"session": "s-1", "record": 0})),
+    )
+
+
+@pytest.fixture(scope="module")
+def openai_client(lasting_gateway):
+    """OpenAI's client, with the session in its URL."""
+    with openai.OpenAI(base_url=f"{lasting_gateway.url}/v1", api_key=lasting_gateway.key, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def anthropic_client(lasting_gateway):
+    """Anthropic's client, with the session in its URL."""
+    with anthropic.Anthropic(base_url=lasting_gateway.url, api_key=lasting_gateway.key, max_retries=0) as client:
+        yield client
+
+
+def plain_chat(completion):
+    """The parts of a completion that a stream has to bring, extra fields of the message included."""
+    choice = completion.choices[0].to_dict()
+    kept = {key: choice["message"].get(key) for key in ("role", "content", "tool_calls", "reasoning_content")}
+    for call in kept["tool_calls"] or []:
+        call.pop("index", None)
+        call["function"].pop("parsed_arguments", None)
+    kept["tool_calls"] = kept["tool_calls"] or None
+    return completion.id, kept, choice["finish_reason"], choice.get("logprobs"), completion.usage.to_dict()
+
+
+@given(st.data())
+def test_chat(lasting_gateway, openai_client, make_reply, data):
+    """Chat Completions: message, calls, log-probabilities, end and usage."""
+    reply = data.draw(replies(make_reply))
+    lasting_gateway.backend.script = lambda _call: reply
+    request = {"model": "tiny", "messages": MESSAGES, "logprobs": True}
+
+    plain = openai_client.chat.completions.create(**request)
+    with openai_client.chat.completions.stream(**request, stream_options={"include_usage": True}) as stream:
+        try:
+            streamed = stream.get_final_completion()
+        except openai.LengthFinishReasonError as cut:
+            streamed = cut.completion
+
+    assert plain_chat(plain) == plain_chat(streamed)
+    assert (plain.choices[0].message.content or "") == reply.content
+    assert plain.usage.prompt_tokens == reply.usage.prompt_tokens
+    assert [each.arguments for each in reply.tool_calls] == [
+        each.function.arguments for each in plain.choices[0].message.tool_calls or []
+    ]
+
+
+@given(st.data())
+def test_messages(lasting_gateway, anthropic_client, make_reply, data):
+    """Messages: the whole message, thinking and its signature included."""
+    reply = data.draw(replies(make_reply))
+    lasting_gateway.backend.script = lambda _call: reply
+    request = {"model": "tiny", "messages": MESSAGES, "max_tokens": 9}
+
+    plain = anthropic_client.messages.create(**request)
+    with anthropic_client.messages.stream(**request) as stream:
+        streamed = stream.get_final_message()
+
+    assert plain.to_dict(exclude_none=True) == streamed.to_dict(exclude_none=True)
+    usage = plain.usage
+    assert usage.input_tokens + usage.cache_read_input_tokens == reply.usage.prompt_tokens
+    assert usage.output_tokens == reply.usage.completion_tokens
+
+
+@given(st.data())
+def test_responses(lasting_gateway, openai_client, make_reply, data):
+    """Responses: the items of the last event, of the events before it, and of the deltas."""
+    reply = data.draw(replies(make_reply))
+    lasting_gateway.backend.script = lambda _call: reply
+    request = {"model": "tiny", "input": "Hi.", "include": ["message.output_text.logprobs"]}
+
+    plain = openai_client.responses.create(**request).to_dict()
+    with openai_client.responses.stream(**request) as stream:
+        events = list(stream)
+
+    last = events[-1].response.to_dict()
+    done = [event.item.to_dict() for event in events if event.type == "response.output_item.done"]
+    texts = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert list(range(len(events))) == [event.sequence_number for event in events]
+    assert unparsed(plain["output"]) == unparsed(last["output"]) == unparsed(done)
+    assert [plain[key] for key in ("status", "usage", "incomplete_details")] == [
+        last[key] for key in ("status", "usage", "incomplete_details")
+    ]
+    assert "".join(texts) == reply.content
+    assert [each.arguments for each in reply.tool_calls] == [
+        event.delta for event in events if event.type == "response.function_call_arguments.delta"
+    ]
+
+
+def unparsed(items):
+    """Items without what the client's library adds."""
+    kept = [{key: value for key, value in item.items() if key != "parsed_arguments"} for item in items]
+    for item in kept:
+        if "content" in item:
+            item["content"] = [{k: v for k, v in part.items() if k != "parsed"} for part in item["content"]]
+    return kept

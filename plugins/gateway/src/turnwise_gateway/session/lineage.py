@@ -1,0 +1,193 @@
+"""
+The kinds of a session's records, and their parents.
+
+Claude Code, opencode and Codex name their conversations in headers. Without headers the structure decides. All of it is
+decided when the session is over, so that it does not depend on the order in which conversations started.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+from turnwise import Episode
+from turnwise_gateway.session.options import Kind, TrainedKinds
+from turnwise_gateway.session.records import OpenRecord
+from turnwise_gateway.tree.messages import tools_key
+
+NO_TOOLS: Final = tools_key(())
+_MIN_SUMMARY: Final = 16
+"""A shorter text may stand in a later prompt by chance, so it is no summary."""
+
+
+@frozen(kw_only=True)
+class Hints:
+    """
+    Facts about a conversation from the headers of its first call.
+
+    Attributes:
+        agent: name of the sub-agent or thread; empty for the main one.
+        parent: name of the thread that it was started by; None when the headers name none.
+        is_compaction: the call asks for a summary.
+    """
+
+    agent: str = ""
+    parent: str | None = None
+    is_compaction: bool = False
+
+
+@frozen(eq=False)
+class Described:
+    """A record with its kind, label and parent."""
+
+    record: OpenRecord
+    kind: Kind
+    label: str = ""
+    parent: OpenRecord | None = None
+
+
+def read_hints(headers: Mapping[str, str]) -> Hints:
+    """Return the facts of a call's headers, whose names are in lower case."""
+    if "x-claude-code-agent-id" in headers:
+        return Hints(agent=headers["x-claude-code-agent-id"], parent=headers.get("x-claude-code-parent-agent-id", ""))
+    if "x-parent-session-id" in headers:
+        return Hints(agent=headers.get("x-session-id", ""), parent=headers["x-parent-session-id"])
+    turn = _read_object(headers.get("x-codex-turn-metadata", ""))
+    if turn.get("request_kind") == "compaction":
+        return Hints(is_compaction=True)
+    name = turn.get("agent_name")
+    return Hints(agent=str(turn.get("thread_id", "")), parent="") if name else Hints()
+
+
+def describe_records(episode: Episode, records: Sequence[OpenRecord], train: TrainedKinds) -> None:
+    """Tell the episode the lineage of its records, and make the messages of the main one those of the episode."""
+    described = find_kinds(records)
+    num_auxiliary = num_sampled = num_untrained = 0
+    for each in described:
+        root = _root(each, described)
+        trained = getattr(train, root.kind) and each.record.num_turns > 0
+        parent = each.parent.trajectory if each.parent else None
+        episode.describe_record(
+            each.record.trajectory, kind=each.kind, label=each.label, parent=parent, trained=trained
+        )
+        num_sampled += each.record.num_sampled
+        num_auxiliary += each.record.num_sampled if root.kind == "auxiliary" else 0
+        num_untrained += 0 if trained else each.record.num_sampled
+        episode.record_metric(f"gateway/records_{each.kind}", 1)
+    if num_sampled:
+        episode.record_metric("gateway/auxiliary_share", num_auxiliary / num_sampled)
+        episode.record_metric("gateway/untrained_share", num_untrained / num_sampled)
+    last = max(
+        (each.record for each in described if _root(each, described).kind == "main" and each.record.num_sampled),
+        key=lambda record: record.last_delivery,
+        default=None,
+    )
+    if last is not None:
+        episode.messages[:] = last.tip.conversation()
+
+
+def find_kinds(records: Sequence[OpenRecord]) -> list[Described]:
+    """Return the kind and the parent of each record."""
+    if not records:
+        return []
+    family = _Family(tuple(record for record in records if record.parent is None))
+    return [
+        family.describe(record) if record.parent is None else _describe_branch(record, record.parent)
+        for record in records
+    ]
+
+
+def _describe_branch(record: OpenRecord, parent: OpenRecord) -> Described:
+    kind: Kind = "compaction" if read_hints(record.headers).is_compaction else "sibling"
+    return Described(record, kind, record.reason, parent)
+
+
+@define(eq=False)
+class _Family:
+    """The records with a prompt of a session, and what they are to each other."""
+
+    roots: tuple[OpenRecord, ...]
+    _hints: dict[OpenRecord, Hints] = field(init=False)
+    _has_tools: bool = field(init=False)
+    _openings: dict[OpenRecord, tuple[object, ...]] = field(init=False)
+    _summaries: dict[OpenRecord, OpenRecord] = field(init=False)
+    _main_opening: tuple[object, ...] = field(init=False)
+    _main: OpenRecord = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._hints = {root: read_hints(root.headers) for root in self.roots}
+        self._has_tools = any(root.tools != NO_TOOLS for root in self.roots)
+        self._openings = {root: _opening(root) for root in self.roots}
+        self._summaries = {root: found for root in self.roots if (found := self._find_summary(root)) is not None}
+        self._main_opening = self._find_main()
+        self._main = next(root for root in self.roots if self._openings[root] == self._main_opening)
+
+    def describe(self, root: OpenRecord) -> Described:
+        hints = self._hints[root]
+        if self._is_compaction(root):
+            return Described(root, "compaction", hints.agent, self._main)
+        if hints.agent:
+            return Described(root, "subagent", hints.agent, self._find_agent(hints.parent) or self._main)
+        if self._openings[root] == self._main_opening:
+            return Described(root, "main", root.reason)
+        if root in self._summaries:
+            return Described(root, "main", "compaction", self._summaries[root])
+        if self._has_tools and root.tools == NO_TOOLS:
+            return Described(root, "auxiliary")
+        return Described(root, "subagent", "", self._main)
+
+    def _is_compaction(self, root: OpenRecord) -> bool:
+        shortened = self._has_tools and root.tools == NO_TOOLS and root.reason == "tools"
+        return self._hints[root].is_compaction or shortened or root in self._summaries.values()
+
+    def _find_main(self) -> tuple[object, ...]:
+        """Return the opening of the conversations with the most sampled tokens that may be the main one."""
+        usable = [root for root in self.roots if not self._hints[root].agent and not self._is_compaction(root)]
+        with_tools = [root for root in usable if root.tools != NO_TOOLS]
+        totals: dict[tuple[object, ...], int] = {}
+        for root in with_tools or usable or self.roots:
+            totals[self._openings[root]] = totals.get(self._openings[root], 0) + root.num_sampled
+        return max(totals, key=lambda opening: totals[opening])
+
+    def _find_summary(self, root: OpenRecord) -> OpenRecord | None:
+        """Return the record whose last turn is quoted in the prompt of this one, as the summary of a conversation."""
+        texts = [message.get("content") or "" for message in root.prompt if message["role"] != "tool"]
+        for other in self.roots:
+            summary = other.last_text.strip()
+            if other is root or len(summary) < _MIN_SUMMARY or self._openings[other] == self._openings[root]:
+                continue
+            if (other.tools == NO_TOOLS or not self._has_tools) and any(summary in text for text in texts):
+                return other
+        return None
+
+    def _find_agent(self, name: str | None) -> OpenRecord | None:
+        return next((root for root in self.roots if name and self._hints[root].agent == name), None)
+
+
+def _root(described: Described, others: Sequence[Described]) -> Described:
+    """Return the record with a prompt that a record branched from, or the record itself."""
+    while described.record.parent is not None and described.kind == "sibling":
+        parent = described.record.parent
+        described = next(each for each in others if each.record is parent)
+    return described
+
+
+def _opening(root: OpenRecord) -> tuple[object, ...]:
+    """Return the messages up to the user's first: conversations that share them are about the same."""
+    key: list[object] = []
+    for message in root.prompt:
+        key.append((message["role"], message.get("content") or ""))
+        if message["role"] == "user":
+            break
+    return tuple(key)
+
+
+def _read_object(text: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

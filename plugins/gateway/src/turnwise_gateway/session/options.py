@@ -1,0 +1,42 @@
+"""Options of a session."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import field, frozen, validators
+
+Kind = Literal["main", "subagent", "compaction", "auxiliary", "sibling"]
+"""The kind of a record: the task itself, a delegated part of it, a summary, a side call, or another continuation."""
+
+
+@frozen(kw_only=True)
+class TrainedKinds:
+    """The kinds of records whose tokens enter the loss; a sibling is trained like the record that it branched from."""
+
+    main: bool = True
+    subagent: bool = True
+    compaction: bool = True
+    auxiliary: bool = False
+
+
+@frozen(kw_only=True)
+class SessionOptions:
+    """
+    Rules and limits of a session.
+
+    Attributes:
+        history: `record` keeps what was sampled as the context, also when the client drops a part of it, such as
+            reasoning; `template` renders what the client sends, and opens a new record when that differs.
+        mid_system: system messages after the first message: `user` gives them the role of the user, `keep` leaves them
+            to the chat template, `refuse` refuses the call.
+        train: kinds of records to train.
+        max_calls: most calls that a session answers.
+    """
+
+    history: Literal["record", "template"] = field(default="record", validator=validators.in_(("record", "template")))
+    mid_system: Literal["user", "keep", "refuse"] = field(
+        default="user", validator=validators.in_(("user", "keep", "refuse"))
+    )
+    train: TrainedKinds = field(factory=TrainedKinds)
+    max_calls: int = field(default=500, validator=validators.ge(1))

@@ -1,0 +1,331 @@
+"""
+Chooses the record of a call, and writes the call's new messages to it.
+
+Nothing here waits: between the lookup and the start of the sampling no other call of the session runs, so a session
+needs no lock. A record takes one call at a time; a second one branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+
+import numpy as np
+from attrs import define, evolve, field, frozen
+
+from turnwise import Chat, Episode, GenerateResult, Message, Trajectory
+from turnwise.errors import BudgetExhausted, PromptTooLongError, TemplateError
+from turnwise.record.trajectory import Mark
+from turnwise.types import TokenArray
+from turnwise_gateway.calls import CallRefusedError, ModelCall, ModelReply
+from turnwise_gateway.session.options import SessionOptions
+from turnwise_gateway.tree.messages import Split, normalise, split_think
+from turnwise_gateway.tree.places import ConversationTree, Location, Place, last_turn
+
+
+@define(eq=False)
+class OpenRecord:
+    """
+    A record of the episode, and the conversation in it.
+
+    Attributes:
+        trajectory: the tokens.
+        name: of its conversation, the same in every order of calls; empty for the task's own.
+        tools: key of the tools in its prompt.
+        tip: the conversation that its tokens end with.
+        prompt: messages of its prompt; those of its parent for a branch.
+        headers: of the call that opened it.
+        parent: the record that it branched from.
+        reason: why it was opened.
+        num_turns: turns of the model, those of its parents included.
+        num_sampled: tokens that were sampled in it and delivered.
+        last_delivery: number of its last turn among all that the session delivered.
+        is_sampling: a call samples in it.
+        turn: was sampled in it and is not delivered yet.
+        last_text: of its last turn.
+    """
+
+    trajectory: Trajectory
+    name: str
+    tools: str
+    tip: Place[Spot]
+    prompt: tuple[Message, ...]
+    headers: Mapping[str, str]
+    parent: OpenRecord | None = None
+    reason: str = ""
+    num_turns: int = 0
+    num_sampled: int = 0
+    last_delivery: int = 0
+    is_sampling: bool = False
+    turn: SampledTurn | None = None
+    last_text: str = ""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call samples in it, or its answer is on the way to the client."""
+        return self.is_sampling or (self.turn is not None and self.turn.num_answers > 0)
+
+    def ends_at(self, spot: Spot) -> bool:
+        """Return whether a call can continue the record itself at a spot."""
+        return not self.is_busy and len(self.trajectory) == spot.num_tokens
+
+
+@frozen(eq=False)
+class Spot:
+    """A place in a record, the conversation up to it, and the number of turns before it."""
+
+    record: OpenRecord
+    place: Place[Spot]
+    mark: Mark
+    num_tokens: int
+    num_turns: int
+
+
+@define(eq=False)
+class SampledTurn:
+    """
+    A turn of the model that no client has yet.
+
+    Attributes:
+        record: that it continues.
+        place: the conversation with it.
+        result: of the engine.
+        reply: as the client reads it.
+        digest: of the request.
+        num_answers: answers with it that are on the way.
+    """
+
+    record: OpenRecord
+    place: Place[Spot]
+    result: GenerateResult
+    reply: ModelReply
+    digest: str
+    num_answers: int = 0
+
+
+@frozen
+class Choice:
+    """
+    The record of a call, before anything is written.
+
+    Attributes:
+        spot: to continue at, in the record itself or in a branch; None opens a record with a new prompt.
+        messages: new ones after the spot, or all of them for a new prompt.
+        ids: tokens of `messages`.
+        reason: why the call does not continue a record; empty when it does.
+    """
+
+    spot: Spot | None
+    messages: tuple[Message, ...]
+    ids: TokenArray
+    reason: str = ""
+
+
+@define(eq=False)
+class RecordBook:
+    """
+    The records of a session.
+
+    Attributes:
+        episode: that holds them.
+        chat: renders prompts and new messages.
+        options: of the session.
+        split: splits the reasoning from a text.
+        records: in the order of their opening.
+    """
+
+    episode: Episode
+    chat: Chat
+    options: SessionOptions
+    split: Split = split_think
+    records: list[OpenRecord] = field(factory=list, init=False)
+    tree: ConversationTree[Spot] = field(init=False)
+    _task_forms: list[tuple[object, ...]] = field(init=False)
+    _tool_names: dict[str, str] = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.tree = ConversationTree(self.split, _rank)
+        self._task_forms = [normalise(message, self.split).key for message in self.episode.task.messages]
+
+    def prepare(self, call: ModelCall) -> ModelCall:
+        """Return the call with the messages and tools that this session renders."""
+        messages: list[Message] = []
+        in_head = True
+        for index, message in enumerate(call.messages):
+            in_head = in_head and message["role"] == "system"
+            messages.append(message if in_head else self._prepared(index, message))
+        return evolve(call, messages=tuple(messages), tools=() if call.tool_choice == "none" else call.tools)
+
+    def locate(self, tools: str, messages: Sequence[Message]) -> Location[Spot]:
+        """Return the known part of a conversation; nothing changes."""
+        return self.tree.locate(tools, messages)
+
+    def choose(self, call: ModelCall, tools: str, location: Location[Spot]) -> Choice:
+        """
+        Return the record of a call; nothing changes.
+
+        Raises:
+            CallRefusedError: the template refuses the conversation, or it does not fit the record.
+        """
+        choice = self._continue(location)
+        if choice.spot is None or self.options.history == "template":
+            prompt = self._prompt(call)
+            if choice.spot is not None:
+                before = choice.spot.record.trajectory.input_ids[: choice.spot.num_tokens]
+                if np.array_equal(prompt, np.concatenate([before, choice.ids])):
+                    return choice
+                choice = Choice(None, (), choice.ids, "history")
+            reason = choice.reason or ("tools" if self.tree.knows(call.messages, except_tools=tools) else "")
+            return Choice(None, call.messages, prompt, reason)
+        return choice
+
+    def count_tokens(self, choice: Choice) -> int:
+        """Return the number of tokens of the context of a call."""
+        return len(choice.ids) + (choice.spot.num_tokens if choice.spot else 0)
+
+    def open(self, call: ModelCall, tools: str, choice: Choice) -> OpenRecord:
+        """
+        Return the record of a call with the call's messages written to it, reserved for the call.
+
+        Raises:
+            CallRefusedError: the conversation does not fit, or the episode takes no further record.
+        """
+        spot = choice.spot
+        if spot is None:
+            record = self._begin(call, tools, choice)
+        else:
+            self._check_room(spot, choice)
+            record = spot.record if spot.record.ends_at(spot) else self._branch(call, spot, choice)
+            if choice.messages:
+                self.episode.observe(choice.ids, record=record.trajectory)
+                record.tip = self.tree.add(record.tip, choice.messages)
+                self.add_spot(record)
+        record.is_sampling = True
+        return record
+
+    def add_spot(self, record: OpenRecord) -> None:
+        """Note that the record's tokens end with the conversation of its tip."""
+        trajectory = record.trajectory
+        record.tip.spots.append(Spot(record, record.tip, trajectory.mark(), len(trajectory), record.num_turns))
+
+    def name_call(self, call_id: str, tool: str) -> None:
+        """Remember the tool of a call, for templates that show it with the result."""
+        self._tool_names[call_id] = tool
+
+    def _prepared(self, index: int, message: Message) -> Message:
+        """Return a message behind the system messages at the start."""
+        if message["role"] == "system":
+            if self.options.mid_system == "refuse":
+                text = "a system message after the first messages is refused: see the option mid_system"
+                raise CallRefusedError("invalid", text, param=f"messages[{index}]")
+            return {**message, "role": "user"} if self.options.mid_system == "user" else message
+        if message["role"] == "tool" and "name" not in message:
+            tool = self._tool_names.get(message.get("tool_call_id", ""))
+            return message if tool is None else {**message, "name": tool}
+        return message
+
+    def _continue(self, location: Location[Spot]) -> Choice:
+        """Return the spot at which a known conversation continues; without one, the reason for that."""
+        none, place = np.zeros(0, np.int32), location.place
+        if not location.rest and place.spots and not place.is_turn:
+            spot = _free_spot(place)
+            return Choice(spot, (), none, "" if spot.record.ends_at(spot) else "sibling")
+        turn = last_turn(place)
+        if turn is None:
+            follows = bool(place.spots and location.rest and location.rest[0]["role"] == "assistant")
+            return Choice(None, (), none, "foreign_turn" if follows else "")
+        messages = (*_between(turn, place), *location.rest)
+        if any(message["role"] == "assistant" for message in messages):
+            return Choice(None, (), none, "foreign_turn")
+        if not turn.spots or not messages:
+            return Choice(None, (), none, "no_new_message")
+        spot = _free_spot(turn)
+        try:
+            ids = self.chat.delta(messages, int(spot.record.trajectory.input_ids[spot.num_tokens - 1]))
+        except TemplateError:
+            return Choice(None, (), none, "template")
+        reason = "" if spot.record.ends_at(spot) else "busy" if spot.record.is_busy else "inside"
+        return Choice(spot, messages, ids, reason)
+
+    def _prompt(self, call: ModelCall) -> TokenArray:
+        try:
+            return self.chat.prompt(call.messages, call.tools)
+        except TemplateError as error:
+            raise CallRefusedError("invalid", str(error), param="messages") from error
+
+    def _check_room(self, spot: Spot, choice: Choice) -> None:
+        trajectory = spot.record.trajectory
+        limit = len(trajectory) + self.episode.remaining(trajectory)
+        if self.count_tokens(choice) >= limit:
+            raise _context_full(self.count_tokens(choice), limit)
+
+    def _begin(self, call: ModelCall, tools: str, choice: Choice) -> OpenRecord:
+        name = self._name_conversation(call, choice.ids)
+        try:
+            trajectory = self.episode.begin(choice.ids, seed_name=name)
+        except BudgetExhausted as error:
+            raise CallRefusedError("budget_exhausted", str(error)) from error
+        except PromptTooLongError as error:
+            raise _context_full(error.num_tokens, error.max_tokens) from error
+        place = self.tree.add(self.tree.root(tools), call.messages)
+        record = OpenRecord(trajectory, name, tools, place, call.messages, call.headers, reason=choice.reason)
+        self.records.append(record)
+        if trajectory.num_prompt_tokens != len(choice.ids):
+            # The run's policy cuts long prompts, but an agent must learn that its conversation does not fit.
+            record.is_sampling = True
+            raise _context_full(len(choice.ids), trajectory.num_prompt_tokens)
+        self.add_spot(record)
+        return record
+
+    def _branch(self, call: ModelCall, spot: Spot, choice: Choice) -> OpenRecord:
+        parent = spot.record
+        try:
+            trajectory = self.episode.branch(parent.trajectory, spot.mark, seed_name=f"branch of {parent.name}")
+        except BudgetExhausted as error:
+            raise CallRefusedError("budget_exhausted", str(error)) from error
+        record = OpenRecord(
+            trajectory=trajectory,
+            name=parent.name,
+            tools=parent.tools,
+            tip=spot.place,
+            prompt=parent.prompt,
+            headers=call.headers,
+            parent=parent,
+            reason=choice.reason,
+            num_turns=spot.num_turns,
+        )
+        self.records.append(record)
+        self.add_spot(record)
+        return record
+
+    def _name_conversation(self, call: ModelCall, prompt_ids: TokenArray) -> str:
+        forms = [normalise(message, self.split).key for message in call.messages]
+        if forms == self._task_forms and all(record.name for record in self.records):
+            return ""
+        return blake2b(prompt_ids.tobytes(), digest_size=8).hexdigest()
+
+
+def _free_spot(place: Place[Spot]) -> Spot:
+    """Return a spot of a conversation whose record can go on, or else the first."""
+    return next((spot for spot in place.spots if spot.record.ends_at(spot)), place.spots[0])
+
+
+def _rank(place: Place[Spot]) -> int:
+    """Return the rank of a place among others with the same conversation: one that a record can continue is first."""
+    turn = last_turn(place)
+    spots = place.spots or (turn.spots if turn else [])
+    return 0 if any(spot.record.ends_at(spot) for spot in spots) else 1 if spots else 2
+
+
+def _between(turn: Place[Spot], place: Place[Spot]) -> list[Message]:
+    """Return the messages after a turn up to a later place."""
+    messages: list[Message] = []
+    while place is not turn and place.parent is not None:
+        messages.append(place.message)
+        place = place.parent
+    return messages[::-1]
+
+
+def _context_full(num_tokens: int, max_tokens: int) -> CallRefusedError:
+    text = f"the conversation has {num_tokens} tokens of at most {max_tokens}"
+    return CallRefusedError("context_length_exceeded", text, num_tokens=num_tokens, max_tokens=max_tokens)

@@ -1,0 +1,346 @@
+"""One attempt of an agent at one task: answers its calls from the episode's engine and keeps them as records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import structlog
+from attrs import define, field, frozen
+
+from turnwise import Chat, Episode, GenerateResult, SamplingParams, ToolParser
+from turnwise.errors import BudgetExhausted, EpisodeEnd
+from turnwise_gateway.calls import CallRefusedError, ModelCall, ModelReply, Usage
+from turnwise_gateway.session.delivery import SharedCall, TurnAnswer
+from turnwise_gateway.session.lineage import describe_records
+from turnwise_gateway.session.options import SessionOptions
+from turnwise_gateway.session.records import OpenRecord, RecordBook, SampledTurn, Spot
+from turnwise_gateway.session.turns import CallIds, ReadTurn, TurnReader
+from turnwise_gateway.tree.messages import Split, split_think, tools_key
+from turnwise_gateway.tree.places import Location, Place
+
+Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+
+
+@frozen(kw_only=True)
+class SessionParts:
+    """
+    Parts of the run that sessions share.
+
+    Attributes:
+        chat: the chat template.
+        parser: finds tool calls; None in a run without one.
+        split: splits the reasoning from a text; None leaves it in the content of replies.
+        seed: of the run.
+        options: rules and limits.
+    """
+
+    chat: Chat
+    parser: ToolParser | None = None
+    split: Split | None = None
+    seed: int = 0
+    options: SessionOptions = field(factory=SessionOptions)
+
+
+@define(eq=False)
+class Session:
+    """
+    The `SessionBackend` of an episode. All of its methods run on the episode's event loop.
+
+    Attributes:
+        episode: that the calls belong to.
+        parts: of the run.
+        name: of the session, for ids of replies.
+        spawn: starts a task in a group that outlives every call.
+        book: its records.
+        error: ended the session before its agent ended: an engine that failed, or a limit of the episode.
+        exhausted: the last refusal for lack of budget or context; None when there was none.
+        num_calls: calls so far, refused ones included.
+        num_delivered: turns that clients have.
+        changed: set when a call starts or ends, and with `error`.
+    """
+
+    episode: Episode
+    parts: SessionParts
+    name: str
+    spawn: Spawn
+    book: RecordBook = field(init=False)
+    error: Exception | None = field(default=None, init=False)
+    exhausted: CallRefusedError | None = field(default=None, init=False)
+    num_calls: int = field(default=0, init=False)
+    num_delivered: int = field(default=0, init=False)
+    changed: asyncio.Event = field(factory=asyncio.Event, init=False)
+    _reader: TurnReader = field(init=False)
+    _ids: CallIds = field(factory=CallIds, init=False)
+    _is_closed: bool = field(default=False, init=False)
+    _num_answering: int = field(default=0, init=False)
+    _num_turns: int = field(default=0, init=False)
+    _in_flight: dict[str, SharedCall] = field(factory=dict, init=False)
+    _leaving: set[asyncio.Task[None]] = field(factory=set, init=False)
+    _undelivered: dict[Place[Spot], SampledTurn] = field(factory=dict, init=False)
+    _delivered: dict[str, SampledTurn] = field(factory=dict, init=False)
+    _num_samples: Counter[Place[Spot]] = field(factory=Counter, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        parts = self.parts
+        self.book = RecordBook(self.episode, parts.chat, parts.options, parts.split or split_think)
+        self._reader = TurnReader(chat=parts.chat, parser=parts.parser, split=parts.split)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is being answered or delivered."""
+        return self._num_answering == 0 and not any(turn.num_answers for turn in self._undelivered.values())
+
+    async def answer(self, call: ModelCall) -> TurnAnswer:
+        self.num_calls += 1
+        self._num_answering += 1
+        self.changed.set()
+        try:
+            turn = await self._answer(call)
+        except CallRefusedError as refusal:
+            if refusal.kind in ("budget_exhausted", "context_length_exceeded"):
+                self.exhausted = refusal
+            self._count(f"refused_{refusal.kind}")
+            raise
+        finally:
+            self._num_answering -= 1
+            self.changed.set()
+        return TurnAnswer(turn, deliver=self._deliver, settled=self.changed.set)
+
+    async def count_tokens(self, call: ModelCall) -> int:
+        call = self.book.prepare(call)
+        tools = tools_key(call.tools)
+        return self.book.count_tokens(self.book.choose(call, tools, self.book.tree.locate(tools, call.messages)))
+
+    async def settle(self) -> None:
+        """Wait until no call is being answered or delivered."""
+        while not self.is_idle:
+            self.changed.clear()
+            await self.changed.wait()
+
+    def fail(self, error: Exception) -> None:
+        """End the session with an error, unless it has one."""
+        self.error = self.error or error
+        self.changed.set()
+
+    def close(self) -> None:
+        """Refuse further calls, end those in flight, forget turns that no client has, and describe the records."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for shared in list(self._in_flight.values()):
+            shared.cancel()
+        for turn in list(self._undelivered.values()):
+            self._drop(turn)
+        self._count("calls", self.num_calls)
+        describe_records(self.episode, self.book.records, self.parts.options.train)
+
+    async def _answer(self, call: ModelCall) -> SampledTurn:
+        """Return a turn with an answer counted."""
+        self._check(call)
+        self._count_fields(call)
+        shared = self._in_flight.get(call.digest) if call.is_retry else None
+        if shared is not None:
+            self._count("joined")
+            return await shared.wait()
+        if (kept := self._find_kept(call)) is not None:
+            kept.num_answers += 1
+            self._count("redelivered")
+            return kept
+        while self._leaving:  # a retry may come before the engine has given up the first request
+            await asyncio.wait(self._leaving)
+        self._check(call)
+        return await self._start(call).wait()
+
+    def _check(self, call: ModelCall) -> None:
+        """Refuse a call that the session, or its engine, cannot answer."""
+        if self._is_closed or self.error is not None:
+            raise CallRefusedError("session_closed", "the session is over")
+        limit = self.parts.options.max_calls
+        if self.num_calls > limit:
+            raise CallRefusedError("budget_exhausted", f"the session has made its {limit} calls")
+        if call.stop and not self.episode.capabilities.stop_strings:
+            raise CallRefusedError("unsupported", "the engine cannot end a turn at a string", param="stop")
+
+    def _find_kept(self, call: ModelCall) -> SampledTurn | None:
+        """Return the turn of an equal request whose client has left, or of any equal request for a marked retry."""
+        if not call.digest:
+            return None
+        for turn in self._undelivered.values():
+            if turn.digest == call.digest and (call.is_retry or turn.num_answers == 0):
+                return turn
+        return self._delivered.get(call.digest) if call.is_retry else None
+
+    def _start(self, call: ModelCall) -> SharedCall:
+        """Write a call to its record and start to sample. No other call runs in between, for nothing waits here."""
+        prepared = self.book.prepare(call)
+        tools = tools_key(prepared.tools)
+        location = self.book.tree.locate(tools, prepared.messages)
+        self._deliver_echoed(location)
+        choice = self.book.choose(prepared, tools, location)
+        record = self.book.open(prepared, tools, choice)
+        for tolerance, number in self.book.tree.note(location).items():
+            self._count(f"echo_{tolerance}", number)
+        if choice.reason:
+            self._count(f"forks_{choice.reason}")
+        if record.turn is not None:  # another request goes on in the record, so nobody waits for the turn
+            self._drop(record.turn)
+        shared = SharedCall(asyncio.get_running_loop().create_future())
+        # A task of its own, because a retry may wait for it when the first client leaves.
+        task = self.spawn(self._sample(prepared, record, shared))
+        shared.cancel = lambda: self._leave(call.digest, task)
+        if call.digest:
+            self._in_flight[call.digest] = shared
+        return shared
+
+    def _leave(self, digest: str, task: asyncio.Task[None]) -> None:
+        """End the sampling of a call whose clients have left."""
+        self._in_flight.pop(digest, None)
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+        task.cancel()
+
+    async def _sample(self, call: ModelCall, record: OpenRecord, shared: SharedCall) -> None:
+        """Sample a turn for the requests that wait; a failure becomes their refusal."""
+        try:
+            result = await self._generate(call, record)
+            # No await from here to `finish`: a turn belongs to the requests that wait from the moment that it exists.
+            record.is_sampling = False
+            shared.finish(self._keep(call, record, result))
+        except asyncio.CancelledError:
+            shared.fail(CallRefusedError("session_closed", "the session is over"))
+            raise
+        except CallRefusedError as refusal:
+            shared.fail(refusal)
+        except EpisodeEnd as end:
+            self.fail(end)
+            shared.fail(CallRefusedError("session_closed", str(end)))
+        except Exception as error:  # noqa: BLE001 - it ends the session, and its agent reports it
+            self.fail(error)
+            shared.fail(CallRefusedError("engine", f"the engine failed: {error}"))
+        finally:
+            record.is_sampling = False
+            if self._in_flight.get(call.digest) is shared:
+                del self._in_flight[call.digest]
+            self.changed.set()
+
+    async def _generate(self, call: ModelCall, record: OpenRecord) -> GenerateResult:
+        trajectory = record.trajectory
+        room = self.episode.remaining(trajectory)
+        if room < 1:
+            num_tokens = len(trajectory)
+            text = f"the conversation has {num_tokens} tokens and fills the context"
+            raise CallRefusedError("context_length_exceeded", text, num_tokens=num_tokens, max_tokens=num_tokens)
+        try:
+            return await self.episode.sample(
+                self._sampling(record), record=trajectory, max_tokens=call.max_tokens, stop=call.stop
+            )
+        except BudgetExhausted as error:
+            raise CallRefusedError("budget_exhausted", str(error)) from error
+
+    def _sampling(self, record: OpenRecord) -> SamplingParams:
+        """
+        Return the sampling parameters of a turn, which do not depend on the order of calls.
+
+        The task's own conversation has the seeds that an agent in the process has. Every other one has seeds of its
+        name, its length and the number of earlier samples of the same request.
+        """
+        sampling, repeat = self.episode.sampling, self._num_samples[record.tip]
+        self._num_samples[record.tip] += 1
+        if sampling.seed is not None or not (record.name or record.parent or repeat):
+            return sampling
+        episode = self.episode
+        place = (self.parts.seed, episode.global_step, episode.validation, episode.uid, record.name)
+        text = f"gateway|{place}|{len(record.trajectory)}|{repeat}"
+        return sampling.with_(seed=int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "big") >> 1)
+
+    def _keep(self, call: ModelCall, record: OpenRecord, result: GenerateResult) -> SampledTurn:
+        """Return a sampled turn, which the tree knows from now on: its echo may come before its delivery is known."""
+        turn_number = record.num_turns + 1
+        name = record.name + (f"+{self.book.records.index(record)}" if record.parent else "")
+        read = self._reader.read(result, call, lambda index: self._ids.assign(name, turn_number, index))
+        place = self.book.tree.add_turn(record.tip, read.message, read.stop)
+        for tool_call in read.tool_calls:
+            self.book.name_call(tool_call.id, tool_call.name)
+        self._num_turns += 1
+        reply = self._build_reply(call, record, result, read)
+        turn = SampledTurn(record=record, place=place, result=result, reply=reply, digest=call.digest)
+        record.turn = self._undelivered[place] = turn
+        return turn
+
+    def _build_reply(self, call: ModelCall, record: OpenRecord, result: GenerateResult, read: ReadTurn) -> ModelReply:
+        versions = np.atleast_1d(np.asarray(result.weight_version))
+        turn_id = f"{self.name}-{self._num_turns}"
+        return ModelReply(
+            id=turn_id,
+            content=read.content,
+            reasoning=read.reasoning,
+            tool_calls=read.tool_calls,
+            finish=read.finish,
+            stop=read.stop,
+            usage=Usage(
+                prompt_tokens=len(record.trajectory),
+                completion_tokens=len(result.token_ids),
+                cached_tokens=result.num_cached_tokens,
+                reasoning_tokens=read.num_reasoning_tokens,
+            ),
+            token_ids=result.token_ids,
+            logprobs=result.logprobs,
+            token_texts=self._reader.token_texts(result.token_ids) if call.logprobs else (),
+            signature=blake2b(f"{turn_id}|{read.reasoning}".encode(), digest_size=16).hexdigest(),
+            facts={
+                "session": self.name,
+                "record": self.book.records.index(record),
+                "turn": record.num_turns,
+                "weight_version": int(versions[-1]) if len(versions) else 0,
+            },
+        )
+
+    def _deliver_echoed(self, location: Location[Spot]) -> None:
+        """Deliver a turn that the client sends back: it has read it, although the transport has not said so yet."""
+        place: Place[Spot] | None = location.place if self._undelivered else None
+        while place is not None:
+            if place in self._undelivered:
+                self._deliver(self._undelivered[place])
+            place = place.parent
+
+    def _deliver(self, turn: SampledTurn) -> None:
+        """Append a turn to its record, unless that is done or the turn was dropped."""
+        if self._undelivered.get(turn.place) is not turn or self._is_closed:
+            return
+        record = turn.record
+        del self._undelivered[turn.place]
+        self._delivered[turn.digest] = turn
+        record.turn = None
+        try:
+            self.episode.append(turn.result, record=record.trajectory)
+        except Exception as error:  # noqa: BLE001 - the transport must not see it; it ends the session
+            structlog.get_logger().warning("turn not recorded", session=self.name, error=repr(error))
+            self.fail(error)
+            return
+        record.tip, record.last_text = turn.place, turn.reply.content
+        record.num_turns += 1
+        record.num_sampled += len(turn.result.token_ids)
+        record.last_delivery = self.num_delivered = self.num_delivered + 1
+        self.book.add_spot(record)
+
+    def _drop(self, turn: SampledTurn) -> None:
+        """Forget a turn that no client has."""
+        del self._undelivered[turn.place]
+        turn.record.turn = None
+        self.book.tree.remove_turn(turn.place)
+        self._count("undelivered_turns")
+        self._count("undelivered_tokens", len(turn.result.token_ids))
+
+    def _count_fields(self, call: ModelCall) -> None:
+        for name in (*call.wishes, *call.ignored):
+            self._count(f"ignored_{name}")
+        if call.tool_choice == "required":
+            self._count("tool_choice_required")
+
+    def _count(self, name: str, number: float = 1) -> None:
+        self.episode.record_metric(f"gateway/{name}", number)

@@ -1,0 +1,150 @@
+"""
+The normal form of a message, by which the echo of a turn is recognised.
+
+Clients send back the turns of the model in changed forms: they write the JSON of a call again, drop its reasoning, trim
+its text. A record holds what was sampled, so an echo only has to identify its turn. Two messages are the same if their
+normal forms are; each difference that the normal form ignores is a tolerance with a name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from attrs import frozen
+
+from turnwise import Message
+
+Split = Callable[[str], tuple[str, str]]
+"""Returns the reasoning and the rest of a turn's text."""
+
+TOLERANCES: Final = (
+    "null_content",
+    "arguments",
+    "reasoning_dropped",
+    "whitespace",
+    "empty_message",
+    "stop_string",
+    "think_text",
+)
+"""Names of the differences that an echo may have; see the README of this package."""
+
+_OPEN, _CLOSE = "<think>", "</think>"
+_MAX_EXACT: Final = 2**53
+"""Below it every whole number is a double, so that `1.0` and `1` have the same value in every client."""
+
+
+@frozen
+class NormalForm:
+    """
+    A message as it is compared.
+
+    Attributes:
+        role: of the message; `developer` is `system`.
+        text: without reasoning and outer whitespace.
+        calls: name and arguments of each tool call; arguments as JSON with sorted keys.
+        reasoning: without outer whitespace; empty when the message has none. It is compared apart from the rest,
+            because clients may leave it out.
+    """
+
+    role: str
+    text: str
+    calls: tuple[tuple[str, str], ...] = ()
+    reasoning: str = ""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """All that must be equal."""
+        return (self.role, self.text, self.calls)
+
+    @property
+    def is_empty_turn(self) -> bool:
+        """Whether it is an assistant message without text and calls, as clients add after a broken stream."""
+        return self.role == "assistant" and not self.text and not self.calls
+
+
+def split_think(text: str) -> tuple[str, str]:
+    """Return the reasoning between ``<think>`` tags at the start, and the rest; the first tag may be missing."""
+    before, found, rest = text.partition(_CLOSE)
+    opening, _, inside = before.partition(_OPEN)
+    if not found or (_OPEN in before and opening.strip()):
+        return "", text
+    return (inside if _OPEN in before else before), rest
+
+
+def normalise(message: Message, split: Split = split_think) -> NormalForm:
+    """Return the normal form of a message in the form of Chat Completions with a text as content."""
+    role = message["role"]
+    role = "system" if role == "developer" else role
+    text = message.get("content") or ""
+    if role != "assistant":
+        return NormalForm(role, text.strip())
+    reasoning, rest = split(text)
+    reasoning = (message.get("reasoning_content") or "").strip() or reasoning.strip()
+    calls = tuple(
+        (call["function"]["name"], normalise_arguments(call["function"]["arguments"]))
+        for call in message.get("tool_calls") or ()
+    )
+    return NormalForm(role, rest.strip(), calls, reasoning)
+
+
+def normalise_arguments(text: str) -> str:
+    """Return the JSON of a call with sorted keys, no spaces and `1.0` as `1`; any other text trimmed."""
+    try:
+        value = json.loads(text, parse_float=_read_number)
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text.strip()
+
+
+def name_tolerances(own: Message, echo: Message, split: Split = split_think) -> frozenset[str]:
+    """
+    Return the names of the differences between two messages.
+
+    Args:
+        own: as the client got it, or first sent it.
+        echo: as the client sends it now; `agree` holds for the two, perhaps with a stop string.
+        split: as for `normalise`.
+    """
+    found = set()
+    content, echoed = own.get("content"), echo.get("content")
+    if content != echoed:
+        if not content and not echoed:
+            found.add("null_content")
+        else:
+            found |= _name_text_tolerances(content or "", echoed or "", split)
+    if _arguments(own) != _arguments(echo):
+        found.add("arguments")
+    reasoning, kept = own.get("reasoning_content") or "", echo.get("reasoning_content") or ""
+    if reasoning and not kept and "think_text" not in found:
+        found.add("reasoning_dropped")
+    elif kept and reasoning != kept:
+        found.add("whitespace" if reasoning else "think_text")
+    return frozenset(found)
+
+
+def tools_key(tools: Iterable[Any]) -> str:
+    """Return a text that is equal for equal lists of tool schemas, whatever the order of keys."""
+    return json.dumps(list(tools), sort_keys=True)
+
+
+def _name_text_tolerances(text: str, echoed: str, split: Split) -> set[str]:
+    found = set()
+    (reasoning, rest), (kept, rest_kept) = split(text), split(echoed)
+    if bool(reasoning.strip()) != bool(kept.strip()):
+        found.add("think_text" if kept.strip() else "reasoning_dropped")
+    if rest.strip() != rest_kept.strip():
+        found.add("stop_string")
+    elif not found:
+        found.add("whitespace")
+    return found
+
+
+def _arguments(message: Message) -> list[str]:
+    return [call["function"]["arguments"] for call in message.get("tool_calls") or ()]
+
+
+def _read_number(text: str) -> float | int:
+    number = float(text)
+    return int(number) if number.is_integer() and abs(number) < _MAX_EXACT else number

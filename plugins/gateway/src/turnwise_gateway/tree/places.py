@@ -1,0 +1,250 @@
+"""
+The conversations of a session as a tree: one place for each message, with the records that have it as tokens.
+
+A request is looked up message by message from the root. A message that has the form in which it was last seen costs one
+comparison, so that only new messages are brought to their normal form.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+from attrs import define, field, frozen
+
+from turnwise import Message
+from turnwise_gateway.tree.messages import NormalForm, Split, name_tolerances, normalise, split_think
+
+T = TypeVar("T")
+
+
+@define(eq=False)
+class Place(Generic[T]):
+    """
+    A conversation up to a message.
+
+    Attributes:
+        parent: the conversation without the message; None for a root.
+        message: in its first form: as the client got it, or as it sent it.
+        forms: normal forms of the message, without and with the string that ended the turn.
+        is_turn: the model sampled the message, in this session.
+        spots: places in records at which their tokens end with this conversation, in the order of their making. After
+            a message of the environment the model's turn can start there; after a turn, tokens of new messages.
+        children: conversations with one more message.
+        seen: form of the message in the last request that had it.
+        counted: names of the tolerances that this message needed.
+    """
+
+    parent: Place[T] | None
+    message: Message
+    forms: tuple[NormalForm, ...]
+    is_turn: bool = False
+    spots: list[T] = field(factory=list)
+    children: list[Place[T]] = field(factory=list)
+    seen: Message | None = None
+    counted: set[str] = field(factory=set)
+
+    def agrees(self, form: NormalForm) -> bool:
+        """Return whether a message with this normal form is this one; reasoning may be missing."""
+        reasoning = self.forms[0].reasoning
+        # A message of the client's may have lost its reasoning when it was first seen; a turn of the model has its own.
+        kept = form.reasoning in ("", reasoning) or not (reasoning or self.is_turn)
+        return kept and any(form.key == own.key for own in self.forms)
+
+    def conversation(self) -> list[Message]:
+        """Return all messages up to this one, each in its first form."""
+        messages: list[Message] = []
+        place: Place[T] | None = self
+        while place is not None and place.parent is not None:
+            messages.append(place.message)
+            place = place.parent
+        return messages[::-1]
+
+    def within(self, earlier: Place[T]) -> bool:
+        """Return whether this conversation starts with another, or is it."""
+        place: Place[T] | None = self
+        while place is not None and place is not earlier:
+            place = place.parent
+        return place is earlier
+
+
+@frozen(eq=False)
+class Location(Generic[T]):
+    """
+    The part of a conversation that a tree knows.
+
+    Attributes:
+        place: deepest place whose conversation starts the request's.
+        rest: messages after the place, without empty assistant messages.
+        echoes: known messages whose form differs from the one last seen.
+        num_empty: empty assistant messages that were skipped.
+    """
+
+    place: Place[T]
+    rest: tuple[Message, ...]
+    echoes: tuple[tuple[Place[T], Message], ...] = ()
+    num_empty: int = 0
+
+
+@frozen(eq=False)
+class _Step(Generic[T]):
+    """A place that the lookup has reached, and how it came there; `before` is the step before."""
+
+    place: Place[T]
+    num_messages: int
+    before: _Step[T] | None = None
+    echo: Message | None = None
+    num_empty: int = 0
+
+
+@define(eq=False)
+class ConversationTree(Generic[T]):
+    """
+    The conversations of one session. `T` is the type of its spots.
+
+    Attributes:
+        split: splits the reasoning from a text.
+        rank: of places with the same conversation, the lookup takes the one with the lowest rank.
+    """
+
+    split: Split = split_think
+    rank: Callable[[Place[T]], int] = field(default=lambda place: -len(place.spots))
+    _roots: dict[str, Place[T]] = field(factory=dict, init=False)
+    _owners: dict[str, Place[T]] = field(factory=dict, init=False)
+
+    def root(self, tools: str) -> Place[T]:
+        """Return the empty conversation with these tools; see `turnwise_gateway.tree.messages.tools_key`."""
+        return self._roots.setdefault(tools, Place(None, {}, ()))
+
+    def locate(self, tools: str, messages: Sequence[Message]) -> Location[T]:
+        """Return the deepest known part of a conversation; nothing changes."""
+        steps = [_Step(self.root(tools), 0)]
+        for index, message in enumerate(messages):
+            following = self._follow(steps, index, message)
+            if not following:
+                break
+            steps = following
+        return self._locate(self._choose(steps, messages), messages)
+
+    def add(self, place: Place[T], messages: Iterable[Message]) -> Place[T]:
+        """Return the place after further messages, which are not the model's; known ones are found."""
+        for message in messages:
+            form = normalise(message, self.split)
+            known = [child for child in place.children if child.agrees(form) and not child.is_turn]
+            if not known:
+                known = [Place(place, message, (form,), seen=message)]
+                place.children += known
+            place = known[0]
+        return place
+
+    def add_turn(self, place: Place[T], message: Message, stop: str | None = None) -> Place[T]:
+        """
+        Add a turn of the model, and make it the owner of its calls.
+
+        Args:
+            place: the conversation before the turn.
+            message: as the client gets it, with the ids of its calls.
+            stop: text that ended the turn and is not part of the message; its echo may have it.
+        """
+        content = message.get("content") or ""
+        contents = [content, content + stop, content.strip() + stop] if stop else [content]
+        forms = [normalise({**message, "content": text}, self.split) for text in contents]
+        turn: Place[T] = Place(place, message, tuple(forms), is_turn=True)
+        place.children.append(turn)
+        for call in message.get("tool_calls") or ():
+            self._owners[call["id"]] = turn
+        return turn
+
+    def remove_turn(self, turn: Place[T]) -> None:
+        """Forget a turn that no client has."""
+        if turn.parent is not None and turn in turn.parent.children:
+            turn.parent.children.remove(turn)
+        for call in turn.message.get("tool_calls") or ():
+            self._owners.pop(call["id"], None)
+
+    def owner(self, call_id: str) -> Place[T] | None:
+        """Return the turn that has a call with this id."""
+        return self._owners.get(call_id)
+
+    def knows(self, messages: Sequence[Message], *, except_tools: str) -> bool:
+        """Return whether a conversation with other tools has a turn of the model that these messages echo."""
+        others = [tools for tools in self._roots if tools != except_tools]
+        return any(last_turn(self.locate(tools, messages).place) is not None for tools in others)
+
+    def note(self, location: Location[T]) -> Counter[str]:
+        """Remember the forms of a request's messages; return the tolerances that they need for the first time."""
+        needed: Counter[str] = Counter()
+        for place, message in location.echoes:
+            new = name_tolerances(place.message, message, self.split) - place.counted
+            needed.update(new)
+            place.counted |= new
+            place.seen = message
+        if location.num_empty:
+            needed["empty_message"] += location.num_empty
+        return needed
+
+    def _follow(self, steps: list[_Step[T]], index: int, message: Message) -> list[_Step[T]]:
+        """Return the places after one more message."""
+        children = steps[0].place.children if len(steps) == 1 else []
+        # One child alone: among turns with the same text, each must be found. An empty message may also be skipped.
+        if len(children) == 1 and children[0].seen == message and not children[0].forms[0].is_empty_turn:
+            return [_Step(children[0], index + 1, steps[0], None, steps[0].num_empty)]
+        form = normalise(message, self.split)
+        following = [
+            _Step(child, index + 1, step, message, step.num_empty)
+            for step in steps
+            for child in step.place.children
+            if child.agrees(form)
+        ]
+        if form.is_empty_turn:  # a client added it, or it is a turn without text
+            following += [_Step(step.place, index + 1, step, None, step.num_empty + 1) for step in steps]
+        return following
+
+    def _choose(self, steps: list[_Step[T]], messages: Sequence[Message]) -> _Step[T]:
+        """Return one of the steps that fit: the one of the request's last call id, or else of the lowest rank."""
+        if len(steps) == 1:
+            return steps[0]
+        owner = next((self._owners[each] for each in _call_ids(messages) if each in self._owners), None)
+        owned = [step for step in steps if owner is not None and step.place.within(owner)]
+
+        def order(step: _Step[T]) -> tuple[bool, int, int]:
+            # A request answers something, so an empty message at its end is no turn. Elsewhere the fewest are skipped.
+            ends_in_turn = step.place.is_turn and step.num_messages == len(messages)
+            return (ends_in_turn, step.num_empty, self.rank(step.place))
+
+        return min(owned or steps, key=order)
+
+    def _locate(self, step: _Step[T], messages: Sequence[Message]) -> Location[T]:
+        echoes = []
+        walked: _Step[T] | None = step
+        while walked is not None:
+            if walked.echo is not None and walked.echo != walked.place.seen:
+                echoes.append((walked.place, walked.echo))
+            walked = walked.before
+        rest, num_empty = without_empty(messages[step.num_messages :], self.split)
+        return Location(step.place, rest, tuple(echoes), step.num_empty + num_empty)
+
+
+def without_empty(messages: Iterable[Message], split: Split = split_think) -> tuple[tuple[Message, ...], int]:
+    """Return messages without empty assistant messages, and the number of those."""
+    given = tuple(messages)
+    kept = tuple(
+        message for message in given if message["role"] != "assistant" or not normalise(message, split).is_empty_turn
+    )
+    return kept, len(given) - len(kept)
+
+
+def last_turn(place: Place[T] | None) -> Place[T] | None:
+    """Return the last turn of the model in a conversation."""
+    while place is not None and not place.is_turn:
+        place = place.parent
+    return place
+
+
+def _call_ids(messages: Sequence[Message]) -> Iterable[str]:
+    """Yield the ids of calls, the last first."""
+    for message in reversed(messages):
+        if message.get("tool_call_id"):
+            yield message["tool_call_id"]
+        yield from (call["id"] for call in reversed(message.get("tool_calls") or ()) if call.get("id"))

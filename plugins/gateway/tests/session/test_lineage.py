@@ -1,0 +1,147 @@
+"""Tests of the kinds and parents of records."""
+
+import asyncio
+import itertools
+import json
+
+import pytest
+from session_scenarios import Sessions, as_message, make_call, results_of, user
+
+from turnwise_testing.scripted import ScriptedEngine
+
+SUMMARY = "A summary of all that was done so far."
+CALLING = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>'
+
+
+async def ask(session, *messages, **changes):
+    answer = await session.answer(make_call(*messages, **changes))
+    answer.confirm()
+    return answer.reply
+
+
+def lineage(scenario, *turns, **options):
+    """Return the kind, label, parent and training of each record."""
+    done = Sessions(turns or (CALLING,)).run(scenario, **options)
+    return [(each.kind, each.label, each.parent, each.trained) for each in done.result.lineage], done
+
+
+def summarising(probe):
+    """Return an engine that writes a summary where it is asked for one, and a call elsewhere."""
+    encode, stop = probe.chat.tokenizer.encode, probe.chat.stop_token_ids[0]
+
+    def choose(request):
+        text = bytes(int(token_id) for token_id in request.token_ids if token_id < 256).decode()
+        return [*encode(SUMMARY if text.rstrip().endswith("Summarise.\nassistant") else CALLING), stop]
+
+    return ScriptedEngine(choose)
+
+
+def test_sub_agents_of_claude_code():
+    """Claude Code names its sub-agents, nested ones included, and their parents."""
+
+    async def work(session):
+        await ask(session, user("Question 0?"))
+        await ask(session, user("Part."), headers={"x-claude-code-agent-id": "a1"})
+        headers = {"x-claude-code-agent-id": "a2", "x-claude-code-parent-agent-id": "a1"}
+        await ask(session, user("Part of the part."), headers=headers)
+
+    assert [("main", "", None, True), ("subagent", "a1", 0, True), ("subagent", "a2", 1, True)] == lineage(work)[0]
+
+
+def test_sub_agents_of_opencode():
+    """opencode names the session that started a sub-agent."""
+
+    async def work(session):
+        await ask(session, user("Part."), headers={"x-session-id": "s2", "x-parent-session-id": "s1"})
+        await ask(session, user("Question 0?"), headers={"x-session-id": "s1"})
+
+    assert [("subagent", "s2", 1, True), ("main", "", None, True)] == lineage(work)[0]
+
+
+def test_compaction_of_codex():
+    """Codex names its summaries: the same history with an instruction and without tools, then a new conversation."""
+    metadata = {"x-codex-turn-metadata": json.dumps({"thread_id": "t", "request_kind": "compaction"})}
+
+    async def work(session, headers):
+        reply = await ask(session, user("Question 0?"))
+        history = [user("Question 0?"), as_message(reply), *results_of(reply)]
+        reply = await ask(session, *history, user("Summarise."), tools=(), headers=headers)
+        assert SUMMARY == reply.content
+        await ask(session, user("Question 0?"), user(f"So far: {reply.content}"))
+
+    for headers in (metadata, {}):
+        kinds, done = lineage(lambda session, given=headers: work(session, given), engine=summarising)
+        assert ["main", "compaction", "main"] == [kind for kind, *_ in kinds]
+        assert [True] * 3 == [trained for *_, trained in kinds]
+        prompt = done.records[2].prompt_ids
+        assert SUMMARY.encode() in bytes(prompt[prompt < 256].astype("uint8"))
+        assert 1 == len(done.records[1].turns())
+
+
+def test_compaction_by_a_call_apart():
+    """opencode and pi summarise in a conversation apart, and start anew with the summary as the model's message."""
+
+    async def work(session):
+        await ask(session, {"role": "system", "content": "S."}, user("Question 0?"))
+        summary = await ask(session, user("The transcript. Summarise."), tools=())
+        system = {"role": "system", "content": "S."}
+        await ask(session, system, {"role": "assistant", "content": summary.content}, user("Go on."))
+
+    kinds, _ = lineage(work, engine=summarising)
+    assert [("main", None), ("compaction", 0), ("main", 1)] == [(kind, parent) for kind, _, parent, _ in kinds]
+
+
+@pytest.mark.parametrize("option", [True, False])
+def test_kinds_are_trained_by_option(option):
+    """`train` decides for each kind; auxiliary calls are not trained unless it says so."""
+    from turnwise_gateway.session.options import TrainedKinds
+
+    async def work(session):
+        await ask(session, user("A title, please."), tools=())
+        reply = await ask(session, user("Question 0?"))
+        for text in "ab":
+            await ask(session, user("Question 0?"), as_message(reply), user(text))
+
+    kinds, done = lineage(work, train=TrainedKinds(auxiliary=option, main=not option))
+    assert [("auxiliary", option), ("main", not option), ("sibling", not option)] == [
+        (kind, trained) for kind, _, _, trained in kinds
+    ]
+    share = done.counts["auxiliary_share"]
+    assert 0 < share < 1
+    assert pytest.approx(1 - share if option else share) == done.counts["untrained_share"]
+
+
+def test_an_edited_conversation_is_still_the_main_one():
+    """A record that was opened because of a changed turn has the kind of its conversation."""
+
+    async def work(session):
+        await ask(session, user("Question 0?"))
+        await ask(session, user("Question 0?"), {"role": "assistant", "content": "Changed."}, user("Go on."))
+
+    kinds, _ = lineage(work)
+    assert [("main", ""), ("main", "foreign_turn")] == [(kind, label) for kind, label, *_ in kinds]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_nothing_depends_on_the_order_of_arrival(order):
+    """A title, the task and a sub-agent give the same records with the same kinds, whichever call comes first."""
+    headers = {"x-claude-code-agent-id": "a1"}
+    calls = [
+        make_call(user("A title, please."), tools=()),
+        make_call(user("Question 0?")),
+        make_call(user("Part."), headers=headers),
+    ]
+
+    async def work(session, order):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(session.answer(calls[index])) for index in order]
+        for task in tasks:
+            task.result().confirm()
+
+    def records(order):
+        sessions = Sessions()
+        done = sessions.run(lambda session: work(session, order))
+        described = zip(done.records, done.result.lineage, strict=True)
+        return {(each.kind, each.label, each.trained, tuple(record.input_ids.tolist())) for record, each in described}
+
+    assert records(range(3)) == records(order)

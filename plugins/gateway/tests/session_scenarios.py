@@ -1,0 +1,151 @@
+"""Sessions over the real driver and the scripted engine."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+from attrs import define, field
+
+from turnwise import State
+from turnwise_gateway.calls import ModelCall
+from turnwise_gateway.session.options import SessionOptions
+from turnwise_gateway.session.session import Session, SessionParts
+from turnwise_gateway.tree.messages import split_think
+from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+}
+TURNS = (
+    "The answer is 42, as it must be in the end.",
+    "<think>\nI must add.\n</think>\nFirst I add.\n"
+    '<tool_call>\n{"name": "add", "arguments": {"b": 2, "a": 1.0}}\n</tool_call>',
+    '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>'
+    '<tool_call>{"name": "add", "arguments": {"a": 5, "b": 8}}</tool_call>',
+    "<think>Nothing to add.</think>Grüße, 世界: no call here.",
+    'Wait <tool_call>{"name": "add"',
+    " \n",
+)
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def make_call(*messages, tools=(ADD,), **changes):
+    """Return a call with the digest of its messages and tools, unless `changes` give another."""
+    body = json.dumps([messages, tools, sorted(changes.get("stop", ())), changes.get("max_tokens")])
+    digest = blake2b(body.encode(), digest_size=8).hexdigest()
+    given = {"digest": digest, "dialect": "chat", **changes}
+    return ModelCall(messages=tuple(json.loads(json.dumps(messages))), tools=tuple(tools), **given)
+
+
+def as_message(reply, *, reasoning=True):
+    """Return a reply as a client keeps it."""
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+    if reply.reasoning and reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.tool_calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in reply.tool_calls
+        ]
+    return message
+
+
+def results_of(reply, text="5"):
+    return [{"role": "tool", "tool_call_id": call.id, "content": text} for call in reply.tool_calls]
+
+
+@define(eq=False)
+class ScenarioAgent:
+    """Runs a function of a session as its agent, and keeps its error."""
+
+    scenario: Any
+    parts: SessionParts
+    session: Session | None = None
+    error: Exception | None = None
+    resumable = False
+
+    async def step(self, episode):
+        async with asyncio.TaskGroup() as group:
+            self.session = Session(episode, self.parts, "session", group.create_task)
+            try:
+                await self.scenario(self.session)
+                await self.session.settle()
+                self.session.close()
+            except Exception as error:
+                self.error = error
+                raise
+        if self.session.error is not None:
+            raise self.session.error
+        return State.TERMINATED
+
+
+@define(eq=False)
+class SessionRun:
+    """
+    An episode whose agent was a scenario.
+
+    Attributes:
+        run: of the probe.
+        session: after its end.
+    """
+
+    run: Any
+    session: Session
+
+    @property
+    def result(self):
+        return self.run.result
+
+    @property
+    def records(self):
+        return self.result.trajectories
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        """Metrics of the gateway, without the prefix."""
+        prefix = "gateway/"
+        extra = self.result.metrics.extra
+        return {name.removeprefix(prefix): value for name, value in extra.items() if name.startswith(prefix)}
+
+
+@define
+class Sessions:
+    """Runs scenarios; `engine` and `limits` change the probe's."""
+
+    turns: tuple[str, ...] = TURNS
+    parts: Mapping[str, Any] = field(factory=dict)
+
+    def probe(self):
+        resources = probe_resources()
+        return AgentProbe(make_agent=lambda: None, resources=resources, turns=self.turns, response_length=1 << 16)
+
+    def run(self, scenario, *, engine=None, limits: Mapping[str, Any] = {}, task=None, **options) -> SessionRun:
+        """Run a scenario and return its episode, whatever its status."""
+        probe = self.probe()
+        parts = SessionParts(
+            chat=probe.chat,
+            parser=probe.resources.parser,
+            split=self.parts.get("split", split_think),
+            options=SessionOptions(**options),
+        )
+        agent = ScenarioAgent(scenario, parts)
+
+        async def run():
+            made = engine(probe) if engine else probe.engine()
+            await made.start()
+            return await probe.run(task or make_task(), agent=agent, engine=made, limits=probe.limits(**limits))
+
+        done = asyncio.run(run())
+        if agent.error is not None:  # an assertion of the test, which the driver takes for a failed episode
+            raise agent.error
+        return SessionRun(done, agent.session)

@@ -1,0 +1,239 @@
+"""Tests of the tree of conversations."""
+
+import copy
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise_gateway.tree.places import ConversationTree, last_turn, without_empty
+
+USER = {"role": "user", "content": "Question?"}
+RESULT = {"role": "tool", "tool_call_id": "aaaaaaaaa", "content": "5"}
+CALL = {
+    "id": "aaaaaaaaa",
+    "type": "function",
+    "function": {"name": "add", "arguments": '{"b":  1.0, "a": "\\u00e9"}'},
+}
+TURN = {
+    "role": "assistant",
+    "content": " Let me look.\n",
+    "reasoning_content": "I must add.\n",
+    "tool_calls": [CALL],
+}
+
+
+def with_arguments(text):
+    return [{**CALL, "function": {**CALL["function"], "arguments": text}}]
+
+
+def grow(*turns, stop=None):
+    """Return a tree with a question and turns of the model, each answered, and the last place."""
+    tree = ConversationTree()
+    place = tree.add(tree.root("[]"), [USER])
+    place.spots.append("before")
+    for turn in turns:
+        place = tree.add_turn(place, turn, stop)
+        place.spots.append("after")
+    return tree, place
+
+
+def echoed(tree, *echo):
+    """Return whether a request with an echo of the turn, and a tool result, continues the turn; and the tolerances."""
+    location = tree.locate("[]", [USER, *echo, RESULT])
+    found = last_turn(location.place) is not None and list(location.rest) == [RESULT]
+    return found, set(tree.note(location))
+
+
+ECHOES = {
+    # Rule, client, echo, tolerances; section 5.2 of the measurements of real clients.
+    "R0 openai-python": ([TURN], set()),
+    "R0 mini-swe-agent": ([TURN], set()),
+    "R1 openai-python stream": ([{**TURN, "type": None}], set()),
+    "R2 pydantic-ai": ([{**TURN, "tool_calls": with_arguments('{"b":1.0,"a":"é"}')}], {"arguments"}),
+    "R2 AI SDK": ([{**TURN, "tool_calls": with_arguments('{"a":"é","b":1}')}], {"arguments"}),
+    "R2 Claude Code": ([{**TURN, "tool_calls": with_arguments('{"a": "é", "b": 1.0}')}], {"arguments"}),
+    "R3 OpenAI Agents": (
+        [{"role": "assistant", "content": TURN["content"], "tool_calls": [CALL]}],
+        {"reasoning_dropped"},
+    ),
+    "R3 LangChain": (
+        [
+            {
+                "role": "assistant",
+                "content": TURN["content"],
+                "tool_calls": with_arguments(json.dumps(json.loads(CALL["function"]["arguments"]))),
+            }
+        ],
+        {"reasoning_dropped", "arguments"},
+    ),
+    "R4 Qwen Code": (
+        [
+            {
+                **TURN,
+                "content": "Let me look.",
+                "reasoning_content": "I must add.",
+                "tool_calls": with_arguments('{"b":1,"a":"é"}'),
+            }
+        ],
+        {"whitespace", "arguments"},
+    ),
+    "R4 opencode after a cut": ([{"role": "assistant", "content": ""}, TURN], {"empty_message"}),
+    "R4 empty after the turn": ([TURN, {"role": "assistant", "content": None}], {"empty_message"}),
+    "beyond R4: pydantic-ai Responses": (
+        [
+            {"role": "assistant", "content": "<think>\nI must add.\n</think>"},
+            {"role": "assistant", "content": TURN["content"], "tool_calls": with_arguments('{"b":1.0,"a":"é"}')},
+        ],
+        {"empty_message", "reasoning_dropped", "arguments"},
+    ),
+    "beyond R4: think text": (
+        [{"role": "assistant", "content": "<think>\nI must add.\n</think>Let me look.", "tool_calls": [CALL]}],
+        {"think_text"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ECHOES)
+def test_echoes_of_real_clients_are_recognised(name):
+    """An echo in the form of each measured client continues its turn, and each tolerance is counted once."""
+    echo, expected = ECHOES[name]
+    tree, _ = grow(TURN)
+
+    assert (True, expected) == echoed(tree, *copy.deepcopy(echo))
+    again, repeated = echoed(tree, *copy.deepcopy(echo))
+    assert again
+    assert repeated <= {"empty_message"}
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        {**TURN, "content": " Let me lock.\n"},
+        {**TURN, "tool_calls": with_arguments('{"a": "e", "b": 1}')},
+        {**TURN, "tool_calls": with_arguments('{"a": "é", "b": 2}')},
+        {**TURN, "tool_calls": [CALL, CALL]},
+        {**TURN, "tool_calls": []},
+        {**TURN, "reasoning_content": "I must subtract."},
+        {**TURN, "role": "user"},
+        {"role": "user", "content": f"Calling tools:\n{[CALL]}"},
+    ],
+    ids=["text", "value", "number", "more calls", "no calls", "reasoning", "role", "smolagents"],
+)
+def test_a_changed_echo_is_another_turn(echo):
+    """A changed letter, value or reasoning is not the turn of the model."""
+    tree, _ = grow(TURN)
+
+    assert not echoed(tree, echo)[0]
+
+
+@pytest.mark.parametrize("content", ["x = 1\n", "x = 1", "x = 1\n</code>", "x = 1</code>"])
+def test_an_echo_may_have_the_stop_string(content):
+    """The echo of a turn that a stop string ended matches with and without it, and trimmed."""
+    tree, _ = grow({"role": "assistant", "content": "x = 1\n"}, stop="</code>")
+
+    assert echoed(tree, {"role": "assistant", "content": content})[0]
+
+
+def test_other_tools_are_another_conversation():
+    """The tools are part of the prompt, so the same messages with others are not known, and the tree says so."""
+    tree, _ = grow(TURN)
+    messages = [USER, TURN, RESULT]
+
+    assert last_turn(tree.locate('["x"]', messages).place) is None
+    assert tree.knows(messages, except_tools='["x"]')
+    assert not tree.knows(messages, except_tools="[]")
+
+
+def test_equal_turns_are_told_apart_by_their_call_ids():
+    """Two turns with the same text are found by the ids that the client sends back."""
+    tree, _ = grow()
+    before = tree.add(tree.root("[]"), [USER])
+    turns = {}
+    for call_id in ("aaaaaaaaa", "bbbbbbbbb"):
+        turns[call_id] = tree.add_turn(before, {**TURN, "tool_calls": [{**CALL, "id": call_id}]})
+    for call_id, turn in turns.items():
+        echo = {**TURN, "tool_calls": [{**CALL, "id": call_id}]}
+        found = tree.locate("[]", [USER, echo, {**RESULT, "tool_call_id": call_id}])
+        assert turn is found.place
+        assert turn is tree.owner(call_id)
+
+
+def test_equal_turns_without_calls_are_told_apart_by_what_follows():
+    """A lookup keeps all turns with the same text until the messages behind them decide."""
+    tree = ConversationTree()
+    before, answer = tree.add(tree.root("[]"), [USER]), {"role": "assistant", "content": "Yes."}
+    turns = [tree.add_turn(before, answer) for _ in range(2)]
+    ends = [tree.add(turn, [{"role": "user", "content": text}]) for turn, text in zip(turns, "ab", strict=True)]
+
+    for end, text in zip(ends, "ab", strict=True):
+        assert end is tree.locate("[]", [USER, answer, {"role": "user", "content": text}]).place
+
+
+def test_a_forgotten_turn_is_not_found():
+    """A turn that no client has can be removed, with its call ids."""
+    tree, turn = grow(TURN)
+    tree.remove_turn(turn)
+
+    assert not echoed(tree, TURN)[0]
+    assert tree.owner("aaaaaaaaa") is None
+
+
+def test_an_empty_message_at_the_end_is_no_turn():
+    """A request that ends with an empty assistant message is not taken for one that ends with an empty turn."""
+    empty = {"role": "assistant", "content": ""}
+    tree, turn = grow(empty)
+
+    assert turn.parent is tree.locate("[]", [USER, empty]).place
+    tree.note(tree.locate("[]", [USER, empty, RESULT]))
+    assert turn.parent is tree.locate("[]", [USER, empty]).place, "also when the turn was seen in this form"
+
+
+def test_a_turn_without_text_is_found():
+    """A turn of the model that is empty has its place, although empty messages are skipped elsewhere."""
+    empty = {"role": "assistant", "content": ""}
+    tree, turn = grow(empty)
+
+    assert turn is tree.locate("[]", [USER, empty, RESULT]).place
+
+
+@given(st.lists(st.sampled_from(["a", "b", ""]), max_size=6))
+def test_empty_messages_never_hide_a_turn(texts):
+    """Whatever empty messages stand between, the deepest known conversation is found."""
+    tree, _ = grow()
+    place = tree.add(tree.root("[]"), [USER])
+    kept, _ = without_empty({"role": "assistant", "content": text} for text in texts)
+    for message in kept:
+        place = tree.add_turn(place, message)
+    location = tree.locate("[]", [USER, *({"role": "assistant", "content": text} for text in texts)])
+
+    assert place is location.place
+    assert () == location.rest
+    assert [USER, *kept] == place.conversation()
+
+
+class CountingDict(dict):
+    """A message that counts how often its content is read."""
+
+    reads = 0
+
+    def get(self, *key):
+        type(self).reads += 1
+        return super().get(*key)
+
+
+def test_known_messages_are_not_read_again():
+    """A request that repeats a long conversation unchanged reads the new messages alone."""
+    tree, place = grow()
+    messages = [CountingDict(USER)]
+    for number in range(50):
+        turn = {"role": "assistant", "content": f"{number}"}
+        place = tree.add_turn(place, turn)
+        messages += [CountingDict(turn), CountingDict(role="user", content=f"next {number}")]
+        tree.note(location := tree.locate("[]", messages))
+        place = tree.add(location.place, location.rest)
+    CountingDict.reads = 0
+    tree.note(tree.locate("[]", [*messages, CountingDict(role="user", content="last")]))
+
+    assert CountingDict.reads < 10

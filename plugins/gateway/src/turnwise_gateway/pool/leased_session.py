@@ -1,0 +1,89 @@
+"""A session whose agent holds a lease: its calls renew the lease, and its delivered turns are kept as a transcript."""
+
+from __future__ import annotations
+
+import asyncio
+
+from attrs import define, field, frozen
+
+from turnwise_gateway.calls import Answer, CallRefusedError, ModelCall, ModelReply, SessionBackend
+from turnwise_gateway.pool.scores import ScoreBoard, Target
+from turnwise_gateway.pool.store import Lease
+from turnwise_gateway.pool.task_pool import TaskPool
+
+
+@frozen(eq=False)
+class DeliveredTurn:
+    """A call and the reply that its client got."""
+
+    call: ModelCall
+    reply: ModelReply
+
+
+@frozen(eq=False)
+class _NotedAnswer:
+    answer: Answer
+    call: ModelCall
+    transcript: list[DeliveredTurn]
+
+    @property
+    def reply(self) -> ModelReply:
+        return self.answer.reply
+
+    def confirm(self) -> None:
+        self.answer.confirm()
+        self.transcript.append(DeliveredTurn(self.call, self.answer.reply))
+
+    def release(self) -> None:
+        self.answer.release()
+
+
+@define(eq=False)
+class LeasedSession:
+    """
+    The `SessionBackend` of a lease.
+
+    Attributes:
+        lease: of the agent; the session has its name.
+        backend: answers the calls.
+        pool: of the lease.
+        scores: reported from outside.
+        transcript: delivered turns, in the order of their delivery.
+        ended: set at the end of the lease; then calls are refused.
+    """
+
+    lease: Lease
+    backend: SessionBackend
+    pool: TaskPool
+    scores: ScoreBoard = field(factory=ScoreBoard, init=False)
+    transcript: list[DeliveredTurn] = field(factory=list, init=False)
+    ended: asyncio.Event = field(factory=asyncio.Event, init=False)
+
+    async def answer(self, call: ModelCall) -> Answer:
+        self._check_open()
+        async with self.pool.call_of(self.lease):
+            self._check_open()  # the call itself may have found that the lease has ended
+            return _NotedAnswer(await self.backend.answer(call), call, self.transcript)
+
+    async def count_tokens(self, call: ModelCall) -> int:
+        self._check_open()
+        return await self.backend.count_tokens(call)
+
+    def end(self) -> None:
+        """Refuse further calls and scores."""
+        self.ended.set()
+        self.scores.close()
+
+    def reported_score(self) -> object:
+        """Return the scores that were reported, in the form that `ScoreBoard.reported` describes."""
+        return self.scores.reported(num_records=self.size("records"), num_turns=self.size("turns"))
+
+    def size(self, kind: Target) -> int:
+        """Return the number of things of a kind that can be scored so far."""
+        if kind == "records":
+            return max((int(turn.reply.facts.get("record", 0)) + 1 for turn in self.transcript), default=0)
+        return len(self.transcript) if kind == "turns" else 1
+
+    def _check_open(self) -> None:
+        if self.ended.is_set():
+            raise CallRefusedError("session_closed", "the lease of the session has ended")

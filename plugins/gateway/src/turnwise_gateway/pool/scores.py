@@ -1,0 +1,127 @@
+"""Scores that are reported for a session from outside: each counts once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+from attrs import define, field, frozen
+
+from turnwise_gateway.pool.store import PoolError, Verdict
+
+Target = Literal["session", "records", "turns"]
+
+
+@frozen(kw_only=True)
+class ScoreReport:
+    """
+    One score.
+
+    Attributes:
+        id: chosen by the client; a report that it repeats has the same.
+        score: finite.
+        record: number of the record that it scores, from 0.
+        turn: number of the turn that it scores, from 0 in the order of the session's calls.
+        metrics: finite numbers for the logs.
+    """
+
+    id: str
+    score: float
+    record: int | None = None
+    turn: int | None = None
+    metrics: Mapping[str, float] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        if not self.id or len(self.id) > 128:
+            raise PoolError("'id' must have 1 to 128 characters")
+        check_number("score", self.score)
+        for name, value in self.metrics.items():
+            check_number(f"metrics.{name}", value)
+        if self.record is not None and self.turn is not None:
+            raise PoolError("a score is for a record or a turn, not for both")
+        for name, number in (("record", self.record), ("turn", self.turn)):
+            if number is not None and (type(number) is not int or number < 0):
+                raise PoolError(f"{name!r} must be a whole number from 0: {number!r}")
+
+    @property
+    def target(self) -> tuple[Target, int]:
+        """The kind of thing that it scores, and its number."""
+        if self.turn is not None:
+            return "turns", self.turn
+        return ("session", 0) if self.record is None else ("records", self.record)
+
+
+def check_number(name: str, value: object) -> None:
+    """Raise a `PoolError` unless the value is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise PoolError(f"{name!r} must be a finite number: {value!r}")
+
+
+@define(eq=False)
+class ScoreBoard:
+    """
+    The scores of a session: one for the session, or one for each of its records, or one for each of its turns.
+
+    Attributes:
+        num_late: scores that came after the end.
+    """
+
+    num_late: int = field(default=0, init=False)
+    _by_id: dict[str, ScoreReport] = field(factory=dict, init=False)
+    _by_target: dict[tuple[Target, int], ScoreReport] = field(factory=dict, init=False)
+    _is_closed: bool = field(default=False, init=False)
+
+    def report(self, report: ScoreReport) -> Verdict:
+        """
+        Note a score.
+
+        Returns:
+            `REPEATED` for an equal report with the same id, also after the end; `LATE` after the end; `CONFLICT` for
+            another report with the same id, for a second score of one thing, and for scores of two kinds of things.
+        """
+        if (known := self._by_id.get(report.id)) is not None:
+            return Verdict.REPEATED if known == report else Verdict.CONFLICT
+        if self._is_closed:
+            self.num_late += 1
+            return Verdict.LATE
+        kinds = {kind for kind, _number in self._by_target}
+        if report.target in self._by_target or kinds - {report.target[0]}:
+            return Verdict.CONFLICT
+        self._by_id[report.id] = self._by_target[report.target] = report
+        return Verdict.ACCEPTED
+
+    def close(self) -> None:
+        """Accept no further score."""
+        self._is_closed = True
+
+    def reported(self, *, num_records: int, num_turns: int) -> object:
+        """
+        Return the scores for the reward `reported`; None when nothing was scored.
+
+        Turns and records without a score get 0 when another one has a score.
+
+        Raises:
+            PoolError: a score is for a record or turn that the session does not have.
+        """
+        if not self._by_target:
+            return None
+        kind = next(iter(self._by_target))[0]
+        if kind == "session":
+            return float(self._by_target["session", 0].score)
+        size = num_turns if kind == "turns" else num_records
+        values = [0.0] * size
+        for (_kind, number), report in self._by_target.items():
+            if number >= size:
+                raise PoolError(f"the session has {size} {kind}, and no number {number}")
+            values[number] = float(report.score)
+        return {kind: values}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Sums of the metrics of all scores."""
+        sums: dict[str, float] = {}
+        for report in self._by_target.values():
+            for name, value in report.metrics.items():
+                sums[name] = sums.get(name, 0.0) + value
+        return sums

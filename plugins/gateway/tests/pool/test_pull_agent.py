@@ -1,0 +1,300 @@
+"""Outside agents lease episodes, run them over HTTP and score them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+from attrs import evolve
+from gateway_agents import RefusedError, converse
+
+from turnwise import Status
+from turnwise_gateway import make_external
+from turnwise_gateway.config import ExternalConfig
+from turnwise_gateway.pull_options import PullOptions
+from turnwise_gateway.tree.messages import split_think
+from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
+
+ANSWER = ("The answer is 42.",)
+
+
+class Control:
+    """The control port as an outside agent sees it."""
+
+    def __init__(self, http: aiohttp.ClientSession, file: Path) -> None:
+        self.http, self.file = http, file
+
+    async def post(self, path: str, status: int = 200, **body: object) -> dict[str, Any]:
+        access = json.loads(self.file.read_text())
+        headers = {"Authorization": f"Bearer {access['secret']}"}
+        async with self.http.post(access["url"] + path, json=body, headers=headers) as response:
+            assert status == response.status, await response.text()
+            return await response.json() if response.status != 204 else {}
+
+    async def lease(self) -> dict[str, Any]:
+        """Lease an episode as soon as the port is open."""
+        async with asyncio.timeout(30):
+            while not self.file.exists():  # noqa: ASYNC110 - the agent and the run know each other by the file alone
+                await asyncio.sleep(0.01)
+            return await self.post("/tasks/lease", worker="w", wait_s=20)
+
+    async def work(self, leased: dict[str, Any]) -> None:
+        """Converse with the model about the task of a lease."""
+        await converse(SimpleNamespace(**leased["task"]), SimpleNamespace(**leased["session"]))
+
+    async def get(self, path: str) -> dict[str, Any]:
+        access = json.loads(self.file.read_text())
+        async with self.http.get(
+            access["url"] + path, headers={"Authorization": f"Bearer {access['secret']}"}
+        ) as response:
+            assert response.status == 200
+            return await response.json()
+
+    async def end(self, leased: dict[str, Any], how: str = "complete", **body: object) -> dict[str, Any]:
+        """Report the end of a lease."""
+        return await self.post(f"/leases/{leased['lease']['id']}/{how}", fence=leased["lease"]["fence"], **body)
+
+
+Outside = Callable[[Control], Awaitable[None]]
+
+
+@pytest.fixture
+def run_with(tmp_path: Path) -> Callable[..., Any]:
+    """A function that runs episodes beside an outside agent, and returns them."""
+
+    def run(
+        outside: Outside,
+        *,
+        num_episodes: int = 1,
+        latency_s: Any = 0.0,
+        limits: Any = None,
+        turns: Any = ANSWER,
+        **options: Any,
+    ) -> list[Any]:
+        file = tmp_path / "control.json"
+        config = ExternalConfig(pull=PullOptions(control_file=str(file), **options))
+        resources = evolve(probe_resources(), reasoning_parser=SimpleNamespace(split=split_think))
+        probe = AgentProbe(
+            make_agent=lambda: make_external(config, resources), resources=resources, turns=turns, response_length=4096
+        )
+
+        async def main() -> list[Any]:
+            agent = make_external(config, resources)
+            engine = probe.engine()
+            engine.latency_s = latency_s
+            await engine.start()
+            async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as group:
+                episodes = [
+                    group.create_task(
+                        probe.run(make_task(number), agent=agent, engine=engine, limits=probe.limits(**(limits or {})))
+                    )
+                    for number in range(num_episodes)
+                ]
+                await outside(Control(http, file))
+            assert not file.exists()
+            return [episode.result() for episode in episodes]
+
+        return asyncio.run(main())
+
+    return run
+
+
+def test_an_outside_agent_runs_and_scores_an_episode(run_with: Callable[..., Any], tmp_path: Path) -> None:
+    """The lease has everything that it needs; the score and the metrics arrive, and the turns are recorded."""
+
+    async def outside(control: Control) -> None:
+        leased = await control.lease()
+        assert stat.S_IMODE((tmp_path / "control.json").stat().st_mode) == 0o600
+        assert "Question 0?" == leased["task"]["messages"][0]["content"]
+        assert "ground_truth" not in leased["task"]
+        await control.work(leased)
+        await control.end(leased, score=0.75, metrics={"tests": 3})
+
+    (done,) = run_with(outside)
+
+    assert Status.COMPLETED is done.result.status
+    assert 0.75 == done.episode.memory["reported_score"]
+    assert 3 == done.result.metrics.extra["agent/tests"]
+    (record,) = done.result.trajectories
+    assert 1 == len(record.turns())
+
+
+def test_many_episodes_and_few_agents(run_with: Callable[..., Any]) -> None:
+    """Every episode gets its own score."""
+    num_episodes = 12
+
+    async def outside(control: Control) -> None:
+        async def agent() -> None:
+            for _ in range(num_episodes // 3):
+                leased = await control.lease()
+                await control.work(leased)
+                await control.end(leased, score=int(leased["task"]["uid"].partition("-")[2]))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(agent())
+
+    done = run_with(outside, num_episodes=num_episodes)
+
+    assert list(range(num_episodes)) == [each.episode.memory["reported_score"] for each in done]
+    assert {Status.COMPLETED} == {each.result.status for each in done}
+
+
+def test_an_attempt_that_failed_is_not_trained(run_with: Callable[..., Any]) -> None:
+    """The next attempt has a session of its own; the records of the first stay, untrained, and its key is closed."""
+
+    async def outside(control: Control) -> None:
+        first = await control.lease()
+        await control.work(first)
+        await control.end(first, "fail", reason="no idea")
+        second = await control.lease()
+        assert (2, first["session"]["api_key"]) != (second["lease"]["attempt"], second["session"]["api_key"])
+        with pytest.raises(Exception, match="over"):
+            await control.work(first)
+        await control.post(f"/sessions/{first['lease']['id']}/score", 409, id="late", score=1)
+        await control.work(second)
+        await control.post(f"/sessions/{second['lease']['id']}/score", id="a", score=0.5, turn=0)
+        await control.end(second)
+
+    (done,) = run_with(outside)
+
+    assert Status.COMPLETED is done.result.status
+    assert {"turns": [0.5]} == done.episode.memory["reported_score"]
+    assert [False, True] == [each.trained for each in done.result.lineage]
+    assert 1 == done.result.metrics.extra["gateway/lost_attempts"]
+
+
+def test_an_episode_without_attempts_left_fails(run_with: Callable[..., Any]) -> None:
+    """The owner is that of the last failure."""
+
+    async def outside(control: Control) -> None:
+        for reason in ("no idea", "still none"):
+            leased = await control.lease()
+            await control.work(leased)
+            await control.end(leased, "fail", reason=reason)
+
+    (done,) = run_with(outside, max_attempts=2)
+
+    assert (Status.FAILED, "agent") == (done.result.status, done.result.fault.owner)
+    assert "still none" in done.result.fault.message
+
+
+def test_a_lost_agent_is_the_machines_failure(run_with: Callable[..., Any]) -> None:
+    """A lease that nobody renews expires; a late score changes nothing."""
+
+    async def outside(control: Control) -> None:
+        leased = await control.lease()
+        await control.work(leased)
+        while control.file.exists():  # noqa: ASYNC110 - until the run has ended
+            await asyncio.sleep(0.02)
+
+    (done,) = run_with(outside, lease_s=0.5, max_attempts=1)
+
+    assert (Status.FAILED, "infra") == (done.result.status, done.result.fault.owner)
+    assert "'w' expired" in done.result.fault.message
+
+
+def test_an_agent_that_never_scores_is_timed_out(run_with: Callable[..., Any]) -> None:
+    """`score_s` after its last call, however long its lease is, and not scored."""
+
+    async def outside(control: Control) -> None:
+        await control.work(await control.lease())
+
+    (done,) = run_with(outside, score_s=0.3)
+
+    assert Status.TIMED_OUT is done.result.status
+    assert "reported_score" not in done.episode.memory
+
+
+def test_a_score_without_a_call_is_a_failure(run_with: Callable[..., Any]) -> None:
+    """An agent that never asked the model has nothing to train."""
+
+    async def outside(control: Control) -> None:
+        await control.end(await control.lease(), score=1.0)
+
+    (done,) = run_with(outside)
+
+    assert (Status.FAILED, "agent") == (done.result.status, done.result.fault.owner)
+    assert "without a call" in done.result.fault.message
+
+
+def test_a_score_ends_calls_in_flight(run_with: Callable[..., Any]) -> None:
+    """A call that the engine would never answer ends with the lease, and its agent is told so."""
+
+    sampling = asyncio.Event()
+
+    def hold(_request: object) -> float:
+        sampling.set()
+        return 3600.0
+
+    async def outside(control: Control) -> None:
+        leased = await control.lease()
+        async with asyncio.TaskGroup() as group:
+            calling = group.create_task(_error_of(control.work(leased)))
+            await sampling.wait()
+            await control.post(f"/sessions/{leased['lease']['id']}/score", id="a", score=0.25)
+            assert "over" in await calling
+
+    (done,) = run_with(outside, latency_s=hold)
+
+    assert Status.COMPLETED is done.result.status
+    assert 0.25 == done.episode.memory["reported_score"]
+    assert [] == [turn for record in done.result.trajectories for turn in record.turns()]
+
+
+def test_a_session_can_be_read_while_it_runs(run_with: Callable[..., Any]) -> None:
+    """Its transcript has the tokens of the record, and the reasoning apart from the text."""
+    exported: list[dict[str, Any]] = []
+
+    async def outside(control: Control) -> None:
+        leased = await control.lease()
+        await control.work(leased)
+        exported.append(await control.get(f"/sessions/{leased['lease']['id']}?format=atif"))
+        await control.end(leased, score=1.0)
+
+    (done,) = run_with(outside, turns=("<think>Hm.</think>It is 42.",))
+
+    (step,) = [step for step in exported[0]["steps"] if step["source"] == "agent"]
+    assert ("Hm.", "It is 42.") == (step["reasoning_content"].strip(), step["message"].strip())
+    (record,) = done.result.trajectories
+    assert step["metrics"]["completion_token_ids"] == record.response_ids[record.response_mask == 1].tolist()
+
+
+def test_waiting_agents_get_a_reply_when_the_port_closes(run_with: Callable[..., Any]) -> None:
+    """204 and not a broken connection, when the last episode has ended."""
+
+    async def outside(control: Control) -> None:
+        leased = await control.lease()
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(control.post("/tasks/lease", 204, worker="late", wait_s=50))
+            await control.work(leased)
+            await control.end(leased, score=1.0)
+            assert {} == await waiting
+
+    (done,) = run_with(outside)
+
+    assert Status.COMPLETED is done.result.status
+
+
+def test_an_episode_that_no_agent_leases_is_timed_out(run_with: Callable[..., Any]) -> None:
+    """Its own deadline ends it, and no agent gets it afterwards."""
+
+    async def outside(control: Control) -> None:
+        """Lease nothing."""
+
+    (done,) = run_with(outside, limits={"episode_s": 0.3})
+
+    assert Status.TIMED_OUT is done.result.status
+
+
+async def _error_of(work: Awaitable[None]) -> str:
+    with pytest.raises(RefusedError) as error:
+        await work
+    return str(error.value)

@@ -1,0 +1,90 @@
+"""Each score counts once."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise_gateway.pool.scores import ScoreBoard, ScoreReport
+from turnwise_gateway.pool.store import PoolError, Verdict
+
+PLACES = st.sampled_from([{}, {"turn": 0}, {"turn": 1}, {"record": 0}, {"record": 1}])
+REPORTS = st.builds(
+    lambda name, score, place: ScoreReport(id=name, score=score, **place),
+    st.sampled_from("abc"),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    PLACES,
+)
+
+
+@given(st.lists(REPORTS, max_size=12), st.integers(0, 12))
+def test_reports_in_any_order(reports: list[ScoreReport], num_before_end: int) -> None:
+    """The first score of a thing counts, its repetition changes nothing, and every other one is refused."""
+    board, accepted = ScoreBoard(), []
+    for number, report in enumerate(reports):
+        if number == num_before_end:
+            board.close()
+        same_id = [each for each in accepted if each.id == report.id]
+        clashes = [each for each in accepted if each.target == report.target or each.target[0] != report.target[0]]
+        if same_id:
+            expected = Verdict.REPEATED if same_id == [report] else Verdict.CONFLICT
+        elif number >= num_before_end:
+            expected = Verdict.LATE
+        else:
+            expected = Verdict.CONFLICT if clashes else Verdict.ACCEPTED
+        assert expected is board.report(report)
+        if expected is Verdict.ACCEPTED:
+            accepted.append(report)
+
+    found = board.reported(num_records=2, num_turns=2)
+    if not accepted:
+        assert found is None
+    elif accepted[0].target[0] == "session":
+        assert [found] == [each.score for each in accepted]
+    else:
+        values = [0.0, 0.0]
+        for each in accepted:
+            values[each.target[1]] = each.score
+        assert {accepted[0].target[0]: values} == found
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"score": math.nan}, "'score' must be a finite number"),
+        ({"score": math.inf}, "'score' must be a finite number"),
+        ({"score": True}, "'score' must be a finite number"),
+        ({"score": "1"}, "'score' must be a finite number"),
+        ({"id": ""}, "'id' must have"),
+        ({"turn": 0, "record": 0}, "not for both"),
+        ({"turn": -1}, "'turn' must be"),
+        ({"turn": True}, "'turn' must be"),
+        ({"record": 1.0}, "'record' must be"),
+        ({"metrics": {"x": None}}, "'metrics.x' must be"),
+    ],
+)
+def test_bad_reports_are_refused(fields: dict[str, object], message: str) -> None:
+    """The error names the field."""
+    with pytest.raises(PoolError, match=message):
+        ScoreReport(**{"id": "a", "score": 1.0, **fields})
+
+
+def test_metrics_are_summed() -> None:
+    """Metrics of all turns add up."""
+    board = ScoreBoard()
+    board.report(ScoreReport(id="a", score=1.0, turn=0, metrics={"tests": 2}))
+    board.report(ScoreReport(id="b", score=0.0, turn=1, metrics={"tests": 3, "s": 0.5}))
+
+    assert {"tests": 5.0, "s": 0.5} == board.metrics
+
+
+def test_a_score_of_nothing_is_an_error() -> None:
+    """A session without the turn cannot use its score."""
+    board = ScoreBoard()
+    board.report(ScoreReport(id="a", score=1.0, turn=2))
+
+    with pytest.raises(PoolError, match="2 turns, and no number 2"):
+        board.reported(num_records=1, num_turns=2)

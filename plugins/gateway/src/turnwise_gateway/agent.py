@@ -1,0 +1,157 @@
+"""
+The agent `external`: runs an unmodified agent, as a program or a function, and records its calls.
+
+An outside program cannot continue in the middle, so one step is the whole attempt, and an interrupted episode is run
+again from its task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import math
+import secrets
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from attrs import define, field
+
+from turnwise import Episode, Resources, State, Task
+from turnwise.errors import ConfigError
+from turnwise_gateway.config import ExternalConfig
+from turnwise_gateway.host import ModelClient, ServerHost
+from turnwise_gateway.program import Program, ProgramFailedError
+from turnwise_gateway.session.session import Session, SessionParts
+from turnwise_gateway.watch import wait_for_agent
+
+SCORE_MARK: Final = "TURNWISE_SCORE="
+"""Start of a line of a program's output that reports its score."""
+
+
+AgentFunction = Callable[[Task, ModelClient], Awaitable[float | None]]
+
+
+def build_parts(config: ExternalConfig, resources: Resources) -> SessionParts:
+    """Return the parts that the sessions of a run share; `ConfigError` when it has no chat template."""
+    chat, reasoning = resources.chat, resources.reasoning_parser
+    if chat is None:
+        raise ConfigError("agent 'external' renders prompts: the run needs a model with a chat template")
+    return SessionParts(
+        chat=chat,
+        parser=resources.parser,
+        split=reasoning.split if reasoning is not None else None,
+        seed=resources.seed,
+        options=config,
+    )
+
+
+@define(eq=False)
+class ExternalAgent:
+    """
+    Runs an agent from outside for each episode. One object serves many episodes at once.
+
+    Args:
+        config: the agent, and the rules of its sessions.
+        resources: the chat template, and perhaps a tool parser and a reasoning parser.
+
+    Raises:
+        ConfigError: the run has no chat template, or the function cannot be imported.
+    """
+
+    config: ExternalConfig
+    resources: Resources
+    parts: SessionParts = field(init=False)
+    _function: AgentFunction | None = field(init=False)
+    _host: ServerHost = field(init=False)
+
+    resumable = False
+
+    def __attrs_post_init__(self) -> None:
+        self.parts = build_parts(self.config, self.resources)
+        self._function = _import_function(self.config.function) if self.config.function else None
+        self._host = ServerHost(self.config.model)
+
+    async def step(self, episode: Episode) -> State:
+        failure: Exception | None = None
+        async with asyncio.TaskGroup() as calls, self._host.serve() as server:
+            session = Session(episode, self.parts, secrets.token_hex(8), calls.create_task)
+            try:
+                with server.open(session.name, session) as client:
+                    await self._run(session, client)
+            except Exception as error:  # noqa: BLE001 - raised below: a task group would hide its class, and so its owner
+                failure = error
+            finally:
+                session.close()
+        if failure is not None:
+            raise failure
+        return State.TERMINATED
+
+    async def _run(self, session: Session, client: ModelClient) -> None:
+        """Run the agent to its end, and note the score that it reports."""
+        episode = session.episode
+        if self._function is not None:
+            agent = _call_function(self._function, episode, client)
+        else:
+            agent = self._run_program(episode, client)
+        await wait_for_agent(agent, session, self.config)
+        if session.num_calls == 0:
+            raise ProgramFailedError("the agent ended without a call of the model")
+
+    async def _run_program(self, episode: Episode, client: ModelClient) -> None:
+        def take_line(line: str) -> None:
+            if line.startswith(SCORE_MARK):
+                report_score(episode, float(line.removeprefix(SCORE_MARK)))
+
+        environment = {
+            **self.config.environment,
+            **describe_client(client),
+            "TURNWISE_TASK": describe_task(episode.task),
+        }
+        name, *arguments = self.config.command
+        # An environment that is not active has its `python` not on the path.
+        command = (sys.executable if name == "python" else name, *arguments)
+        program = await Program.start(command, environment, take_line)
+        code = await program.wait()
+        if code != 0:
+            raise ProgramFailedError(program.describe_end(code))
+
+
+async def _call_function(function: AgentFunction, episode: Episode, client: ModelClient) -> None:
+    score = await function(episode.task, client)
+    if score is not None:
+        report_score(episode, float(score))
+
+
+def report_score(episode: Episode, score: float) -> None:
+    """Note the score that an agent gives its episode, for the reward `reported`; `ValueError` unless it is finite."""
+    if not math.isfinite(score):
+        raise ValueError(f"the agent reported the score {score}, which is not finite")
+    episode.memory["reported_score"] = score
+
+
+def describe_client(client: ModelClient) -> dict[str, str]:
+    """Return the environment of a program that calls the model."""
+    return {
+        "OPENAI_BASE_URL": client.openai_base_url,
+        "OPENAI_API_KEY": client.api_key,
+        "ANTHROPIC_BASE_URL": client.anthropic_base_url,
+        "ANTHROPIC_AUTH_TOKEN": client.api_key,
+        "TURNWISE_MODEL": client.model,
+    }
+
+
+def describe_task(task: Task) -> str:
+    """Return a task as JSON, without its ground truth: an agent must not read the answer."""
+    shown = {"uid": task.uid, "messages": [dict(message) for message in task.messages], "extra": dict(task.extra)}
+    return json.dumps(shown, ensure_ascii=False)
+
+
+def _import_function(path: str) -> AgentFunction:
+    module, _, name = path.partition(":")
+    try:
+        function: AgentFunction = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"agent.function: cannot import {path!r}: {error}") from error
+    return function

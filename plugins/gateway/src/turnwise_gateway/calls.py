@@ -1,0 +1,187 @@
+"""
+Calls of an agent in one form for all dialects, and the interface between the server and a session.
+
+The dialects translate requests of Chat Completions, Messages and Responses into a `ModelCall`, and a `ModelReply` into
+a response. The server knows HTTP and no tokens; a session knows tokens and no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+from attrs import field, frozen
+
+from turnwise import Message
+from turnwise.types import FloatArray, TokenArray, ToolSchema
+
+Dialect = Literal["chat", "messages", "responses"]
+ToolChoice = Literal["auto", "none", "required"]
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+@frozen(kw_only=True)
+class ModelCall:
+    """
+    One request of an agent.
+
+    Attributes:
+        dialect: of the request.
+        messages: the conversation, each message in the form of Chat Completions with a plain text as `content`. An
+            assistant message may have `reasoning_content`, and `tool_calls` with `id` and `function` of `name` and
+            `arguments` (text); a tool message has `tool_call_id`. Nothing else of the request is in them.
+        tools: in the form of Chat Completions; order as sent.
+        tool_choice: `required` is served like `auto` and counted.
+        max_tokens: of this turn; None leaves it to the budget.
+        stop: strings that end the turn.
+        wishes: sampling parameters that the agent asked for, by their names in `SamplingParams`.
+        logprobs: the reply carries log-probabilities.
+        stream: the reply is sent as server-sent events.
+        digest: of the body without `stream` and `stream_options`; equal requests have equal digests.
+        is_retry: the client says that it repeats a request.
+        headers: of the request, names in lower case; a session reads the lineage of sub-agents from them.
+        model: name that the agent sent; replies repeat it.
+        ignored: fields that have no effect here; a session counts them.
+    """
+
+    dialect: Dialect
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSchema, ...] = ()
+    tool_choice: ToolChoice = "auto"
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    wishes: Mapping[str, float | int] = field(factory=dict)
+    logprobs: bool = False
+    stream: bool = False
+    digest: str = ""
+    is_retry: bool = False
+    headers: Mapping[str, str] = field(factory=dict)
+    model: str = ""
+    ignored: tuple[str, ...] = ()
+
+
+@frozen(kw_only=True)
+class CallOfTool:
+    """A tool call of a reply; `arguments` is the text of a JSON object, or the sampled text of a malformed call."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@frozen(kw_only=True)
+class Usage:
+    """Token counts of a reply, exactly those of the record."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+@frozen(kw_only=True, eq=False)
+class ModelReply:
+    """
+    A turn of the model, as an agent reads it.
+
+    Attributes:
+        id: of the turn, unique in the session.
+        content: text without reasoning and calls; empty when there is none.
+        reasoning: text of the reasoning; empty when there is none.
+        tool_calls: with ids that are unique in the session.
+        finish: reason for the end of the turn.
+        stop: the stop string that ended the turn, if one did.
+        usage: token counts.
+        token_ids: (n,) as sampled.
+        logprobs: (n,) of the ids.
+        token_texts: (n,) text of each id; empty unless the call asks for log-probabilities.
+        signature: proves in the dialect Messages that `reasoning` is of this model; any text.
+        facts: session, record, turn and weight version, for `turnwise` in the reply.
+    """
+
+    id: str
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[CallOfTool, ...] = ()
+    finish: Finish = "stop"
+    stop: str | None = None
+    usage: Usage
+    token_ids: TokenArray
+    logprobs: FloatArray
+    token_texts: tuple[str, ...] = ()
+    signature: str = ""
+    facts: Mapping[str, Any] = field(factory=dict)
+
+
+class CallRefusedError(Exception):
+    """
+    A call that a session does not answer; the dialects give each kind its status and its words.
+
+    Kinds:
+
+    - `session_closed`, `budget_exhausted`: 400; the episode is over, or it may sample no more.
+    - `context_length_exceeded`: 400; the conversation has `num_tokens` tokens of at most `max_tokens`.
+    - `unsupported`: 400; the field `param` would change what is sampled, and the engine cannot do it.
+    - `invalid`: 400; the field `param` is wrong.
+    - `overloaded`: 429; the client may try again after `retry_after_s` seconds.
+    - `engine`: 500, or a broken stream; the engine failed.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        message: str,
+        *,
+        param: str | None = None,
+        num_tokens: int = 0,
+        max_tokens: int = 0,
+        retry_after_s: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.param = param
+        self.num_tokens = num_tokens
+        self.max_tokens = max_tokens
+        self.retry_after_s = retry_after_s
+
+
+class Answer(Protocol):
+    """A sampled reply that no client has yet. It becomes part of the record when it is delivered."""
+
+    @property
+    def reply(self) -> ModelReply:
+        """The turn."""
+
+    def confirm(self) -> None:
+        """Say that the last byte of the response was handed to the transport: the turn counts. Never raises."""
+
+    def release(self) -> None:
+        """Say that the client left before that: the turn waits for an equal request. Never raises."""
+
+
+class SessionBackend(Protocol):
+    """One attempt of an agent at one task, as the server sees it."""
+
+    async def answer(self, call: ModelCall) -> Answer:
+        """
+        Sample the reply to a call.
+
+        A cancellation means that the client has left: the engine's request ends, and no record changes.
+
+        Raises:
+            CallRefusedError: the call has no answer.
+        """
+
+    async def count_tokens(self, call: ModelCall) -> int:
+        """Return the number of prompt tokens that the call would have; nothing is recorded."""
+
+
+class Directory(Protocol):
+    """Finds the session of a key."""
+
+    def find(self, key: bytes, session_id: str | None) -> SessionBackend | None:
+        """Return the session whose model key this is, also of one that has ended; None for an unknown key or name."""
+
+    def model_name(self) -> str:
+        """Return the name of the served model, for the list of models."""

@@ -1,0 +1,46 @@
+"""Options of the agent `external`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import field, frozen, validators
+
+from turnwise_gateway.pull_options import PullOptions
+from turnwise_gateway.session.options import SessionOptions
+
+_more_than_0 = validators.optional(validators.gt(0.0))
+
+
+@frozen(kw_only=True)
+class ExternalConfig(SessionOptions):
+    """
+    The agent's program, and the rules and limits of its sessions.
+
+    Attributes:
+        command: program and arguments to start for each episode; it finds the model in its environment. `python` is the
+            interpreter of this process.
+        function: `module:name` of an `async def agent(task, client)` to call instead, in the worker's process.
+        pull: lets agents that run elsewhere lease the episodes instead.
+        environment: more variables for the program.
+        model: name of the model, for the agent and for replies.
+        session_s: seconds that an attempt may take; None leaves it to `rollout.deadlines.episode_s`.
+        idle_s: seconds without a call; None for no limit.
+        exit_grace_s: seconds that the program gets to end after a call was refused for lack of budget.
+    """
+
+    command: tuple[str, ...] = ()
+    function: str = ""
+    pull: PullOptions | None = None
+    environment: Mapping[str, str] = field(factory=dict)
+    model: str = "policy"
+    session_s: float | None = field(default=None, validator=_more_than_0)
+    idle_s: float | None = field(default=None, validator=_more_than_0)
+    exit_grace_s: float = field(default=10.0, validator=validators.gt(0.0))
+
+    def __attrs_post_init__(self) -> None:
+        """Check that there is one agent; `ValueError` when there is none, or several."""
+        if [bool(self.command), bool(self.function), self.pull is not None].count(True) != 1:
+            raise ValueError("set one of command, function and pull")
+        if self.function and not all(part.strip() for part in self.function.partition(":")):
+            raise ValueError(f"function must have the form 'module:name', not {self.function!r}")

@@ -1,0 +1,148 @@
+"""Runs one server for each worker: from the first session until no session is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from attrs import define, field, frozen
+
+from turnwise.errors import InfrastructureError
+from turnwise_gateway.calls import Answer, CallRefusedError, ModelCall, SessionBackend
+from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
+
+_MAX_ENDED: Final = 1024
+"""Sessions that are over and whose late calls are still told so."""
+
+
+@frozen(kw_only=True)
+class ModelClient:
+    """
+    The things that an agent needs to call the model.
+
+    Attributes:
+        openai_base_url: for clients of OpenAI's APIs.
+        anthropic_base_url: for clients of Anthropic's API.
+        api_key: of this attempt alone.
+        model: name of the model.
+    """
+
+    openai_base_url: str
+    anthropic_base_url: str
+    api_key: str
+    model: str
+
+
+@define(eq=False)
+class _Door:
+    """Leads calls to a session until it is over; then the session's records can be freed."""
+
+    session: SessionBackend | None
+
+    async def answer(self, call: ModelCall) -> Answer:
+        return await self._open().answer(call)
+
+    async def count_tokens(self, call: ModelCall) -> int:
+        return await self._open().count_tokens(call)
+
+    def _open(self) -> SessionBackend:
+        if self.session is None:
+            raise CallRefusedError("session_closed", "the session is over")
+        return self.session
+
+
+@define(eq=False)
+class RunningServer:
+    """
+    A server that listens.
+
+    Attributes:
+        model: name of the served model.
+        options: of the server.
+    """
+
+    model: str
+    options: ServerOptions
+    _directory: SessionDirectory = field(init=False)
+    _server: GatewayServer = field(init=False)
+    _ended: deque[str] = field(factory=deque, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._directory = SessionDirectory(self.model)
+        self._server = GatewayServer(self._directory, self.options)
+
+    async def start(self) -> None:
+        """Listen; `InfrastructureError` if the address cannot be used."""
+        try:
+            await self._server.start()
+        except OSError as error:
+            raise InfrastructureError(f"the gateway cannot listen: {error}") from error
+
+    async def stop(self) -> None:
+        """Close all connections."""
+        await self._server.stop()
+
+    @contextmanager
+    def open(self, name: str, session: SessionBackend) -> Iterator[ModelClient]:
+        """Let calls reach a session inside the `with` statement; later ones are refused."""
+        door = _Door(session)
+        key = self._directory.add(name, door)
+        url = self._server.url(name)
+        try:
+            yield ModelClient(openai_base_url=f"{url}/v1", anthropic_base_url=url, api_key=key, model=self.model)
+        finally:
+            door.session = None
+            self._ended.append(name)
+            if len(self._ended) > _MAX_ENDED:
+                self._directory.forget(self._ended.popleft())
+
+
+@define(eq=False)
+class _Slot:
+    """The server of one event loop, when it runs."""
+
+    lock: asyncio.Lock = field(factory=asyncio.Lock)
+    server: RunningServer | None = None
+    num_users: int = 0
+
+
+@define(eq=False)
+class ServerHost:
+    """
+    Starts and stops the server of a worker.
+
+    Attributes:
+        model: name of the served model.
+        options: of the server.
+    """
+
+    model: str
+    options: ServerOptions = field(factory=ServerOptions)
+    _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, _Slot] = field(factory=WeakKeyDictionary, init=False)
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[RunningServer]:
+        """Keep the server of the running event loop up inside the `async with` statement."""
+        # Workers have an event loop each, and a server belongs to the loop that it was started on.
+        slot = self._slots.setdefault(asyncio.get_running_loop(), _Slot())
+        slot.num_users += 1
+        try:
+            yield await self._start(slot)
+        finally:
+            slot.num_users -= 1
+            async with slot.lock:
+                if slot.num_users == 0 and slot.server is not None:  # else a new session came in between
+                    server, slot.server = slot.server, None
+                    await server.stop()
+
+    async def _start(self, slot: _Slot) -> RunningServer:
+        async with slot.lock:  # the first session starts the server, and the others wait for it
+            if slot.server is None:
+                server = RunningServer(self.model, self.options)
+                await server.start()
+                slot.server = server
+            return slot.server

@@ -1,0 +1,127 @@
+"""The program of an agent: a process group of its own, which ends with the episode."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import structlog
+from attrs import define, field
+
+from turnwise.errors import InfrastructureError
+
+MAX_LINE: Final = 4096
+"""Characters of a line that are kept."""
+_MAX_TAIL: Final = 20
+_CHUNK: Final = 1 << 16
+_PIPE_S: Final = 1.0
+"""Time for the output of an ended program; a process that left the group may hold its pipes for ever."""
+
+
+class ProgramFailedError(Exception):
+    """The program of an agent ended with another exit code than 0, or never called the model."""
+
+
+@define(eq=False)
+class Program:
+    """
+    A running program.
+
+    Attributes:
+        process: of the program; it leads its process group.
+        output: descriptor of the end of a pipe that has its standard output.
+        errors: the same for its standard error.
+        take_line: called with each line of its standard output.
+    """
+
+    process: asyncio.subprocess.Process
+    output: int
+    errors: int
+    take_line: Callable[[str], None]
+    _tail: deque[str] = field(factory=lambda: deque(maxlen=_MAX_TAIL), init=False)
+
+    @classmethod
+    async def start(
+        cls, command: Sequence[str], environment: Mapping[str, str], take_line: Callable[[str], None]
+    ) -> Program:
+        """
+        Start a program with no input, and with these variables added to the environment.
+
+        Raises:
+            InfrastructureError: the machine cannot start it, for example because the file does not exist.
+        """
+        # Pipes of our own: with those of asyncio, `wait` returns only when the children have closed them too.
+        (output, stdout), (errors, stderr) = os.pipe(), os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(output)
+            os.close(errors)
+            raise InfrastructureError(f"cannot start {command[0]!r}: {error}") from error
+        finally:
+            os.close(stdout)
+            os.close(stderr)
+        return cls(process, output, errors, take_line)
+
+    async def wait(self) -> int:
+        """Return the exit code, when the program has ended and its output is read."""
+        async with asyncio.TaskGroup() as group:
+            readers = [
+                group.create_task(_read_lines(self.output, self._take_output)),
+                group.create_task(_read_lines(self.errors, self._tail.append)),
+            ]
+            try:
+                code = await self.process.wait()
+            finally:
+                self.kill()  # its children too: they would keep the pipes open
+                await self.process.wait()  # after a cancellation: the process must not stay a zombie
+            await asyncio.wait(readers, timeout=_PIPE_S)
+            for reader in readers:
+                reader.cancel()
+        return code
+
+    def kill(self) -> None:
+        """Kill the program and all processes of its group; a group that has ended is left alone."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):  # macOS says the second of a group of zombies
+            return
+
+    def describe_end(self, code: int) -> str:
+        """Return how the program ended, with its last lines of standard error."""
+        ended = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return "\n".join((f"the program {ended}", *self._tail))
+
+    def _take_output(self, line: str) -> None:
+        structlog.get_logger().debug("program output", pid=self.process.pid, line=line)
+        self.take_line(line)
+
+
+async def _read_lines(descriptor: int, take: Callable[[str], None]) -> None:
+    """Hand over each line of a pipe, and close it at its end; a long line is cut."""
+    stream = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb", buffering=0)
+    )
+    try:
+        line = b""
+        while chunk := await stream.read(_CHUNK):
+            *lines, line = (line + chunk).split(b"\n")
+            for each in lines:
+                take(each[:MAX_LINE].decode(errors="replace").rstrip("\r"))
+            line = line[:MAX_LINE]
+        if line:
+            take(line.decode(errors="replace"))
+    finally:
+        transport.close()

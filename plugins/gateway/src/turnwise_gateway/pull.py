@@ -1,0 +1,274 @@
+"""
+Episodes that outside agents pull: each waits in a task pool until an agent leases it.
+
+Every lease of an episode is an attempt with a session of its own. The records of an attempt that failed or whose lease
+expired stay in the episode as untrained ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from attrs import define, evolve, field
+
+from turnwise import Episode
+from turnwise.errors import InfrastructureError
+from turnwise_gateway.host import ModelClient, RunningServer
+from turnwise_gateway.pool.control import ControlServer, build_control_app
+from turnwise_gateway.pool.leased_session import LeasedSession
+from turnwise_gateway.pool.sqlite_store import SqliteStore
+from turnwise_gateway.pool.store import Lease, PoolResult, PoolTask
+from turnwise_gateway.pool.task_pool import TaskPool
+from turnwise_gateway.pull_options import PullOptions
+from turnwise_gateway.server import ServerOptions
+from turnwise_gateway.session.options import TrainedKinds
+from turnwise_gateway.session.session import Session, SessionParts
+
+_MAX_SESSIONS: Final = 4096
+"""Sessions that the control port shows, those that are over included."""
+_UNTRAINED: Final = TrainedKinds(main=False, subagent=False, compaction=False, auxiliary=False)
+
+
+@define(eq=False)
+class Attempt:
+    """
+    A lease of an episode and its session.
+
+    Attributes:
+        leased: the session as the agent and the control port see it.
+        session: answers the calls.
+        client: of the session.
+    """
+
+    leased: LeasedSession
+    session: Session
+    client: ModelClient
+    _door: ExitStack
+    _calls: set[asyncio.Task[None]]
+
+    async def wait(self) -> None:
+        """Wait for the end of the lease; calls in flight end with it."""
+        try:
+            await self.leased.ended.wait()
+        finally:
+            self.leased.end()
+            for call in self._calls:
+                call.cancel()
+
+    def close(self, *, is_trained: bool) -> None:
+        """Refuse further calls, and describe the records."""
+        self._door.close()
+        if not is_trained:
+            self.session.parts = evolve(
+                self.session.parts, options=evolve(self.session.parts.options, train=_UNTRAINED)
+            )
+        self.session.close()
+
+
+@define(eq=False)
+class Offer:
+    """
+    An episode that outside agents may lease.
+
+    Attributes:
+        episode: to run.
+        task: the episode in the pool.
+        pool: with the task.
+        attempts: that have been leased and not been looked at.
+    """
+
+    episode: Episode
+    task: PoolTask
+    pool: TaskPool
+    attempts: asyncio.Queue[Attempt] = field(factory=asyncio.Queue, init=False)
+    _parts: SessionParts
+    _server: RunningServer
+    _calls: asyncio.TaskGroup
+
+    def open(self, lease: Lease) -> Attempt:
+        """Open the session of a lease."""
+        calls: set[asyncio.Task[None]] = set()
+
+        def spawn(call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+            task = self._calls.create_task(call)
+            calls.add(task)
+            task.add_done_callback(calls.discard)
+            return task
+
+        session = Session(self.episode, self._parts, lease.id, spawn)
+        leased = LeasedSession(lease, session, self.pool)
+        door = ExitStack()
+        client = door.enter_context(self._server.open(lease.id, leased))
+        attempt = Attempt(leased, session, client, door, calls)
+        self.attempts.put_nowait(attempt)
+        return attempt
+
+    async def result(self) -> PoolResult | None:
+        """Return the end of the episode in the pool; None when a further attempt follows."""
+        return await self.pool.result_of(self.task)
+
+
+@define(eq=False)
+class PullDesk:
+    """
+    The `SessionDesk` of the episodes of an event loop.
+
+    Attributes:
+        model: name of the served model.
+        pool: of the episodes.
+    """
+
+    model: str
+    pool: TaskPool
+    _offers: dict[tuple[str, int, int], Offer] = field(factory=dict, init=False)
+    _sessions: OrderedDict[str, LeasedSession] = field(factory=OrderedDict, init=False)
+    _num_offers: Counter[tuple[str, bool, int, int]] = field(factory=Counter, init=False)
+
+    @asynccontextmanager
+    async def offer(
+        self, episode: Episode, parts: SessionParts, server: RunningServer, calls: asyncio.TaskGroup
+    ) -> AsyncIterator[Offer]:
+        """Let agents lease an episode inside the `async with` statement."""
+        task = self._describe(episode)
+        key = task.uid, task.global_step, episode.rollout_n
+        offer = self._offers[key] = Offer(episode, task, self.pool, parts, server, calls)
+        try:
+            await self.pool.put(task)
+            yield offer
+        finally:
+            del self._offers[key]
+            await self.pool.abandon(task, owner="infra", reason="the episode has ended")
+
+    def _describe(self, episode: Episode) -> PoolTask:
+        """Return an episode as a task; one that runs again gets another name, and its group with it."""
+        task, step, rollout_n = episode.task, episode.global_step, episode.rollout_n
+        names = (task.uid, episode.validation, step, rollout_n)
+        run = self._num_offers[names]
+        self._num_offers[names] += 1
+        # Without the ground truth: an agent must not read the answer.
+        content = {
+            "uid": task.uid,
+            "messages": [dict(message) for message in task.messages],
+            "extra": dict(task.extra),
+            "validation": episode.validation,
+        }
+        uid = json.dumps([task.uid, episode.validation, run])
+        return PoolTask(uid=uid, global_step=step, rollouts=(rollout_n,), content=content)
+
+    def open(self, lease: Lease) -> ModelClient | None:
+        offer = self._offers.get((lease.uid, lease.global_step, lease.rollout_n))
+        if offer is None:
+            return None
+        attempt = offer.open(lease)
+        self._sessions[lease.id] = attempt.leased
+        while len(self._sessions) > _MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+        return attempt.client
+
+    def end_lost(self, lease: Lease) -> None:
+        """End the session of a lease that expired."""
+        if (session := self._sessions.get(lease.id)) is not None:
+            session.end()
+
+    def find(self, session_id: str) -> LeasedSession | None:
+        return self._sessions.get(session_id)
+
+    def model_name(self) -> str:
+        return self.model
+
+
+@define(eq=False)
+class _Slot:
+    """The desk of one event loop, when it is open."""
+
+    lock: asyncio.Lock = field(factory=asyncio.Lock)
+    desk: PullDesk | None = None
+    num_users: int = 0
+    parts: AsyncExitStack = field(factory=AsyncExitStack)
+
+
+@define(eq=False)
+class PullHost:
+    """
+    Opens and closes the control port and the pool of a worker.
+
+    Attributes:
+        model: name of the served model.
+        options: of the pool and the control port.
+    """
+
+    model: str
+    options: PullOptions
+    _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, _Slot] = field(factory=WeakKeyDictionary, init=False)
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[PullDesk]:
+        """Keep the control port of the running event loop open inside the `async with` statement."""
+        slot = self._slots.setdefault(asyncio.get_running_loop(), _Slot())
+        slot.num_users += 1
+        try:
+            async with slot.lock:  # the first episode opens the port, and the others wait for it
+                if slot.desk is None:
+                    slot.desk = await self._open(slot.parts)
+            yield slot.desk
+        finally:
+            slot.num_users -= 1
+            async with slot.lock:
+                if slot.num_users == 0 and slot.desk is not None:  # else a new episode came in between
+                    slot.desk = None
+                    await slot.parts.aclose()
+
+    async def _open(self, parts: AsyncExitStack) -> PullDesk:
+        options = self.options
+        try:
+            folder = parts.enter_context(TemporaryDirectory(prefix="turnwise-pool-"))
+            # The file dies with its sessions. An agent may survive both, so fences continue with the time of day.
+            store = SqliteStore(
+                Path(folder) / "pool.sqlite",
+                max_attempts=options.max_attempts,
+                first_fence=time.time_ns() // 1_000_000,
+            )
+            pool = TaskPool(store, options.capacity, lease_s=options.lease_s)
+            desk = PullDesk(self.model, pool)
+            pool.on_lost = desk.end_lost
+            await parts.enter_async_context(pool)
+            secret = os.environ.get(options.secret_variable) or secrets.token_urlsafe(32)
+            server_options = ServerOptions(port=options.control_port)
+            app = build_control_app(pool, desk, secret, server_options)
+            server = await parts.enter_async_context(ControlServer(app, server_options))
+            # Runs behind the removal of the file and before the server stops: waiting agents get a reply.
+            parts.callback(pool.send_away)
+            parts.enter_context(_announced(Path(options.control_file), server.url, secret))
+        except OSError as error:
+            await parts.aclose()
+            raise InfrastructureError(f"the control port cannot be opened: {error}") from error
+        except BaseException:
+            await parts.aclose()
+            raise
+        return desk
+
+
+@contextmanager
+def _announced(path: Path, url: str, secret: str) -> Iterator[None]:
+    """Keep address and secret of a control port in a file that only its owner can read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump({"url": url, "secret": secret}, file)
+    partial.replace(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,30 @@
+"""Options of episodes that outside agents pull."""
+
+from __future__ import annotations
+
+from attrs import field, frozen, validators
+
+
+@frozen(kw_only=True)
+class PullOptions:
+    """
+    The control port at which outside agents lease episodes.
+
+    Attributes:
+        control_file: JSON file with the `url` and the `secret` of the port while episodes run; only its owner can
+            read it.
+        control_port: 0 takes a free one.
+        secret_variable: environment variable with the secret; without one each port gets a random secret.
+        lease_s: seconds after which a lease without calls and heartbeats expires.
+        max_attempts: leases of an episode before it fails.
+        score_s: seconds without a call after which a leased episode is timed out.
+        capacity: most episodes that wait or are leased.
+    """
+
+    control_file: str
+    control_port: int = field(default=0, validator=[validators.ge(0), validators.le(65535)])
+    secret_variable: str = "TURNWISE_CONTROL_SECRET"
+    lease_s: float = field(default=300.0, validator=validators.gt(0.0))
+    max_attempts: int = field(default=3, validator=validators.ge(1))
+    score_s: float = field(default=600.0, validator=validators.gt(0.0))
+    capacity: int = field(default=100_000, validator=validators.ge(1))

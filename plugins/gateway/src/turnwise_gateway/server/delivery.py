@@ -1,0 +1,164 @@
+"""
+The delivery of replies: a turn counts when its last byte was handed over to a client that is still there.
+
+`Delivery` sees to it that each answer is confirmed or released, once, whichever way the handler ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+import structlog
+from aiohttp import web
+from attrs import define
+
+from turnwise_gateway.calls import Answer, CallRefusedError, ModelReply, SessionBackend
+from turnwise_gateway.dialects import Exchange, write_json
+from turnwise_gateway.server.options import ServerOptions
+
+SERVER_HEADERS = {"Server": "turnwise"}
+_STREAM_HEADERS = {
+    **SERVER_HEADERS,
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+@define
+class Delivery:
+    """A call from its request to the end of its response; a context manager that releases what was not confirmed."""
+
+    exchange: Exchange
+    options: ServerOptions
+    outcome: str = "cancelled"
+    reply: ModelReply | None = None
+    _answer: Answer | None = None
+    _refusal: CallRefusedError | None = None
+
+    def __enter__(self) -> Delivery:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._answer is not None:
+            self._answer.release()
+            self._answer = None
+
+    async def fetch(self, backend: SessionBackend) -> None:
+        """Wait for the session; never raises, but for a cancellation."""
+        try:
+            # Nothing is awaited between the session's return and this assignment, so no answer can be lost.
+            self._answer = await backend.answer(self.exchange.call)
+            self.reply = self._answer.reply
+        except CallRefusedError as error:
+            self._refusal = error
+        except asyncio.CancelledError:
+            # The session may have ended a task that this one waited for, while the client is still there.
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            self._refusal = CallRefusedError("engine", "the session ended the call")
+        except Exception as error:  # noqa: BLE001  # a session's bug must not look like the end of a stream
+            structlog.get_logger().exception("a session failed to answer a call", error=str(error))
+            self._refusal = CallRefusedError("engine", "the session failed to answer")
+
+    async def respond(self, request: web.BaseRequest, backend: SessionBackend) -> web.StreamResponse:
+        """
+        Answer a request, by a stream if it asks for one.
+
+        Raises:
+            CallRefusedError: there is no answer, and no byte was sent yet.
+        """
+        if self.exchange.call.stream:
+            return await self._respond_by_events(request, backend)
+        await self.fetch(backend)
+        body = self._compose()
+        response = web.Response(body=body, content_type="application/json", headers=SERVER_HEADERS)
+        await self._send(request, response, b"")
+        return response
+
+    async def _respond_by_events(self, request: web.BaseRequest, backend: SessionBackend) -> web.StreamResponse:
+        response = web.StreamResponse(headers=_STREAM_HEADERS)
+        # Heartbeats are written by this task alone, so none of them can come between the events of the reply.
+        async with asyncio.TaskGroup() as group:
+            fetching = group.create_task(self.fetch(backend))
+            while not (await asyncio.wait({fetching}, timeout=self.options.heartbeat_s))[0]:
+                if not await self._beat(request, response):
+                    fetching.cancel()
+                    break
+        if self._answer is None and self._refusal is None:
+            self.outcome = "client_gone"
+            return response
+        try:
+            events = self._compose()
+        except CallRefusedError as refusal:
+            # Before the first byte the refusal still has a status, which clients understand best.
+            if not response.prepared:
+                raise
+            self.outcome = refusal.kind
+            await self._break_stream(request, response, refusal)
+            return response
+        await self._send(request, response, events)
+        return response
+
+    def _compose(self) -> bytes:
+        """Return the body or the events of the reply; `CallRefusedError` if there is none or it cannot be written."""
+        if self._refusal is not None:
+            self.outcome = self._refusal.kind
+            raise self._refusal
+        assert self.reply is not None, "a call ends with a reply or with a refusal"
+        try:
+            if self.exchange.call.stream:
+                return self.exchange.write_events(self.reply)
+            return write_json(self.exchange.write_reply(self.reply))
+        except Exception as error:
+            structlog.get_logger().exception("a reply cannot be written", error=str(error))
+            self.outcome = "engine"
+            raise CallRefusedError("engine", "the reply cannot be written") from error
+
+    async def _beat(self, request: web.BaseRequest, response: web.StreamResponse) -> bool:
+        """Send a heartbeat; return whether the client is still there."""
+        try:
+            await response.prepare(request)
+            await response.write(self.exchange.write_heartbeat())
+        except ConnectionError:
+            return False
+        return True
+
+    async def _send(self, request: web.BaseRequest, response: web.StreamResponse, events: bytes) -> None:
+        """Send a whole response, or the rest of a stream, and confirm the answer if the client has not gone."""
+        try:
+            if (transport := request.transport) is not None:
+                # Without a buffer, the drain after the last byte waits until the system has all of them.
+                transport.set_write_buffer_limits(0)
+            async with asyncio.timeout(self.options.send_s):
+                await response.prepare(request)
+                await response.write_eof(events)
+        except ConnectionError:
+            self.outcome = "client_gone"
+            return
+        except TimeoutError:
+            self.outcome = "client_too_slow"
+            if request.transport is not None:
+                request.transport.abort()
+            return
+        if request.transport is None or request.transport.is_closing():
+            self.outcome = "client_gone"
+            return
+        assert self._answer is not None, "a reply comes with an answer"
+        answer, self._answer = self._answer, None
+        self.outcome = "delivered"
+        answer.confirm()
+
+    async def _break_stream(
+        self, request: web.BaseRequest, response: web.StreamResponse, refusal: CallRefusedError
+    ) -> None:
+        """Send the error, and close the connection without the last chunk: half a reply must not pass for a whole."""
+        try:
+            await response.write(self.exchange.write_failure(refusal))
+        except ConnectionError:
+            self.outcome = "client_gone"
+        if request.transport is not None:
+            request.transport.close()

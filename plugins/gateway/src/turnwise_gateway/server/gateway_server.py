@@ -1,0 +1,200 @@
+"""The server: one port for all sessions, each with a key."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+import structlog
+from aiohttp import web
+from attrs import define
+
+from turnwise_gateway.calls import CallRefusedError, Dialect, Directory, SessionBackend
+from turnwise_gateway.dialects import describe_error, headers_of, read_count, read_exchange, status_of, write_json
+from turnwise_gateway.server.delivery import SERVER_HEADERS, Delivery
+from turnwise_gateway.server.options import ServerOptions
+from turnwise_gateway.server.receipt import AgentsServer, Connection, read_body
+from turnwise_gateway.server.routes import Route, find_route, guess_dialect, is_base
+
+_SHUTDOWN_S = 1.0
+"""Time for calls in flight when the server stops; then their handlers are cancelled."""
+
+
+@define
+class _Line:
+    """The log line of a request; it has no keys and no texts."""
+
+    started: float
+    route: Route | None = None
+    status: int = 0
+    delivery: Delivery | None = None
+    error: str | None = None
+
+    def write(self) -> None:
+        values: dict[str, object] = {"status": self.status, "seconds": round(time.perf_counter() - self.started, 4)}
+        if self.route is not None:
+            values |= {"action": self.route.action, "dialect": self.route.dialect, "session": self.route.session_id}
+        outcome = self.error
+        if self.delivery is not None:
+            call, reply = self.delivery.exchange.call, self.delivery.reply
+            outcome = self.error or self.delivery.outcome
+            values |= {"stream": call.stream, "ignored": call.ignored}
+            if reply is not None:
+                values |= {"finish": reply.finish, "prompt_tokens": reply.usage.prompt_tokens}
+                values["completion_tokens"] = reply.usage.completion_tokens
+        log = structlog.get_logger()
+        (log.debug if outcome in {None, "delivered"} else log.info)("call of an agent", outcome=outcome, **values)
+
+
+class GatewayServer:
+    """
+    Serves the sessions of a directory to agents. An async context manager.
+
+    Args:
+        directory: finds the session of a key.
+        options: addresses and limits.
+    """
+
+    def __init__(self, directory: Directory, options: ServerOptions | None = None) -> None:
+        self._directory = directory
+        self._options = options or ServerOptions()
+        self._runner: web.ServerRunner | None = None
+        self._num_in_flight = 0
+        self._port = 0
+
+    @property
+    def port(self) -> int:
+        """Port of the started server."""
+        return self._port
+
+    @property
+    def num_in_flight(self) -> int:
+        """Number of calls that have no whole response yet."""
+        return self._num_in_flight
+
+    def url(self, session_id: str | None = None, *, host: str | None = None) -> str:
+        """
+        Return the base URL for clients of Anthropic; those of OpenAI need `/v1` after it.
+
+        Args:
+            session_id: puts the session into the path; without it, the key alone names the session.
+            host: by which agents reach this machine; by default the address that the server listens at.
+        """
+        name = host or self._options.host
+        root = f"http://[{name}]:{self._port}" if ":" in name else f"http://{name}:{self._port}"
+        return root if session_id is None else f"{root}/s/{session_id}"
+
+    async def start(self) -> None:
+        """Listen; `OSError` if the address cannot be used."""
+        self._runner = web.ServerRunner(AgentsServer(self._handle, self._options), shutdown_timeout=_SHUTDOWN_S)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._options.host, self._options.port)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Close all connections; calls in flight get a moment to end."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def __aenter__(self) -> GatewayServer:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if isinstance(request.protocol, Connection):
+            request.protocol.end_deadline()
+        path = request.raw_path.partition("?")[0]
+        line = _Line(time.perf_counter())
+        try:
+            response = await self._respond(request, path, line)
+            line.status = response.status
+        except CallRefusedError as error:
+            line.error, line.status = error.kind, status_of(error)
+            response = _write_error(self._dialect(request, path, line), error)
+        except Exception as error:  # noqa: BLE001  # a client gets JSON in its dialect and no text of ours
+            structlog.get_logger().exception("a request failed", error=str(error))
+            line.error, line.status = "engine", 500
+            failure = CallRefusedError("engine", "the server failed")
+            response = _write_error(self._dialect(request, path, line), failure)
+        finally:
+            line.write()
+        return response
+
+    @staticmethod
+    def _dialect(request: web.BaseRequest, path: str, line: _Line) -> Dialect:
+        return line.route.dialect if line.route else guess_dialect(path, request.headers)
+
+    async def _respond(self, request: web.BaseRequest, path: str, line: _Line) -> web.StreamResponse:
+        self._options.check_host(request.headers.getall("Host", []))
+        if is_base(request.method, path):
+            return web.Response(headers=SERVER_HEADERS)
+        line.route = route = find_route(request.method, path)
+        backend = self._authenticate(request, route)
+        if route.action == "models":
+            return _write(self._list_models())
+        if request.version < (1, 1):
+            # HTTP/1.0 marks no end of a stream, so half a reply would pass for a whole one.
+            raise CallRefusedError("invalid", "the server needs HTTP/1.1")
+        if self._num_in_flight >= self._options.max_in_flight:
+            wait_s = self._options.retry_after_s
+            raise CallRefusedError("overloaded", "too many calls are in flight", retry_after_s=wait_s)
+        self._num_in_flight += 1
+        try:
+            body = await read_body(request, self._options)
+            if route.action == "count":
+                call = read_count(body, request.headers).call
+                return _write({"input_tokens": await backend.count_tokens(call)})
+            exchange = read_exchange(route.dialect, body, request.headers)
+            with Delivery(exchange, self._options) as line.delivery:
+                return await line.delivery.respond(request, backend)
+        finally:
+            self._num_in_flight -= 1
+
+    def _authenticate(self, request: web.BaseRequest, route: Route) -> SessionBackend:
+        """Return the session of the request's key; one key in either header is enough."""
+        for key in _keys(request):
+            if (backend := self._directory.find(key, route.session_id)) is not None:
+                return backend
+        raise CallRefusedError("unauthorized", "the API key is missing or wrong")
+
+    def _list_models(self) -> dict[str, object]:
+        # One list with the keys of both vendors: the route is the same for both.
+        name = self._directory.model_name()
+        model = {"id": name, "object": "model", "created": 0, "owned_by": "turnwise"}
+        model |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+        return {"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name}
+
+
+def _keys(request: web.BaseRequest) -> list[bytes]:
+    """Return the keys that a request offers; aiohttp decodes headers so that their bytes can be had back."""
+    found = list(request.headers.getall("x-api-key", []))
+    for value in request.headers.getall("Authorization", []):
+        scheme, _, key = value.partition(" ")
+        if scheme.lower() == "bearer":
+            found.append(key.strip())
+    if len(found) > 2:
+        raise CallRefusedError("unauthorized", "the request has more than one key")
+    return [key.encode("utf-8", "surrogateescape") for key in found]
+
+
+def _write(body: dict[str, object]) -> web.Response:
+    return web.Response(body=write_json(body), content_type="application/json", headers=SERVER_HEADERS)
+
+
+def _write_error(dialect: Dialect, error: CallRefusedError) -> web.Response:
+    response = web.Response(
+        body=write_json(describe_error(dialect, error)),
+        status=status_of(error),
+        content_type="application/json",
+        headers=SERVER_HEADERS | headers_of(error),
+    )
+    if error.kind == "timeout":
+        response.force_close()
+    return response

@@ -1,0 +1,74 @@
+"""The sessions of a server and their keys."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+
+from attrs import frozen
+
+from turnwise_gateway.calls import SessionBackend
+
+_SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
+
+@frozen
+class _Entry:
+    session_id: str
+    key: bytes
+    backend: SessionBackend
+
+
+class SessionDirectory:
+    """
+    Finds sessions by their keys. A session stays until it is forgotten, so that late calls are told that it is over.
+
+    Args:
+        model: name of the served model, for the list of models.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._by_id: dict[str, _Entry] = {}
+        self._by_digest: dict[bytes, _Entry] = {}
+
+    def add(self, session_id: str, backend: SessionBackend) -> str:
+        """
+        Add a session and return its new key.
+
+        Args:
+            session_id: 1 to 64 letters, digits, `-` and `_`; a part of URLs.
+            backend: answers the calls.
+
+        Raises:
+            ValueError: the id has another form, or is in use.
+        """
+        if not _SESSION_ID.match(session_id):
+            raise ValueError(f"a session id has 1 to 64 letters, digits, '-' and '_': {session_id!r}")
+        if session_id in self._by_id:
+            raise ValueError(f"there is a session {session_id!r} already")
+        key = secrets.token_urlsafe(32)
+        entry = _Entry(session_id, key.encode("ascii"), backend)
+        self._by_id[session_id] = self._by_digest[_digest(entry.key)] = entry
+        return key
+
+    def forget(self, session_id: str) -> None:
+        """Remove a session; its key is unknown from now on."""
+        entry = self._by_id.pop(session_id)
+        del self._by_digest[_digest(entry.key)]
+
+    def find(self, key: bytes, session_id: str | None) -> SessionBackend | None:
+        entry = self._by_digest.get(_digest(key)) if session_id is None else self._by_id.get(session_id)
+        # The time of a lookup by digest says nothing about the key, and the comparison takes the same time for all.
+        if entry is None or not hmac.compare_digest(entry.key, key):
+            return None
+        return entry.backend
+
+    def model_name(self) -> str:
+        return self._model
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,79 @@
+"""Waits for the end of a session's agent, or for the limit that ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from turnwise.errors import BudgetExhausted, DeadlineExceeded, PromptTooLongError
+from turnwise_gateway.config import ExternalConfig
+from turnwise_gateway.session.session import Session
+
+
+async def wait_for_agent(agent: Coroutine[Any, Any, None], session: Session, config: ExternalConfig) -> None:
+    """
+    Run an agent and wait until its calls are delivered.
+
+    Raises:
+        PromptTooLongError: the first prompt is longer than the run allows.
+        BudgetExhausted: the session ran out of budget, or of context and the agent failed.
+        DeadlineExceeded: the attempt took too long, or the agent made no call for too long.
+    """
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(_run(agent, session))
+        watching = group.create_task(_wait_for_limit(session, config))
+        await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
+        error = running.result() if running.done() else watching.result()
+        running.cancel()
+        watching.cancel()
+    refusal = session.exhausted
+    # The engine and the limits come first: an agent whose calls are refused fails for that reason.
+    if session.error is not None:
+        raise session.error
+    if refusal is not None and isinstance(refusal.__cause__, PromptTooLongError) and not session.num_delivered:
+        raise refusal.__cause__  # the run does not take the agent's first prompt
+    if refusal is not None and (refusal.kind == "budget_exhausted" or error is not None):
+        raise BudgetExhausted(refusal.message)
+    if error is not None:
+        raise error
+
+
+async def _run(agent: Coroutine[Any, Any, None], session: Session) -> Exception | None:
+    """Return the error of an agent, or None at its good end."""
+    try:
+        await agent
+    except Exception as error:  # noqa: BLE001 - it may follow from a refusal, which then is the reason
+        return error
+    await session.settle()  # the transport may still hold the last turn
+    return None
+
+
+async def _wait_for_limit(session: Session, config: ExternalConfig) -> Exception:
+    """Return the error that ends an agent before it ends itself."""
+    now = asyncio.get_running_loop().time
+    started, grace_end = now(), None
+    while session.error is None:
+        refusal = session.exhausted
+        if refusal is not None and refusal.kind == "budget_exhausted" and grace_end is None:
+            grace_end = now() + config.exit_grace_s
+        idle_end = now() + config.idle_s if config.idle_s is not None and session.is_idle else None
+        deadline = started + config.session_s if config.session_s is not None else None
+        limits = [
+            (end, error)
+            for end, error in (
+                (grace_end, BudgetExhausted("the agent went on after its budget was spent")),
+                (idle_end, DeadlineExceeded(f"the agent made no call for {config.idle_s} s")),
+                (deadline, DeadlineExceeded(f"the agent took longer than {config.session_s} s")),
+            )
+            if end is not None
+        ]
+        nearest, error = min(limits, key=lambda limit: limit[0], default=(None, None))
+        try:
+            async with asyncio.timeout_at(nearest):
+                session.changed.clear()
+                await session.changed.wait()
+        except TimeoutError:
+            if error is not None:
+                return error
+    return session.error

@@ -1,0 +1,61 @@
+"""
+Installs the clients of `versions.toml`, each in a folder of its own, and prints the folders.
+
+    python install.py [NAME ...]
+
+The folders are below TURNWISE_GATEWAY_CLIENTS, by default `turnwise-gateway-clients` in the folder for temporary files.
+A client that is there in its versions is left alone. The exit code is 1 if one cannot be installed.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import venv
+from pathlib import Path
+
+VERSIONS = tomllib.loads(Path(__file__).with_name("versions.toml").read_text(encoding="utf-8"))
+ROOT = Path(os.environ.get("TURNWISE_GATEWAY_CLIENTS") or Path(tempfile.gettempdir()) / "turnwise-gateway-clients")
+
+
+def install(name: str) -> Path:
+    """Install a client unless it is there; `subprocess.CalledProcessError` or `OSError` if that fails."""
+    kind = "pip" if name in VERSIONS["pip"] else "npm"
+    packages = VERSIONS[kind][name]
+    folder, done = ROOT / name, ROOT / f"{name}.json"
+    if done.is_file() and json.loads(done.read_text(encoding="utf-8")) == packages:
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    if kind == "pip":
+        venv.create(folder, with_pip=True)
+        command = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    else:
+        folder.mkdir(parents=True)
+        command = ["npm", "install", "--silent", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder)]
+    subprocess.run([*command, *packages], check=True, stdout=sys.stderr)
+    done.write_text(json.dumps(packages), encoding="utf-8")
+    return folder
+
+
+def main() -> int:
+    """Install the clients that the command line names, or all."""
+    failed = 0
+    ROOT.mkdir(parents=True, exist_ok=True)
+    # Workers of one test run ask for the same clients; one installs them, and the others wait.
+    with (ROOT / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for name in sys.argv[1:] or [*VERSIONS["pip"], *VERSIONS["npm"]]:
+            try:
+                print(install(name))
+            except (subprocess.CalledProcessError, OSError) as error:
+                print(f"{name} cannot be installed: {error}", file=sys.stderr)
+                failed = 1
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

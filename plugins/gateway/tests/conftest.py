@@ -1,0 +1,162 @@
+"""A gateway on loopback, in a thread, whose session answers as a test says."""
+
+import asyncio
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from turnwise_gateway.calls import CallRefusedError, ModelReply, Usage
+from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `session_scenarios`
+
+
+def build_reply(**changes):
+    """Build a reply of three tokens, with some fields changed."""
+    values = {
+        "id": "t1",
+        "content": "Hello.",
+        "usage": Usage(prompt_tokens=7, completion_tokens=3),
+        "token_ids": np.arange(3, dtype=np.int32),
+        "logprobs": np.array([-0.5, -1.0, -np.inf], np.float32),
+    }
+    return ModelReply(**{**values, **changes})
+
+
+class ScriptedAnswer:
+    """Tells the backend's `outcomes` whether it was confirmed or released."""
+
+    def __init__(self, reply, outcomes):
+        self.reply, self._outcomes = reply, outcomes
+
+    def confirm(self):
+        self._outcomes.put("confirmed")
+
+    def release(self):
+        self._outcomes.put("released")
+
+
+class ScriptedBackend:
+    """
+    A session that answers with `script(call)`, a reply or an error.
+
+    Attributes:
+        script: called for each call; a reply is returned, and an exception is raised.
+        delay_s: seconds before each answer; on the server's own clock, so that earlier timers of the server are due.
+        calls: all calls.
+        outcomes: for each answer, `confirmed` or `released`; for each cancelled call, `cancelled`.
+        arrived: set when a call waits for `let_go`.
+    """
+
+    def __init__(self):
+        self.script: Callable = lambda _call: build_reply()
+        self.delay_s = 0.0
+        self.calls, self.outcomes, self.arrived = [], queue.Queue(), threading.Event()
+        self._gate = None
+
+    async def answer(self, call):
+        self.calls.append(call)
+        try:
+            if self._gate is not None:
+                self.arrived.set()
+                await self._gate.wait()
+            await asyncio.sleep(self.delay_s)
+            result = self.script(call)
+        except asyncio.CancelledError:
+            self.outcomes.put("cancelled")
+            raise
+        if isinstance(result, BaseException):
+            raise result
+        return ScriptedAnswer(result, self.outcomes)
+
+    async def count_tokens(self, call):
+        self.calls.append(call)
+        return 42
+
+    def outcome(self):
+        """Wait for the next outcome."""
+        return self.outcomes.get(timeout=10)
+
+
+class ServedGateway:
+    """
+    A running gateway with one session.
+
+    Attributes:
+        backend: the session.
+        url: the base URL with the session in its path, without `/v1`.
+        key: of the session.
+    """
+
+    def __init__(self, **options):
+        self.backend, self.directory = ScriptedBackend(), SessionDirectory("tiny")
+        self.key = self.directory.add("s-1", self.backend)
+        self.server = GatewayServer(self.directory, ServerOptions(**options))
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread.start()
+        assert self._ready.wait(10)
+        self.url = self.server.url("s-1")
+
+    async def _serve(self):
+        self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
+        async with self.server:
+            self._ready.set()
+            await self._stopped.wait()
+
+    def hold(self):
+        """Let calls wait until `let_go`."""
+        self.backend._gate = asyncio.Event()
+
+    def let_go(self):
+        self._loop.call_soon_threadsafe(self.backend._gate.set)
+
+    def stop(self):
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopped.set)
+            self._thread.join(10)
+
+
+@pytest.fixture(scope="session")
+def make_reply():
+    """Builds a reply of three tokens, with some fields changed."""
+    return build_reply
+
+
+@pytest.fixture(scope="session")
+def refused():
+    """Builds the error of a call that a session refuses."""
+    return CallRefusedError
+
+
+@pytest.fixture
+def serve():
+    """Starts gateways, with options of the server, and stops them after the test."""
+    served = []
+
+    def start(**options):
+        served.append(ServedGateway(**options))
+        return served[-1]
+
+    yield start
+    for each in served:
+        each.stop()
+
+
+@pytest.fixture
+def gateway(serve):
+    """A running gateway with the default options."""
+    return serve()
+
+
+@pytest.fixture(scope="module")
+def lasting_gateway():
+    """One gateway for all examples of a property."""
+    served = ServedGateway()
+    yield served
+    served.stop()

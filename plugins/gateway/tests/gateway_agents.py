@@ -1,0 +1,53 @@
+"""Agents that the tests run: they know the model's API and nothing of turnwise."""
+
+import json
+
+import aiohttp
+
+from turnwise_testing.agent_probe import probe_resources
+
+TOOLS = [dict(schema) for schema in probe_resources().tool_schemas]
+
+
+class RefusedError(Exception):
+    """The model's API refused a call."""
+
+
+async def converse(task, client):
+    """Call the model until it answers without a call, and add numbers for it; report 0.5 as the score."""
+    messages = [dict(message) for message in task.messages]
+    headers = {"Authorization": f"Bearer {client.api_key}"}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        for _ in range(40):
+            body = {"model": client.model, "messages": messages, "tools": TOOLS}
+            async with http.post(f"{client.openai_base_url}/chat/completions", json=body) as response:
+                answer = await response.json()
+            if response.status != 200:
+                raise RefusedError(answer["error"]["message"])
+            message = answer["choices"][0]["message"]
+            messages.append(message)
+            if not message.get("tool_calls"):
+                return 0.5
+            messages += [
+                {"role": "tool", "tool_call_id": call["id"], "content": run(call)} for call in message["tool_calls"]
+            ]
+    return None
+
+
+def run(call):
+    """Return the result of a call, or the reason why there is none."""
+    try:
+        arguments = json.loads(call["function"]["arguments"])
+        return str(int(arguments["a"]) + int(arguments["b"]))
+    except (ValueError, KeyError, TypeError) as error:
+        return f"Error: {error!r}"
+
+
+async def be_silent(task, client):
+    """End without a call."""
+
+
+async def report_nonsense(task, client):
+    """Report a score that is no number."""
+    await converse(task, client)
+    return float("nan")

@@ -1,0 +1,237 @@
+"""Tests of the agent `external`: programs and functions, their ends, and equality with an agent in the process."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from turnwise import Resources, Status
+from turnwise.chat.reasoning import ThinkTags, ThinkTagsConfig
+from turnwise.errors import ConfigError
+from turnwise_gateway import make_external
+from turnwise_gateway.agent import describe_task
+from turnwise_gateway.config import ExternalConfig
+from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
+
+PROGRAMS = Path(__file__).parent / "programs"
+CALLING = (
+    "The answer is 42.",
+    'First I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>',
+    '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>'
+    '<tool_call>{"name": "add", "arguments": {"a": 5, "b": 8}}</tool_call>',
+    "<think>Nothing to add.</think>Grüße, 世界: no call here.",
+)
+
+
+def build_probe(turns=CALLING, **options):
+    """Return a probe of the agent with these options."""
+    resources = probe_resources()
+    config = ExternalConfig(**options)
+    return AgentProbe(
+        make_agent=lambda: make_external(config, resources), resources=resources, turns=turns, response_length=1 << 14
+    )
+
+
+def program(behaviour, *arguments, **options):
+    """Return a probe of the plain program."""
+    command = (sys.executable, str(PROGRAMS / "call_plainly.py"), behaviour, *map(str, arguments))
+    return build_probe(command=command, **options)
+
+
+def run(probe, number=0, **options):
+    return asyncio.run(probe.run(make_task(number), **options))
+
+
+def test_a_program_that_reports_a_score_completes():
+    """A program finds the model in its environment, and the score that it prints is noted."""
+    done = run(program("score"))
+
+    assert Status.COMPLETED is done.result.status
+    assert 0.75 == done.episode.memory["reported_score"]
+    assert 1 == len(done.result.trajectories[0].turns())
+
+
+@pytest.mark.parametrize("parser", [None, ThinkTags(ThinkTagsConfig())])
+def test_a_reasoning_parser_splits_the_reply(parser):
+    """With a reasoning parser of the run, the reply has the reasoning apart; without one it stays in the text."""
+    resources = evolve(probe_resources(), reasoning_parser=parser)
+    config = ExternalConfig(function="gateway_agents:converse")
+    probe = evolve(
+        build_probe(("<think>Hm.</think>Yes.",), function="gateway_agents:converse"),
+        make_agent=lambda: make_external(config, resources),
+    )
+    reply = run(probe).result.messages[-1]
+
+    assert (
+        ("Yes.", "Hm.") == (reply["content"], reply["reasoning_content"]) if parser else "<think>" in reply["content"]
+    )
+
+
+def test_an_exit_code_is_the_agents_failure():
+    """Another exit code than 0 fails the episode with the last lines of standard error, and keeps the record."""
+    done = run(program("exit"))
+
+    assert (Status.FAILED, "agent") == (done.result.status, done.result.fault.owner)
+    assert "exit code 3 the last line" in done.result.fault.message
+    assert 1 == len(done.result.trajectories[0].turns())
+
+
+def test_a_killed_program_is_the_agents_failure():
+    """A program that dies of SIGKILL fails its episode, with its turns kept."""
+    done = run(program("kill"))
+
+    assert (Status.FAILED, "agent") == (done.result.status, done.result.fault.owner)
+    assert "signal 9" in done.result.fault.message
+    assert 1 == len(done.result.trajectories[0].turns())
+
+
+def test_children_end_with_the_program(tmp_path):
+    """A process that the program leaves behind is killed with it."""
+    done = run(program("child", tmp_path / "pid"))
+
+    assert Status.COMPLETED is done.result.status
+    pid = int((tmp_path / "pid").read_text())
+    stat = Path(f"/proc/{pid}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+def test_a_silent_program_ends_after_its_idle_time():
+    """A program without calls ends as timed out, and is killed."""
+    done = run(program("silence", idle_s=0.3))
+
+    assert Status.TIMED_OUT is done.result.status
+    assert "made no call for 0.3 s" in done.result.fault.message
+
+
+def test_an_attempt_has_a_deadline():
+    """`session_s` bounds the whole attempt."""
+    done = run(program("silence", session_s=1.0))
+
+    assert Status.TIMED_OUT is done.result.status
+    assert "took longer than 1.0 s" in done.result.fault.message
+
+
+def test_a_runaway_program_ends_by_its_budget():
+    """A program that never stops calling is refused, killed, and its episode truncated."""
+    done = run(program("runaway", max_calls=5, exit_grace_s=0.2))
+
+    assert Status.TRUNCATED is done.result.status
+    assert 5 == sum(len(record.turns()) for record in done.result.trajectories)
+    assert 0 < done.result.metrics.extra["gateway/refused_budget_exhausted"]
+
+
+def test_a_program_that_cannot_start_is_the_machines_failure():
+    """A missing program is a fault of the machine, and never one of the model."""
+    done = run(build_probe(command=("/no/such/program",)))
+
+    assert (Status.FAILED, "infra") == (done.result.status, done.result.fault.owner)
+
+
+def test_an_agent_without_a_call_failed():
+    """An agent that never asks the model has failed."""
+    done = run(build_probe(function="gateway_agents:be_silent"))
+
+    assert (Status.FAILED, "agent") == (done.result.status, done.result.fault.owner)
+    assert "without a call" in done.result.fault.message
+
+
+def test_a_score_that_is_no_number_is_refused():
+    """A score that is not finite fails the episode and is not noted."""
+    done = run(build_probe(function="gateway_agents:report_nonsense"))
+
+    assert (Status.FAILED, "agent") == (done.result.status, done.result.fault.owner)
+    assert "reported_score" not in done.episode.memory
+
+
+def run_both(probe, inside, number):
+    """Run a task through the gateway and in the process; return both."""
+    return run(probe, number), run(inside, number)
+
+
+def inside_probe(probe):
+    """Return a probe of `tool_agent` with the same model."""
+    from importlib import import_module
+
+    tool_agent = import_module("turnwise_tool_agent")
+    config = import_module("turnwise_tool_agent.config").ToolAgentConfig(max_parallel_calls=8)
+    return evolve(probe, make_agent=lambda: tool_agent.make_tool_agent(config, probe.resources))
+
+
+def check_equal(outside, inside):
+    assert inside.result.status is outside.result.status
+    assert inside.records == outside.records
+    assert [plain(message) for message in inside.result.messages] == [
+        plain(message) for message in outside.result.messages
+    ]
+    answers = [[answer.token_ids.tolist() for answer in each.answers] for each in (inside, outside)]
+    assert answers[0] == answers[1]
+
+
+def plain(message):
+    """Return the parts of a message that both agents write."""
+    content = message["content"]
+    calls = [call["function"] | {"id": call["id"]} for call in message.get("tool_calls", ())]
+    return message["role"], content, [{**c, "arguments": json.loads(c["arguments"])} for c in calls]
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_the_gateway_equals_an_agent_in_the_process(number):
+    """A run through the gateway equals the same run of `tool_agent`, token for token, with the same seeds."""
+    probe = build_probe(function="gateway_agents:converse")
+    check_equal(*run_both(probe, inside_probe(probe), number))
+
+
+def test_the_openai_client_equals_an_agent_in_the_process():
+    """A program with the `openai` client gives the records of `tool_agent`, token for token."""
+    tools = json.dumps([dict(schema) for schema in probe_resources().tool_schemas])
+    probe = build_probe(command=(sys.executable, str(PROGRAMS / "call_openai.py")), environment={"TOOLS": tools})
+    outside, inside = run_both(probe, inside_probe(probe), 1)
+
+    check_equal(outside, inside)
+    assert 1 < len(outside.result.trajectories[0].turns())
+    assert 0.25 == outside.episode.memory["reported_score"]
+
+
+def test_many_programs_share_a_server():
+    """Episodes at once have sessions of their own on one server, which is gone after the last."""
+    probe = build_probe(function="gateway_agents:converse")
+    agent = probe.make_agent()
+
+    async def run_all():
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(probe.run(make_task(number), agent=agent)) for number in range(8)]
+        assert [slot.server for slot in agent._host._slots.values()] == [None]
+        return [task.result() for task in tasks]
+
+    alone = [run(probe, number) for number in range(8)]
+    for one, expected in zip(asyncio.run(run_all()), alone, strict=True):
+        assert expected.records == one.records
+
+
+def test_the_task_has_no_answer():
+    """A program sees the task without its ground truth."""
+    task = make_task(ground_truth="42", extra={"a": 1})
+
+    assert {"uid": task.uid, "messages": list(task.messages), "extra": {"a": 1}} == json.loads(describe_task(task))
+
+
+@pytest.mark.parametrize("options", [{}, {"command": ("a",), "function": "a:b"}, {"function": "a"}])
+def test_there_is_one_agent(options):
+    """The config names a program or a function, and not both."""
+    with pytest.raises(ValueError, match=r"one of command|module:name"):
+        ExternalConfig(**options)
+
+
+def test_a_missing_function_is_named():
+    """A function that cannot be imported stops the run with its name."""
+    with pytest.raises(ConfigError, match="no_such_module:agent"):
+        make_external(ExternalConfig(function="no_such_module:agent"), probe_resources())
+
+
+def test_a_run_without_a_template_is_refused():
+    """The agent renders prompts, so it needs a chat template."""
+    with pytest.raises(ConfigError, match="chat template"):
+        make_external(ExternalConfig(command=("true",)), Resources())

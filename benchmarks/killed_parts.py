@@ -1,6 +1,8 @@
-"""A plugin for `random_kills.py`: a scripted engine and an agent of two turns, whose tokens depend on seeds alone."""
+"""A plugin of benchmarks with kills: a scripted engine and an agent of two turns. Its tokens depend on seeds alone."""
 
 from __future__ import annotations
+
+import os
 
 from attrs import frozen
 
@@ -31,8 +33,15 @@ class TwoTurns:
         result = await episode.generate(max_tokens=40)
         if len(episode.trajectory.turns()) == 2:
             return "terminated"
+        if episode.messages[0]["content"] == "exit":
+            await episode.call_tool(turnwise.ToolCall(name="leave"))
         episode.observe(result.token_ids[:3])
         return "generating"
+
+
+async def leave() -> None:
+    """End this process."""
+    os._exit(1)
 
 
 class Length:

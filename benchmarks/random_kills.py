@@ -30,6 +30,7 @@ from measurement import describe_machine
 from turnwise import EpisodeResult, read_results
 from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise.errors import DataError
+from turnwise_testing.installation import install_plugin
 from turnwise_testing.tokenizers import byte_tokenizer
 
 ROLES: Final = {
@@ -38,6 +39,7 @@ ROLES: Final = {
     "reward worker": "ray::RewardActor",
     "gcs": "gcs_server",
 }
+PLUGIN: Final = Path(__file__).with_name("killed_parts.py")
 MAX_PARTS: Final = 12
 """Parts of one run; more mean that resuming does not end."""
 
@@ -81,10 +83,7 @@ class Site:
     def __init__(self, folder: Path, num_episodes: int) -> None:
         self.folder = folder
         self.num_episodes = num_episodes
-        info = folder / "killed_parts-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: killed-parts\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text("[turnwise]\nkilled_parts = killed_parts\n")
+        install_plugin(folder, "killed_parts", PLUGIN.read_text(encoding="utf-8"))
         byte_tokenizer().save_pretrained(folder / "model")
         rows = [{"messages": [{"role": "user", "content": f"Question {i}"}]} for i in range(num_episodes)]
         (folder / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -114,11 +113,10 @@ class Site:
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start `turnwise rollout` in the folder; its output goes to a log."""
-        path = os.pathsep.join((str(self.folder), str(Path(__file__).parent)))
         command = [sys.executable, "-m", "turnwise.cli", "rollout", *arguments]
         with (self.folder / "log").open("w") as log:
             return subprocess.Popen(
-                command, cwd=self.folder, env=os.environ | {"PYTHONPATH": path}, stdout=log, stderr=log
+                command, cwd=self.folder, env=os.environ | {"PYTHONPATH": str(self.folder)}, stdout=log, stderr=log
             )
 
     def killed_run(

@@ -26,12 +26,13 @@ FINISHED = {Status.COMPLETED, Status.TRUNCATED}
 """Statuses of an episode that finished by itself: its last turn may have reached the token limit."""
 
 
-def make_manager(blueprint=None, *, workers=2, replicas=2, observers=None, **ray_options):
+def make_manager(blueprint=None, *, workers=2, replicas=2, reward_workers=0, observers=None, plan=PLAN, **ray_options):
     """Return a manager of actors that are watched closely and restarted at once."""
     ray_options = {"backoff_s": 0.05, "heartbeat_s": 0.2, "heartbeat_timeout_s": 6.0} | ray_options
-    config = RuntimeConfig(name="ray", num_workers=workers, num_replicas=replicas, ray=RayConfig(**ray_options))
+    counts = {"num_workers": workers, "num_replicas": replicas, "reward_workers": reward_workers}
+    config = RuntimeConfig(name="ray", **counts, ray=RayConfig(**ray_options))
     dispatcher = observers or Observers()
-    return RolloutManager(RayRuntime(blueprint or ScriptedBlueprint(), config, dispatcher), PLAN, dispatcher)
+    return RolloutManager(RayRuntime(blueprint or ScriptedBlueprint(), config, dispatcher), plan, dispatcher)
 
 
 def make_tasks(count, prefix="task"):

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 CORE = ROOT / "core/src/turnwise"
 PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
 MODULES = [f"turnwise_{name}" for name in PLUGINS]
-LIBRARIES = ["turnwise_engine_support"]
+LIBRARIES = ["turnwise_engine_support", "turnwise_rollout_buffer"]
 """Packages under `libs/` that plugins build on; the other libraries know nothing of turnwise."""
 SOURCES = sorted(
     path
@@ -32,7 +32,19 @@ TESTS = sorted(
     for path in ROOT.glob(pattern)
 )
 HEAVY = ("ray", "safetensors", "sglang", "tokenizers", "torch", "transformers", "vllm")
-PUBLIC = ("errors", "events", "files", "layout", "options", "plugin", "protocols", "record", "types", "weights")
+PUBLIC = (
+    "errors",
+    "events",
+    "files",
+    "layout",
+    "messages",
+    "options",
+    "plugin",
+    "protocols",
+    "record",
+    "types",
+    "weights",
+)
 """Modules of the core that plugins may import."""
 
 MAX_FILE_LINES = 400

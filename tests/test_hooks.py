@@ -20,6 +20,7 @@ from turnwise.config.resolve import build_part
 from turnwise.errors import DuplicateNameError, PluginError
 from turnwise.plugin import specs as hookspecs
 from turnwise.plugin.host import KINDS, Host, load
+from turnwise_testing.installation import install_plugin
 
 ROOT = Path(__file__).parents[1]
 EVERYTHING = Path(__file__).with_name("turnwise_everything.py")
@@ -46,19 +47,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(path.stem, None)
 
 
-def install(site: Path, name: str, code: str, version: str = "1.0") -> None:
-    """Install a module into a folder, with the metadata that `pip install` would write."""
-    (site / f"turnwise_{name}.py").write_text(code, encoding="utf-8")
-    info = site / f"turnwise_{name}-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: turnwise-{name}\nVersion: {version}\n")
-    (info / "entry_points.txt").write_text(f"[turnwise]\n{name} = turnwise_{name}\n")
-
-
 @pytest.fixture
 def host(site: Path) -> Host:
     """A host with the plugin that uses every hook."""
-    install(site, "everything", EVERYTHING.read_text(encoding="utf-8"))
+    install_plugin(site, "turnwise_everything", EVERYTHING.read_text(encoding="utf-8"), entry="everything")
     return load(PluginRecipe(allow=("everything",)))
 
 
@@ -103,7 +95,12 @@ def test_example_registers(hook: str, site: Path) -> None:
         r'def (\w+)\(registry\):\s+registry\.add\("(\w+)", (\w+), config=(\w+)\)', example
     )
     defined = f"@attrs.frozen\nclass {config}:\n    pass\n\ndef {factory}(config, resources):\n    return object()\n"
-    install(site, "example", f"import attrs\nimport turnwise\n{defined}\n{example.replace(written, hook)}")
+    install_plugin(
+        site,
+        "turnwise_example",
+        f"import attrs\nimport turnwise\n{defined}\n{example.replace(written, hook)}",
+        entry="example",
+    )
 
     found = load(PluginRecipe(allow=("example",))).registry(hook.removeprefix("register_"))  # type: ignore[arg-type]
 
@@ -134,8 +131,8 @@ def test_registered_parts_are_built(hook: str, host: Host) -> None:
 def test_two_plugins_may_not_share_a_name(site: Path) -> None:
     """A conflict names the kind, the name and both owners."""
     code = EVERYTHING.read_text(encoding="utf-8")
-    install(site, "everything", code)
-    install(site, "again", code)
+    install_plugin(site, "turnwise_everything", code, entry="everything")
+    install_plugin(site, "turnwise_again", code, entry="again")
 
     with pytest.raises(DuplicateNameError, match=r"agent 'silent_agent'.*'again' and 'everything'"):
         load(PluginRecipe(allow=("everything", "again")))
@@ -143,7 +140,12 @@ def test_two_plugins_may_not_share_a_name(site: Path) -> None:
 
 def test_a_misspelled_hook_is_refused(site: Path) -> None:
     """A plugin with an unknown hook is refused with a suggestion."""
-    install(site, "typo", "import turnwise\n@turnwise.hookimpl\ndef register_engine(registry):\n    pass\n")
+    install_plugin(
+        site,
+        "turnwise_typo",
+        "import turnwise\n@turnwise.hookimpl\ndef register_engine(registry):\n    pass\n",
+        entry="typo",
+    )
 
     with pytest.raises(PluginError, match=r"unknown hook 'register_engine'; did you mean 'register_engines'"):
         load(PluginRecipe(allow=("typo",)))

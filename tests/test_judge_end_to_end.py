@@ -7,6 +7,7 @@ import pytest
 
 from turnwise import RolloutManager, load_tasks
 from turnwise.config.file import load_config
+from turnwise_testing.installation import install_plugin
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,11 +39,7 @@ def register_rewards(registry):
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     """A folder in which the reward is an installed plugin."""
-    info = tmp_path / "acme_same_answer-1.0.dist-info"
-    info.mkdir()
-    (tmp_path / "acme_same_answer.py").write_text(PLUGIN)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-same-answer\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[turnwise]\nacme_same_answer = acme_same_answer\n")
+    install_plugin(tmp_path, "acme_same_answer", PLUGIN)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "acme_same_answer", raising=False)
     return tmp_path

@@ -17,6 +17,7 @@ from turnwise import Status
 from turnwise.data.trajectories import read_results
 from turnwise.data.unfinished import load_unfinished, save_unfinished
 from turnwise.record.invariants import check_trajectory
+from turnwise_testing.installation import install_plugin
 from turnwise_testing.tokenizers import byte_tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -133,11 +134,7 @@ def register_agents(registry):
 def run_dir(tmp_path, monkeypatch):
     """A folder with a plugin, a tokenizer, 40 rows and a config for the runtime `ray`."""
     site = tmp_path / "site"
-    info = site / "acme_faults-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / "acme_faults.py").write_text(PLUGIN)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-faults\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[turnwise]\nacme_faults = acme_faults\n")
+    install_plugin(site, "acme_faults", PLUGIN)
     byte_tokenizer().save_pretrained(tmp_path / "model")
     rows = [{"messages": [{"role": "user", "content": f"Question {i}"}]} for i in range(40)]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))

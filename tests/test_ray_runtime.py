@@ -71,6 +71,28 @@ def test_a_killed_replica_costs_nothing(undisturbed, running):
     wait_for_replacement(replicas, victim)
 
 
+def test_tasks_are_submitted_while_others_run(undisturbed, running):
+    """Tasks that come one by one, between results, have the ids of one call; an abandoned feed ends its episodes."""
+    tasks, results = make_tasks(60), []
+    with running.open(limit=20) as feed:
+        for task in tasks[:20]:
+            feed.submit(task)
+        for task in tasks[20:]:
+            results.append(next(iter(feed)))
+            feed.submit(task)
+        feed.close()
+        results += feed
+    check_complete(results, tasks)
+    assert ids_by_task(results) == undisturbed
+
+    feed = running.open()
+    for task in make_tasks(60, "held"):
+        feed.submit(task)
+    del feed
+    wait_until(lambda: not running.runtime.dispatcher.keys, "a dropped feed still has episodes")
+    assert running.unfinished == ()
+
+
 def test_a_killed_worker_has_its_episodes_run_again(undisturbed, running):
     """
     SIGKILL of a worker: other workers run the episodes that it had not delivered, and each is delivered once.

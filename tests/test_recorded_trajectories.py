@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from turnwise_testing.installation import install_plugin
+
 PLUGIN = Path(__file__).with_name("turnwise_recorded.py")
 END = "<|im_end|>"
 TIMES = frozenset({"total_s", "llm_s", "tool_s", "reward_s", "metrics_extra"})
@@ -88,17 +90,15 @@ def write_run(folder: Path, kind: str) -> None:
         "rollout": {"n": 8, "seed": 3, "prompt_length": 128, "response_length": 256, "sampling": {"temperature": 1.0}},
     }
     (folder / "run.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    (folder / "turnwise_recorded.py").write_text(PLUGIN.read_text(encoding="utf-8"), encoding="utf-8")
-    info = folder / "turnwise_recorded-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: turnwise-recorded\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[turnwise]\nrecorded = turnwise_recorded\n")
+    install_plugin(folder, "turnwise_recorded", PLUGIN.read_text(encoding="utf-8"), entry="recorded")
 
 
 def digest(file: Path) -> str:
     """Return the SHA-256 of all columns of a file of trajectories but the times."""
     rows = pq.read_table(file).to_pylist()
-    kept = [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+    # The column `lineage` came later; it is null in these runs, as the other columns are in part.
+    later = {"lineage": None}
+    kept = [{k: v for k, v in row.items() if k not in TIMES and (k, v) not in later.items()} for row in rows]
     kept.sort(key=lambda row: (row["uid"], row["rollout_n"]))
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
+from turnwise_testing.installation import install_plugin
+
 ROOT = Path(__file__).parents[1]
 SEEDED = Path(__file__).with_name("turnwise_seeded.py")
 CONFIG = """
@@ -46,11 +48,7 @@ train:
 
 def make_site(folder: Path) -> Path:
     """Create a config, its tasks, and the plugin as `pip install` would leave it, in a folder; return the folder."""
-    (folder / "turnwise_seeded.py").write_text(SEEDED.read_text(encoding="utf-8"), encoding="utf-8")
-    info = folder / "turnwise_seeded-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: turnwise-seeded\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[turnwise]\nseeded = turnwise_seeded\n")
+    install_plugin(folder, "turnwise_seeded", SEEDED.read_text(encoding="utf-8"), entry="seeded")
     (folder / "config.yaml").write_text(CONFIG, encoding="utf-8")
     write_tasks(folder / "tasks.jsonl", 5)
     return folder

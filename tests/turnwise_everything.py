@@ -28,6 +28,7 @@ from turnwise import (
     Message,
     Observer,
     Postprocessor,
+    ReasoningParser,
     Registry,
     Reply,
     Resources,
@@ -98,6 +99,13 @@ class SilentParser(Part):
 
     def parse(self, token_ids: Any) -> tuple[str, tuple[ToolCall, ...]]:
         return "", ()
+
+
+class SilentReasoning(Part):
+    """Finds no reasoning."""
+
+    def split(self, text: str) -> tuple[str, str]:
+        return "", text
 
 
 class SilentTool(Part):
@@ -203,6 +211,12 @@ def register_engines(registry: Registry[Engine]) -> None:
 def register_tool_parsers(registry: Registry[ToolParser]) -> None:
     """Add a parser."""
     registry.add("silent_tool_parser", SilentParser, config=Options)
+
+
+@hookimpl
+def register_reasoning_parsers(registry: Registry[ReasoningParser]) -> None:
+    """Add a reasoning parser."""
+    registry.add("silent_reasoning_parser", SilentReasoning, config=Options)
 
 
 @hookimpl

@@ -9,7 +9,7 @@ DEMO_OUT ?= runs/demo
 DOCS_VENV ?= .venv-docs
 DOCS_READY := $(DOCS_VENV)/.ready
 
-.PHONY: demo demo-train test test-slow test-all engines test-vllm test-sglang test-verl test-engines lint bench docs site clean
+.PHONY: demo demo-train test test-slow test-long coverage test-all engines test-vllm test-sglang test-verl test-engines lint bench docs site gateway-clients clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -32,6 +32,12 @@ test: $(READY)  ## the quick tests, in a few minutes
 
 test-slow: $(READY)  ## the slow tests, and every property with more examples
 	$(PYTEST) -m "not gpu and (slow or hypothesis)" --hypothesis-profile thorough
+
+test-long: $(READY)  ## every property with 1,000 examples, whatever its own number is; for a night
+	$(PYTEST) -m "not gpu and hypothesis" --hypothesis-profile long
+
+coverage: $(READY)  ## branch coverage of the core by its quick tests
+	$(PYTEST) core/tests -m "not gpu and not slow" --cov --cov-report=term:skip-covered
 
 test-all: test test-slow  ## every test that needs no GPU
 
@@ -70,6 +76,9 @@ $(DOCS_READY): constraints.txt requirements-docs.txt
 
 site: $(DOCS_READY)  ## the documentation as a site in site/; warnings and broken links are errors
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+
+gateway-clients: $(READY)  ## the clients that the slow tests of the gateway run; needs npm for one of them
+	$(BIN)/python plugins/gateway/tests/clients/install.py
 
 clean:  ## remove the virtual environments, the site and the output of runs
 	rm -rf $(VENV) $(DOCS_VENV) site runs

@@ -92,6 +92,9 @@ class ChatTemplate:
         """Ids that end a turn of the model: the template's first, then the tokenizer's and those given."""
         return tuple(self._stops)
 
+    def guard(self, content: str) -> str:
+        return self._contents.text(content)
+
     def verify(self) -> tuple[DeltaTemplate | str, ...]:
         """
         Return the templates of a user message, one tool result, two, and a tool result before a user message.

@@ -33,6 +33,13 @@ class Chat(Protocol):
     def stop_token_ids(self) -> tuple[int, ...]:
         """Ids that end a turn of the model."""
 
+    def guard(self, content: str) -> str:
+        """
+        Return a text from outside as `tokenizer.encode` must get it, for agents that encode texts without a template.
+
+        `rollout.special_tokens_in_content` decides how the special tokens in it are treated; `refuse` is a `DataError`.
+        """
+
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> TokenArray:
         """Return (P,) ids of a conversation up to the start of the model's turn."""
 

@@ -153,7 +153,7 @@ class TorlPython:
 
     def _encode_output(self, shown: str) -> TokenArray:
         """Return the ids of an output and its closing fence, tokenized as a continuation of the stop string."""
-        text = f"\n{shown}{_CLOSING}"
+        text = self._chat.guard(f"\n{shown}{_CLOSING}")
         opening, block = self._tokenizer.encode(STOP), self._tokenizer.encode(STOP + text)
         # SentencePiece tokenizers insert a space before every text, which does not belong here.
         ids = block[len(opening) :] if block[: len(opening)] == opening else self._tokenizer.encode(text)

@@ -18,11 +18,12 @@ def encode_prompt(messages: Sequence[Message], config: TorlPythonConfig, chat: C
     Return (P,) int32 ids of a prompt.
 
     Raises:
-        DataError: the template is `torl`, but the conversation is not one user message of text.
+        DataError: the template is `torl`, but the conversation is not one user message of text; or a message spells a
+            special token and the run refuses them.
     """
     if config.template == "chat":
         return chat.prompt(messages)
-    text = config.plain_prompt.replace(QUESTION_PLACEHOLDER, extract_question(messages))
+    text = config.plain_prompt.replace(QUESTION_PLACEHOLDER, chat.guard(extract_question(messages)))
     return np.array(chat.tokenizer.encode(text), np.int32)
 
 

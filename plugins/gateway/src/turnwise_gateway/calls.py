@@ -42,6 +42,7 @@ class ModelCall:
         headers: of the request, names in lower case; a session reads the lineage of sub-agents from them.
         model: name that the agent sent; replies repeat it.
         ignored: fields that have no effect here; a session counts them.
+        body: of the request as it came, where the server has it.
     """
 
     dialect: Dialect
@@ -58,6 +59,7 @@ class ModelCall:
     headers: Mapping[str, str] = field(factory=dict)
     model: str = ""
     ignored: tuple[str, ...] = ()
+    body: bytes = field(default=b"", eq=False, repr=False)
 
 
 @frozen(kw_only=True)

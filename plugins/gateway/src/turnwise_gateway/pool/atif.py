@@ -13,31 +13,32 @@ from typing import Any, Final
 from turnwise.types import JsonDict, Message
 from turnwise_gateway.calls import ModelReply
 from turnwise_gateway.dialects.strict_json import read_arguments
-from turnwise_gateway.pool.leased_session import DeliveredTurn, LeasedSession
+from turnwise_gateway.pool.leased_session import DeliveredTurn, RecordedSession
+from turnwise_gateway.pool.store import Attempted
 
 ATIF_VERSION: Final = "ATIF-v1.7"
 LOWEST_LOGPROB: Final = -9999.0
 """Written for a token of probability 0: JSON has no infinite numbers."""
 
 
-def describe_session(session: LeasedSession) -> JsonDict:
-    """Return a session as JSON: its lease, its scores, and its turns with their token ids by record."""
+def describe_session(session: RecordedSession[Attempted]) -> JsonDict:
+    """Return a session as JSON: its attempt, its scores, and its turns with their token ids by record."""
     records: dict[str, list[JsonDict]] = {}
     for number, turn in enumerate(session.transcript):
         described = {"turn": number, "id": turn.reply.id, "dialect": turn.call.dialect, **_tokens(turn.reply)}
         records.setdefault(_record_of(turn), []).append(described)
-    lease = session.lease
+    names = session.names
     return {
-        "session_id": lease.id,
-        "task": {"uid": lease.uid, "global_step": lease.global_step, "rollout_n": lease.rollout_n},
-        "attempt": lease.attempt,
+        "session_id": names.id,
+        "task": {"uid": names.uid, "global_step": names.global_step, "rollout_n": names.rollout_n},
+        "attempt": names.attempt,
         "is_over": session.ended.is_set(),
         "score": session.reported_score(),
         "records": records,
     }
 
 
-def export_session(session: LeasedSession, *, model: str) -> JsonDict:
+def export_session(session: RecordedSession[Attempted], *, model: str) -> JsonDict:
     """
     Return a session in ATIF.
 
@@ -46,8 +47,8 @@ def export_session(session: LeasedSession, *, model: str) -> JsonDict:
     by_record: dict[str, list[DeliveredTurn]] = {}
     for turn in session.transcript:
         by_record.setdefault(_record_of(turn), []).append(turn)
-    name = session.lease.id
-    agent: JsonDict = {"name": session.lease.worker or "agent", "version": "", "model_name": model}
+    name = session.names.id
+    agent: JsonDict = {"name": session.names.worker or "agent", "version": "", "model_name": model}
     main, *others = list(by_record.values()) or [[]]
     exported = _export(name, agent, main)
     if others:

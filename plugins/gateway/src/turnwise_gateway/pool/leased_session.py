@@ -1,15 +1,18 @@
-"""A session whose agent holds a lease: its calls renew the lease, and its delivered turns are kept as a transcript."""
+"""Sessions as the control port sees them: delivered turns as a transcript, scores from outside, and perhaps a lease."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Generic, TypeVar
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from turnwise_gateway.calls import Answer, CallRefusedError, ModelCall, ModelReply, SessionBackend
 from turnwise_gateway.pool.scores import ScoreBoard, Target
-from turnwise_gateway.pool.store import Lease
+from turnwise_gateway.pool.store import Attempted, Lease
 from turnwise_gateway.pool.task_pool import TaskPool
+
+A_co = TypeVar("A_co", bound=Attempted, covariant=True)
 
 
 @frozen(eq=False)
@@ -32,38 +35,35 @@ class _NotedAnswer:
 
     def confirm(self) -> None:
         self.answer.confirm()
-        self.transcript.append(DeliveredTurn(self.call, self.answer.reply))
+        # Without the body: the messages are in it once more, for each turn of a conversation.
+        self.transcript.append(DeliveredTurn(evolve(self.call, body=b""), self.answer.reply))
 
     def release(self) -> None:
         self.answer.release()
 
 
 @define(eq=False)
-class LeasedSession:
+class RecordedSession(Generic[A_co]):
     """
-    The `SessionBackend` of a lease.
+    A `SessionBackend` whose turns and scores the control port shows.
 
     Attributes:
-        lease: of the agent; the session has its name.
+        names: of the attempt; the session has its id.
         backend: answers the calls.
-        pool: of the lease.
         scores: reported from outside.
         transcript: delivered turns, in the order of their delivery.
-        ended: set at the end of the lease; then calls are refused.
+        ended: set at the end; then calls are refused.
     """
 
-    lease: Lease
+    names: A_co
     backend: SessionBackend
-    pool: TaskPool
     scores: ScoreBoard = field(factory=ScoreBoard, init=False)
     transcript: list[DeliveredTurn] = field(factory=list, init=False)
     ended: asyncio.Event = field(factory=asyncio.Event, init=False)
 
     async def answer(self, call: ModelCall) -> Answer:
         self._check_open()
-        async with self.pool.call_of(self.lease):
-            self._check_open()  # the call itself may have found that the lease has ended
-            return _NotedAnswer(await self.backend.answer(call), call, self.transcript)
+        return _NotedAnswer(await self.backend.answer(call), call, self.transcript)
 
     async def count_tokens(self, call: ModelCall) -> int:
         self._check_open()
@@ -86,4 +86,27 @@ class LeasedSession:
 
     def _check_open(self) -> None:
         if self.ended.is_set():
-            raise CallRefusedError("session_closed", "the lease of the session has ended")
+            raise CallRefusedError("session_closed", "the session has ended")
+
+
+@define(eq=False)
+class LeasedSession(RecordedSession[Lease]):
+    """
+    A session whose agent holds a lease, which its calls renew.
+
+    Attributes:
+        pool: of the lease.
+    """
+
+    pool: TaskPool
+
+    @property
+    def lease(self) -> Lease:
+        """The lease of the agent."""
+        return self.names
+
+    async def answer(self, call: ModelCall) -> Answer:
+        self._check_open()
+        async with self.pool.call_of(self.lease):
+            # The check is made once more there: the call itself may have found that the lease has ended.
+            return await super().answer(call)

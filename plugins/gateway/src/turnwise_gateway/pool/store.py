@@ -66,29 +66,39 @@ class PoolTask:
 
 
 @frozen(kw_only=True)
-class Lease:
+class Attempted:
     """
-    A rollout in the hands of one agent.
+    A rollout that an agent attempts.
 
     Attributes:
-        id: names the lease in requests.
-        fence: larger than that of every earlier lease.
-        attempt: number of this lease among those of the rollout, from 1.
-        worker: name that the agent gave itself.
+        id: names the attempt in requests.
+        attempt: number of this attempt among those of the rollout, from 1.
+        worker: name that the agent gave itself; empty for none.
         uid: of the task.
         global_step: training step that asked for it.
         rollout_n: number of the rollout in its group.
+    """
+
+    id: str
+    attempt: int = 1
+    worker: str = ""
+    uid: str
+    global_step: int
+    rollout_n: int
+
+
+@frozen(kw_only=True)
+class Lease(Attempted):
+    """
+    An attempt that ends with its time, unless the agent renews it.
+
+    Attributes:
+        fence: larger than that of every earlier lease.
         content: the task.
         until: time of the store's clock at which the lease expires, in seconds.
     """
 
-    id: str
     fence: int
-    attempt: int
-    worker: str
-    uid: str
-    global_step: int
-    rollout_n: int
     content: JsonDict
     until: float
 

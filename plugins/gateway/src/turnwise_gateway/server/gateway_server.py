@@ -7,7 +7,7 @@ from types import TracebackType
 
 import structlog
 from aiohttp import web
-from attrs import define
+from attrs import define, evolve
 
 from turnwise_gateway.calls import CallRefusedError, Dialect, Directory, SessionBackend
 from turnwise_gateway.dialects import describe_error, headers_of, read_count, read_exchange, status_of, write_json
@@ -152,6 +152,7 @@ class GatewayServer:
                 call = read_count(body, request.headers).call
                 return _write({"input_tokens": await backend.count_tokens(call)})
             exchange = read_exchange(route.dialect, body, request.headers)
+            exchange.call = evolve(exchange.call, body=body)
             with Delivery(exchange, self._options) as line.delivery:
                 return await line.delivery.respond(request, backend)
         finally:

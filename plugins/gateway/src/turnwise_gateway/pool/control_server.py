@@ -1,0 +1,163 @@
+"""Requests and responses of control ports, and the server of such a port."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Self
+
+import structlog
+from aiohttp import web
+
+from turnwise.errors import ConfigError
+from turnwise.types import JsonDict
+from turnwise_gateway.calls import CallRefusedError
+from turnwise_gateway.dialects.strict_json import read_json, write_json
+from turnwise_gateway.pool.scores import check_number
+from turnwise_gateway.pool.store import PoolError, Verdict
+from turnwise_gateway.server.options import ServerOptions
+
+MAX_BODY_BYTES: Final = 1024 * 1024
+STATUS: Final = {
+    Verdict.ACCEPTED: 200,
+    Verdict.REPEATED: 200,
+    Verdict.CONFLICT: 409,
+    Verdict.LATE: 409,
+    Verdict.UNKNOWN: 404,
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+FindKey = Callable[[web.Request], str | None]
+"""Returns another token that a request may have instead of the secret; None for none."""
+
+
+class RequestError(Exception):
+    """A request that has no effect; becomes a response."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+
+
+class ControlServer:
+    """
+    Serves a control port. An async context manager.
+
+    Args:
+        app: of `build_app`.
+        options: addresses and limits; the same that the application has.
+    """
+
+    def __init__(self, app: web.Application, options: ServerOptions | None = None) -> None:
+        self._options = options or ServerOptions()
+        # An agent that hangs up while it waits takes no task: its handler is cancelled.
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        """Address of the started server, such as `http://127.0.0.1:8000`."""
+        host = self._options.host
+        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
+
+    async def __aenter__(self) -> Self:
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self._options.host, self._options.port).start()
+        except BaseException:
+            await self._runner.cleanup()
+            raise
+        self._port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self._runner.cleanup()
+
+
+def build_app(
+    routes: list[web.RouteDef], secret: str, options: ServerOptions, find_key: FindKey | None = None
+) -> web.Application:
+    """
+    Return an application whose requests need a secret and whose failures are JSON.
+
+    Args:
+        routes: of the port.
+        secret: bearer token of every request, at least 16 characters.
+        options: names by which requests may address the server.
+        find_key: finds another token that a request may have.
+
+    Raises:
+        ConfigError: the secret is too short.
+    """
+    if len(secret) < 16:
+        raise ConfigError("the secret of the control port needs at least 16 characters")
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            options.check_host(request.headers.getall("Host", []))
+            _check_token(request, [secret, find_key(request) if find_key else None])
+            return await handler(request)
+        except RequestError as error:
+            return error_reply(error.status, error.code, error.message)
+        except (CallRefusedError, PoolError) as error:
+            return error_reply(400, "invalid", str(error))
+        except web.HTTPException as error:
+            return error_reply(error.status, error.reason.lower().replace(" ", "_"), error.reason)
+        except Exception as error:  # noqa: BLE001 - a client gets JSON, and no text of ours
+            structlog.get_logger().exception("a control request failed", error=str(error))
+            return error_reply(500, "failed", "the server failed")
+
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard])
+    app.add_routes(routes)
+    return app
+
+
+def _check_token(request: web.Request, tokens: list[str | None]) -> None:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    given = token.strip().encode("utf-8", "surrogateescape")
+    right = [each for each in tokens if each is not None and hmac.compare_digest(given, each.encode())]
+    if scheme.lower() != "bearer" or not right:
+        raise RequestError(401, "unauthorized", "the bearer token is missing or wrong")
+
+
+async def read_body(request: web.Request, fields: set[str]) -> dict[str, Any]:
+    """Return the JSON object of a request; `PoolError` for an unknown field."""
+    body = read_json(await request.read())
+    if unknown := sorted(body.keys() - fields):
+        raise PoolError(f"unknown field {unknown[0]!r}; known are {', '.join(sorted(fields))}")
+    return body
+
+
+def read_metrics(body: dict[str, Any]) -> dict[str, float]:
+    """Return the field `metrics`; `PoolError` unless it is an object of numbers."""
+    metrics = body.get("metrics") or {}
+    if not isinstance(metrics, dict):
+        raise PoolError("'metrics' must be an object of numbers")
+    for name, value in metrics.items():
+        check_number(f"metrics.{name}", value)
+    return metrics
+
+
+def tell(verdict: Verdict, extra: JsonDict | None = None) -> web.Response:
+    """Return the response to news of an attempt."""
+    status = STATUS[verdict]
+    if status == 200:
+        return json_reply(200, {"verdict": str(verdict), **(extra or {})})
+    messages = {
+        Verdict.CONFLICT: "another score or end was reported before",
+        Verdict.LATE: "the lease has ended",
+        Verdict.UNKNOWN: "there is no such lease",
+    }
+    return error_reply(status, str(verdict), messages[verdict])
+
+
+def error_reply(status: int, code: str, message: str, *, may_retry: bool = False) -> web.Response:
+    """Return a response with an error."""
+    headers = {"retry-after": "5"} if may_retry else {"x-should-retry": "false"}
+    return json_reply(status, {"error": {"code": code, "message": message}}, headers)
+
+
+def json_reply(status: int, body: object, headers: dict[str, str] | None = None) -> web.Response:
+    """Return a response with a JSON value."""
+    return web.Response(body=write_json(body), status=status, content_type="application/json", headers=headers)

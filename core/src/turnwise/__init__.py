@@ -62,7 +62,7 @@ from turnwise.types import (
 if TYPE_CHECKING:
     from turnwise.batch.packed_batch import PackedBatch
     from turnwise.batch.rollout_batch import RolloutBatch
-    from turnwise.config.file import load_config
+    from turnwise.config.file import dump_yaml, load_config, with_absolute_paths
     from turnwise.config.resolve import load_resolved
     from turnwise.config.run import RunConfig
     from turnwise.config.structuring import structure
@@ -128,6 +128,7 @@ __all__ = [
     "UnfinishedEpisode",
     "WeightTransport",
     "configure_logging",
+    "dump_yaml",
     "hookimpl",
     "load_config",
     "load_resolved",
@@ -138,6 +139,7 @@ __all__ = [
     "read_tasks",
     "save_unfinished",
     "structure",
+    "with_absolute_paths",
 ]
 
 _ON_DEMAND = {
@@ -150,6 +152,7 @@ _ON_DEMAND = {
     "TrajectoryWriter": "turnwise.data.trajectories",
     "UnfinishedEpisode": "turnwise.record.spec",
     "configure_logging": "turnwise.events.logging",
+    "dump_yaml": "turnwise.config.file",
     "load_config": "turnwise.config.file",
     "load_resolved": "turnwise.config.resolve",
     "load_tasks": "turnwise.runtime.build",
@@ -159,6 +162,7 @@ _ON_DEMAND = {
     "read_tasks": "turnwise.data.dataset",
     "save_unfinished": "turnwise.data.unfinished",
     "structure": "turnwise.config.structuring",
+    "with_absolute_paths": "turnwise.config.file",
 }
 
 

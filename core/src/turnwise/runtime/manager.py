@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from operator import itemgetter
@@ -29,7 +29,7 @@ from turnwise.record.spec import UnfinishedEpisode
 from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.finished import FinishedEpisodes, OpenEpisodes, TaskFeed
 from turnwise.runtime.interface import Runtime
-from turnwise.runtime.loop_thread import LoopThread
+from turnwise.runtime.loop_thread import LoopThread, T
 from turnwise.runtime.partial import CompletionThreshold, PartialCall, RolloutOptions
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.types import Status, Task
@@ -288,7 +288,16 @@ class RolloutManager:
             self.weight_version = number
             started_at = unix_s(time.perf_counter())
             report = thread.call(self.runtime.update_weights(weights, number))
-        self._emit_update(report, started_at)
+        for update in report.replicas:
+            if not update.error:
+                event = WeightsUpdated(
+                    version=report.version,
+                    seconds=update.seconds,
+                    num_bytes=report.num_bytes,
+                    replica=update.replica,
+                    started_at=started_at,
+                )
+                self.observers.emit("on_weights_updated", event)
         return report
 
     def sleep(self, level: int = 1) -> None:
@@ -300,6 +309,10 @@ class RolloutManager:
         """Restore the memory of these tags on every replica."""
         with self._switching:
             self._running_thread().call(self.runtime.wake_up(tags))
+
+    def call(self, work: Coroutine[object, object, T]) -> T:
+        """Run a coroutine on the runtime's event loop, beside the episodes of this process, and return its result."""
+        return self._running_thread().call(work)
 
     def memory_bytes(self) -> int:
         """Return the device memory of all replicas in bytes; 0 when it is unknown."""
@@ -326,18 +339,6 @@ class RolloutManager:
         if self.plan.postprocessors:
             return self.collate(results).packed()
         return collate_packed(results, pad_token_id=self.plan.pad_token_id)
-
-    def _emit_update(self, report: UpdateReport, started_at: float) -> None:
-        for update in report.replicas:
-            if not update.error:
-                event = WeightsUpdated(
-                    version=report.version,
-                    seconds=update.seconds,
-                    num_bytes=report.num_bytes,
-                    replica=update.replica,
-                    started_at=started_at,
-                )
-                self.observers.emit("on_weights_updated", event)
 
     def _launch(self, call: PartialCall, finished: FinishedEpisodes) -> Future[None]:
         """Start a call; its episodes, and then an error or the end, come to `finished` from the runtime's thread."""

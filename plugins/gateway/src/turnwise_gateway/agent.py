@@ -20,7 +20,8 @@ from attrs import define, field
 
 from turnwise import Episode, Resources, State, Task
 from turnwise.errors import ConfigError
-from turnwise_gateway.config import ExternalConfig
+from turnwise.types import JsonDict
+from turnwise_gateway.config import AgentLimits, ExternalConfig
 from turnwise_gateway.host import ModelClient, ServerHost
 from turnwise_gateway.program import Program, ProgramFailedError
 from turnwise_gateway.session.session import Session, SessionParts
@@ -33,7 +34,7 @@ SCORE_MARK: Final = "TURNWISE_SCORE="
 AgentFunction = Callable[[Task, ModelClient], Awaitable[float | None]]
 
 
-def build_parts(config: ExternalConfig, resources: Resources) -> SessionParts:
+def build_parts(config: AgentLimits, resources: Resources) -> SessionParts:
     """Return the parts that the sessions of a run share; `ConfigError` when it has no chat template."""
     chat, reasoning = resources.chat, resources.reasoning_parser
     if chat is None:
@@ -107,7 +108,7 @@ class ExternalAgent:
         environment = {
             **self.config.environment,
             **describe_client(client),
-            "TURNWISE_TASK": describe_task(episode.task),
+            "TURNWISE_TASK": json.dumps(show_task(episode.task), ensure_ascii=False),
         }
         name, *arguments = self.config.command
         # An environment that is not active has its `python` not on the path.
@@ -142,10 +143,9 @@ def describe_client(client: ModelClient) -> dict[str, str]:
     }
 
 
-def describe_task(task: Task) -> str:
-    """Return a task as JSON, without its ground truth: an agent must not read the answer."""
-    shown = {"uid": task.uid, "messages": [dict(message) for message in task.messages], "extra": dict(task.extra)}
-    return json.dumps(shown, ensure_ascii=False)
+def show_task(task: Task) -> JsonDict:
+    """Return a task as JSON values, without its ground truth: an agent must not read the answer."""
+    return {"uid": task.uid, "messages": [dict(message) for message in task.messages], "extra": dict(task.extra)}
 
 
 def _import_function(path: str) -> AgentFunction:

@@ -13,7 +13,25 @@ _more_than_0 = validators.optional(validators.gt(0.0))
 
 
 @frozen(kw_only=True)
-class ExternalConfig(SessionOptions):
+class AgentLimits(SessionOptions):
+    """
+    The rules of sessions, and limits of the agents in them.
+
+    Attributes:
+        model: name of the model, for the agent and for replies.
+        session_s: seconds that an attempt may take; None leaves it to `rollout.deadlines.episode_s`.
+        idle_s: seconds without a call; None for no limit.
+        exit_grace_s: seconds that the agent gets to end after a call was refused for lack of budget.
+    """
+
+    model: str = "policy"
+    session_s: float | None = field(default=None, validator=_more_than_0)
+    idle_s: float | None = field(default=None, validator=_more_than_0)
+    exit_grace_s: float = field(default=10.0, validator=validators.gt(0.0))
+
+
+@frozen(kw_only=True)
+class ExternalConfig(AgentLimits):
     """
     The agent's program, and the rules and limits of its sessions.
 
@@ -23,20 +41,12 @@ class ExternalConfig(SessionOptions):
         function: `module:name` of an `async def agent(task, client)` to call instead, in the worker's process.
         pull: lets agents that run elsewhere lease the episodes instead.
         environment: more variables for the program.
-        model: name of the model, for the agent and for replies.
-        session_s: seconds that an attempt may take; None leaves it to `rollout.deadlines.episode_s`.
-        idle_s: seconds without a call; None for no limit.
-        exit_grace_s: seconds that the program gets to end after a call was refused for lack of budget.
     """
 
     command: tuple[str, ...] = ()
     function: str = ""
     pull: PullOptions | None = None
     environment: Mapping[str, str] = field(factory=dict)
-    model: str = "policy"
-    session_s: float | None = field(default=None, validator=_more_than_0)
-    idle_s: float | None = field(default=None, validator=_more_than_0)
-    exit_grace_s: float = field(default=10.0, validator=validators.gt(0.0))
 
     def __attrs_post_init__(self) -> None:
         """Check that there is one agent; `ValueError` when there is none, or several."""

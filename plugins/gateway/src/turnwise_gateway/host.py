@@ -75,6 +75,11 @@ class RunningServer:
         self._directory = SessionDirectory(self.model)
         self._server = GatewayServer(self._directory, self.options)
 
+    @property
+    def url(self) -> str:
+        """Address of the started server."""
+        return self._server.url()
+
     async def start(self) -> None:
         """Listen; `InfrastructureError` if the address cannot be used."""
         try:

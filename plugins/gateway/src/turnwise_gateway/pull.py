@@ -24,6 +24,8 @@ from attrs import define, evolve, field
 
 from turnwise import Episode
 from turnwise.errors import InfrastructureError
+from turnwise.types import JsonObject
+from turnwise_gateway.agent import show_task
 from turnwise_gateway.host import ModelClient, RunningServer
 from turnwise_gateway.pool.control import ControlServer, build_control_app
 from turnwise_gateway.pool.leased_session import LeasedSession
@@ -157,12 +159,7 @@ class PullDesk:
         run = self._num_offers[names]
         self._num_offers[names] += 1
         # Without the ground truth: an agent must not read the answer.
-        content = {
-            "uid": task.uid,
-            "messages": [dict(message) for message in task.messages],
-            "extra": dict(task.extra),
-            "validation": episode.validation,
-        }
+        content = {**show_task(task), "validation": episode.validation}
         uid = json.dumps([task.uid, episode.validation, run])
         return PoolTask(uid=uid, global_step=step, rollouts=(rollout_n,), content=content)
 
@@ -249,7 +246,7 @@ class PullHost:
             server = await parts.enter_async_context(ControlServer(app, server_options))
             # Runs behind the removal of the file and before the server stops: waiting agents get a reply.
             parts.callback(pool.send_away)
-            parts.enter_context(_announced(Path(options.control_file), server.url, secret))
+            parts.enter_context(announced(Path(options.control_file), {"url": server.url, "secret": secret}))
         except OSError as error:
             await parts.aclose()
             raise InfrastructureError(f"the control port cannot be opened: {error}") from error
@@ -260,13 +257,13 @@ class PullHost:
 
 
 @contextmanager
-def _announced(path: Path, url: str, secret: str) -> Iterator[None]:
-    """Keep address and secret of a control port in a file that only its owner can read."""
+def announced(path: Path, access: JsonObject) -> Iterator[None]:
+    """Keep address and secret of a control port in a file that only its owner can read, inside the `with` statement."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
     partial.unlink(missing_ok=True)
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump({"url": url, "secret": secret}, file)
+        json.dump(access, file)
     partial.replace(path)
     try:
         yield

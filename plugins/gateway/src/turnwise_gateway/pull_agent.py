@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
 
 from attrs import define, evolve, field
 
@@ -64,7 +63,8 @@ class PullAgent:
             raise ProgramFailedError(result.reason)
         if attempt.session.num_calls == 0:  # a score of nothing
             raise ProgramFailedError("the agent ended without a call of the model")
-        note_result(episode, result, num_earlier=num_earlier, num_records=len(attempt.session.book.records))
+        num_records = len(attempt.session.book.records)
+        note_score(episode, result.score, result.metrics, num_records=num_records, num_earlier=num_earlier)
         return State.TERMINATED
 
     async def _wait(self, offer: Offer) -> tuple[PoolResult, Attempt, int]:
@@ -87,21 +87,23 @@ class PullAgent:
             offer.episode.record_metric("gateway/lost_attempts", 1)
 
 
-def note_result(episode: Episode, result: PoolResult, *, num_earlier: int, num_records: int) -> None:
+def note_score(
+    episode: Episode, score: object, metrics: Mapping[str, float], *, num_records: int, num_earlier: int = 0
+) -> None:
     """
-    Note score and metrics of a result for the reward `reported`.
+    Note score and metrics that were reported from outside, for the reward `reported`.
 
     Args:
         episode: that has ended.
-        result: of its rollout.
-        num_earlier: records of attempts before the last one, which have no score.
+        score: in the form that `ScoreBoard.reported` describes; None for none.
+        metrics: numbers for the logs.
         num_records: records of the last attempt; the last ones may have no turn and so no score.
+        num_earlier: records of attempts before the last one, which have no score.
     """
-    score: Any = result.score
     if isinstance(score, Mapping) and "records" in score:
         values = [*score["records"], *[0.0] * num_records][:num_records]
         score = {"records": [0.0] * num_earlier + values}
     if score is not None:
         episode.memory["reported_score"] = score
-    for name, value in result.metrics.items():
+    for name, value in metrics.items():
         episode.record_metric(f"agent/{name}", value)

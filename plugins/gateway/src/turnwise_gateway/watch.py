@@ -7,11 +7,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 from turnwise.errors import BudgetExhausted, DeadlineExceeded, PromptTooLongError
-from turnwise_gateway.config import ExternalConfig
+from turnwise_gateway.config import AgentLimits
 from turnwise_gateway.session.session import Session
 
 
-async def wait_for_agent(agent: Coroutine[Any, Any, None], session: Session, config: ExternalConfig) -> None:
+async def wait_for_agent(agent: Coroutine[Any, Any, None], session: Session, config: AgentLimits) -> None:
     """
     Run an agent and wait until its calls are delivered.
 
@@ -49,7 +49,7 @@ async def _run(agent: Coroutine[Any, Any, None], session: Session) -> Exception 
     return None
 
 
-async def _wait_for_limit(session: Session, config: ExternalConfig) -> Exception:
+async def _wait_for_limit(session: Session, config: AgentLimits) -> Exception:
     """Return the error that ends an agent before it ends itself."""
     now = asyncio.get_running_loop().time
     started, grace_end = now(), None

@@ -1,0 +1,1 @@
+"""The command `turnwise gateway`, with `serve`, `pool` and `replay`."""

@@ -1,0 +1,44 @@
+"""`turnwise gateway`: the subcommands."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from turnwise_gateway.commands.serve_command import ServeCommand
+
+
+class Subcommand(Protocol):
+    """A subcommand of `turnwise gateway`."""
+
+    help: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, arguments: argparse.Namespace) -> int: ...
+
+
+SUBCOMMANDS: Final[Mapping[str, Subcommand]] = {"serve": ServeCommand()}
+
+
+class GatewayCommand:
+    """Serves models to agents outside, and looks after what they leave."""
+
+    help = "serve a model to agents outside, look at task pools, and replay sessions"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.epilog = (
+            "Examples:\n  turnwise gateway serve run.yaml --out runs/served\n  turnwise gateway serve --help"
+        )
+        subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+        for name, command in SUBCOMMANDS.items():
+            sub = subparsers.add_parser(
+                name, help=command.help, description=command.help, formatter_class=argparse.RawDescriptionHelpFormatter
+            )
+            command.add_arguments(sub)
+            sub.set_defaults(subcommand=command)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        subcommand: Subcommand = arguments.subcommand
+        return subcommand.run(arguments)

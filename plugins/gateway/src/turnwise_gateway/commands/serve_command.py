@@ -1,0 +1,208 @@
+"""`turnwise gateway serve`: an engine behind the APIs of OpenAI and Anthropic, whose sessions become episodes."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from attrs import define, field
+
+from turnwise import (
+    EpisodeResult,
+    Host,
+    RolloutManager,
+    RunConfig,
+    Status,
+    configure_logging,
+    load_resolved,
+    load_tasks,
+)
+from turnwise.errors import ConfigError, InfrastructureError
+from turnwise_gateway.host import RunningServer
+from turnwise_gateway.pool.control_server import ControlServer
+from turnwise_gateway.pull import announced
+from turnwise_gateway.server import ServerOptions
+from turnwise_gateway.serving.desk import ServingDesk
+from turnwise_gateway.serving.output import CONTROL_FILE, REQUESTS_DIR, ServedFolder, config_of, locked_folder
+from turnwise_gateway.serving.routes import build_serving_app
+from turnwise_gateway.serving.served_agent import add_served_agent, model_name
+
+
+class ServeCommand:
+    """Serves sessions until it is stopped."""
+
+    help = "serve the model of a run config to agents, and write each session as an episode"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.epilog = (
+            "Examples:\n"
+            "  turnwise gateway serve run.yaml --out runs/served\n"
+            "  turnwise gateway serve run.yaml rollout.max_in_flight=32 --out runs/served --port 8000\n"
+            "  turnwise gateway serve --resume runs/served\n\n"
+            "Starts the engine of the config and listens at two ports of this machine. POST /sessions at the control\n"
+            'port opens a session: for a row of the data set ({"uid": ...}), for a row in the request\n'
+            '({"task": {...}}), or without a task ({}). The response has the base URLs and the key for the agent,\n'
+            "and a control key, with which POST /sessions/ID/score and DELETE /sessions/ID end the session. Its\n"
+            f"episode goes to DIR/trajectories.parquet. DIR/{CONTROL_FILE} has the addresses and the secret of the\n"
+            "control port; only its owner can read it. Without a reward in the config, the scores are the rewards.\n\n"
+            "Ctrl-C or SIGTERM ends it: open sessions are written as aborted ones, with the turns that they have.\n"
+            "--resume DIR serves again with the config of DIR and adds to its episodes, also after a kill.\n"
+            "Exit codes: 0; 2 for a bad config or bad input; 1 for anything else that failed."
+        )
+        parser.add_argument("config", nargs="?", help="YAML or TOML file")
+        parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="set a value, such as engine.device=cpu")
+        parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results; created when missing")
+        parser.add_argument("--resume", type=Path, metavar="DIR", help="serve again with the config of DIR")
+        parser.add_argument("--overwrite", action="store_true", help="replace the results that DIR holds")
+        parser.add_argument("--port", type=_port, default=0, metavar="N", help="port of the agents; 0 takes a free one")
+        parser.add_argument(
+            "--control-port", type=_port, default=0, metavar="N", help="control port; 0 takes a free one"
+        )
+        parser.add_argument("--print-keys", action="store_true", help="print the secret of the control port as well")
+        parser.add_argument(
+            "--keep-requests", action="store_true", help="write the requests of each session, for `gateway replay`"
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        source = _source(arguments)
+        config, host = load_resolved(source, arguments.overrides)
+        if config.runtime.name != "local":
+            raise ConfigError("turnwise gateway serve runs its engine in this process: set runtime=local")
+        configure_logging(config.telemetry.log_level, config.telemetry.log_format)
+        with locked_folder(arguments.resume or arguments.out) as folder:
+            _serve(config, host, folder, arguments)
+        return 0
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not in 0..65535")
+    return number
+
+
+def _source(arguments: argparse.Namespace) -> str:
+    """Return the config to load; `ConfigError` for options that exclude each other."""
+    if arguments.resume is None:
+        if arguments.config is None or arguments.out is None:
+            raise ConfigError("give a config and --out DIR, or --resume DIR")
+        return str(arguments.config)
+    if arguments.config is not None or arguments.out is not None or arguments.overwrite:
+        raise ConfigError("--resume DIR uses the config of that run: give no config, no --out and no --overwrite")
+    return str(config_of(arguments.resume))
+
+
+@define(eq=False)
+class _Site:
+    """The two ports, on the event loop of the run."""
+
+    server: RunningServer
+    desk: ServingDesk
+    secret: str = field(factory=lambda: secrets.token_urlsafe(32), repr=False)
+    _parts: AsyncExitStack = field(factory=AsyncExitStack)
+
+    async def open(self, config: RunConfig, control_port: int) -> str:
+        """Listen at both ports; return the address of the control port."""
+        try:
+            await self.server.start()
+            self._parts.push_async_callback(self.server.stop)
+            options = ServerOptions(port=control_port)
+            app = build_serving_app(self.desk, self.secret, options, partial(load_tasks, config))
+            control = await self._parts.enter_async_context(ControlServer(app, options))
+        except OSError as error:
+            await self.close()
+            raise InfrastructureError(f"the control port cannot be opened: {error}") from error
+        except BaseException:
+            await self.close()
+            raise
+        return control.url
+
+    async def close(self) -> None:
+        self.desk.close()
+        await self._parts.aclose()
+
+
+def _serve(config: RunConfig, host: Host, folder: ServedFolder, arguments: argparse.Namespace) -> None:
+    server = RunningServer(model_name(config), ServerOptions(port=arguments.port))
+    desk = ServingDesk(server, capacity=config.rollout.max_in_flight * config.runtime.num_workers)
+    served = add_served_agent(config, host, desk)
+    manager = RolloutManager.from_config(served, host)
+    decode = manager.chat.tokenizer.decode if manager.chat else None
+    if arguments.resume is None:
+        folder.start(config, overwrite=arguments.overwrite)
+    else:
+        folder.resume(decode)
+    desk.numbers = folder.numbers()
+    if arguments.keep_requests:
+        desk.requests_dir = folder.path / REQUESTS_DIR
+    site = _Site(server, desk)
+    with ExitStack() as stack:
+        stack.enter_context(manager)
+        feed = manager.open(global_step=config.rollout.global_step, validation=config.rollout.validation)
+        desk.submit = lambda task, number: feed.submit(task, rollout_n=number)
+        url = manager.call(site.open(config, arguments.control_port))
+        stack.callback(lambda: manager.call(site.close()))
+        stack.enter_context(folder.writing(decode))
+        agents_url = server.url
+        control_file = folder.path / CONTROL_FILE
+        stack.enter_context(announced(control_file, {"url": url, "secret": site.secret, "agents_url": agents_url}))
+        stack.enter_context(_interrupts(manager))
+        _print(f"agents' port  {agents_url}")
+        _print(f"control port  {url}")
+        _print(f"secret        {site.secret if arguments.print_keys else f'in {control_file}'}")
+        counts = _collect(manager, feed, desk, folder)
+    _print(f"wrote {folder.path}: {folder.num_written} episodes {counts or ''}".rstrip())
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()  # a program that starts this one waits for the addresses
+
+
+def _collect(
+    manager: RolloutManager, episodes: Iterable[EpisodeResult], desk: ServingDesk, folder: ServedFolder
+) -> dict[str, int]:
+    """Write every episode that ends, until the run is stopped; return the number of episodes by status."""
+    counts: Counter[str] = Counter()
+
+    async def note(result: EpisodeResult) -> None:
+        desk.note_result(result)
+
+    for result in episodes:
+        started = result.status is not Status.ABORTED or result.trajectories
+        written = folder.write(result) if started else result
+        counts[str(result.status)] += 1
+        manager.call(note(written))
+    return dict(counts)
+
+
+@contextmanager
+def _interrupts(manager: RolloutManager) -> Iterator[None]:
+    """Let the first Ctrl-C or SIGTERM end the sessions, and the second one the process."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+        yield
+        return
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        sys.stderr.write("\nturnwise: ending the sessions; press Ctrl-C again to exit without waiting\n")
+        manager.abort()
+
+    for each in before:
+        signal.signal(each, handle)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

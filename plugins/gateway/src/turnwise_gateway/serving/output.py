@@ -1,0 +1,112 @@
+"""The folder of `turnwise gateway serve`: the config, the episodes, and the requests if they are kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from attrs import define, field
+
+from turnwise import EpisodeResult, RunConfig, TrajectoryWriter, dump_yaml, read_results, with_absolute_paths
+from turnwise.errors import ConfigError
+from turnwise.files import FolderLockedError, lock_folder, partial_path, replace, write_text
+from turnwise.types import TokenArray
+
+CONFIG_FILE: Final = "config.resolved.yaml"
+CONTROL_FILE: Final = "control.json"
+REQUESTS_DIR: Final = "requests"
+TRAJECTORIES_FILE: Final = "trajectories.parquet"
+
+Decode = Callable[[TokenArray], str]
+
+
+@define(eq=False)
+class ServedFolder:
+    """
+    The folder that a gateway writes to, locked against other runs.
+
+    Attributes:
+        path: of the folder.
+        earlier: episodes of earlier parts.
+        num_written: episodes of this part.
+    """
+
+    path: Path
+    earlier: list[EpisodeResult] = field(factory=list)
+    num_written: int = 0
+    _writer: TrajectoryWriter | None = None
+
+    def start(self, config: RunConfig, *, overwrite: bool) -> None:
+        """Write the config of a new run; `ConfigError` if there are results that must not be replaced."""
+        old = [file for file in (self._file, partial_path(self._file)) if file.exists()]
+        if old and not overwrite:
+            text = "holds the results of another run; choose another folder, add --overwrite, or --resume it"
+            raise ConfigError(f"--out {self.path}: {text}")
+        for file in old:
+            file.unlink()
+        for file in (self.path / REQUESTS_DIR).glob("*.jsonl"):
+            file.unlink()
+        write_text(self.path / CONFIG_FILE, dump_yaml(with_absolute_paths(config)))
+
+    def resume(self, decode: Decode | None) -> None:
+        """Read the episodes of earlier parts; the partial file of a killed one becomes complete."""
+        partial = partial_path(self._file)
+        found = [each for file in (self._file, partial) if file.exists() for each in read_results(file)]
+        self.earlier = list({each.uid: each for each in found}.values())
+        if partial.exists():
+            rescued = self.path / f"rescued-{TRAJECTORIES_FILE}"
+            with TrajectoryWriter(rescued, decode=decode) as writer:
+                for result in self.earlier:
+                    writer.write(result)
+            replace(rescued, self._file)
+            partial.unlink()
+
+    def numbers(self) -> Counter[str]:
+        """Return the number of the next session for each uid."""
+        numbers: Counter[str] = Counter()
+        for result in self.earlier:
+            numbers[result.task.uid] = max(numbers[result.task.uid], result.rollout_n + 1)
+        return numbers
+
+    @contextmanager
+    def writing(self, decode: Decode | None) -> Iterator[None]:
+        """Keep the file of episodes open inside the `with` statement; it has the earlier ones first."""
+        with TrajectoryWriter(self._file, decode=decode) as self._writer:
+            for result in self.earlier:
+                self._writer.write(result)
+            yield
+
+    def write(self, result: EpisodeResult) -> EpisodeResult:
+        """Write an episode to the disk and return it as it was written."""
+        assert self._writer is not None, "episodes are written inside `writing`"
+        written = self._writer.write(result)
+        self._writer.flush()
+        self.num_written += 1
+        return written
+
+    @property
+    def _file(self) -> Path:
+        return self.path / TRAJECTORIES_FILE
+
+
+@contextmanager
+def locked_folder(path: Path) -> Iterator[ServedFolder]:
+    """Make the folder if it is missing, and hold it inside the `with` statement; `ConfigError` if that fails."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with lock_folder(path):
+            yield ServedFolder(path)
+    except FolderLockedError as error:
+        raise ConfigError(str(error)) from None
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+
+
+def config_of(path: Path) -> Path:
+    """Return the config of the run that a folder holds; `ConfigError` when it holds none."""
+    if not (path / CONFIG_FILE).exists():
+        raise ConfigError(f"{path}: holds no run: {CONFIG_FILE} is missing")
+    return path / CONFIG_FILE

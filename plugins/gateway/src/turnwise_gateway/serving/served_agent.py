@@ -1,0 +1,113 @@
+"""The agent of `turnwise gateway serve`: an episode is a session that somebody opened at the control port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+from attrs import define, field, frozen
+
+from turnwise import Episode, Resources, RunConfig, State
+from turnwise.errors import DataError, PromptTooLongError
+from turnwise.plugin.host import Host
+from turnwise_gateway.agent import build_parts
+from turnwise_gateway.config import AgentLimits
+from turnwise_gateway.program import ProgramFailedError
+from turnwise_gateway.pull_agent import note_score
+from turnwise_gateway.serving.desk import ServedSession, ServingDesk
+from turnwise_gateway.session.session import SessionParts
+from turnwise_gateway.watch import wait_for_agent
+
+AGENT_NAME: Final = "external"
+SERVED_NAME: Final = "gateway_session"
+IDLE_S: Final = 3600.0
+
+
+@frozen(kw_only=True)
+class ServedConfig(AgentLimits):
+    """
+    The rules and limits of the sessions that are served.
+
+    Attributes:
+        idle_s: seconds without a call after which a session is timed out, because its agent may have died.
+    """
+
+    idle_s: float | None = IDLE_S
+
+
+def add_served_agent(config: RunConfig, host: Host, desk: ServingDesk) -> RunConfig:
+    """
+    Return the config with sessions as its agent, and without a reward the reward `reported`.
+
+    The options of an agent `external` are kept, but for those that start or find an agent. Another agent is left out.
+    """
+    options = _options(config)
+    with host.agents.owned_by("gateway"):
+        host.agents.add(SERVED_NAME, lambda made, resources: ServedAgent(made, resources, desk), config=ServedConfig)
+    agent = attrs.evolve(config.agent, name=SERVED_NAME, options=options)
+    reward = config.reward or attrs.evolve(config.agent, name="reported", options={})
+    return attrs.evolve(config, agent=agent, reward=reward)
+
+
+def model_name(config: RunConfig) -> str:
+    """Return the name of the model for agents."""
+    return str(_options(config).get("model", ServedConfig().model))
+
+
+def _options(config: RunConfig) -> dict[str, Any]:
+    """Return the options of the config's agent for sessions; none when it is another agent than `external`."""
+    names = {item.name for item in attrs.fields(ServedConfig)}
+    given: Mapping[str, Any] = config.agent.options if config.agent.name == AGENT_NAME else {}
+    return {name: value for name, value in given.items() if name in names and not (name == "idle_s" and value is None)}
+
+
+@define(eq=False)
+class ServedAgent:
+    """
+    Serves a session for each episode. One object serves many episodes at once.
+
+    Args:
+        config: the rules of the sessions.
+        resources: the chat template, and perhaps a tool parser and a reasoning parser.
+        desk: knows the requests for sessions.
+
+    Raises:
+        ConfigError: the run has no chat template.
+    """
+
+    config: ServedConfig
+    resources: Resources
+    desk: ServingDesk
+    parts: SessionParts = field(init=False)
+
+    resumable = False
+
+    def __attrs_post_init__(self) -> None:
+        self.parts = build_parts(self.config, self.resources)
+
+    async def step(self, episode: Episode) -> State:
+        failure: Exception | None = None
+        async with asyncio.TaskGroup() as calls:
+            with self.desk.open(episode, self.parts, calls) as served:
+                try:
+                    await self._wait(served)
+                except Exception as error:  # noqa: BLE001 - raised below: a task group would hide its class, and its owner
+                    failure = error
+        if failure is not None:
+            raise failure
+        return State.TERMINATED
+
+    async def _wait(self, served: ServedSession) -> None:
+        """Wait for the end of a session, and note its score, also if a limit ends it."""
+        session = served.session
+        try:
+            await wait_for_agent(served.wait(), session, self.config)
+            if session.num_calls == 0:
+                raise ProgramFailedError("the session ended without a call of the model")
+        except PromptTooLongError as error:
+            raise DataError(str(error)) from error  # by its own name it would end the run, and with it all sessions
+        finally:
+            score, metrics = served.reported_score(), served.scores.metrics
+            note_score(session.episode, score, metrics, num_records=len(session.book.records))

@@ -1,0 +1,150 @@
+"""Real processes of `turnwise gateway`, with a scripted engine, and clients of their ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from turnwise_testing.installation import install_plugin
+
+PARTS = """
+import turnwise
+
+
+def make(_config, _resources):
+    from turnwise_testing.scripted import ScriptedEngine
+
+    def sample(request):
+        size = len(request.token_ids)
+        return [20 + size % 7, 21 + size % 5, 22, request.sampling.stop_token_ids[0]]
+
+    return ScriptedEngine(sample)
+
+
+@turnwise.hookimpl
+def register_engines(registry):
+    registry.add("served_script", make)
+"""
+CONFIG = """
+model: {path: "package:turnwise_calculator_demo"}
+data: {path: tasks.jsonl}
+engine: served_script
+agent: {name: external, command: [python, unused.py], max_calls: 5}
+rollout: {prompt_length: 256, response_length: 512, max_in_flight: 3}
+telemetry: {log_level: warning}
+"""
+TASKS = [
+    {"uid": f"t{number}", "messages": [{"role": "user", "content": f"What is {number} + 1?"}]} for number in (1, 2)
+]
+
+
+def write_run(folder: Path) -> Path:
+    """Write a config, its data set and the plugin of its engine; return the config."""
+    install_plugin(folder / "plugins", "turnwise_served_parts", PARTS)
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in TASKS))
+    config = folder / "run.yaml"
+    config.write_text(CONFIG)
+    return config
+
+
+def run_turnwise(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(_command(arguments), capture_output=True, text=True, check=False, env=_environment(folder))
+
+
+@contextmanager
+def serve(folder: Path, *arguments: object) -> Iterator[Served]:
+    """Run `turnwise gateway serve` inside the `with` statement, from the moment that it listens."""
+    process = subprocess.Popen(
+        _command(("gateway", "serve", *arguments)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environment(folder),
+    )
+    try:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        assert lines[2], process.communicate()[1]
+        yield Served(process, folder, lines)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _command(arguments: tuple[object, ...]) -> list[str]:
+    return [sys.executable, "-m", "turnwise.cli", *map(str, arguments)]
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    paths = [str(folder / "plugins"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+class Served:
+    """A running gateway."""
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path, lines: list[str]) -> None:
+        self.process, self.lines = process, lines
+        self.out = folder / "out"
+        file = self.out / "control.json"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        self.access = json.loads(file.read_text())
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> tuple[int, str, str]:
+        """End the process; return its exit code, its output and its errors."""
+        self.process.send_signal(how)
+        output, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, output, errors
+
+    def control(self, method: str, path: str, body: object = None, *, key: str = "", status: int = 200) -> Any:
+        """Send a request to the control port, with its secret or another key."""
+        return request(method, self.access["url"] + path, body, key or self.access["secret"], status)
+
+    def open(self, **body: object) -> dict[str, Any]:
+        """Open a session."""
+        session: dict[str, Any] = self.control("POST", "/sessions", body)["session"]
+        return session
+
+
+def chat(session: dict[str, Any], messages: list[dict[str, Any]], status: int = 200) -> Any:
+    """Call the model; return its message, or the error."""
+    body = {"model": session["model"], "messages": messages}
+    reply = request("POST", f"{session['openai_base_url']}/chat/completions", body, session["api_key"], status)
+    return reply["choices"][0]["message"] if status == 200 else reply["error"]
+
+
+def converse(session: dict[str, Any], num_turns: int = 2, question: str = "Hello?") -> list[dict[str, Any]]:
+    """Talk to the model; return the messages."""
+    messages: list[dict[str, Any]] = []
+    for _ in range(num_turns):
+        messages.append({"role": "user", "content": question})
+        messages.append(chat(session, messages))
+    return messages
+
+
+def request(method: str, url: str, body: object, key: str, status: int) -> Any:
+    """Send a request, check its status and return its JSON."""
+    sent = urllib.request.Request(
+        url,
+        None if body is None else json.dumps(body).encode(),
+        {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+        method=method,
+    )
+    try:
+        with urllib.request.urlopen(sent, timeout=60) as response:
+            found, text = response.status, response.read()
+    except urllib.error.HTTPError as error:
+        found, text = error.code, error.read()
+    assert status == found, text
+    return json.loads(text)

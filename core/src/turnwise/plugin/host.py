@@ -106,7 +106,7 @@ class Host:
     tool_parsers: Registry[ToolParser] = field(factory=lambda: Registry("tool parser"))
     reasoning_parsers: Registry[ReasoningParser] = field(factory=lambda: Registry("reasoning parser"))
     agents: Registry[Agent] = field(factory=lambda: Registry("agent"))
-    tools: Registry[Tool] = field(factory=lambda: Registry("tool"))
+    tools: Registry[Tool | tuple[Tool, ...]] = field(factory=lambda: Registry("tool"))
     interactions: Registry[Interaction] = field(factory=lambda: Registry("interaction"))
     rewards: Registry[Reward] = field(factory=lambda: Registry("reward"))
     postprocessors: Registry[Postprocessor] = field(factory=lambda: Registry("postprocessor"))

@@ -79,9 +79,9 @@ def register_agents(registry: Registry[Agent]) -> None:
 
 
 @hookspec
-def register_tools(registry: Registry[Tool]) -> None:
+def register_tools(registry: Registry[Tool | tuple[Tool, ...]]) -> None:
     """
-    Add tools that the model can call.
+    Add tools that the model can call; a factory may return several, such as those of a server.
 
     Do not: open connections; `Tool.create` does that for each episode.
     """

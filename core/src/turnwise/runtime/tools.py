@@ -1,8 +1,8 @@
 """
 Builds the tools of a run from the entries of `tools` and `tools_file`.
 
-An entry names a registered tool, a Python function or a class. Functions and classes come only from modules that
-`tool_modules` lists.
+An entry names a registered tool or set of tools, a Python function or a class. Functions and classes come only from
+modules that `tool_modules` lists.
 """
 
 from __future__ import annotations
@@ -71,7 +71,12 @@ def build_tools(
         except Exception as error:
             raise ConfigError(f"tool {label} cannot be built: {describe(error)}") from error
         schema = entry.schema if isinstance(entry, RegisteredTool | ToolFunction | ToolClass) else None
-        tools.append(_check_tool(tool, schema, label))
+        if not isinstance(tool, tuple):
+            tools.append(_check_tool(tool, schema, label))
+        elif schema is not None:
+            raise ConfigError(f"tool {label}: it is a set of {len(tool)} tools, which 'schema' cannot replace")
+        else:
+            tools.extend(_check_tool(each, None, label) for each in tool)
     return dict(tools_by_name(tools))
 
 
@@ -81,9 +86,11 @@ def _name_target(entry: ToolEntry) -> str:
     return entry.function if isinstance(entry, ToolFunction) else entry.target
 
 
-def _build(entry: ToolEntry, host: Host, resources: Resources, allowed: Sequence[str], base_dir: Path | None) -> Tool:
+def _build(
+    entry: ToolEntry, host: Host, resources: Resources, allowed: Sequence[str], base_dir: Path | None
+) -> Tool | tuple[Tool, ...]:
     if isinstance(entry, Choice):
-        built: Tool = build_part(host, "tools", entry, resources, base_dir=base_dir)
+        built: Tool | tuple[Tool, ...] = build_part(host, "tools", entry, resources, base_dir=base_dir)
         return built
     if isinstance(entry, ToolClass):
         made: Tool = _import_allowed(entry.target, allowed)(**entry.options)

@@ -26,6 +26,8 @@ MAX_NAME: Final = 64
 
 SUSPENDING: Final = ("suspend", "restore")
 """The methods of `Suspendable`."""
+SESSION_KEY: Final = "session_key"
+"""Optional attribute of a tool: tools with an equal key share one session in an episode, as those of one server do."""
 
 
 class Suspendable(Protocol):
@@ -68,6 +70,7 @@ class ToolSession:
     _notes: JsonObject
     released_reward: float = field(default=0.0, init=False)
     release_failures: dict[str, BaseException] = field(factory=dict, init=False)
+    # By the name of the tool that opened it: tools with one session key use the session of the first of them.
     _sessions: dict[str, object] = field(factory=dict, init=False)
     _creating: dict[str, asyncio.Lock] = field(factory=dict, init=False)
 
@@ -146,7 +149,7 @@ class ToolSession:
         return f"Error: the arguments of {call.name!r} do not fit: {complaint}" if complaint else ""
 
     async def _execute(self, call: ToolCall) -> ToolResult:
-        session = await self._session_of(call.name)
+        session = await self._session_of(self._opener(call.name))
         # A copy: the journal recognizes the call by its arguments, and a tool may change them.
         result: object = await self._tools[call.name].execute(session, copy_json(dict(call.arguments)))
         if not isinstance(result, ToolResult):
@@ -154,6 +157,13 @@ class ToolSession:
         _check_numbers(result)
         text = _encodable(result.text)
         return result if text is result.text else evolve(result, text=text)
+
+    def _opener(self, name: str) -> str:
+        """Return the tool that opens the session of a tool: the first with the same `session_key`."""
+        key: object = getattr(self._tools[name], SESSION_KEY, None)
+        if key is None:
+            return name
+        return next(each for each, tool in self._tools.items() if getattr(tool, SESSION_KEY, None) == key)
 
     async def _session_of(self, name: str) -> object:
         if name not in self._sessions:

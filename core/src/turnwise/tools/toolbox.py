@@ -10,7 +10,7 @@ from attrs import field, frozen
 from turnwise.errors import ConfigError
 from turnwise.protocols import Tool
 from turnwise.tools.schema import CompiledSchema, compile_schema
-from turnwise.tools.session import SUSPENDING, ToolSession
+from turnwise.tools.session import SESSION_KEY, SUSPENDING, ToolSession
 from turnwise.types import JsonObject, Task, ToolResult, ToolSchema
 
 
@@ -81,7 +81,7 @@ class DescribedTool:
         return await self.tool.release(session)
 
     def __getattr__(self, name: str) -> object:
-        """Return the `suspend` and `restore` of a tool that has them."""
-        if name in SUSPENDING:
+        """Return the `suspend`, `restore` and `session_key` of a tool that has them."""
+        if name in (*SUSPENDING, SESSION_KEY):
             return getattr(self.tool, name)
         raise AttributeError(name)

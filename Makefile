@@ -9,7 +9,7 @@ DEMO_OUT ?= runs/demo
 DOCS_VENV ?= .venv-docs
 DOCS_READY := $(DOCS_VENV)/.ready
 
-.PHONY: demo demo-train test test-slow test-long coverage test-all engines test-vllm test-sglang test-verl test-engines lint bench docs site gateway-clients clean
+.PHONY: demo demo-train test test-slow test-long coverage test-all engines test-vllm test-sglang test-verl test-engines lint bench docs site gateway-clients mcp-servers clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -76,6 +76,11 @@ $(DOCS_READY): constraints.txt requirements-docs.txt
 
 site: $(DOCS_READY)  ## the documentation as a site in site/; warnings and broken links are errors
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+
+mcp-servers:  ## the MCP servers that a slow test of the MCP tools runs; needs npm for one of them
+	$(PYTHON) -m venv .venv-mcp-servers
+	.venv-mcp-servers/bin/python -m pip install --quiet --disable-pip-version-check mcp-server-time==2026.10.19 mcp-server-git==2026.10.19
+	npm install --silent --ignore-scripts --no-audit --no-fund --prefix .venv-mcp-servers @modelcontextprotocol/server-filesystem@2026.8.31
 
 gateway-clients: $(READY)  ## the clients that the slow tests of the gateway run; needs npm for one of them
 	$(BIN)/python plugins/gateway/tests/clients/install.py

@@ -1,0 +1,65 @@
+"""Writes the results of a server as text for the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from mcp.types import (
+    AudioContent,
+    BlobResourceContents,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    GetPromptResult,
+    ImageContent,
+    ReadResourceResult,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
+
+
+def text_of_result(result: CallToolResult) -> str:
+    """Return the blocks of a result, or its structured value when there are none."""
+    if not result.content and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return text_of_blocks(result.content)
+
+
+def text_of_blocks(blocks: Iterable[ContentBlock]) -> str:
+    """Return blocks as lines; of images and sounds the model learns that they are there."""
+    return "\n".join(map(_text, blocks))
+
+
+def text_of_resource(result: ReadResourceResult) -> str:
+    """Return the contents of a resource."""
+    return "\n".join(map(_resource, result.contents))
+
+
+def text_of_prompt(result: GetPromptResult) -> str:
+    """Return the messages of a prompt, each with its role."""
+    return "\n\n".join(f"{message.role}: {_text(message.content)}" for message in result.messages)
+
+
+def _text(block: object) -> str:
+    match block:
+        case TextContent():
+            return block.text
+        case ImageContent() | AudioContent():
+            return _omitted(block.mime_type, block.data)
+        case ResourceLink():
+            return f"[resource {block.uri}: {block.description or block.name}]"
+        case EmbeddedResource():
+            return _resource(block.resource)
+    return f"[{getattr(block, 'type', 'content')}: cannot be shown as text]"
+
+
+def _resource(resource: TextResourceContents | BlobResourceContents) -> str:
+    if isinstance(resource, TextResourceContents):
+        return resource.text
+    return _omitted(resource.mime_type or "data", resource.blob)
+
+
+def _omitted(mime_type: str, base64: str) -> str:
+    return f"[{mime_type}, {len(base64) * 3 // 4} bytes: cannot be shown as text]"

@@ -1,0 +1,74 @@
+"""
+A server of the tests: notes of one process, and tools that fail in every way.
+
+    python notes_server.py [PORT]
+"""
+
+import os
+import sys
+import time
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Image
+from mcp.server.mcpserver.exceptions import ToolError
+
+server = MCPServer("notes")
+notes: list[str] = []
+
+
+@server.tool()
+def add_note(text: str, times: int = 1) -> str:
+    """Keeps a note."""
+    notes.extend([text] * times)
+    return f"{len(notes)} notes"
+
+
+@server.tool()
+def describe() -> dict[str, object]:
+    """Returns the process and the variable SECRET."""
+    return {"pid": os.getpid(), "secret": os.environ.get("SECRET", ""), "other": os.environ.get("UNRELATED", "")}
+
+
+@server.tool()
+def fail() -> str:
+    """Raises."""
+    raise ToolError("no such note")
+
+
+@server.tool()
+def draw() -> Image:
+    """Returns an image."""
+    return Image(data=b"123456", format="png")
+
+
+@server.tool()
+def die() -> str:
+    """Ends the process."""
+    print("dying as asked", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+@server.tool()
+def wait() -> str:
+    """Takes longer than any call may."""
+    time.sleep(3600)
+    return ""
+
+
+@server.resource("notes://all")
+def all_notes() -> str:
+    """All notes."""
+    return "\n".join(notes) or "none"
+
+
+@server.prompt()
+def summarize(style: str) -> str:
+    """Asks for a summary."""
+    return f"Summarize the notes, {style}."
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        server.run("streamable-http", port=int(sys.argv[1]))
+    else:
+        server.run("stdio")

@@ -1,12 +1,15 @@
 """An agent as you may have one already: it solves a task with a calculator, and knows nothing of turnwise."""
 
+import asyncio
 import json
 import os
+from typing import Any
 
-from openai import OpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from turnwise_calculator_demo.calculator import calculator
 
+HTTP = DefaultAsyncHttpxClient()  # shared: a client of HTTP takes longer to make than a call
 TOOL = {
     "type": "function",
     "function": {
@@ -29,13 +32,18 @@ def run(arguments: str) -> str:
         return f"Error: {error}"
 
 
-client = OpenAI()  # OPENAI_BASE_URL and OPENAI_API_KEY lead it to the model that is trained
-messages = json.loads(os.environ["TURNWISE_TASK"])["messages"]
-for _ in range(6):
-    reply = client.chat.completions.create(model=os.environ["TURNWISE_MODEL"], messages=messages, tools=[TOOL])
-    messages.append(reply.choices[0].message)
-    calls = reply.choices[0].message.tool_calls or []
-    if not calls:
-        break
-    for call in calls:
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": run(call.function.arguments)})
+async def solve(messages: list[Any], model: str, base_url: str | None = None, api_key: str | None = None) -> None:
+    """Solve a task; without URL and key the client reads OPENAI_BASE_URL and OPENAI_API_KEY."""
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=HTTP)
+    for _ in range(4):
+        reply = await client.chat.completions.create(model=model, messages=messages, tools=[TOOL])
+        message = reply.choices[0].message
+        calls = message.tool_calls or []
+        if not calls:
+            return
+        results = [{"role": "tool", "tool_call_id": call.id, "content": run(call.function.arguments)} for call in calls]
+        messages = [*messages, message, *results]
+
+
+if __name__ == "__main__":
+    asyncio.run(solve(json.loads(os.environ["TURNWISE_TASK"])["messages"], os.environ["TURNWISE_MODEL"]))

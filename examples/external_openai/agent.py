@@ -3,13 +3,14 @@
 import asyncio
 import json
 import os
+import ssl
 from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from turnwise_calculator_demo.calculator import calculator
 
-HTTP = DefaultAsyncHttpxClient()  # shared: a client of HTTP takes longer to make than a call
+CERTIFICATES = ssl.create_default_context()  # reading them for each client takes longer than a call
 TOOL = {
     "type": "function",
     "function": {
@@ -34,15 +35,18 @@ def run(arguments: str) -> str:
 
 async def solve(messages: list[Any], model: str, base_url: str | None = None, api_key: str | None = None) -> None:
     """Solve a task; without URL and key the client reads OPENAI_BASE_URL and OPENAI_API_KEY."""
-    client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=HTTP)
-    for _ in range(4):
-        reply = await client.chat.completions.create(model=model, messages=messages, tools=[TOOL])
-        message = reply.choices[0].message
-        calls = message.tool_calls or []
-        if not calls:
-            return
-        results = [{"role": "tool", "tool_call_id": call.id, "content": run(call.function.arguments)} for call in calls]
-        messages = [*messages, message, *results]
+    http = DefaultAsyncHttpxClient(verify=CERTIFICATES)
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http) as client:
+        for _ in range(4):
+            reply = await client.chat.completions.create(model=model, messages=messages, tools=[TOOL])
+            message = reply.choices[0].message
+            calls = message.tool_calls or []
+            if not calls:
+                return
+            results = [
+                {"role": "tool", "tool_call_id": call.id, "content": run(call.function.arguments)} for call in calls
+            ]
+            messages = [*messages, message, *results]
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from turnwise import ToolResult
 from turnwise_gateway.calls import CallRefusedError, ModelReply, Usage
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
+from turnwise_testing.agent_probe import probe_resources
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `session_scenarios`
 
@@ -47,6 +49,7 @@ class ScriptedBackend:
 
     Attributes:
         script: called for each call; a reply is returned, and an exception is raised.
+        tool_script: called for each call of a tool, in the same way.
         delay_s: seconds before each answer; on the server's own clock, so that earlier timers of the server are due.
         calls: all calls.
         outcomes: for each answer, `confirmed` or `released`; for each cancelled call, `cancelled`.
@@ -55,6 +58,7 @@ class ScriptedBackend:
 
     def __init__(self):
         self.script: Callable = lambda _call: build_reply()
+        self.tool_script: Callable = lambda _call: ToolResult(text="5")
         self.delay_s = 0.0
         self.calls, self.outcomes, self.arrived = [], queue.Queue(), threading.Event()
         self._gate = None
@@ -77,6 +81,16 @@ class ScriptedBackend:
     async def count_tokens(self, call):
         self.calls.append(call)
         return 42
+
+    def tool_schemas(self):
+        return probe_resources().tool_schemas
+
+    async def call_tool(self, call):
+        self.calls.append(call)
+        result = self.tool_script(call)
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def outcome(self):
         """Wait for the next outcome."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from turnwise import ToolResult
 from turnwise_gateway.calls import CallOfTool
 
 CLIENTS = Path(__file__).parent / "clients"
@@ -106,3 +107,26 @@ def test_broken_stream_is_no_answer(serve, refused, run, name, dialect):
     result = run(gateway, name, dialect, True)
 
     assert ["error"] == list(result)
+
+
+def test_tools_reach_a_client_of_the_context_protocol(gateway, installed):
+    """The client of the package `mcp` lists the run's tools and calls them; a failed call is a result, too."""
+    command = [str(installed("mcp") / "bin/python"), str(CLIENTS / "mcp_client.py")]
+    gateway.backend.tool_script = lambda call: (
+        ToolResult(text=str(call.arguments["a"] + call.arguments["b"]))
+        if call.name == "add"
+        else ToolResult(text="Error: there is no such tool", error=True)
+    )
+
+    done = subprocess.run(
+        [*command, f"{gateway.url}/mcp", gateway.key], capture_output=True, text=True, timeout=120, check=True
+    )
+
+    assert {
+        "version": "2025-11-25",
+        "tools": ["add"],
+        "required": ["a", "b"],
+        "good": [False, "3"],
+        "bad": [True, "Error: there is no such tool"],
+        "code": -32601,
+    } == json.loads(done.stdout)

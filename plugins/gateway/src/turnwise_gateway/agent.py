@@ -43,6 +43,7 @@ def build_parts(config: AgentLimits, resources: Resources) -> SessionParts:
         chat=chat,
         parser=resources.parser,
         split=reasoning.split if reasoning is not None else None,
+        tools=resources.tool_schemas,
         seed=resources.seed,
         options=config,
     )
@@ -140,6 +141,7 @@ def describe_client(client: ModelClient) -> dict[str, str]:
         "ANTHROPIC_BASE_URL": client.anthropic_base_url,
         "ANTHROPIC_AUTH_TOKEN": client.api_key,
         "TURNWISE_MODEL": client.model,
+        "TURNWISE_MCP_URL": client.mcp_url,
     }
 
 

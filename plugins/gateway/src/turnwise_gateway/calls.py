@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 from attrs import field, frozen
 
-from turnwise import Message
+from turnwise import Message, ToolCall, ToolResult
 from turnwise.types import FloatArray, TokenArray, ToolSchema
 
 Dialect = Literal["chat", "messages", "responses"]
@@ -177,6 +177,19 @@ class SessionBackend(Protocol):
 
     async def count_tokens(self, call: ModelCall) -> int:
         """Return the number of prompt tokens that the call would have; nothing is recorded."""
+
+    def tool_schemas(self) -> tuple[ToolSchema, ...]:
+        """Return the schemas of the run's tools, in the form of Chat Completions; `CallRefusedError` after the end."""
+
+    async def call_tool(self, call: ToolCall) -> ToolResult:
+        """
+        Run a tool of the run in this episode; a failure of the call is a result with `error`.
+
+        A cancellation means that the client has left; the call ends.
+
+        Raises:
+            CallRefusedError: the session is over, or a service under the tool failed.
+        """
 
 
 class Directory(Protocol):

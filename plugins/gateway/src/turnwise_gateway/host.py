@@ -11,7 +11,9 @@ from weakref import WeakKeyDictionary
 
 from attrs import define, field, frozen
 
+from turnwise import ToolCall, ToolResult
 from turnwise.errors import InfrastructureError
+from turnwise.types import ToolSchema
 from turnwise_gateway.calls import Answer, CallRefusedError, ModelCall, SessionBackend
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
 
@@ -29,12 +31,14 @@ class ModelClient:
         anthropic_base_url: for clients of Anthropic's API.
         api_key: of this attempt alone.
         model: name of the model.
+        mcp_url: of the run's tools, as a server of the Model Context Protocol; it takes the same key.
     """
 
     openai_base_url: str
     anthropic_base_url: str
     api_key: str
     model: str
+    mcp_url: str
 
 
 @define(eq=False)
@@ -48,6 +52,12 @@ class _Door:
 
     async def count_tokens(self, call: ModelCall) -> int:
         return await self._open().count_tokens(call)
+
+    def tool_schemas(self) -> tuple[ToolSchema, ...]:
+        return self._open().tool_schemas()
+
+    async def call_tool(self, call: ToolCall) -> ToolResult:
+        return await self._open().call_tool(call)
 
     def _open(self) -> SessionBackend:
         if self.session is None:
@@ -98,7 +108,13 @@ class RunningServer:
         key = self._directory.add(name, door)
         url = self._server.url(name)
         try:
-            yield ModelClient(openai_base_url=f"{url}/v1", anthropic_base_url=url, api_key=key, model=self.model)
+            yield ModelClient(
+                openai_base_url=f"{url}/v1",
+                anthropic_base_url=url,
+                api_key=key,
+                model=self.model,
+                mcp_url=f"{url}/mcp",
+            )
         finally:
             door.session = None
             self._ended.append(name)

@@ -72,7 +72,9 @@ class Desk:
 
     def open(self, lease: Lease) -> ModelClient:
         self.sessions[lease.id] = LeasedSession(lease, Backend(), self.pool)
-        return ModelClient(openai_base_url="o", anthropic_base_url="a", api_key=f"key-{lease.id}", model="policy")
+        return ModelClient(
+            openai_base_url="o", anthropic_base_url="a", api_key=f"key-{lease.id}", model="policy", mcp_url="m"
+        )
 
     def find(self, session_id: str) -> LeasedSession | None:
         return self.sessions.get(session_id)
@@ -146,7 +148,13 @@ def test_a_lease_has_all_that_an_agent_needs(at_site) -> None:
         assert {
             "lease": {"id": "1-0-1", "fence": 1, "attempt": 1, "expires_in_s": LEASE_S},
             "task": {"messages": [{"role": "user", "content": "?"}], "uid": "t", "global_step": 3, "rollout_n": 0},
-            "session": {"openai_base_url": "o", "anthropic_base_url": "a", "api_key": "key-1-0-1", "model": "policy"},
+            "session": {
+                "openai_base_url": "o",
+                "anthropic_base_url": "a",
+                "mcp_url": "m",
+                "api_key": "key-1-0-1",
+                "model": "policy",
+            },
         } == found
         assert (await site.get("/tasks"))["stats"]["leased"] == 1
 

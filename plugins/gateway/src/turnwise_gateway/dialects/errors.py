@@ -36,6 +36,7 @@ _WORDS: Final = {
     "unknown_host": _Words(400, _INVALID, "unknown_host", _INVALID),
     "unauthorized": _Words(401, "authentication_error", "invalid_api_key", "authentication_error"),
     "not_found": _Words(404, _INVALID, "not_found", "not_found_error"),
+    "not_allowed": _Words(405, _INVALID, "method_not_allowed", _INVALID),
     "timeout": _Words(408, _INVALID, "request_timeout", _INVALID),
     "too_large": _Words(413, _INVALID, "request_too_large", "request_too_large"),
     "encoded": _Words(415, _INVALID, "unsupported_encoding", _INVALID),
@@ -53,6 +54,8 @@ def headers_of(error: CallRefusedError) -> dict[str, str]:
     """Return the headers that tell clients whether and when to call again."""
     if error.kind == "overloaded":
         return {"retry-after": str(min(max(error.retry_after_s, 1), MAX_RETRY_AFTER_S))}
+    if error.kind == "not_allowed":
+        return {"Allow": "POST", "x-should-retry": "false"}
     return {} if error.kind == "engine" else {"x-should-retry": "false"}
 
 

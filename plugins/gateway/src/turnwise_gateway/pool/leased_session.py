@@ -7,6 +7,8 @@ from typing import Generic, TypeVar
 
 from attrs import define, evolve, field, frozen
 
+from turnwise import ToolCall, ToolResult
+from turnwise.types import ToolSchema
 from turnwise_gateway.calls import Answer, CallRefusedError, ModelCall, ModelReply, SessionBackend
 from turnwise_gateway.pool.scores import ScoreBoard, Target
 from turnwise_gateway.pool.store import Attempted, Lease
@@ -68,6 +70,16 @@ class RecordedSession(Generic[A_co]):
     async def count_tokens(self, call: ModelCall) -> int:
         self._check_open()
         return await self.backend.count_tokens(call)
+
+    def tool_schemas(self) -> tuple[ToolSchema, ...]:
+        self._check_open()
+        return self.backend.tool_schemas()
+
+    async def call_tool(self, call: ToolCall) -> ToolResult:
+        self._check_open()
+        async with self.pool.call_of(self.lease):
+            self._check_open()
+            return await self.backend.call_tool(call)
 
     def end(self) -> None:
         """Refuse further calls and scores."""

@@ -9,9 +9,11 @@ import structlog
 from aiohttp import web
 from attrs import define, evolve
 
+from turnwise.types import JsonObject
 from turnwise_gateway.calls import CallRefusedError, Dialect, Directory, SessionBackend
 from turnwise_gateway.dialects import describe_error, headers_of, read_count, read_exchange, status_of, write_json
 from turnwise_gateway.server.delivery import SERVER_HEADERS, Delivery
+from turnwise_gateway.server.mcp import answer_message
 from turnwise_gateway.server.options import ServerOptions
 from turnwise_gateway.server.receipt import AgentsServer, Connection, read_body
 from turnwise_gateway.server.routes import Route, find_route, guess_dialect, is_base
@@ -148,6 +150,9 @@ class GatewayServer:
         self._num_in_flight += 1
         try:
             body = await read_body(request, self._options)
+            if route.action == "tools":
+                status, message = await answer_message(body, request.headers, backend)
+                return _write(message, status) if message else web.Response(status=status, headers=SERVER_HEADERS)
             if route.action == "count":
                 call = read_count(body, request.headers).call
                 return _write({"input_tokens": await backend.count_tokens(call)})
@@ -185,8 +190,8 @@ def _keys(request: web.BaseRequest) -> list[bytes]:
     return [key.encode("utf-8", "surrogateescape") for key in found]
 
 
-def _write(body: dict[str, object]) -> web.Response:
-    return web.Response(body=write_json(body), content_type="application/json", headers=SERVER_HEADERS)
+def _write(body: JsonObject, status: int = 200) -> web.Response:
+    return web.Response(body=write_json(body), status=status, content_type="application/json", headers=SERVER_HEADERS)
 
 
 def _write_error(dialect: Dialect, error: CallRefusedError) -> web.Response:

@@ -32,6 +32,8 @@ class SessionOptions:
             to the chat template, `refuse` refuses the call.
         train: kinds of records to train.
         max_calls: most calls that a session answers.
+        max_tool_calls: most calls of the run's tools; further ones return an error.
+        max_tool_response_length: most characters of a tool's response, the mark of truncation included.
     """
 
     history: Literal["record", "template"] = field(default="record", validator=validators.in_(("record", "template")))
@@ -40,3 +42,5 @@ class SessionOptions:
     )
     train: TrainedKinds = field(factory=TrainedKinds)
     max_calls: int = field(default=500, validator=validators.ge(1))
+    max_tool_calls: int = field(default=500, validator=validators.ge(0))
+    max_tool_response_length: int = field(default=16_384, validator=validators.ge(1))

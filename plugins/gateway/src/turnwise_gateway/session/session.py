@@ -12,13 +12,15 @@ import numpy as np
 import structlog
 from attrs import define, field, frozen
 
-from turnwise import Chat, Episode, GenerateResult, SamplingParams, ToolParser
+from turnwise import Chat, Episode, GenerateResult, SamplingParams, ToolCall, ToolParser, ToolResult
 from turnwise.errors import BudgetExhausted, EpisodeEnd
+from turnwise.types import ToolSchema
 from turnwise_gateway.calls import CallRefusedError, ModelCall, ModelReply, Usage
 from turnwise_gateway.session.delivery import SharedCall, TurnAnswer
 from turnwise_gateway.session.lineage import describe_records
 from turnwise_gateway.session.options import SessionOptions
 from turnwise_gateway.session.records import OpenRecord, RecordBook, SampledTurn, Spot
+from turnwise_gateway.session.tool_calls import ToolDesk
 from turnwise_gateway.session.turns import CallIds, ReadTurn, TurnReader
 from turnwise_gateway.tree.messages import Split, split_think, tools_key
 from turnwise_gateway.tree.places import Location, Place
@@ -35,6 +37,7 @@ class SessionParts:
         chat: the chat template.
         parser: finds tool calls; None in a run without one.
         split: splits the reasoning from a text; None leaves it in the content of replies.
+        tools: schemas of the run's tools.
         seed: of the run.
         options: rules and limits.
     """
@@ -42,6 +45,7 @@ class SessionParts:
     chat: Chat
     parser: ToolParser | None = None
     split: Split | None = None
+    tools: tuple[ToolSchema, ...] = ()
     seed: int = 0
     options: SessionOptions = field(factory=SessionOptions)
 
@@ -75,6 +79,7 @@ class Session:
     num_delivered: int = field(default=0, init=False)
     changed: asyncio.Event = field(factory=asyncio.Event, init=False)
     _reader: TurnReader = field(init=False)
+    _tools: ToolDesk = field(init=False)
     _ids: CallIds = field(factory=CallIds, init=False)
     _is_closed: bool = field(default=False, init=False)
     _num_answering: int = field(default=0, init=False)
@@ -88,6 +93,7 @@ class Session:
     def __attrs_post_init__(self) -> None:
         parts = self.parts
         self.book = RecordBook(self.episode, parts.chat, parts.options, parts.split or split_think)
+        self._tools = ToolDesk(self.episode, parts.options, self.spawn, self.fail)
         self._reader = TurnReader(chat=parts.chat, parser=parts.parser, split=parts.split)
 
     @property
@@ -116,6 +122,20 @@ class Session:
         tools = tools_key(call.tools)
         return self.book.count_tokens(self.book.choose(call, tools, self.book.tree.locate(tools, call.messages)))
 
+    def tool_schemas(self) -> tuple[ToolSchema, ...]:
+        self._check_open()
+        return self.parts.tools
+
+    async def call_tool(self, call: ToolCall) -> ToolResult:
+        self._check_open()
+        self._num_answering += 1  # an agent that waits for a tool is not idle
+        self.changed.set()
+        try:
+            return await self._tools.call(call)
+        finally:
+            self._num_answering -= 1
+            self.changed.set()
+
     async def settle(self) -> None:
         """Wait until no call is being answered or delivered."""
         while not self.is_idle:
@@ -132,6 +152,7 @@ class Session:
         if self._is_closed:
             return
         self._is_closed = True
+        self._tools.close()
         for shared in list(self._in_flight.values()):
             shared.cancel()
         for turn in list(self._undelivered.values()):
@@ -158,13 +179,16 @@ class Session:
 
     def _check(self, call: ModelCall) -> None:
         """Refuse a call that the session, or its engine, cannot answer."""
-        if self._is_closed or self.error is not None:
-            raise CallRefusedError("session_closed", "the session is over")
+        self._check_open()
         limit = self.parts.options.max_calls
         if self.num_calls > limit:
             raise CallRefusedError("budget_exhausted", f"the session has made its {limit} calls")
         if call.stop and not self.episode.capabilities.stop_strings:
             raise CallRefusedError("unsupported", "the engine cannot end a turn at a string", param="stop")
+
+    def _check_open(self) -> None:
+        if self._is_closed or self.error is not None:
+            raise CallRefusedError("session_closed", "the session is over")
 
     def _find_kept(self, call: ModelCall) -> SampledTurn | None:
         """Return the turn of an equal request whose client has left, or of any equal request for a marked retry."""

@@ -77,9 +77,7 @@ class RecordedSession(Generic[A_co]):
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
         self._check_open()
-        async with self.pool.call_of(self.lease):
-            self._check_open()
-            return await self.backend.call_tool(call)
+        return await self.backend.call_tool(call)
 
     def end(self) -> None:
         """Refuse further calls and scores."""
@@ -122,3 +120,8 @@ class LeasedSession(RecordedSession[Lease]):
         async with self.pool.call_of(self.lease):
             # The check is made once more there: the call itself may have found that the lease has ended.
             return await super().answer(call)
+
+    async def call_tool(self, call: ToolCall) -> ToolResult:
+        self._check_open()
+        async with self.pool.call_of(self.lease):
+            return await super().call_tool(call)

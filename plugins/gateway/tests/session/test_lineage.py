@@ -58,6 +58,38 @@ def test_sub_agents_of_opencode():
     assert [("subagent", "s2", 1, True), ("main", "", None, True)] == lineage(work)[0]
 
 
+def test_sub_agents_of_codex():
+    """Codex names each thread; that of the task is called `/root`."""
+
+    def headers(thread, name):
+        metadata = {"thread_id": thread, "agent_name": name, "request_kind": "turn"}
+        return {"x-codex-turn-metadata": json.dumps(metadata)}
+
+    async def work(session):
+        await ask(session, user("Question 0?"), headers=headers("t1", "/root"))
+        await ask(session, user("Part."), headers=headers("t2", "/root/part"))
+
+    assert [("main", "", None, True), ("subagent", "t2", 0, True)] == lineage(work)[0]
+
+
+@pytest.mark.parametrize(
+    ("headers", "kind"),
+    [
+        ({"x-claude-code-agent-id": "a1"}, "subagent"),
+        ({"x-claude-code-agent-id": "a1", "x-claude-code-parent-agent-id": "a1"}, "subagent"),
+        ({"x-codex-turn-metadata": json.dumps({"request_kind": "compaction"})}, "compaction"),
+    ],
+)
+def test_a_session_with_one_record_has_no_parent(headers, kind):
+    """The one record of a session is not its own parent, whatever its headers say."""
+
+    async def work(session):
+        await ask(session, user("Question 0?"), headers=headers)
+
+    ((found, _, parent, _),) = lineage(work)[0]
+    assert (kind, None) == (found, parent)
+
+
 def test_compaction_of_codex():
     """Codex names its summaries: the same history with an instruction and without tools, then a new conversation."""
     metadata = {"x-codex-turn-metadata": json.dumps({"thread_id": "t", "request_kind": "compaction"})}

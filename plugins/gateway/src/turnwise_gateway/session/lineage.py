@@ -19,6 +19,8 @@ from turnwise_gateway.session.records import OpenRecord
 from turnwise_gateway.tree.messages import tools_key
 
 NO_TOOLS: Final = tools_key(())
+_ROOT_OF_CODEX: Final = "/root"
+"""The name of the task's own thread; sub-agents have others."""
 _MIN_SUMMARY: Final = 16
 """A shorter text may stand in a later prompt by chance, so it is no summary."""
 
@@ -58,8 +60,9 @@ def read_hints(headers: Mapping[str, str]) -> Hints:
     turn = _read_object(headers.get("x-codex-turn-metadata", ""))
     if turn.get("request_kind") == "compaction":
         return Hints(is_compaction=True)
-    name = turn.get("agent_name")
-    return Hints(agent=str(turn.get("thread_id", "")), parent="") if name else Hints()
+    if turn.get("agent_name") in (None, "", _ROOT_OF_CODEX):
+        return Hints()
+    return Hints(agent=str(turn.get("thread_id", "")), parent="")
 
 
 def describe_records(episode: Episode, records: Sequence[OpenRecord], train: TrainedKinds) -> None:
@@ -127,10 +130,12 @@ class _Family:
 
     def describe(self, root: OpenRecord) -> Described:
         hints = self._hints[root]
+        # A session may have nothing but a summary or a sub-agent, which then has no parent.
+        main = None if root is self._main else self._main
         if self._is_compaction(root):
-            return Described(root, "compaction", hints.agent, self._main)
+            return Described(root, "compaction", hints.agent, main)
         if hints.agent:
-            return Described(root, "subagent", hints.agent, self._find_agent(hints.parent) or self._main)
+            return Described(root, "subagent", hints.agent, self._find_agent(hints.parent, root) or main)
         if self._openings[root] == self._main_opening:
             return Described(root, "main", root.reason)
         if root in self._summaries:
@@ -163,8 +168,9 @@ class _Family:
                 return other
         return None
 
-    def _find_agent(self, name: str | None) -> OpenRecord | None:
-        return next((root for root in self.roots if name and self._hints[root].agent == name), None)
+    def _find_agent(self, name: str | None, child: OpenRecord) -> OpenRecord | None:
+        named = (root for root in self.roots if name and self._hints[root].agent == name)
+        return next((root for root in named if root is not child), None)
 
 
 def _root(described: Described, others: Sequence[Described]) -> Described:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turnwise_gateway.tree.messages import tools_key
 from turnwise_gateway.tree.places import ConversationTree, last_turn, without_empty
 
 USER = {"role": "user", "content": "Question?"}
@@ -22,6 +23,16 @@ TURN = {
     "reasoning_content": "I must add.\n",
     "tool_calls": [CALL],
 }
+LISTED = {**CALL, "function": {"name": "add", "arguments": {"b": 1.0, "a": "é"}}}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "parameters": {"properties": {"a": {"type": "string"}, "exact": {"type": "boolean", "default": False}}},
+        },
+    }
+]
 
 
 def with_arguments(text):
@@ -92,6 +103,10 @@ ECHOES = {
         [{"role": "assistant", "content": "<think>\nI must add.\n</think>Let me look.", "tool_calls": [CALL]}],
         {"think_text"},
     ),
+    "beyond R4: smolagents": (
+        [{"role": "assistant", "content": f"Let me look.\nCalling tools:\n{[LISTED]}"}],
+        {"reasoning_dropped", "calls_as_text", "whitespace"},
+    ),
 }
 
 
@@ -128,6 +143,42 @@ def test_a_changed_echo_is_another_turn(echo):
     assert not echoed(tree, echo)[0]
 
 
+@pytest.mark.parametrize(
+    ("listed", "known"),
+    [("[0, 1]", True), ("[1, 0]", True), ("[0, 0]", False), ("[0]", False), ("[0, 1, 1]", False)],
+)
+def test_calls_as_text_may_have_another_order(listed, known):
+    """smolagents sorts the calls of a turn by their ids; other calls are another turn."""
+    values = [LISTED, {**LISTED, "id": "bbbbbbbbb", "function": {"name": "drop", "arguments": "everything"}}]
+    calls = [CALL, {**CALL, "id": "bbbbbbbbb", "function": {"name": "drop", "arguments": "everything"}}]
+    tree, _ = grow({**TURN, "tool_calls": calls})
+    text = f"Let me look.\nCalling tools:\n{[values[index] for index in json.loads(listed)]}"
+
+    assert known is echoed(tree, {"role": "assistant", "content": text})[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "known"),
+    [
+        ({"a": "é", "exact": False}, True),
+        ({"a": "é"}, True),
+        ({"a": "é", "exact": True}, False),
+        ({"a": "é", "other": False}, False),
+    ],
+)
+def test_arguments_with_their_default_may_come_and_go(arguments, known):
+    """Claude Code adds the defaults of a tool's schema to the echo of a call; another value is another call."""
+    tree = ConversationTree()
+    before = tree.add(tree.root(tools_key(TOOLS)), [USER])
+    turn = tree.add_turn(before, {**TURN, "tool_calls": with_arguments('{"a": "é"}')})
+    echo = {**TURN, "tool_calls": with_arguments(json.dumps(arguments))}
+
+    location = tree.locate(tools_key(TOOLS), [USER, echo, RESULT])
+
+    assert known is (turn is location.place)
+    assert known is not bool(location.rest[1:])
+
+
 @pytest.mark.parametrize("content", ["x = 1\n", "x = 1", "x = 1\n</code>", "x = 1</code>"])
 def test_an_echo_may_have_the_stop_string(content):
     """The echo of a turn that a stop string ended matches with and without it, and trimmed."""
@@ -141,7 +192,7 @@ def test_other_tools_are_another_conversation():
     tree, _ = grow(TURN)
     messages = [USER, TURN, RESULT]
 
-    assert last_turn(tree.locate('["x"]', messages).place) is None
+    assert last_turn(tree.locate(tools_key(TOOLS), messages).place) is None
     assert tree.knows(messages, except_tools='["x"]')
     assert not tree.knows(messages, except_tools="[]")
 

@@ -9,13 +9,18 @@ normal forms are; each difference that the normal form ignores is a tolerance wi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from attrs import frozen
 
 from turnwise import Message
+from turnwise_gateway.tree.text_calls import split_calls
 
+Defaults = Mapping[str, Mapping[str, str]]
+"""The arguments of each tool that have a default value, and that value as JSON."""
+NO_DEFAULTS: Final[Defaults] = MappingProxyType({})
 Split = Callable[[str], tuple[str, str]]
 """Returns the reasoning and the rest of a turn's text."""
 
@@ -27,9 +32,11 @@ TOLERANCES: Final = (
     "empty_message",
     "stop_string",
     "think_text",
+    "calls_as_text",
 )
 """Names of the differences that an echo may have; see the README of this package."""
 
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 _OPEN, _CLOSE = "<think>", "</think>"
 _MAX_EXACT: Final = 2**53
 """Below it every whole number is a double, so that `1.0` and `1` have the same value in every client."""
@@ -46,17 +53,25 @@ class NormalForm:
         calls: name and arguments of each tool call; arguments as JSON with sorted keys.
         reasoning: without outer whitespace; empty when the message has none. It is compared apart from the rest,
             because clients may leave it out.
+        has_text_calls: the calls were read from the text, so their order may be another one.
     """
 
     role: str
     text: str
     calls: tuple[tuple[str, str], ...] = ()
     reasoning: str = ""
+    has_text_calls: bool = False
 
     @property
     def key(self) -> tuple[object, ...]:
         """All that must be equal."""
         return (self.role, self.text, self.calls)
+
+    def echoes(self, own: NormalForm) -> bool:
+        """Return whether this is the form of an echo of a message with another form; reasoning does not count."""
+        if self.has_text_calls and not own.has_text_calls:
+            return (self.role, self.text, sorted(self.calls)) == (own.role, own.text, sorted(own.calls))
+        return self.key == own.key
 
     @property
     def is_empty_turn(self) -> bool:
@@ -73,8 +88,15 @@ def split_think(text: str) -> tuple[str, str]:
     return (inside if _OPEN in before else before), rest
 
 
-def normalise(message: Message, split: Split = split_think) -> NormalForm:
-    """Return the normal form of a message in the form of Chat Completions with a text as content."""
+def normalise(message: Message, split: Split = split_think, defaults: Defaults = NO_DEFAULTS) -> NormalForm:
+    """
+    Return the normal form of a message in the form of Chat Completions with a text as content.
+
+    Args:
+        message: any.
+        split: splits the reasoning from a text.
+        defaults: left out of the arguments of calls, since some clients add them to the echo.
+    """
     role = message["role"]
     role = "system" if role == "developer" else role
     text = message.get("content") or ""
@@ -82,20 +104,38 @@ def normalise(message: Message, split: Split = split_think) -> NormalForm:
         return NormalForm(role, text.strip())
     reasoning, rest = split(text)
     reasoning = (message.get("reasoning_content") or "").strip() or reasoning.strip()
+    listed = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
+    from_text: tuple[tuple[str, str], ...] = ()
+    if not listed:
+        rest, from_text = split_calls(rest)
     calls = tuple(
-        (call["function"]["name"], normalise_arguments(call["function"]["arguments"]))
-        for call in message.get("tool_calls") or ()
+        (name, normalise_arguments(arguments, defaults.get(name, _NONE))) for name, arguments in listed or from_text
     )
-    return NormalForm(role, rest.strip(), calls, reasoning)
+    return NormalForm(role, rest.strip(), calls, reasoning, bool(from_text))
 
 
-def normalise_arguments(text: str) -> str:
-    """Return the JSON of a call with sorted keys, no spaces and `1.0` as `1`; any other text trimmed."""
+def normalise_arguments(text: str, defaults: Mapping[str, str] = _NONE) -> str:
+    """Return the JSON of a call with sorted keys, no spaces, no defaults and `1.0` as `1`; any other text trimmed."""
     try:
         value = json.loads(text, parse_float=_read_number)
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        if defaults and isinstance(value, dict):
+            value = {name: each for name, each in value.items() if _dump(each) != defaults.get(name)}
+        return _dump(value)
     except (ValueError, RecursionError):
         return text.strip()
+
+
+def read_defaults(tools: Iterable[Any]) -> dict[str, dict[str, str]]:
+    """Return the default values in the schemas of tools."""
+    found: dict[str, dict[str, str]] = {}
+    for tool in tools:
+        function = tool["function"]
+        properties = (function.get("parameters") or {}).get("properties")
+        for name, schema in properties.items() if isinstance(properties, dict) else ():
+            if isinstance(schema, dict) and "default" in schema:
+                text = json.dumps(schema["default"])
+                found.setdefault(function["name"], {})[name] = normalise_arguments(text)
+    return found
 
 
 def name_tolerances(own: Message, echo: Message, split: Split = split_think) -> frozenset[str]:
@@ -109,12 +149,15 @@ def name_tolerances(own: Message, echo: Message, split: Split = split_think) -> 
     """
     found = set()
     content, echoed = own.get("content"), echo.get("content")
+    if own.get("tool_calls") and not echo.get("tool_calls"):
+        found.add("calls_as_text")
+        echoed = split_calls(echoed or "")[0]
     if content != echoed:
         if not content and not echoed:
             found.add("null_content")
         else:
             found |= _name_text_tolerances(content or "", echoed or "", split)
-    if _arguments(own) != _arguments(echo):
+    if "calls_as_text" not in found and _arguments(own) != _arguments(echo):
         found.add("arguments")
     reasoning, kept = own.get("reasoning_content") or "", echo.get("reasoning_content") or ""
     if reasoning and not kept and "think_text" not in found:
@@ -143,6 +186,10 @@ def _name_text_tolerances(text: str, echoed: str, split: Split) -> set[str]:
 
 def _arguments(message: Message) -> list[str]:
     return [call["function"]["arguments"] for call in message.get("tool_calls") or ()]
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def _read_number(text: str) -> float | int:

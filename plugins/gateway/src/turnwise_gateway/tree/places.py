@@ -7,6 +7,7 @@ comparison, so that only new messages are brought to their normal form.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
@@ -14,7 +15,15 @@ from typing import Generic, TypeVar
 from attrs import define, field, frozen
 
 from turnwise import Message
-from turnwise_gateway.tree.messages import NormalForm, Split, name_tolerances, normalise, split_think
+from turnwise_gateway.tree.messages import (
+    Defaults,
+    NormalForm,
+    Split,
+    name_tolerances,
+    normalise,
+    read_defaults,
+    split_think,
+)
 
 T = TypeVar("T")
 
@@ -50,7 +59,7 @@ class Place(Generic[T]):
         reasoning = self.forms[0].reasoning
         # A message of the client's may have lost its reasoning when it was first seen; a turn of the model has its own.
         kept = form.reasoning in ("", reasoning) or not (reasoning or self.is_turn)
-        return kept and any(form.key == own.key for own in self.forms)
+        return kept and any(form.echoes(own) for own in self.forms)
 
     def conversation(self) -> list[Message]:
         """Return all messages up to this one, each in its first form."""
@@ -112,10 +121,14 @@ class ConversationTree(Generic[T]):
     rank: Callable[[Place[T]], int] = field(default=lambda place: -len(place.spots))
     _roots: dict[str, Place[T]] = field(factory=dict, init=False)
     _owners: dict[str, Place[T]] = field(factory=dict, init=False)
+    _defaults: Defaults = field(factory=dict, init=False)
 
     def root(self, tools: str) -> Place[T]:
         """Return the empty conversation with these tools; see `turnwise_gateway.tree.messages.tools_key`."""
-        return self._roots.setdefault(tools, Place(None, {}, ()))
+        if tools not in self._roots:
+            self._roots[tools] = Place(None, {}, ())
+            self._defaults = {**self._defaults, **read_defaults(json.loads(tools))}
+        return self._roots[tools]
 
     def locate(self, tools: str, messages: Sequence[Message]) -> Location[T]:
         """Return the deepest known part of a conversation; nothing changes."""
@@ -130,7 +143,7 @@ class ConversationTree(Generic[T]):
     def add(self, place: Place[T], messages: Iterable[Message]) -> Place[T]:
         """Return the place after further messages, which are not the model's; known ones are found."""
         for message in messages:
-            form = normalise(message, self.split)
+            form = normalise(message, self.split, self._defaults)
             known = [child for child in place.children if child.agrees(form) and not child.is_turn]
             if not known:
                 known = [Place(place, message, (form,), seen=message)]
@@ -149,7 +162,7 @@ class ConversationTree(Generic[T]):
         """
         content = message.get("content") or ""
         contents = [content, content + stop, content.strip() + stop] if stop else [content]
-        forms = [normalise({**message, "content": text}, self.split) for text in contents]
+        forms = [normalise({**message, "content": text}, self.split, self._defaults) for text in contents]
         turn: Place[T] = Place(place, message, tuple(forms), is_turn=True)
         place.children.append(turn)
         for call in message.get("tool_calls") or ():
@@ -190,7 +203,7 @@ class ConversationTree(Generic[T]):
         # One child alone: among turns with the same text, each must be found. An empty message may also be skipped.
         if len(children) == 1 and children[0].seen == message and not children[0].forms[0].is_empty_turn:
             return [_Step(children[0], index + 1, steps[0], None, steps[0].num_empty)]
-        form = normalise(message, self.split)
+        form = normalise(message, self.split, self._defaults)
         following = [
             _Step(child, index + 1, step, message, step.num_empty)
             for step in steps

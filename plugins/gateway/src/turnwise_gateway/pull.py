@@ -8,31 +8,27 @@ expired stay in the episode as untrained ones.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from aiohttp import web
 from attrs import define, evolve, field
 
 from turnwise import Episode
 from turnwise.errors import InfrastructureError
-from turnwise.types import JsonObject
 from turnwise_gateway.agent import show_task
 from turnwise_gateway.host import ModelClient, RunningServer
-from turnwise_gateway.pool.control import ControlServer, build_control_app
 from turnwise_gateway.pool.leased_session import LeasedSession
-from turnwise_gateway.pool.sqlite_store import SqliteStore
 from turnwise_gateway.pool.store import Lease, PoolResult, PoolTask
 from turnwise_gateway.pool.task_pool import TaskPool
 from turnwise_gateway.pull_options import PullOptions
+from turnwise_gateway.pull_pool import POLL_S, SharedPool, SharedStore, build_shared_app, name_task
+from turnwise_gateway.pull_site import PullSite
 from turnwise_gateway.server import ServerOptions
 from turnwise_gateway.session.options import TrainedKinds
 from turnwise_gateway.session.session import Session, SessionParts
@@ -97,9 +93,12 @@ class Offer:
     _parts: SessionParts
     _server: RunningServer
     _calls: asyncio.TaskGroup
+    _last: Attempt | None = field(default=None, init=False)
 
     def open(self, lease: Lease) -> Attempt:
-        """Open the session of a lease."""
+        """Open the session of a lease; that of an earlier lease ends, because the episode has one lease at a time."""
+        if self._last is not None:
+            self._last.leased.end()
         calls: set[asyncio.Task[None]] = set()
 
         def spawn(call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -112,7 +111,7 @@ class Offer:
         leased = LeasedSession(lease, session, self.pool)
         door = ExitStack()
         client = door.enter_context(self._server.open(lease.id, leased))
-        attempt = Attempt(leased, session, client, door, calls)
+        self._last = attempt = Attempt(leased, session, client, door, calls)
         self.attempts.put_nowait(attempt)
         return attempt
 
@@ -132,7 +131,7 @@ class PullDesk:
     """
 
     model: str
-    pool: TaskPool
+    pool: SharedPool
     _offers: dict[tuple[str, int, int], Offer] = field(factory=dict, init=False)
     _sessions: OrderedDict[str, LeasedSession] = field(factory=OrderedDict, init=False)
     _num_offers: Counter[tuple[str, bool, int, int]] = field(factory=Counter, init=False)
@@ -160,10 +159,12 @@ class PullDesk:
         self._num_offers[names] += 1
         # Without the ground truth: an agent must not read the answer.
         content = {**show_task(task), "validation": episode.validation}
-        uid = json.dumps([task.uid, episode.validation, run])
+        uid = name_task(task.uid, self.pool.site.name, validation=episode.validation, run=run)
         return PoolTask(uid=uid, global_step=step, rollouts=(rollout_n,), content=content)
 
     def open(self, lease: Lease) -> ModelClient | None:
+        if (client := self.pool.opened.pop(lease.id, None)) is not None:
+            return client  # in the worker that runs the episode
         offer = self._offers.get((lease.uid, lease.global_step, lease.rollout_n))
         if offer is None:
             return None
@@ -227,26 +228,33 @@ class PullHost:
                     await slot.parts.aclose()
 
     async def _open(self, parts: AsyncExitStack) -> PullDesk:
-        options = self.options
+        site = PullSite(self.options)
         try:
-            folder = parts.enter_context(TemporaryDirectory(prefix="turnwise-pool-"))
-            # The file dies with its sessions. An agent may survive both, so fences continue with the time of day.
-            store = SqliteStore(
-                Path(folder) / "pool.sqlite",
-                max_attempts=options.max_attempts,
+            await asyncio.to_thread(site.join)
+            parts.callback(site.clean)
+            # Agents may survive an earlier run and its pool, so fences continue with the time of day.
+            store = SharedStore(
+                path=Path(site.access.pool) / "pool.sqlite",
+                max_attempts=self.options.max_attempts,
                 first_fence=time.time_ns() // 1_000_000,
+                owner=site.name,
             )
-            pool = TaskPool(store, options.capacity, lease_s=options.lease_s)
+            pool = SharedPool(
+                store=store, capacity=self.options.capacity, lease_s=self.options.lease_s, poll_s=POLL_S, site=site
+            )
             desk = PullDesk(self.model, pool)
             pool.on_lost = desk.end_lost
             await parts.enter_async_context(pool)
-            secret = os.environ.get(options.secret_variable) or secrets.token_urlsafe(32)
-            server_options = ServerOptions(port=options.control_port)
-            app = build_control_app(pool, desk, secret, server_options)
-            server = await parts.enter_async_context(ControlServer(app, server_options))
+            app = build_shared_app(pool, desk, ServerOptions(port=site.access.port))
+            # An agent that hangs up while it waits takes no task: its handler is cancelled.
+            runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+            parts.push_async_callback(runner.cleanup)
+            await runner.setup()
+            for listening in (site.own_socket, site.shared_socket):
+                await web.SockSite(runner, listening).start()
             # Runs behind the removal of the file and before the server stops: waiting agents get a reply.
             parts.callback(pool.send_away)
-            parts.enter_context(announced(Path(options.control_file), {"url": server.url, "secret": secret}))
+            parts.callback(site.leave)
         except OSError as error:
             await parts.aclose()
             raise InfrastructureError(f"the control port cannot be opened: {error}") from error
@@ -254,18 +262,3 @@ class PullHost:
             await parts.aclose()
             raise
         return desk
-
-
-@contextmanager
-def announced(path: Path, access: JsonObject) -> Iterator[None]:
-    """Keep address and secret of a control port in a file that only its owner can read, inside the `with` statement."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(access, file)
-    partial.replace(path)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)

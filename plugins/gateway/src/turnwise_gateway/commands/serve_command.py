@@ -29,7 +29,7 @@ from turnwise import (
 from turnwise.errors import ConfigError, InfrastructureError
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.pool.control_server import ControlServer
-from turnwise_gateway.pull import announced
+from turnwise_gateway.pull_site import announced
 from turnwise_gateway.server import ServerOptions
 from turnwise_gateway.serving.desk import ServingDesk
 from turnwise_gateway.serving.output import CONTROL_FILE, REQUESTS_DIR, ServedFolder, config_of, locked_folder

@@ -1,0 +1,279 @@
+"""
+Workers of a run that share one control port and one pool, beside the file that announces them.
+
+Each worker holds a lock on a file of its own, which the system drops when the worker dies, so the others know who is
+alive. The first worker makes the pool's file and the secret; the last one that leaves removes everything.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+from turnwise.errors import InfrastructureError
+from turnwise.types import JsonObject
+from turnwise_gateway.pull_options import PullOptions
+
+HOST: Final = "127.0.0.1"
+_BACKLOG: Final = 1024
+_BIND_S: Final = 3.0
+"""Time for the last worker of an earlier set to close the port."""
+
+
+@frozen(kw_only=True)
+class SharedAccess:
+    """
+    The things that all workers at a control port have in common.
+
+    Attributes:
+        pool: folder with the file of the pool, on this machine.
+        secret: of the control port.
+        port: number of the control port.
+        host: name of the machine.
+    """
+
+    pool: str
+    secret: str
+    port: int
+    host: str
+
+
+@define(eq=False)
+class PullSite:
+    """
+    A worker's place among those that share a control port.
+
+    Attributes:
+        options: of the control port.
+        name: of this worker, unlike all others.
+        access: what all workers have in common, once this one has joined.
+        own_socket: for requests of other workers.
+        shared_socket: for requests of agents; the system hands each connection to one of the workers.
+    """
+
+    options: PullOptions
+    name: str = field(factory=lambda: secrets.token_hex(6), init=False)
+    access: SharedAccess = field(init=False)
+    own_socket: socket.socket = field(init=False)
+    shared_socket: socket.socket = field(init=False)
+    _lock: int = field(default=-1, init=False)
+
+    @property
+    def file(self) -> Path:
+        """The file that announces the control port to agents."""
+        return Path(self.options.control_file).absolute()
+
+    @property
+    def _folder(self) -> Path:
+        return self.file.with_name(f"{self.file.name}.workers")
+
+    def join(self) -> None:
+        """
+        Join the workers at the control port, or open it as the first one.
+
+        Raises:
+            InfrastructureError: the workers are on another machine.
+            OSError: a file or the port cannot be opened.
+        """
+        with self._locked():
+            try:
+                self._join()
+            except BaseException:
+                self._leave()
+                raise
+
+    def _join(self) -> None:
+        known = self._read_access() if self.peers() else None
+        if known is not None and known.host != socket.gethostname():
+            raise InfrastructureError(
+                f"{self.file} belongs to workers on {known.host!r}: agents that pull need all workers on one machine"
+            )
+        if known is None:
+            self._clear()
+            if self.options.control_port:
+                _check_free(self.options.control_port)
+        self.own_socket = _listen(0, shared=False)
+        self.shared_socket = _listen(known.port if known else self.options.control_port, shared=True)
+        secret = os.environ.get(self.options.secret_variable) or secrets.token_urlsafe(32)
+        self.access = known or SharedAccess(
+            pool=tempfile.mkdtemp(prefix="turnwise-pool-"),
+            secret=secret,
+            port=self.shared_socket.getsockname()[1],
+            host=socket.gethostname(),
+        )
+        self._write("access", _to_json(self.access))
+        # With its lock from the start: a file without one is that of a dead worker.
+        mine, partial = self._member(self.name), self._folder / f"{self.name}.partial"
+        self._lock = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.write(self._lock, json.dumps(_url(self.own_socket)).encode())
+        partial.replace(mine)
+        write_private(self.file, json.dumps({"url": _url(self.shared_socket), "secret": self.access.secret}))
+
+    def leave(self) -> None:
+        """Leave the other workers; the last one takes the announcement of the port with it."""
+        with self._locked():
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._lock >= 0:
+            self._member(self.name).unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = -1
+        if not self.peers():
+            self.file.unlink(missing_ok=True)
+
+    def clean(self) -> None:
+        """Remove the pool's file, unless another worker uses it."""
+        with self._locked():
+            if self.peers():
+                return
+            known = self._read_access()
+            shutil.rmtree(self.access.pool, ignore_errors=True)
+            if known == self.access:
+                # The lock's file too: whoever waits for the lock looks whether its file is still there.
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def peers(self) -> dict[str, str]:
+        """Return the addresses of the other workers that are alive, by name."""
+        found = {}
+        for path in sorted(self._folder.glob("*.worker")):
+            if path.stem != self.name and _is_locked(path):
+                with suppress(OSError, ValueError):  # it has just left
+                    found[path.stem] = str(json.loads(path.read_text()))
+        return found
+
+    def find_dead(self) -> list[str]:
+        """Return the names of workers that died; nothing is left of those that have left."""
+        paths = sorted(self._folder.glob("*.worker"))
+        return [path.stem for path in paths if path.stem != self.name and not _is_locked(path)]
+
+    def forget(self, name: str) -> None:
+        """Remove the file of a dead worker."""
+        self._member(name).unlink(missing_ok=True)
+
+    def _member(self, name: str) -> Path:
+        return self._folder / f"{name}.worker"
+
+    def _clear(self) -> None:
+        """Remove what killed workers of an earlier run have left."""
+        if (known := self._read_access()) is not None:
+            shutil.rmtree(known.pool, ignore_errors=True)
+        for path in [*self._folder.glob("*.worker"), *self._folder.glob("*.partial")]:
+            path.unlink(missing_ok=True)
+
+    def _read_access(self) -> SharedAccess | None:
+        try:
+            return SharedAccess(**json.loads((self._folder / "access").read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def _write(self, name: str, text: str) -> None:
+        write_private(self._folder / name, text)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other workers from joining and leaving meanwhile."""
+        while True:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path = self._folder / "lock"
+            try:
+                lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            except FileNotFoundError:  # the last worker has just removed the folder
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if _is_at(lock, path):
+                    yield
+                    return
+            finally:
+                os.close(lock)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Return whether a path still leads to an open file."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether a worker holds the lock of a file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _check_free(port: int) -> None:
+    """Raise an `OSError` if somebody else listens at a port: workers of one run share it, but runs do not."""
+    end = time.monotonic() + _BIND_S
+    while time.monotonic() < end:
+        with suppress(OSError):
+            _listen(port, shared=False).close()
+            return
+        time.sleep(0.05)
+    _listen(port, shared=False).close()
+
+
+def _listen(port: int, *, shared: bool) -> socket.socket:
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listening.bind((HOST, port))
+        listening.listen(_BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def _url(listening: socket.socket) -> str:
+    return f"http://{HOST}:{listening.getsockname()[1]}"
+
+
+def _to_json(access: SharedAccess) -> str:
+    values: dict[str, Any] = {"pool": access.pool, "secret": access.secret, "port": access.port, "host": access.host}
+    return json.dumps(values)
+
+
+@contextmanager
+def announced(path: Path, access: JsonObject) -> Iterator[None]:
+    """Keep address and secret of a control port in a file that only its owner can read, inside the `with` statement."""
+    write_private(path, json.dumps(access))
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, as a whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    partial.replace(path)

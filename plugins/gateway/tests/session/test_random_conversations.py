@@ -6,7 +6,7 @@ import random
 
 import pytest
 from attrs import define, field
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from session_scenarios import Sessions, as_message, make_call, results_of, user
 
@@ -231,8 +231,13 @@ def check_random_agent(seed, actions):
     check_trained_once(done, agent)
 
 
+# The prompt of an edited conversation repeats turns, and the empty message behind one of them.
+HIDDEN_TURN = ["continue", "empty", "title", "continue", "continue", "edit", "continue", "edit", "marked", "continue"]
+
+
 @settings(max_examples=60)
 @given(seed=SEEDS, actions=PLANS)
+@example(seed=1175147, actions=HIDDEN_TURN)
 def test_every_delivered_token_is_trained_once(seed, actions):
     """Whatever an agent does, records keep the core's promises, and each turn that it read is trained once."""
     check_random_agent(seed, actions)

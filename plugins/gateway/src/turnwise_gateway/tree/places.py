@@ -131,14 +131,17 @@ class ConversationTree(Generic[T]):
         return self._roots[tools]
 
     def locate(self, tools: str, messages: Sequence[Message]) -> Location[T]:
-        """Return the deepest known part of a conversation; nothing changes."""
+        """Return the known part of a conversation: the deepest that ends with the model's turn, or else the deepest."""
         steps = [_Step(self.root(tools), 0)]
+        left: list[_Step[T]] = []
         for index, message in enumerate(messages):
             following = self._follow(steps, index, message)
             if not following:
                 break
+            if len(steps) > 1:  # somebody's prompt may repeat turns of the model, and lead deeper than they do
+                left += [step for step in steps if all(each.before is not step for each in following)]
             steps = following
-        return self._locate(self._choose(steps, messages), messages)
+        return self._locate(self._choose([*steps, *left], messages), messages)
 
     def add(self, place: Place[T], messages: Iterable[Message]) -> Place[T]:
         """Return the place after further messages, which are not the model's; known ones are found."""
@@ -215,18 +218,29 @@ class ConversationTree(Generic[T]):
         return following
 
     def _choose(self, steps: list[_Step[T]], messages: Sequence[Message]) -> _Step[T]:
-        """Return one of the steps that fit: the one of the request's last call id, or else of the lowest rank."""
+        """Return one of the steps that fit: behind a turn of the model, deep, and with the request's last call id."""
         if len(steps) == 1:
             return steps[0]
         owner = next((self._owners[each] for each in _call_ids(messages) if each in self._owners), None)
-        owned = [step for step in steps if owner is not None and step.place.within(owner)]
 
-        def order(step: _Step[T]) -> tuple[bool, int, int]:
+        def order(step: _Step[T]) -> tuple[bool, int, bool, bool, int, int]:
+            is_owned = owner is not None and step.place.within(owner)
             # A request answers something, so an empty message at its end is no turn. Elsewhere the fewest are skipped.
             ends_in_turn = step.place.is_turn and step.num_messages == len(messages)
-            return (ends_in_turn, step.num_empty, self.rank(step.place))
+            is_foreign = self._is_foreign(step.place, messages[step.num_messages :])
+            deepest = -step.num_messages
+            return (is_foreign, deepest, not is_owned, ends_in_turn, step.num_empty, self.rank(step.place))
 
-        return min(owned or steps, key=order)
+        return min(steps, key=order)
+
+    def _is_foreign(self, place: Place[T] | None, rest: Sequence[Message]) -> bool:
+        """Return whether the last assistant message of a request is somebody else's; empty ones do not count."""
+        while place is not None and not place.is_turn:
+            if place.message.get("role") == "assistant" and not place.forms[0].is_empty_turn:
+                return True
+            place = place.parent
+        kept, _num_empty = without_empty(rest, self.split)
+        return any(message["role"] == "assistant" for message in kept)
 
     def _locate(self, step: _Step[T], messages: Sequence[Message]) -> Location[T]:
         echoes = []

@@ -142,7 +142,7 @@ class PullSite:
                 return
             known = self._read_access()
             shutil.rmtree(self.access.pool, ignore_errors=True)
-            if known == self.access:
+            if known in (None, self.access):  # None: another one has removed the folder, and this lock made it anew
                 # The lock's file too: whoever waits for the lock looks whether its file is still there.
                 shutil.rmtree(self._folder, ignore_errors=True)
 

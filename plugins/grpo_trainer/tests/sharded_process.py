@@ -1,7 +1,8 @@
 """
 One process of a sharded training; arguments are RANK WORLD FOLDER ESTIMATOR LAYOUT.
 
-The folder holds the batch and the model. The layout of micro-batches is `padded` or `packed`.
+The folder holds the batch and the model. The layout of micro-batches is `padded`, or `packed` with logits
+by chunks.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ def main(rank: int, world_size: int, folder: Path, estimator: str, layout: str) 
     train = TrainConfig(
         algorithm=AlgorithmConfig(adv_estimator=estimator, kl_loss_coef=0.01, ppo_mini_batch_size=5),
         optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.0, eps=1e-5),
-        policy=PolicyConfig(device="cpu", max_tokens_per_micro_batch=64, packed=layout == "packed"),
+        policy=PolicyConfig(
+            device="cpu",
+            max_tokens_per_micro_batch=64,
+            packed=layout == "packed",
+            logits_chunk=16 if layout == "packed" else None,
+        ),
         sharding=ShardingConfig(fully_shard=True),
     )
     spec = LearnerSpec(train, ModelSpec(path=folder / "model"), 1.0, 64)

@@ -14,6 +14,7 @@ from turnwise import ModelSpec
 from turnwise.errors import ConfigError
 from turnwise_grpo_trainer.advantages import compute_loss_mask
 from turnwise_grpo_trainer.config import PolicyConfig
+from turnwise_grpo_trainer.log_probs import token_values
 from turnwise_grpo_trainer.micro_batches import collate
 from turnwise_grpo_trainer.models import (
     SEGMENTS,
@@ -22,8 +23,6 @@ from turnwise_grpo_trainer.models import (
     load_policy,
     load_reference,
     select_device,
-    token_log_probs,
-    token_values,
 )
 from turnwise_grpo_trainer.rows import TokenRows
 
@@ -147,22 +146,6 @@ def test_segment_attention_needs_its_package(spec, monkeypatch):
 
     with pytest.raises(ConfigError, match=r"turnwise_segments needs turnwise-segment-attention\[transformers\]"):
         load_policy(evolve(POLICY, attn_implementation=SEGMENTS), spec)
-
-
-def test_entropies(spec, mixed):
-    """The entropy belongs to the tempered distribution: 0 <= H <= log(vocabulary), and it rises with temperature."""
-    model, micro = load_policy(POLICY, spec), make_micro_batch(mixed)
-
-    with torch.no_grad():
-        log_probs, cold = token_log_probs(model, micro, 0.5, entropy=True)
-        _, hot = token_log_probs(model, micro, 2.0, entropy=True)
-        plain, none = token_log_probs(model, micro, 0.5)
-
-    assert none is None
-    assert torch.equal(log_probs, plain)
-    assert (cold > 0).all()
-    assert (cold < hot).all()
-    assert (hot < torch.log(torch.tensor(float(model.config.vocab_size)))).all()
 
 
 @pytest.mark.parametrize(

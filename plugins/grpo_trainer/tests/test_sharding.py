@@ -43,7 +43,7 @@ def test_weights_do_not_depend_on_the_processes(tmp_path, model_dir, spec, mixed
     mixed.save(tmp_path / "batch.safetensors")
 
     one, output_of_one = train_in(1, tmp_path, estimator)
-    # Two processes pack their rows; the others pad them.
+    # Two processes pack their rows and compute logits by chunks; the others pad them and compute all logits together.
     two, output_of_two = train_in(2, tmp_path, estimator, "packed")
 
     config = TrainConfig(

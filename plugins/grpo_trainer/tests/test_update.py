@@ -13,8 +13,9 @@ from attrs import evolve
 from turnwise_grpo_trainer.advantages import compute_loss_mask
 from turnwise_grpo_trainer.config import AlgorithmConfig, CriticConfig, OptimizerConfig, PolicyConfig, TrainConfig
 from turnwise_grpo_trainer.learner import Learner
+from turnwise_grpo_trainer.log_probs import token_log_probs
 from turnwise_grpo_trainer.micro_batches import collate, pack_by_tokens, shard
-from turnwise_grpo_trainer.models import load_policy, token_log_probs
+from turnwise_grpo_trainer.models import load_policy
 from turnwise_grpo_trainer.rows import TokenRows
 
 POLICY = PolicyConfig(device="cpu", max_tokens_per_micro_batch=10_000)
@@ -50,8 +51,11 @@ def compute_gradient(spec, batch, **policy):
         {"max_tokens_per_micro_batch": 40},
         {"packed": True, "max_tokens_per_micro_batch": 64},
         {"gradient_checkpointing": True},
+        {"logits_chunk": 5},
+        {"logits_chunk": 16, "packed": True, "gradient_checkpointing": True},
         {"attn_implementation": "eager"},
         {"attn_implementation": "eager", "packed": True},
+        {"attn_implementation": "turnwise_segments", "logits_chunk": 8},
     ],
     ids=str,
 )

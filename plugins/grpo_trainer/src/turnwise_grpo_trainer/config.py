@@ -125,6 +125,9 @@ class PolicyConfig:
         gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
         packed: concatenate rows to one sequence; false pads them. Both give the same gradients.
         max_tokens_per_micro_batch: most tokens in one forward pass of a process, including pads.
+        logits_chunk: most tokens whose logits are in memory at once; the output head is then computed chunk by chunk,
+            and again in the backward pass. Null computes all logits of a forward pass together, for models that change
+            the logits after their output head.
         num_threads: torch threads of a training process; null is torch's default.
     """
 
@@ -135,6 +138,7 @@ class PolicyConfig:
     gradient_checkpointing: bool = False
     packed: bool = False
     max_tokens_per_micro_batch: int = _number(8192, _at_least(1))
+    logits_chunk: int | None = _optional(1024, _at_least(1))
     num_threads: int | None = _optional(None, _at_least(1))
 
 

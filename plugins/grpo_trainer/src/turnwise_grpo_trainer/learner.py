@@ -23,6 +23,7 @@ from turnwise import RolloutBatch
 from turnwise.protocols import ModelSpec
 from turnwise_grpo_trainer.advantages import compute_loss_mask, estimate_advantages
 from turnwise_grpo_trainer.config import TrainConfig
+from turnwise_grpo_trainer.log_probs import token_log_probs, token_values
 from turnwise_grpo_trainer.losses import (
     clipped_surrogate,
     importance_weights,
@@ -32,7 +33,7 @@ from turnwise_grpo_trainer.losses import (
     value_loss,
 )
 from turnwise_grpo_trainer.micro_batches import MicroBatch, collate, pack_by_tokens, shard
-from turnwise_grpo_trainer.models import load_critic, load_policy, load_reference, token_log_probs, token_values
+from turnwise_grpo_trainer.models import load_critic, load_policy, load_reference
 from turnwise_grpo_trainer.optimization import TrainableModel
 from turnwise_grpo_trainer.rows import TokenRows, pad, unpad
 
@@ -172,7 +173,7 @@ class Learner:
         return algorithm.old_log_probs == "recompute" and not one_step
 
     def _log_probs(self, model: Any, micro: MicroBatch) -> Tensor:
-        return token_log_probs(model, micro, self.temperature)[0]
+        return token_log_probs(model, micro, self.temperature, chunk=self.config.policy.logits_chunk)[0]
 
     @torch.no_grad()
     def _compute_column(self, rows: TokenRows, model: Any, compute: Callable[[Any, MicroBatch], Tensor]) -> Tensor:
@@ -250,7 +251,11 @@ class Learner:
         algorithm = self.config.algorithm
         with self._autocast():
             log_probs, entropy = token_log_probs(
-                self.policy.model, local, self.temperature, entropy=algorithm.entropy_coeff != 0
+                self.policy.model,
+                local,
+                self.temperature,
+                entropy="gradient" if algorithm.entropy_coeff != 0 else "value",
+                chunk=self.config.policy.logits_chunk,
             )
         loss, parts = self._policy_loss(rows, micro, log_probs, entropy)
         weights = rows["weights"][micro.tokens].to(self.device)
@@ -299,7 +304,8 @@ class Learner:
                 loss = loss + algorithm.kl_loss_coef * kl
         if entropy is not None:
             parts["actor/entropy"] = entropy.sum() * share
-            loss = loss - algorithm.entropy_coeff * entropy
+            if algorithm.entropy_coeff != 0:
+                loss = loss - algorithm.entropy_coeff * entropy
         return loss, parts
 
     # Processes

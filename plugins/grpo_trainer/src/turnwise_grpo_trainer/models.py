@@ -139,34 +139,3 @@ def _dense_mask(model: Any, kind: str, visible: Tensor) -> Tensor:
     # Eager attention adds the mask to its scores: a bool mask would silently add 0 and 1.
     bias = torch.zeros_like(visible, dtype=model.dtype)
     return bias.masked_fill_(~visible, torch.finfo(bias.dtype).min)
-
-
-def token_log_probs(
-    model: Any, micro: MicroBatch, temperature: float, *, entropy: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """
-    Return the log-probability of every token in the loss, under the distribution that it was sampled from.
-
-    Args:
-        model: a causal model.
-        micro: M tokens are in the loss.
-        temperature: sampling temperature; the logits are divided by it.
-        entropy: also compute the entropies.
-
-    Returns:
-        (M,) float32, and (M,) entropies or None.
-    """
-    output = model(**forward_inputs(model, micro), logits_to_keep=micro.keep)
-    logits = output.logits[micro.predictors[0], micro.predictors[1]].float() / temperature
-    log_probs = -torch.nn.functional.cross_entropy(logits, micro.labels, reduction="none")
-    if not entropy:
-        return log_probs, None
-    each = logits.log_softmax(-1)
-    return log_probs, -(each.exp() * each).sum(-1)
-
-
-def token_values(critic: Any, micro: MicroBatch) -> Tensor:
-    """Return (M,) float32 the critic's value of the state in which each token was sampled."""
-    output = critic(**forward_inputs(critic, micro)).logits.squeeze(-1).float()
-    values: Tensor = output[micro.predictors[0], micro.keep[micro.predictors[1]]]
-    return values

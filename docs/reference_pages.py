@@ -28,6 +28,7 @@ from turnwise.config.schema import attribute_docs
 from turnwise.config.structuring import unstructure
 from turnwise.plugin.host import KINDS, Host, load
 from turnwise.types import PluginRecipe
+from turnwise_grpo_trainer.metric_names import TRAINING_METRICS
 from turnwise_observability.metrics import METRICS
 
 ROOT: Final = Path(__file__).parents[1]
@@ -202,11 +203,15 @@ def registered_parts(host: Host, owner: str) -> str:
 
 
 def metrics_page() -> Iterator[str]:
-    """Yield the lines of the page about Prometheus metrics."""
-    yield from ("# Metrics", "", *_METRICS_INTRODUCTION.splitlines(), "")
+    """Yield the lines of the page about the metrics of Prometheus and of a training."""
+    yield from ("# Metrics", "", "## Prometheus", "", *_METRICS_INTRODUCTION.splitlines(), "")
     yield from ("| metric | kind | labels | meaning |", "| --- | --- | --- | --- |")
     for metric in METRICS:
         yield f"| {code(metric.name)} | {metric.kind} | {', '.join(map(code, metric.labels))} | {cell(metric.help)} |"
+    yield from ("", "## Training", "", *_TRAINING_INTRODUCTION.splitlines(), "")
+    yield from ("| metric | meaning |", "| --- | --- |")
+    for name, meaning in TRAINING_METRICS.items():
+        yield f"| {code(name)} | {cell(meaning)} |"
     yield ""
 
 
@@ -281,6 +286,10 @@ names. `turnwise plugins` lists the plugins that are installed on your machine."
 _METRICS_INTRODUCTION: Final = """\
 The observer `prometheus` exports these metrics.
 [Observe a run](../how-to/observe-a-run.md#metrics-for-prometheus) shows how to turn it on, with useful queries."""
+
+_TRAINING_INTRODUCTION: Final = """\
+`turnwise train` writes these metrics to `metrics.jsonl`, one line for each step and each validation, and sends them to
+the observers of the run. [Check that it learns](../how-to/train.md#check-that-it-learns) explains how to read them."""
 
 PAGES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {
     "cli": cli_page,

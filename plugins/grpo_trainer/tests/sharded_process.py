@@ -29,7 +29,9 @@ def main(rank: int, world_size: int, folder: Path, estimator: str, layout: str) 
     store = dist.FileStore(f"{out}/store", world_size)
     join_group(store, rank=rank, world_size=world_size, device=torch.device("cpu"))
     train = TrainConfig(
-        algorithm=AlgorithmConfig(adv_estimator=estimator, kl_loss_coef=0.01, ppo_mini_batch_size=5),
+        algorithm=AlgorithmConfig(
+            adv_estimator=estimator, kl_loss_coef=0.01, ppo_mini_batch_size=5, ppo_epochs=2, target_kl=3e-6
+        ),
         optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.0, eps=1e-5),
         policy=PolicyConfig(
             device="cpu",
@@ -51,7 +53,8 @@ def main(rank: int, world_size: int, folder: Path, estimator: str, layout: str) 
     weights = dict(trainer.learner.policy.full_weights())
     if rank == 0:
         save_file({name: tensor.contiguous().clone() for name, tensor in weights.items()}, out / "weights.safetensors")
-        sys.stdout.write(f"{metrics['actor/pg_loss']} {metrics['actor/grad_norm']}\n")
+        names = ("actor/pg_loss", "actor/grad_norm", "noise/trace", "policy/nats", "actor/skipped")
+        sys.stdout.write(" ".join(str(metrics[name]) for name in names) + "\n")
     dist.destroy_process_group()
 
 

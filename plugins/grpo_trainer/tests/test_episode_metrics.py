@@ -94,3 +94,24 @@ def test_all_failed():
         check_not_all_failed(failed[1:])
     check_not_all_failed([*failed, make_episode()])
     check_not_all_failed([])
+
+
+@given(tasks=st.lists(st.lists(st.one_of(st.none(), st.floats(-5, 5)), max_size=4), max_size=5))
+def test_the_standard_error_counts_tasks(tasks):
+    """It is the error of the mean of the tasks' means; with fewer than two scored tasks there is none."""
+    episodes = [
+        evolve(episode, task=evolve(episode.task, uid=str(number)))
+        for number, rewards in enumerate(tasks)
+        for episode in (make_episode(reward=reward) for reward in rewards)
+    ]
+    scored = [[reward for reward in rewards if reward is not None] for rewards in tasks]
+    means = [sum(rewards) / len(rewards) for rewards in scored if rewards]
+
+    found = compute_episode_metrics(episodes)
+
+    if len(means) < 2:
+        assert "reward/stderr" not in found
+    else:
+        centre = sum(means) / len(means)
+        variance = sum((mean - centre) ** 2 for mean in means) / (len(means) - 1)
+        assert found["reward/stderr"] == pytest.approx((variance / len(means)) ** 0.5, abs=1e-9)

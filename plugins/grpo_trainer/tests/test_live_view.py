@@ -12,7 +12,12 @@ from turnwise_grpo_trainer.learning_curve import as_markdown, as_table, compare_
 from turnwise_grpo_trainer.live_view import TrainView
 
 STEP = {"reward/mean": 0.25, "length/mean": 12.4, "seconds/step": 1.5, "not/shown": 1.0}
-VALIDATION = {"validation/reward/mean": 0.75, "validation/seconds": 2.0}
+VALIDATION = {
+    "validation/reward/mean": 0.75,
+    "validation/reward/low": 0.625,
+    "validation/reward/high": 0.875,
+    "validation/seconds": 2.0,
+}
 
 
 def show(*, terminal, steps=1):
@@ -54,6 +59,21 @@ def test_without_a_terminal_there_are_log_lines():
     assert ("step", 1, "0.250", "12") == (step["event"], step["step"], step["reward"], step["length"])
     assert not {"not/shown", "kl"} & step.keys()
     assert ("validation", "0.750", "2.0") == (validation["event"], validation["reward"], validation["seconds"])
+    assert "0.625, 0.875" == validation["interval"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_warnings_are_in_the_log_and_on_the_terminal(terminal):
+    """A warning is one log line; on a terminal it stays below the table."""
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=200)
+    with capture_logs() as logs, TrainView(30, 8, console) as view:
+        view.warning("steps are mostly noise")
+        for step in range(1, 3):
+            view.step(step, STEP)
+
+    assert ["steps are mostly noise"] == [line["event"] for line in logs if line["log_level"] == "warning"]
+    last = console.file.getvalue()
+    assert "warning: steps are mostly noise" in last[last.rindex("reward") :] if terminal else last == ""
 
 
 def test_an_activity_replaces_the_progress_label():
@@ -102,6 +122,18 @@ def test_first_and_last_validation_are_compared(order):
     console = Console(file=io.StringIO(), width=100)
     console.print(as_table(rows))
     assert "0.800" in console.file.getvalue()
+
+
+def test_a_held_out_reward_has_its_interval():
+    """The terminal and the report show the 95 % interval of the reward; brackets are no markup."""
+    first = {"validation/reward/mean": 0.5, "validation/reward/low": 0.41, "validation/reward/high": 0.6}
+    rows = compare_validations({0: first, 3: {**first, "validation/reward/mean": 0.55}})
+    console = Console(file=io.StringIO(), width=120)
+    console.print(as_table(rows))
+
+    assert [("reward", "0.500 [0.410, 0.600]", "0.550 [0.410, 0.600]")] == rows
+    assert "0.550 [0.410, 0.600]" in console.file.getvalue()
+    assert "| reward | 0.500 [0.410, 0.600] |" in as_markdown(rows)
 
 
 def test_no_validation_has_no_rows():

@@ -40,7 +40,7 @@ class Parts:
 
     def __init__(self, groups=lambda _step: [EpisodeGroup((make_episode(), make_episode(0.0)))]):
         self.groups, self.calls, self.lines, self.unfinished = groups, [], [], ()
-        self.interrupt_at, self.loop, self.restored = None, None, []
+        self.interrupt_at, self.loop, self.restored, self.measured = None, None, [], {}
 
     def record(self, call):
         self.calls.append(call)
@@ -102,7 +102,7 @@ class Parts:
 
     def update(self, batch, *, step, version):
         self.record(f"update {step} from version {version} with {len(batch)} episodes")
-        return {"actor/trained_tokens": float(len(batch))}
+        return {"actor/trained_tokens": float(len(batch)), **self.measured}
 
     def update_weights(self, version):
         self.record(f"weights {version}")
@@ -129,7 +129,10 @@ def make_loop(parts, *, num_steps=2, validation=0, checkpoint=0, num_held_out=0,
     parts.state_dict = lambda: {"position": 5}
     parts.load_state_dict = lambda state, *, step: parts.restored.append(("source", state, step))
     view = SimpleNamespace(
-        step=lambda *_: None, validation=lambda *_: None, activity=lambda name: parts.record(name) or nullcontext()
+        step=lambda *_: None,
+        validation=lambda *_: None,
+        warning=lambda text: parts.record(f"warning: {text.split(';')[0]}"),
+        activity=lambda name: parts.record(name) or nullcontext(),
     )
     parts.loop = TrainLoop(
         setup=SimpleNamespace(train=train, validation_tasks=[TASK] * num_held_out),
@@ -159,6 +162,22 @@ def test_the_order_of_a_training():
         *("collect 2", *(each.format(2, 1) for each in step), "pause", "checkpoint", "save 2", "resume", "notify"),
         *("source stops", "sync finishes"),
     ]
+
+
+def test_warnings_are_shown_once_and_saved():
+    """The loop shows each new warning, also after a restart, and a checkpoint holds those that were shown."""
+    parts = Parts()
+    parts.measured = {"policy/nats": 0.7}
+    make_loop(parts, num_steps=2).run()
+
+    shown = [call for call in parts.calls if call.startswith("warning")]
+    assert ["warning: step 1: the policy moved 0.70 nats a sequence in one step"] == shown
+    resumed = Parts()
+    resumed.measured = parts.measured
+    loop = make_loop(resumed, num_steps=3)
+    loop.load_state_dict(parts.saved)
+    loop.run()
+    assert [] == [call for call in resumed.calls if call.startswith("warning")]
 
 
 @given(num_steps=st.integers(1, 9), every=st.integers(0, 4))

@@ -47,7 +47,9 @@ def test_weights_do_not_depend_on_the_processes(tmp_path, model_dir, spec, mixed
     two, output_of_two = train_in(2, tmp_path, estimator, "packed")
 
     config = TrainConfig(
-        algorithm=AlgorithmConfig(adv_estimator=estimator, kl_loss_coef=0.01, ppo_mini_batch_size=5),
+        algorithm=AlgorithmConfig(
+            adv_estimator=estimator, kl_loss_coef=0.01, ppo_mini_batch_size=5, ppo_epochs=2, target_kl=3e-6
+        ),
         optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.0, eps=1e-5),
         policy=PolicyConfig(device="cpu", max_tokens_per_micro_batch=64),
     )
@@ -68,6 +70,10 @@ def test_weights_do_not_depend_on_the_processes(tmp_path, model_dir, spec, mixed
         assert max((none[name] - other[name]).abs().max().item() for name in none) < 1e-6
     assert max((none[name] - before[name]).abs().max().item() for name in none) > 1e-4
     for output in (output_of_one, output_of_two):
-        loss, norm = map(float, output.split())
+        loss, norm, trace, nats, skipped = map(float, output.split())
         assert metrics["actor/pg_loss"] == pytest.approx(loss, abs=1e-6)
         assert metrics["actor/grad_norm"] == pytest.approx(norm, rel=1e-4)
+        assert metrics["noise/trace"] == pytest.approx(trace, rel=1e-4)
+        assert metrics["policy/nats"] == pytest.approx(nats, rel=1e-3)
+        # All processes stop at the same mini-batch; otherwise they would wait for each other.
+        assert metrics["actor/skipped"] == skipped

@@ -30,6 +30,10 @@ CRITIC = ("train.algorithm.adv_estimator=reinforce_plus_plus",)
         (("rollout.sampling.top_k=5",), "rollout.sampling: top_p must be 1 and top_k -1 to train"),
         (("data.limit=3",), "is more than the 3 tasks"),
         (("train.algorithm.use_kl_in_reward=true",), "use_kl_in_reward: needs train.algorithm.kl_loss_coef above 0"),
+        (
+            ("train.algorithm.ppo_mini_batch_size=null", "train.algorithm.target_kl=0.1"),
+            "train.algorithm.target_kl: has no effect with one optimizer step on a batch",
+        ),
         (("reward=null",), "reward: missing; training needs one"),
         (
             ("train.tasks_per_step=8", "train.buffer.max_groups=4"),

@@ -233,5 +233,6 @@ def test_seconds_are_measured_for_each_update(spec, conversations, monkeypatch):
     first, second = (own.update(conversations, step=step, version=0) for step in (1, 2))
 
     names = [name for name in first if name.startswith("seconds/")]
-    assert {"seconds/log_probs", "seconds/forward_backward", "seconds/optimizer"} == {*names}
+    stages = ("log_probs", "forward_backward", "optimizer", "diagnostics")
+    assert {f"seconds/{stage}" for stage in stages} == {*names}
     assert [first[name] for name in names] == [second[name] for name in names]

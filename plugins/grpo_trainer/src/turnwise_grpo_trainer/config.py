@@ -51,6 +51,8 @@ class AlgorithmConfig:
         entropy_coeff: weight of an entropy bonus.
         ppo_epochs: passes over a step's batch.
         ppo_mini_batch_size: episodes of one optimizer step; null is the whole batch.
+        target_kl: once the mean KL of a token between the policy before the update and the current one (k3, on a
+            mini-batch before its step) exceeds this, the step's remaining mini-batches are skipped; null never skips.
         old_log_probs: denominator of the probability ratio: log-probabilities that the trainer computes before the
             update (`recompute`), or the engine's (`rollout`).
         tis_imp_ratio_cap: cap of the truncated importance weights between trainer and rollout; null disables them.
@@ -71,6 +73,7 @@ class AlgorithmConfig:
     entropy_coeff: float = 0.0
     ppo_epochs: int = _number(1, _at_least(1))
     ppo_mini_batch_size: int | None = _optional(None, _at_least(1))
+    target_kl: float | None = _optional(None, validators.gt(0))
     old_log_probs: Literal["recompute", "rollout"] = "recompute"
     tis_imp_ratio_cap: float | None = _optional(2.0, validators.gt(0))
     norm_adv: bool = True
@@ -209,6 +212,21 @@ class ValidationConfig:
 
 
 @frozen(kw_only=True)
+class DiagnosticsConfig:
+    """
+    Measurements that tell whether a training learns.
+
+    Attributes:
+        noise_scale: measure the gradient noise scale, which keeps one more copy of the gradients.
+        sequences: rows of each batch on which the new policy is compared with the old one after the update; 0 compares
+            none.
+    """
+
+    noise_scale: bool = True
+    sequences: int = _number(16, _at_least(0))
+
+
+@frozen(kw_only=True)
 class ShardingConfig:
     """
     Training processes that shard the model (FSDP2).
@@ -251,6 +269,7 @@ class TrainConfig:
         buffer: between rollout and trainer.
         checkpoint: checkpoints.
         validation: validation on held-out tasks.
+        diagnostics: measurements that tell whether a training learns.
         sharding: training processes that shard the model.
     """
 
@@ -265,4 +284,5 @@ class TrainConfig:
     buffer: BufferConfig = field(factory=BufferConfig)
     checkpoint: CheckpointConfig = field(factory=CheckpointConfig)
     validation: ValidationConfig = field(factory=ValidationConfig)
+    diagnostics: DiagnosticsConfig = field(factory=DiagnosticsConfig)
     sharding: ShardingConfig = field(factory=ShardingConfig)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import stdev
 
 from turnwise import EpisodeResult, Status
 from turnwise.errors import EngineError
@@ -17,8 +18,9 @@ def compute_episode_metrics(episodes: Sequence[EpisodeResult]) -> dict[str, floa
     Return the metrics of a batch of episodes.
 
     Returns:
-        `reward/mean` and `reward/std` over scored episodes, and `reward/scored`, their share; `length/mean` and
-        `length/max` of responses in tokens; `tokens/action`, the number of sampled tokens; `records/untrained`, the
+        `reward/mean` and `reward/std` over scored episodes, and `reward/scored`, their share; `reward/stderr`, the
+        standard error of the mean over tasks, with two tasks or more; `length/mean` and `length/max` of responses in
+        tokens; `tokens/action`, the number of sampled tokens; `records/untrained`, the
         number of records without rows; `turns/mean`;
         `tools/per_episode`, `tools/share` of episodes with a call, and `tools/errors` per episode; the shares
         `status/completed`, `status/truncated` and so on.
@@ -40,9 +42,25 @@ def compute_episode_metrics(episodes: Sequence[EpisodeResult]) -> dict[str, floa
         "tools/share": _mean([float(each.num_tool_calls > 0) for each in metrics]),
         "tools/errors": _mean([each.num_tool_errors for each in metrics]),
     }
+    by_task = task_rewards(episodes)
+    if len(by_task) > 1:
+        found["reward/stderr"] = stdev(map(_mean, by_task)) / len(by_task) ** 0.5
     for status in ("completed", "truncated", "timed_out", "aborted", "failed"):
         found[f"status/{status}"] = _mean([float(episode.status == status) for episode in episodes])
     return found
+
+
+def task_rewards(episodes: Sequence[EpisodeResult]) -> list[list[float]]:
+    """
+    Return the rewards of each task with a scored episode.
+
+    Episodes of one task are not independent, so an error of the mean counts tasks.
+    """
+    rewards: dict[str, list[float]] = {}
+    for episode in episodes:
+        if episode.reward is not None:
+            rewards.setdefault(episode.task.uid, []).append(episode.reward)
+    return list(rewards.values())
 
 
 def check_not_all_failed(episodes: Sequence[EpisodeResult]) -> None:

@@ -10,7 +10,7 @@ so the result does not depend on the number of processes or micro-batches.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,19 +23,16 @@ from turnwise import RolloutBatch
 from turnwise.protocols import ModelSpec
 from turnwise_grpo_trainer.advantages import compute_loss_mask, estimate_advantages
 from turnwise_grpo_trainer.config import TrainConfig
+from turnwise_grpo_trainer.gradient_noise import NoiseMeter
 from turnwise_grpo_trainer.log_probs import token_log_probs, token_values
-from turnwise_grpo_trainer.losses import (
-    clipped_surrogate,
-    importance_weights,
-    kl_estimate,
-    log_prob_gap,
-    token_weights,
-    value_loss,
-)
+from turnwise_grpo_trainer.losses import token_weights, value_loss
 from turnwise_grpo_trainer.micro_batches import MicroBatch, collate, pack_by_tokens, shard
+from turnwise_grpo_trainer.mini_batches import MiniBatch, Share, split_batch
 from turnwise_grpo_trainer.models import load_critic, load_policy, load_reference
 from turnwise_grpo_trainer.optimization import TrainableModel
+from turnwise_grpo_trainer.policy_loss import policy_loss
 from turnwise_grpo_trainer.rows import TokenRows, pad, unpad
+from turnwise_grpo_trainer.update_metrics import effective_share, gap_metrics, shift_metrics, spread_rows
 
 Sums = dict[str, float]
 
@@ -127,14 +124,7 @@ class Learner:
         episodes = batch.episode_index
         sequences = episodes if algorithm.loss_sequence == "episode" else torch.arange(len(batch))
         rows = rows.with_columns(sequence=sequences[rows.row_index])
-        parts = [part for _ in range(algorithm.ppo_epochs) for part in self._mini_batches(rows, episodes)]
-        before = rows.columns.get("old_log_probs")
-        for number, part in enumerate(parts):
-            sums, trained, log_probs = self._train_mini_batch(part, step)
-            metrics.update({name: metrics.get(name, 0.0) + value / len(parts) for name, value in sums.items()})
-            if number == 0:
-                compared = (trained, log_probs) if before is None else (rows, before)
-                metrics |= _gap_metrics(*compared, version)
+        metrics |= self._train_epochs(rows, split_batch(rows, batch, algorithm.ppo_mini_batch_size), step, version)
         metrics["actor/lr"] = self.policy.lr
         for trainable in filter(None, (self.policy, self.critic)):
             trainable.advance()
@@ -176,36 +166,78 @@ class Learner:
         return token_log_probs(model, micro, self.temperature, chunk=self.config.policy.logits_chunk)[0]
 
     @torch.no_grad()
-    def _compute_column(self, rows: TokenRows, model: Any, compute: Callable[[Any, MicroBatch], Tensor]) -> Tensor:
+    def _compute_column(
+        self, rows: TokenRows, model: Any, compute: Callable[[Any, MicroBatch], Tensor], timed: str = "log_probs"
+    ) -> Tensor:
         """Return (N,) a model's outputs on the tokens in the loss, computed by all processes together; 0 elsewhere."""
         column = torch.zeros(rows.num_tokens)
-        with self._timed("log_probs"), self._autocast():
+        with self._timed(timed), self._autocast():
             for micro, counts in self._micro_batches(rows):
                 values = compute(model, micro.to(self.device)).cpu()
                 if counts:
                     column[micro.tokens] = values
         return self._all_reduce(column)
 
-    # One optimizer step
+    # The optimizer steps
 
-    def _mini_batches(self, rows: TokenRows, episodes: Tensor) -> Iterator[TokenRows]:
-        """Yield the rows of as many whole episodes as a mini-batch has; `episodes` is (B,), the episode of each row."""
-        total = int(episodes.max()) + 1 if len(episodes) else 1
-        size = self.config.algorithm.ppo_mini_batch_size or total
-        for start in range(0, total, size):
-            yield rows.select(((start <= episodes) & (episodes < start + size)).nonzero().squeeze(1).tolist())
+    def _train_epochs(self, rows: TokenRows, parts: Sequence[MiniBatch], step: int, version: int) -> dict[str, float]:
+        """Train on the mini-batches, in every epoch, until the policy has moved by `target_kl`; return metrics."""
+        before, epochs = rows.columns.get("old_log_probs"), self.config.algorithm.ppo_epochs
+        metrics: dict[str, float] = {}
+        done: list[Sums] = []
+        meter = NoiseMeter(self.policy.model, self._all_reduce) if self.config.diagnostics.noise_scale else None
+        for number, part in enumerate([*parts] * epochs):
+            sums, trained, log_probs = self._train_mini_batch(part, step, meter if number < len(parts) else None)
+            if number == 0:
+                compared = (trained, log_probs) if before is None else (rows, before)
+                metrics |= gap_metrics(*compared, version)
+            done.append(sums)
+            if self._moved_enough(sums):
+                break
+        stopped = self._moved_enough(done[-1])
+        metrics |= _average(done[:-1] if stopped else done)
+        metrics["actor/approx_kl"] = max(sums.get("actor/approx_kl", 0.0) for sums in done)
+        if self.config.algorithm.target_kl is not None:
+            metrics["actor/skipped"] = 1 - (len(done) - stopped) / (len(parts) * epochs)
+        if meter is not None:
+            metrics |= self._noise_metrics(meter, parts)
+        if self.config.algorithm.old_log_probs == "rollout":
+            compared = rows, rows["rollout_log_probs"]
+        return metrics | self._shift_metrics(*compared)
 
-    def _train_mini_batch(self, rows: TokenRows, step: int) -> tuple[Sums, TokenRows, Tensor]:
+    def _moved_enough(self, sums: Sums) -> bool:
+        """Return whether the policy had moved by `target_kl` before a mini-batch; the same in every process."""
+        limit = self.config.algorithm.target_kl
+        return limit is not None and sums.get("actor/approx_kl", 0.0) > limit
+
+    def _noise_metrics(self, meter: NoiseMeter, parts: Sequence[MiniBatch]) -> dict[str, float]:
+        with self._timed("diagnostics"):
+            noise = meter.estimate()
+        if noise is None:
+            return {}
+        return {"noise/signal": noise.signal, "noise/trace": noise.trace, "noise/batch": parts[0].num_groups}
+
+    def _shift_metrics(self, rows: TokenRows, old: Tensor) -> dict[str, float]:
+        """Compare (N,) log-probabilities before the update with those after it, on some of the rows."""
+        sample = spread_rows(rows.with_columns(old=old), self.config.diagnostics.sequences)
+        if not len(sample):
+            return {}
+        new = self._compute_column(sample, self.policy.model, self._log_probs, timed="diagnostics")
+        return shift_metrics(sample, sample["old"], new)
+
+    def _train_mini_batch(self, part: MiniBatch, step: int, meter: NoiseMeter | None) -> tuple[Sums, TokenRows, Tensor]:
         """
-        Make one optimizer step on a mini-batch.
+        Make one optimizer step on a mini-batch, unless the policy has moved by `target_kl` before.
 
         Returns:
             Metrics; the mini-batch, its loss mask reduced to the tokens that were computed; and the (N,)
             log-probabilities of these tokens before the step.
         """
-        targets = rows.targets
+        rows, targets = part.rows, part.rows.targets
         log_probs = torch.zeros(rows.num_tokens)
         if not len(targets):
+            if meter is not None:
+                meter.add(part.num_groups)
             return {}, rows, log_probs
         weights = torch.zeros(rows.num_tokens)
         weights[targets] = token_weights(
@@ -213,18 +245,38 @@ class Learner:
         )
         rows = self._drop_zero_rows(rows.with_columns(weights=weights))
         sums: Sums = {}
-        with self._timed("forward_backward"):
-            for micro, counts in self._micro_batches(rows):
-                # FSDP averages gradients over the processes, but the loss is their sum.
-                scale = float(counts) * self.world_size
-                log_probs[micro.tokens] += self._backward(rows, micro, scale, sums)
+        shares = part.shares if meter is not None else [Share(range(len(rows)), part.num_groups)]
+        for share in shares:
+            with self._timed("forward_backward"):
+                for micro, counts in self._micro_batches(rows, share.rows):
+                    # FSDP averages gradients over the processes, but the loss is their sum.
+                    scale = float(counts) * self.world_size
+                    log_probs[micro.tokens] += self._backward(rows, micro, scale, sums)
+            if meter is not None and len(shares) > 1:
+                with self._timed("diagnostics"):
+                    meter.add_share(share.num_groups)
         sums = self._all_reduce_sums(sums)
+        mean, square = sums.pop("importance/mean"), sums.pop("importance/square")
+        sums["importance/ess"] = effective_share(mean, square)
+        if self._moved_enough(sums):
+            self._clear_gradients()
+        else:
+            if meter is not None and len(shares) == 1:
+                with self._timed("diagnostics"):
+                    meter.add(part.num_groups)
+            self._step(sums, step)
+        return sums, rows, self._all_reduce(log_probs)
+
+    def _step(self, sums: Sums, step: int) -> None:
         with self._timed("optimizer"):
             warm = self.critic is None or step > self.config.critic.warmup_steps
             sums["actor/grad_norm"] = self.policy.step() if warm else self._skip_policy_step()
             if self.critic is not None:
                 sums["critic/grad_norm"] = self.critic.step()
-        return sums, rows, self._all_reduce(log_probs)
+
+    def _clear_gradients(self) -> None:
+        for trainable in filter(None, (self.policy, self.critic)):
+            trainable.optimizer.zero_grad()
 
     def _drop_zero_rows(self, rows: TokenRows) -> TokenRows:
         """
@@ -257,14 +309,14 @@ class Learner:
                 entropy="gradient" if algorithm.entropy_coeff != 0 else "value",
                 chunk=self.config.policy.logits_chunk,
             )
-        loss, parts = self._policy_loss(rows, micro, log_probs, entropy)
-        weights = rows["weights"][micro.tokens].to(self.device)
+        columns = {name: column[micro.tokens].to(self.device) for name, column in rows.columns.items()}
+        weights = columns["weights"]
+        loss, parts = policy_loss(algorithm, columns, log_probs, entropy, 1 / len(rows.targets))
         torch.autograd.backward(scale * (weights * loss).sum())
         if self.critic is not None:
             with self._autocast():
                 values = token_values(self.critic.model, local)
-            old, returns = (rows[name][micro.tokens].to(self.device) for name in ("old_values", "returns"))
-            errors = value_loss(values, old, returns, self.config.critic.cliprange_value)
+            errors = value_loss(values, columns["old_values"], columns["returns"], self.config.critic.cliprange_value)
             torch.autograd.backward(scale * (weights * errors).sum())
             parts["critic/value_loss"] = (weights * errors).sum()
         counted = float(scale > 0)
@@ -272,47 +324,11 @@ class Learner:
             sums[name] = sums.get(name, 0.0) + counted * float(value.detach())
         return log_probs.detach().cpu() * counted
 
-    def _policy_loss(
-        self, rows: TokenRows, micro: MicroBatch, log_probs: Tensor, entropy: Tensor | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        algorithm = self.config.algorithm
-
-        def column(name: str) -> Tensor:
-            return rows[name][micro.tokens].to(self.device)
-
-        rollout = column("rollout_log_probs")
-        old = column("old_log_probs") if "old_log_probs" in rows.columns else log_probs.detach()
-        if algorithm.old_log_probs == "rollout":
-            old = rollout
-        surrogate, clipped = clipped_surrogate(
-            log_probs, old, column("advantages"), algorithm.clip_ratio_low, algorithm.clip_ratio_high
-        )
-        share = 1 / len(rows.targets)
-        parts = {"actor/clip_frac": clipped.float().sum() * share}
-        if algorithm.tis_imp_ratio_cap is not None and algorithm.old_log_probs == "recompute":
-            weight = importance_weights(old, rollout, algorithm.tis_imp_ratio_cap)
-            surrogate = surrogate * weight
-            parts["actor/tis_mean"] = weight.sum() * share
-            parts["actor/tis_capped"] = (weight >= algorithm.tis_imp_ratio_cap).float().sum() * share
-        weights = column("weights")
-        parts["actor/pg_loss"] = (weights * surrogate).sum()
-        loss = surrogate
-        if "ref_log_probs" in rows.columns:
-            kl = kl_estimate(log_probs, column("ref_log_probs"), algorithm.kl_loss_type)
-            parts["actor/kl"] = kl.sum() * share
-            if not algorithm.use_kl_in_reward:
-                loss = loss + algorithm.kl_loss_coef * kl
-        if entropy is not None:
-            parts["actor/entropy"] = entropy.sum() * share
-            if algorithm.entropy_coeff != 0:
-                loss = loss - algorithm.entropy_coeff * entropy
-        return loss, parts
-
     # Processes
 
-    def _micro_batches(self, rows: TokenRows) -> Iterator[tuple[MicroBatch, bool]]:
+    def _micro_batches(self, rows: TokenRows, chosen: Sequence[int] | None = None) -> Iterator[tuple[MicroBatch, bool]]:
         """
-        Yield this process's micro-batches, and whether each counts.
+        Yield this process's micro-batches of some rows, or of all, and whether each counts.
 
         Forward and backward passes of a sharded model are collective, so every process must make equally many. A
         process with fewer micro-batches repeats one with weight 0.
@@ -320,7 +336,7 @@ class Learner:
         policy = self.config.policy
         groups = [
             pack_by_tokens(rows, share, max_tokens=policy.max_tokens_per_micro_batch, packed=policy.packed)
-            for share in shard(rows, self.world_size)
+            for share in shard(rows, self.world_size, chosen)
         ]
         filler = groups[0][-1] if groups[0] else []
         own = groups[self.rank]
@@ -353,17 +369,7 @@ class Learner:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
 
 
-def _gap_metrics(rows: TokenRows, log_probs: Tensor, version: int) -> dict[str, float]:
-    """Compare with the rollout's log-probabilities, on tokens of this weight version or, without any, on all."""
-    targets = rows.targets
-    fresh = targets[rows["weight_versions"][targets] == version]
-    chosen = fresh if len(fresh) else targets
-    gap = log_prob_gap(log_probs[chosen], rows["rollout_log_probs"][chosen])
-    return {
-        "gap/mean": gap.mean,
-        "gap/max": gap.max,
-        "gap/max_relative": gap.max_relative,
-        "gap/kl": gap.kl,
-        "gap/tokens": float(gap.num_tokens),
-        "gap/fresh": len(fresh) / max(len(targets), 1),
-    }
+def _average(done: Sequence[Sums]) -> Sums:
+    """Return the mean of each metric over mini-batches, none for none; one that a mini-batch lacks counts as 0."""
+    names = dict.fromkeys(name for sums in done for name in sums)
+    return {name: sum(sums.get(name, 0.0) for sums in done) / len(done) for name in names}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rich.markup import escape
 from rich.table import Table
 
 _ROWS: Final = {
@@ -33,6 +34,10 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], path: Path, *, title: str =
     axes = figure.subplots(3, 1, sharex=True)
     _plot(axes[0], metrics, "reward/mean", label="training batch", alpha=0.6)
     _plot(axes[0], metrics, "validation/reward/mean", label="held out", marker="o")
+    held_out = [line for line in metrics if line.get("validation/reward/low") is not None]
+    if held_out:
+        ends = [[line[f"validation/reward/{end}"] for line in held_out] for end in ("low", "high")]
+        axes[0].fill_between([line["step"] for line in held_out], *ends, alpha=0.2, label="95 % interval")
     axes[0].set_ylabel("reward")
     _add_legend(axes[0])
     _plot(axes[1], metrics, "length/mean")
@@ -61,15 +66,26 @@ def _add_legend(axes: Any) -> None:
 
 
 def compare_validations(validations: Mapping[int, Mapping[str, float]]) -> list[tuple[str, str, str]]:
-    """Return rows of name, first value and last value of the validation metrics; empty without a validation."""
+    """
+    Return rows of name, first value and last value of the validation metrics; empty without a validation.
+
+    The reward has its 95 % interval.
+    """
     if not validations:
         return []
     first, last = (validations[step] for step in (min(validations), max(validations)))
     return [
-        (label, f"{first[f'validation/{name}']:.3f}", f"{last[f'validation/{name}']:.3f}")
+        (label, _with_interval(first, name), _with_interval(last, name))
         for name, label in _ROWS.items()
         if f"validation/{name}" in first and f"validation/{name}" in last
     ]
+
+
+def _with_interval(metrics: Mapping[str, float], name: str) -> str:
+    value, low = f"{metrics[f'validation/{name}']:.3f}", metrics.get("validation/reward/low")
+    if name != "reward/mean" or low is None:
+        return value
+    return f"{value} [{low:.3f}, {metrics['validation/reward/high']:.3f}]"
 
 
 def as_table(rows: Sequence[tuple[str, str, str]]) -> Table:
@@ -78,7 +94,7 @@ def as_table(rows: Sequence[tuple[str, str, str]]) -> Table:
     for heading in ("", "before", "after"):
         table.add_column(heading, justify="right" if heading else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))  # an interval has brackets, as markup does
     return table
 
 

@@ -21,6 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from turnwise import EpisodeResult
 
@@ -32,6 +33,8 @@ COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "gap/max": ("gap", "{:.1e}"),
     "actor/grad_norm": ("grad", "{:.3f}"),
     "actor/kl": ("kl", "{:.4f}"),
+    "policy/nats": ("nats", "{:.3f}"),
+    "noise/scale": ("noise", "{:.0f}"),
     "seconds/rollout": ("rollout s", "{:.2f}"),
     "seconds/update": ("update s", "{:.2f}"),
     "seconds/sync": ("sync s", "{:.3f}"),
@@ -57,6 +60,7 @@ class TrainView:
     episodes_per_step: int
     console: Console
     _lines: list[tuple[str, ...]] = field(factory=list, init=False)
+    _warnings: list[str] = field(factory=list, init=False)
     _live: Live | None = field(default=None, init=False)
     _progress: Progress = field(init=False)
     _steps: TaskID = field(init=False)
@@ -97,9 +101,18 @@ class TrainView:
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the metrics of a validation."""
-        mean = metrics["validation/reward/mean"]
-        self._lines.append((f"{step} held out", f"{mean:.3f}", *("" for _ in range(len(COLUMNS) - 1))))
-        self._show("validation", step=step, reward=f"{mean:.3f}", seconds=f"{metrics['validation/seconds']:.1f}")
+        reward = f"{metrics['validation/reward/mean']:.3f}"
+        self._lines.append((f"{step} held out", reward, *("" for _ in range(len(COLUMNS) - 1))))
+        ends = [metrics.get(f"validation/reward/{end}") for end in ("low", "high")]
+        interval = ", ".join(f"{end:.3f}" for end in ends if end is not None)
+        seconds = f"{metrics['validation/seconds']:.1f}"
+        self._show("validation", step=step, reward=reward, interval=interval or "-", seconds=seconds)
+
+    def warning(self, text: str) -> None:
+        """Log a warning; on a terminal it stays below the table, too."""
+        structlog.get_logger().warning(text)
+        self._warnings.append(text)
+        self._show(None)
 
     @contextmanager
     def activity(self, description: str) -> Iterator[None]:
@@ -121,4 +134,4 @@ class TrainView:
             table.add_column(heading, justify="right")
         for line in self._lines[-_SHOWN_STEPS:]:
             table.add_row(*line)
-        return Group(table, self._progress)
+        return Group(table, *(Text(f"warning: {text}", style="yellow") for text in self._warnings), self._progress)

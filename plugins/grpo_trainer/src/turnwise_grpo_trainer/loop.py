@@ -19,11 +19,13 @@ from attrs import define, field
 from turnwise import EpisodeResult, RolloutManager
 from turnwise_grpo_trainer.advantages import shuffle_rewards
 from turnwise_grpo_trainer.checkpoints import CheckpointStore, TrainingState
-from turnwise_grpo_trainer.episode_metrics import check_not_all_failed, compute_episode_metrics
+from turnwise_grpo_trainer.episode_metrics import check_not_all_failed, compute_episode_metrics, task_rewards
 from turnwise_grpo_trainer.group_source import GroupSource
+from turnwise_grpo_trainer.health import TrainingHealth
 from turnwise_grpo_trainer.interrupts import Interrupt, TrainingInterruptedError
 from turnwise_grpo_trainer.live_view import TrainView
 from turnwise_grpo_trainer.metric_log import MetricLog
+from turnwise_grpo_trainer.pass_at_k import bootstrap
 from turnwise_grpo_trainer.train_setup import TrainSetup
 from turnwise_grpo_trainer.trainers import Trainer
 from turnwise_grpo_trainer.weight_sync import WeightSync
@@ -84,6 +86,7 @@ class TrainLoop:
         train_s: seconds spent in steps.
         train_cpu_s: processor seconds of this process spent in steps; on a busy machine this is the better measure.
         validations: metrics of each validation, by step.
+        health: follows the metrics and warns.
     """
 
     setup: TrainSetup
@@ -101,6 +104,10 @@ class TrainLoop:
     train_s: float = 0.0
     train_cpu_s: float = 0.0
     validations: dict[int, dict[str, float]] = field(factory=dict)
+    health: TrainingHealth = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.health = TrainingHealth(watch_reward=not self.setup.train.buffer.dynamic_sampling)
 
     def run(self) -> None:
         """
@@ -187,8 +194,11 @@ class TrainLoop:
             "tokens/per_s": metrics["tokens/action"] / step_s,
             "version": float(self.version),
         }
+        warnings = self.health.observe(self.step, metrics)
         self.log.write(self.step, metrics)
         self.view.step(self.step, metrics)
+        for text in warnings:
+            self.view.warning(text)
 
     # Validation and checkpoints
 
@@ -211,6 +221,7 @@ class TrainLoop:
         self.stop.check()
         check_not_all_failed(episodes)
         metrics = {f"validation/{name}": value for name, value in compute_episode_metrics(episodes).items()}
+        metrics |= _reward_interval(episodes)
         metrics["validation/seconds"] = time.perf_counter() - started
         self.validations[self.step] = metrics
         self.log.write(self.step, metrics)
@@ -239,6 +250,7 @@ class TrainLoop:
             "train_s": self.train_s,
             "train_cpu_s": self.train_cpu_s,
             "validations": [[step, metrics] for step, metrics in self.validations.items()],
+            "health": self.health.state_dict(),
             "source": self.source.state_dict(),
             "buffer": buffer,
         }
@@ -251,9 +263,19 @@ class TrainLoop:
         self.step, self.version = progress["step"], progress["version"]
         self.train_s, self.train_cpu_s = progress["train_s"], progress["train_cpu_s"]
         self.validations = {int(step): dict(metrics) for step, metrics in progress["validations"]}
+        self.health.load_state_dict(progress["health"])
         self.source.load_state_dict(progress["source"], step=self.step)
         self.source.load_partial(state.unfinished)
         self.buffer.set_version(self.version)
         if self.version:
             self.sync.update_weights(self.version)
         structlog.get_logger().info("training resumed", step=self.step, version=self.version)
+
+
+def _reward_interval(episodes: Sequence[EpisodeResult]) -> dict[str, float]:
+    """Return the 95 % interval of the mean held-out reward over tasks; nothing with fewer than two scored tasks."""
+    means = [sum(rewards) / len(rewards) for rewards in task_rewards(episodes)]
+    interval = bootstrap(means) if means else None
+    if interval is None or interval.low is None or interval.high is None:
+        return {}
+    return {"validation/reward/low": interval.low, "validation/reward/high": interval.high}

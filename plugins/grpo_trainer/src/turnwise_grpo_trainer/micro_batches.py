@@ -79,11 +79,16 @@ class MicroBatch:
         return (outside & (key <= key[:, None]) & same_row)[:, None]
 
 
-def shard(rows: TokenRows, num_shards: int) -> list[list[int]]:
-    """Split the rows with a token in the loss among processes, round-robin in order of length, longest first."""
+def shard(rows: TokenRows, num_shards: int, chosen: Sequence[int] | None = None) -> list[list[int]]:
+    """
+    Split the rows with a token in the loss among processes, round-robin in order of length, longest first.
+
+    `chosen` are the rows to split; None takes all.
+    """
     lengths = rows.lengths
     trained = torch.bincount(rows.row_index[rows.targets], minlength=len(rows)).tolist()
-    order = sorted((row for row in range(len(rows)) if trained[row]), key=lambda row: (-lengths[row], row))
+    candidates = range(len(rows)) if chosen is None else chosen
+    order = sorted((row for row in candidates if trained[row]), key=lambda row: (-lengths[row], row))
     return [order[number::num_shards] for number in range(num_shards)]
 
 

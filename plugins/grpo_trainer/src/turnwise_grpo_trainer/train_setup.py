@@ -113,6 +113,12 @@ def _check(setup: TrainSetup, path: str) -> None:
         "train.algorithm.use_kl_in_reward: needs train.algorithm.kl_loss_coef above 0": (
             train.algorithm.use_kl_in_reward and train.algorithm.kl_loss_coef == 0
         ),
+        "train.algorithm.target_kl: has no effect with one optimizer step on a batch; set"
+        " train.algorithm.ppo_mini_batch_size or ppo_epochs, or remove it": (
+            train.algorithm.target_kl is not None
+            and train.algorithm.ppo_mini_batch_size is None
+            and train.algorithm.ppo_epochs == 1
+        ),
         "reward: missing; training needs one": run.reward is None,
         "train.mode: async needs memory.mode=standalone: on shared devices the engine sleeps during updates": (
             train.mode == "async" and setup.shares_devices

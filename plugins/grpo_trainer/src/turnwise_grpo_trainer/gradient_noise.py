@@ -1,0 +1,119 @@
+"""
+The gradient noise scale: how many groups a batch needs before its gradient is more signal than noise.
+
+The simple noise scale of McCandlish et al. 2018 ("An empirical model of large-batch training", arXiv:1812.06162) is
+tr(Sigma) / |G|^2: the variance of one group's gradient over the squared length of the true one. A batch of b groups has
+a gradient of expected squared length |G|^2 + tr(Sigma) / b, so parts of a batch and the whole batch give both (their
+appendix A.1). Here b need not be the same for all parts.
+"""
+
+# ruff: noqa: TID253 - only the trainer imports this module; no hook does
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+
+@frozen
+class NoiseEstimate:
+    """
+    Unbiased estimates from one batch; each can be negative.
+
+    Attributes:
+        signal: |G|^2, the squared length of the true gradient.
+        trace: tr(Sigma), the summed variance of the gradient of one group.
+    """
+
+    signal: float
+    trace: float
+
+
+def estimate_noise(squares: Sequence[float], sizes: Sequence[float], whole: float) -> NoiseEstimate:
+    """
+    Return the estimates from the squared lengths of gradients.
+
+    Args:
+        squares: of the mean gradient of each part.
+        sizes: groups of each part, at least two parts.
+        whole: of the mean gradient of all groups.
+    """
+    num_groups = sum(sizes)
+    excess = sum(squares) / len(squares) - whole
+    trace = excess / (sum(1 / size for size in sizes) / len(sizes) - 1 / num_groups)
+    return NoiseEstimate(signal=whole - trace / num_groups, trace=trace)
+
+
+@define(eq=False)
+class NoiseMeter:
+    """
+    Measures the gradients of the parts of one update. It keeps one copy of the gradients, and changes none.
+
+    The parts are mini-batches (`add`), or shares of a single mini-batch whose gradients accumulate (`add_share`).
+
+    Attributes:
+        model: has the gradients, possibly sharded.
+        reduce: returns the sum of a tensor over all processes that shard the model.
+    """
+
+    model: Any
+    reduce: Callable[[Tensor], Tensor]
+    _copies: dict[int, Tensor] = field(factory=dict, init=False)
+    _squares: list[Tensor] = field(factory=list, init=False)
+    _sizes: list[float] = field(factory=list, init=False)
+    _accumulates: bool = field(default=False, init=False)
+
+    @torch.no_grad()
+    def add(self, size: float) -> None:
+        """Measure the gradient of a mini-batch of `size` groups: the mean over these groups."""
+        self._measure(size, lambda gradient, copy: (gradient, copy.add_(gradient, alpha=size)))
+
+    @torch.no_grad()
+    def add_share(self, size: float) -> None:
+        """Measure how much a share of `size` groups added to the gradient of its mini-batch."""
+        self._accumulates = True
+        self._measure(size, lambda gradient, copy: (gradient - copy, copy.copy_(gradient)))
+
+    def _measure(self, size: float, advance: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
+        squares = []
+        for number, parameter in enumerate(self.model.parameters()):
+            if parameter.grad is None:
+                continue
+            gradient = local_part(parameter.grad)
+            copy = self._copies.setdefault(number, torch.zeros_like(gradient))
+            part, _ = advance(gradient, copy)
+            squares.append(_squared_length(part))
+        self._squares.append(_total(squares))
+        self._sizes.append(size)
+
+    def estimate(self) -> NoiseEstimate | None:
+        """Return the estimates; None with fewer than two parts. Collective if the model is sharded."""
+        if len(self._sizes) < 2:
+            return None
+        whole = _total([_squared_length(each) for each in self._copies.values()])
+        squares = self.reduce(torch.stack([*self._squares, whole])).tolist()
+        total = sum(self._sizes)
+        if self._accumulates:  # a share added size / total of its mean gradient
+            parts = [square * (total / size) ** 2 for square, size in zip(squares, self._sizes, strict=False)]
+            return estimate_noise(parts, self._sizes, squares[-1])
+        return estimate_noise(squares[:-1], self._sizes, squares[-1] / total**2)
+
+
+def local_part(tensor: Any) -> Tensor:
+    """Return this process's part of a sharded tensor, and any other tensor as it is."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
+def _squared_length(tensor: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float32)
+    return length.square()
+
+
+def _total(squares: Sequence[Tensor]) -> Tensor:
+    """Return the sum in float64 on the host; 0 for a model without gradients."""
+    return torch.stack(list(squares)).double().sum().cpu() if squares else torch.zeros((), dtype=torch.float64)

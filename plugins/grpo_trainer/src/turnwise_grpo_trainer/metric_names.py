@@ -1,0 +1,55 @@
+"""The metrics that a training logs, by name; the reference pages list them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+TRAINING_METRICS: Final[Mapping[str, str]] = {
+    "reward/mean": "Mean reward of the scored episodes.",
+    "reward/std": "Standard deviation of the rewards.",
+    "reward/stderr": "Standard error of the mean reward, over tasks: episodes of one task are not independent.",
+    "reward/scored": "Share of the episodes with a score.",
+    "length/*": "Response tokens of an episode: `mean`, `max`.",
+    "turns/mean": "Turns of an episode.",
+    "tools/*": "Tool calls: `per_episode`; `share` of episodes with a call; `errors` per episode.",
+    "status/*": "Share of the episodes with a status, such as `completed`.",
+    "records/untrained": "Records without rows.",
+    "tokens/action": "Sampled tokens of the batch.",
+    "tokens/per_s": "Sampled tokens per second of the step.",
+    "actor/trained_tokens": "Tokens in the loss.",
+    "actor/trained_rows": "Rows with a token in the loss.",
+    "actor/pg_loss": "Policy loss, the mean over the mini-batches, as all other metrics of `actor/`.",
+    "actor/clip_frac": "Share of the tokens whose gradient the clip stopped.",
+    "actor/entropy": "Entropy of the policy in nats, the mean over tokens.",
+    "actor/approx_kl": "KL of a token from the policy before the update to the current one (k3), measured on each"
+    " mini-batch before its step: the largest. `target_kl` is its bound.",
+    "actor/skipped": "Share of the mini-batches that `target_kl` skipped; only with `target_kl`.",
+    "actor/grad_norm": "Norm of the gradient before clipping.",
+    "actor/kl": "KL to the reference; only with a reference.",
+    "actor/tis_*": "Truncated importance weights: `tis_mean`, and `tis_capped`, the share at the cap.",
+    "actor/lr": "Learning rate.",
+    "critic/*": "Of `gae`: `value_loss`, `grad_norm`, and `return`, the mean target.",
+    "policy/kl": "KL of a token from the policy before the update to the one after it (k3), measured after the update"
+    " on up to `diagnostics.sequences` rows; without `old_log_probs`, on rows with a gradient.",
+    "policy/nats": "The same KL summed over a row, the mean over rows: how far the step moved the policy, in nats a"
+    " sequence.",
+    "importance/ess": "Effective sample size of the importance weights between trainer and rollout, as a share of the"
+    " tokens (Kish): 1 if all weights are equal.",
+    "noise/scale": "Gradient noise scale in groups: `trace` over `signal`, both averaged over the steps with decay 0.9."
+    " Infinite (null in the file) if no signal was found.",
+    "noise/signal": "Unbiased estimate of the squared length of the true gradient; single steps can be negative.",
+    "noise/trace": "Unbiased estimate of the variance of one group's gradient, summed over the weights.",
+    "noise/batch": "Groups in a mini-batch.",
+    "gap/*": "Difference between the log-probabilities of trainer and rollout: `mean`, `max`, `max_relative`, `kl`; the"
+    " compared `tokens`, and the `fresh` share of them that the current weights sampled.",
+    "buffer/*": "Staleness of the oldest group of the batch in weight versions, and counts of groups since the start.",
+    "sync/*": "Of a weight update, such as `bytes`.",
+    "switch/*": "Seconds and bytes of the stages of a memory switch.",
+    "seconds/*": "Seconds of the step and its stages; `train` and `train_cpu` since the start; `overhead_share` of the"
+    " step that was neither rollout nor forward or backward pass.",
+    "version": "Weight version after the step.",
+    "validation/*": "The same metrics of the held-out episodes; `reward/low` and `reward/high` are the 95 % bootstrap"
+    " interval over tasks.",
+}
+"""Meaning of each metric. A `*` covers all names with this start."""

@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parents[1] / "examples/external_pull"
 
 @pytest.mark.slow
 def test_agents_elsewhere_fill_the_batches(tmp_path: Path) -> None:
-    """Three agents solve and score 8 tasks of 4 episodes each; one of them is killed at the first call."""
+    """Three agents solve and score 8 tasks of 4 episodes; one of them is killed. Each batch leads to new weights."""
     file = tmp_path / "control.json"
     command = [sys.executable, FOLDER / "train.py", file]
     train = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -35,7 +35,8 @@ def test_agents_elsewhere_fill_the_batches(tmp_path: Path) -> None:
     lines = [line for line in (first + rest).splitlines() if line.startswith("batch ")]
     assert len(lines) == 2
     for number, line in enumerate(lines):
-        found = re.fullmatch(rf"batch {number}: 16 episodes, (\d+) rows, 16 scored, mean ([01]\.\d+)", line)
+        form = rf"batch {number}: 16 episodes, (\d+) rows, 16 scored, mean ([01]\.\d+), now version {number + 1}"
+        found = re.fullmatch(form, line)
         assert found is not None, line
         assert int(found[1]) >= 16
         assert float(found[2]) > 0.3

@@ -1,5 +1,5 @@
 """
-The trainer's side: tasks go in, agents in other processes solve and score them, and batches come out.
+The trainer's side: tasks go in, agents in other processes solve and score them, and the model learns from batches.
 
     python examples/external_pull/train.py CONTROL_FILE
 """
@@ -8,15 +8,35 @@ import sys
 import threading
 from pathlib import Path
 
-from turnwise import RolloutManager, load_config
-from turnwise.runtime.build import load_tasks
-from turnwise_rollout_buffer import TrajectoryBuffer
+import torch  # noqa: TID253 - a script, which loads the model at once
+from transformers import AutoModelForCausalLM  # noqa: TID253 - see above
+
+from turnwise import RolloutBatch, RolloutManager, load_config, load_tasks
+from turnwise_rollout_buffer import EpisodeGroup, TrajectoryBuffer
 
 GROUPS_PER_BATCH = 4
 
 config = load_config(Path(__file__).with_name("rollout.yaml"), [f"agent.pull.control_file={sys.argv[1]}"])
 tasks = load_tasks(config)
 buffer = TrajectoryBuffer(group_size=config.rollout.n, max_groups=GROUPS_PER_BATCH)
+policy = AutoModelForCausalLM.from_pretrained(config.model_spec().path, dtype=torch.float32)
+optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-4)
+
+
+def learn(groups: list[EpisodeGroup], batch: RolloutBatch) -> None:
+    """Make one step up the policy gradient, with the mean reward of its group as the baseline of an episode."""
+    advantages = []
+    for group in groups:
+        rewards = [episode.reward or 0.0 for episode in group.episodes]
+        advantages += [reward - sum(rewards) / len(rewards) for reward in rewards]
+    logits = policy(batch.input_ids, attention_mask=batch.attention_mask, position_ids=batch.position_ids).logits
+    log_probs = logits[:, batch.prompt_length - 1 : -1].log_softmax(-1).gather(-1, batch.responses[..., None])[..., 0]
+    weights = torch.tensor(advantages)[batch.episode_index, None] * batch.loss_mask
+    loss = -(log_probs * weights).sum() / batch.loss_mask.sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
 
 with RolloutManager.from_config(config) as manager, manager.open(global_step=1, limit=16) as feed:
 
@@ -39,7 +59,9 @@ with RolloutManager.from_config(config) as manager, manager.open(global_step=1, 
         groups = buffer.take(GROUPS_PER_BATCH)
         episodes = [episode for group in groups for episode in group.episodes]
         batch = manager.collate(episodes)
-        # Here a trainer computes advantages and losses from the batch, and calls `manager.update_weights`.
+        learn(groups, batch)
+        version = manager.update_weights(policy).version  # agents go on meanwhile; each token names its version
         rewards = [episode.reward for episode in episodes if episode.reward is not None]
         mean = sum(rewards) / len(rewards)
-        print(f"batch {number}: {len(episodes)} episodes, {len(batch)} rows, {len(rewards)} scored, mean {mean:.3f}")
+        text = f"{len(episodes)} episodes, {len(batch)} rows, {len(rewards)} scored, mean {mean:.3f}"
+        print(f"batch {number}: {text}, now version {version}")

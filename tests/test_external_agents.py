@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +79,52 @@ def test_the_calculator(expression: str, result: str | None, monkeypatch: pytest
     from calculator import calculator
 
     assert (result or "Error: only one operation per call") == calculator(expression)
+
+
+COMMAND = """
+import time
+print("started", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(0.5)  # as if it wrote a checkpoint
+    raise SystemExit(130)
+"""
+
+
+def start_script(needed: str = "None") -> subprocess.Popen[str]:
+    """Start a process in which the script runs `COMMAND`, and wait until that has started."""
+    source = f"import run, subprocess, sys; sys.exit(run.run([sys.executable, '-c', {COMMAND!r}], {needed}))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", source],
+        cwd=FOLDER,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert "started\n" == process.stdout.readline()
+    return process
+
+
+def test_ctrl_c_lets_the_command_end() -> None:
+    """The script waits until an interrupted training has saved its state, and returns its exit code."""
+    process = start_script()
+
+    os.killpg(process.pid, signal.SIGINT)
+
+    _, errors = process.communicate(timeout=30)
+    assert 130 == process.returncode, errors
+
+
+def test_the_end_of_the_agents_ends_the_command() -> None:
+    """A training whose agents have crashed would wait for ever; it is ended, and the reason is said."""
+    process = start_script("subprocess.Popen([sys.executable, '-c', 'raise SystemExit(3)'])")
+
+    _, errors = process.communicate(timeout=30)
+    assert 0 != process.returncode
+    assert "the agents ended with exit code 3" in errors
 
 
 @pytest.fixture(params=AGENTS)

@@ -119,7 +119,7 @@ def test_trace_of_a_run_that_was_stopped(run_dir, site, stop):
         try:
             wait_for(lambda: "rollout started" in log.read_text(), process)
             process.send_signal(stop)
-            process.wait(timeout=60)
+            process.wait(timeout=600)
         finally:
             process.kill()
             process.wait()
@@ -128,7 +128,7 @@ def test_trace_of_a_run_that_was_stopped(run_dir, site, stop):
     assert Status.ABORTED in statuses or stop is signal.SIGKILL
 
 
-def wait_for(condition, process, timeout_s=60):
+def wait_for(condition, process, timeout_s=600):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert process.poll() is None, "the process ended early"

@@ -300,7 +300,8 @@ def test_attack_is_contained(sandbox: Sandbox, programs_of, wait_until, attack: 
     """The status is correct, the attack reaches nothing and leaves nothing, and the next program runs."""
     sandbox.run(f"secret = {_SECRET!r}")
 
-    result = sandbox.run(attack.code, timeout_s=_LIMIT_S)
+    # A program that must end for another reason gets the time that this takes on a busy machine.
+    result = sandbox.run(attack.code, timeout_s=_LIMIT_S if "timeout" in attack.statuses else 60.0)
 
     assert "BREACH" not in result.stdout, result.stdout
     assert result.status.value in attack.statuses, result

@@ -10,13 +10,15 @@ import importlib
 import json
 import pickle
 import sys
-from typing import Any
+from typing import Any, Final
 
 from attrs import frozen
 
 from turnwise.plugin.registry import Registry
 from turnwise.protocols import Resources
 from turnwise.types import GenerateRequest
+
+_NUM_STARTS: Final = 3
 
 
 @frozen(kw_only=True)
@@ -49,6 +51,21 @@ class EngineActor:
         return len(job.request.token_ids), len(result.token_ids)
 
 
+def start_ray() -> None:
+    """Start a cluster of one node; Ray gives its node 30 s, which a busy machine may exceed twice in a row."""
+    import ray
+
+    for attempt in range(_NUM_STARTS):
+        try:
+            ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+        except Exception:
+            ray.shutdown()
+            if attempt + 1 == _NUM_STARTS:
+                raise
+        else:
+            return
+
+
 def main() -> None:
     """Read a job from standard input and write the actor's result."""
     import ray
@@ -56,7 +73,7 @@ def main() -> None:
     from turnwise_testing.actor_run import EngineActor as Importable
 
     job = pickle.loads(sys.stdin.buffer.read())
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    start_ray()
     try:
         actor: Any = ray.remote(Importable).options(num_cpus=0).remote()
         answer = ray.get(actor.ask.remote(job))

@@ -127,6 +127,12 @@ def test_the_end_of_the_agents_ends_the_command() -> None:
     assert "the agents ended with exit code 3" in errors
 
 
+def test_a_missing_program_is_named(runner: ModuleType) -> None:
+    """A machine without Node.js gets one line, and no traceback."""
+    with pytest.raises(SystemExit, match=r"^no-such-node is not installed$"):
+        runner.start(["no-such-node", "agent.mjs"])
+
+
 @pytest.fixture(params=AGENTS)
 def agent(request: pytest.FixtureRequest, runner: ModuleType) -> str:
     """An agent whose packages are installed."""

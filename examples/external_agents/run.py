@@ -86,7 +86,7 @@ def run_with_worker(command: str, agent: str, arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         control_file = Path(folder) / "control.json"
         # In a session of its own: Ctrl-C ends the training, which still needs its agents to end well.
-        leasing = subprocess.Popen(show(worker(agent, control_file)), start_new_session=True)
+        leasing = start(worker(agent, control_file), start_new_session=True)
         try:
             return run(turnwise(command, "train.yaml", *pull_overrides(control_file), *arguments), leasing)
         finally:
@@ -101,7 +101,7 @@ def run(command: list[str | Path], needed: subprocess.Popen[bytes] | None = None
     Ctrl-C and SIGTERM reach the command, which then saves its state and ends. So does the end of the process `needed`:
     without agents, a training would wait.
     """
-    process = subprocess.Popen(show(command))
+    process = start(command)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     while True:
         try:
@@ -115,11 +115,14 @@ def run(command: list[str | Path], needed: subprocess.Popen[bytes] | None = None
                 needed = None
 
 
-def show(command: list[str | Path]) -> list[str]:
-    """Print a command."""
+def start(command: list[str | Path], *, start_new_session: bool = False) -> subprocess.Popen[bytes]:
+    """Print and start a command; the script ends with one line if its program is missing."""
     words = [str(word) for word in command]
     print("+", shlex.join(words), file=sys.stderr, flush=True)
-    return words
+    try:
+        return subprocess.Popen(words, start_new_session=start_new_session)
+    except FileNotFoundError:
+        sys.exit(f"{words[0]} is not installed")
 
 
 def main() -> int:

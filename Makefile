@@ -82,8 +82,8 @@ mcp-servers:  ## the MCP servers that a slow test of the MCP tools runs; needs n
 	.venv-mcp-servers/bin/python -m pip install --quiet --disable-pip-version-check mcp-server-time==2026.10.19 mcp-server-git==2026.10.19
 	npm install --silent --ignore-scripts --no-audit --no-fund --prefix .venv-mcp-servers @modelcontextprotocol/server-filesystem@2026.8.31
 
-gateway-clients: $(READY)  ## the clients that the slow tests of the gateway run; needs npm for one of them
-	$(BIN)/python plugins/gateway/tests/clients/install.py
+gateway-clients: $(READY)  ## the clients that slow tests of the gateway run, or some: CLIENTS="mcp pi"; some need npm
+	$(BIN)/python plugins/gateway/tests/clients/install.py $(CLIENTS)
 
 clean:  ## remove the virtual environments, the site and the output of runs
 	rm -rf $(VENV) $(DOCS_VENV) site runs

@@ -2,6 +2,7 @@
 
 import asyncio
 import queue
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from turnwise import ToolResult
 from turnwise_gateway.calls import CallRefusedError, ModelReply, Usage
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
 from turnwise_testing.agent_probe import probe_resources
+
+CLIENTS = Path(__file__).parent / "clients"
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `session_scenarios`
 
@@ -174,3 +177,17 @@ def lasting_gateway():
     served = ServedGateway()
     yield served
     served.stop()
+
+
+@pytest.fixture(scope="session")
+def installed():
+    """Returns the folder of an installed client; skips the test if there is none."""
+
+    def find(name):
+        command = [sys.executable, str(CLIENTS / "install.py"), "--check", name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(done.stderr.strip())
+        return Path(done.stdout.strip())
+
+    return find

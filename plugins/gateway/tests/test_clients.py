@@ -1,39 +1,36 @@
 """Unmodified clients, each in an environment of its own: tool loops, refusals, and streams that break."""
 
+import asyncio
 import json
 import subprocess
-import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from attrs import evolve
+from session_scenarios import Sessions
 
-from turnwise import ToolResult
+from turnwise import Status, ToolResult
 from turnwise_gateway.calls import CallOfTool
+from turnwise_gateway.server import GatewayServer, SessionDirectory
+from turnwise_testing.scripted import SCRIPTED_CAPABILITIES, ScriptedEngine
 
 CLIENTS = Path(__file__).parent / "clients"
 RUNS = [
     *((name, dialect) for name in ("langchain", "openai_agents", "openai_js") for dialect in ("chat", "responses")),
     *(("pydantic_ai", dialect) for dialect in ("chat", "messages", "responses")),
 ]
+REFUSED = [*RUNS, ("smolagents", "chat")]
+SMOLAGENTS_TURNS = [
+    "<think>\nTwo sums.\n</think>\nLet me add.\n"
+    '<tool_call>\n{"name": "add", "arguments": {"b": 2.0, "a": 1}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "add", "arguments": {"a": 5, "b": 4}}\n</tool_call>',
+    '<tool_call>\n{"name": "add", "arguments": {"b": 5, "a": 5}}\n</tool_call>',
+    '<tool_call>\n{"name": "final_answer", "arguments": {"answer": "3 and 10"}}\n</tool_call>',
+]
 ARGUMENTS = '{"b":  2.0, "a": 1}'
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def installed():
-    """Installs a client, once for all tests, and returns its folder; skips the test if that fails."""
-    found = {}
-
-    def install(name):
-        if name not in found:
-            command = [sys.executable, str(CLIENTS / "install.py"), name]
-            found[name] = subprocess.run(command, capture_output=True, text=True, check=False)
-        if found[name].returncode:
-            pytest.skip(f"cannot install {name}: {found[name].stderr[-300:]}")
-        return Path(found[name].stdout.strip())
-
-    return install
 
 
 @pytest.fixture
@@ -85,7 +82,7 @@ def test_tool_loop(gateway, make_reply, run, name, dialect, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("name", "dialect"), RUNS)
+@pytest.mark.parametrize(("name", "dialect"), REFUSED)
 @pytest.mark.parametrize("kind", ["session_closed", "context_length_exceeded"])
 def test_refusal_ends_the_client(gateway, refused, run, name, dialect, stream, kind):
     """A refused client makes one call, and ends with an error."""
@@ -97,7 +94,7 @@ def test_refusal_ends_the_client(gateway, refused, run, name, dialect, stream, k
     assert 1 == len(gateway.backend.calls)
 
 
-@pytest.mark.parametrize(("name", "dialect"), RUNS)
+@pytest.mark.parametrize(("name", "dialect"), REFUSED)
 def test_broken_stream_is_no_answer(serve, refused, run, name, dialect):
     """A stream that fails after heartbeats is an error of the client, never an answer."""
     gateway = serve(heartbeat_s=0.02)
@@ -130,3 +127,39 @@ def test_tools_reach_a_client_of_the_context_protocol(gateway, installed):
         "bad": [True, "Error: there is no such tool"],
         "code": -32601,
     } == json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("stream", ["plain", "stream"])
+def test_a_conversation_of_smolagents_is_one_record(installed, stream):
+    """smolagents sends calls back as text, and results as words of the user: still its conversation is one record."""
+    command = [str(installed("smolagents") / "bin/python"), str(CLIENTS / "smolagents_client.py")]
+    output = []
+
+    def make_engine(probe):
+        encode, stop = probe.chat.tokenizer.encode, probe.chat.stop_token_ids[0]
+        (start,) = encode("<|im_start|>")
+
+        def choose(request):
+            # The first request has a system prompt, the task, and the start of the answer.
+            number = (np.count_nonzero(request.token_ids == start) - 3) // 2
+            return [*encode(SMOLAGENTS_TURNS[number]), stop]
+
+        return ScriptedEngine(choose, capabilities=evolve(SCRIPTED_CAPABILITIES, stop_strings=True))
+
+    async def scenario(session):
+        directory = SessionDirectory("tiny")
+        key = directory.add("s-1", session)
+        async with GatewayServer(directory) as server:
+            process = await asyncio.create_subprocess_exec(
+                *command, server.url("s-1"), key, "chat", stream, stdout=subprocess.PIPE
+            )
+            output.append((await process.communicate())[0].decode().splitlines()[-1])
+
+    done = Sessions().run(scenario, engine=make_engine)
+
+    assert output[0].endswith('{"answer": "3 and 10"}'), "behind the text of the stream, on the same line"
+    assert Status.COMPLETED is done.result.status
+    (record,) = done.records
+    turns = [record.input_ids[start:end].tolist() for start, end in record.turns()]
+    assert [each.token_ids.tolist() for each in done.run.answers] == turns
+    assert (3, 2) == (len(turns), done.counts["echo_calls_as_text"])

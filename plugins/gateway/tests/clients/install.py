@@ -1,8 +1,9 @@
 """
 Installs the clients of `versions.toml`, each in a folder of its own, and prints the folders.
 
-    python install.py [NAME ...]
+    python install.py [--check] [NAME ...]
 
+Without names it installs all but those that are installed on request. With `--check` it installs nothing.
 The folders are below TURNWISE_GATEWAY_CLIENTS, by default `turnwise-gateway-clients` in the folder for temporary files.
 A client that is there in its versions is left alone. The exit code is 1 if one cannot be installed.
 """
@@ -22,13 +23,20 @@ VERSIONS = tomllib.loads(Path(__file__).with_name("versions.toml").read_text(enc
 ROOT = Path(os.environ.get("TURNWISE_GATEWAY_CLIENTS") or Path(tempfile.gettempdir()) / "turnwise-gateway-clients")
 
 
-def install(name: str) -> Path:
-    """Install a client unless it is there; `subprocess.CalledProcessError` or `OSError` if that fails."""
+def install(name: str, *, check: bool = False) -> Path:
+    """
+    Return the folder of a client, which is installed unless it is there.
+
+    Raises:
+        subprocess.CalledProcessError, OSError: that failed, or it is only checked and not there.
+    """
     kind = "pip" if name in VERSIONS["pip"] else "npm"
     packages = VERSIONS[kind][name]
     folder, done = ROOT / name, ROOT / f"{name}.json"
     if done.is_file() and json.loads(done.read_text(encoding="utf-8")) == packages:
         return folder
+    if check:
+        raise FileNotFoundError(f"it is not in {ROOT}: make gateway-clients CLIENTS={name}")
     shutil.rmtree(folder, ignore_errors=True)
     if kind == "pip":
         venv.create(folder, with_pip=True)
@@ -44,15 +52,17 @@ def install(name: str) -> Path:
 def main() -> int:
     """Install the clients that the command line names, or all."""
     failed = 0
+    names = [name for name in sys.argv[1:] if name != "--check"]
+    every = [name for name in (*VERSIONS["pip"], *VERSIONS["npm"]) if name not in VERSIONS["on_request"]]
     ROOT.mkdir(parents=True, exist_ok=True)
     # Workers of one test run ask for the same clients; one installs them, and the others wait.
     with (ROOT / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for name in sys.argv[1:] or [*VERSIONS["pip"], *VERSIONS["npm"]]:
+        for name in names or every:
             try:
-                print(install(name))
+                print(install(name, check="--check" in sys.argv[1:]))
             except (subprocess.CalledProcessError, OSError) as error:
-                print(f"{name} cannot be installed: {error}", file=sys.stderr)
+                print(f"{name} is not installed: {error}", file=sys.stderr)
                 failed = 1
     return failed
 

@@ -1,0 +1,98 @@
+"""
+A scripted model that repairs the repository of `examples/coding_cli` by the tools of a coding agent.
+
+It reads a file, edits it and ends. Requests without tools, such as those for a title, get a title.
+"""
+
+import asyncio
+import json
+import re
+
+import numpy as np
+from attrs import define, field, frozen
+
+from turnwise import hookimpl
+from turnwise_testing.agent_probe import probe_chat
+from turnwise_testing.scripted import ScriptedEngine
+
+BUGGY = "    return ordered[middle]"
+FIXED = "    return (ordered[middle] + ordered[~middle]) / 2"
+COMMAND = r"sed -i 's|ordered\[middle\]$|(ordered[middle] + ordered[~middle]) / 2|' median.py"
+ARGUMENTS = {
+    "Read": lambda file: {"file_path": file},
+    "Edit": lambda file: {"new_string": FIXED, "old_string": BUGGY, "file_path": file},
+    "exec_command": lambda _file: {"cmd": COMMAND},
+    "opencode read": lambda file: {"filePath": file},
+    "opencode edit": lambda file: {"newString": FIXED, "oldString": BUGGY, "filePath": file},
+    "read": lambda _file: {"path": "median.py"},
+    "edit": lambda _file: {"edits": [{"newText": FIXED, "oldText": BUGGY}], "path": "median.py"},
+}
+"""The arguments of each tool, with keys in another order than in its schema."""
+CALLS = {
+    "claude": ("Read", "Edit"),
+    "codex": ("exec_command", "exec_command"),
+    "opencode": ("opencode read", "opencode edit"),
+    "pi": ("read", "edit"),
+}
+
+
+@define(eq=False)
+class CodingModel:
+    """
+    Chooses turns by the number of tool results in the context.
+
+    Attributes:
+        chat: of the run; its tokenizer has a token for each byte.
+        cli: name of the agent.
+        hold: number of the turn whose first request gets no answer before it is cancelled; None for none.
+        held: set when that request is there.
+    """
+
+    chat: object
+    cli: str
+    hold: int | None = None
+    held: asyncio.Event = field(factory=asyncio.Event)
+
+    def engine(self):
+        return ScriptedEngine(self.choose, latency_s=self.wait)
+
+    def wait(self, request):
+        """Return the seconds before a turn."""
+        if self.hold is None or self.held.is_set() or self.count_results(request) != self.hold:
+            return 0.0
+        self.held.set()
+        return 3600.0
+
+    def choose(self, request):
+        text = bytes(request.token_ids[request.token_ids < 256].astype(np.uint8)).decode(errors="replace")
+        number = self.count_results(request)
+        if "# Tools" not in text:
+            answer = "Repair of a median"
+        elif number == 2:
+            answer = "The mean of the two in the middle is right now."
+        else:
+            file = re.search(r"(/[\w./-]+/coding-\w+/repository)", text)[1] + "/median.py"
+            name = CALLS[self.cli][number]
+            call = json.dumps({"name": name.split()[-1], "arguments": ARGUMENTS[name](file)})
+            answer = f"<think>\nStep {number}.\n</think>\nLet me see.\n<tool_call>\n{call}\n</tool_call>"
+        return [*self.chat.tokenizer.encode(answer), self.chat.stop_token_ids[0]]
+
+    def count_results(self, request):
+        (tag,) = self.chat.tokenizer.encode("<tool_response>")
+        return int(np.count_nonzero(request.token_ids == tag))
+
+
+@frozen(kw_only=True)
+class CodingConfig:
+    """Options of the engine `coding_model`: an agent, and an option of real engines."""
+
+    cli: str = "pi"
+    max_context: int = 0
+
+
+@hookimpl
+def register_engines(registry):
+    """Register `coding_model`, for runs in other processes."""
+    registry.add(
+        "coding_model", lambda config, _resources: CodingModel(probe_chat(), config.cli).engine(), config=CodingConfig
+    )

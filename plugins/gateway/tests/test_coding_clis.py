@@ -1,0 +1,209 @@
+"""Coding agents from npm on real sessions: each repairs the repository of `examples/coding_cli` by its own tools."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from coding_model import CALLS, CodingModel
+from session_scenarios import Sessions
+
+from turnwise import Status, read_results
+from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
+from turnwise_testing.installation import install_plugin
+from turnwise_testing.tokenizers import byte_tokenizer
+
+ROOT = Path(__file__).parents[3]
+FOLDERS = {
+    "claude": ("claude_code", "node_modules/@anthropic-ai/claude-code-*/claude"),
+    "codex": ("codex", "node_modules/.bin/codex"),
+    "opencode": ("opencode", "node_modules/opencode-*/bin/opencode"),
+    "pi": ("pi", "node_modules/.bin/pi"),
+}
+"""The name of each agent in `versions.toml`, and its program: that of the package needs a script at installation."""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def path_of(installed):
+    """Returns the folder of an agent's program; skips the test if it cannot be installed."""
+
+    def find(cli):
+        name, pattern = FOLDERS[cli]
+        return sorted(installed(name).glob(pattern))[0].parent
+
+    return find
+
+
+class PatientSessions(Sessions):
+    """Sessions with time for a program that starts slowly."""
+
+    def probe(self):
+        return evolve(super().probe(), timeout_s=300.0)
+
+
+@pytest.fixture
+def repair(path_of):
+    """Runs an agent of the example in an episode of its own; returns the episode and the output."""
+
+    def run(cli, *, hold=None):
+        program = [sys.executable, str(ROOT / "examples/coding_cli/agent.py"), cli]
+        environment = os.environ | {"PATH": f"{path_of(cli)}:{os.environ['PATH']}"}
+        model, output = [], []
+
+        def make_engine(probe):
+            model.append(CodingModel(probe.chat, cli, hold))
+            return model[0].engine()
+
+        async def scenario(session):
+            directory = SessionDirectory("tiny")
+            key = directory.add("s-1", session)
+            async with GatewayServer(directory, ServerOptions(heartbeat_s=0.05)) as server, Wire(server.port) as wire:
+                url = f"http://127.0.0.1:{wire.port}/s/s-1"
+                variables = {
+                    "OPENAI_BASE_URL": f"{url}/v1",
+                    "OPENAI_API_KEY": key,
+                    "ANTHROPIC_BASE_URL": url,
+                    "TURNWISE_MODEL": "tiny",
+                    "CODING_CONTEXT": "500000",
+                    "TURNWISE_TASK": json.dumps({"messages": [{"role": "user", "content": "Repair median.py."}]}),
+                }
+                process = await asyncio.create_subprocess_exec(
+                    *program, env=environment | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                )
+                async with asyncio.TaskGroup() as group:
+                    cutting = group.create_task(wire.cut_after(model[0].held))
+                    output.append((await process.communicate())[0].decode())
+                    cutting.cancel()
+
+        limits = {"prompt_length": 1 << 18}  # the tokenizer has a token for each byte
+        done = PatientSessions().run(scenario, engine=make_engine, limits=limits)
+        return done, output[0]
+
+    return run
+
+
+class Wire:
+    """A wire between an agent and its server, which can be cut."""
+
+    def __init__(self, port):
+        self._target, self._transports, self._news = port, set(), asyncio.Event()
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_error):
+        self._server.close()
+        self._cut()
+
+    async def cut_after(self, event):
+        """Cut all connections when the agent gets the first bytes after an event."""
+        await event.wait()
+        self._news.clear()
+        await self._news.wait()
+        self._cut()
+
+    def _cut(self):
+        for transport in self._transports:
+            transport.abort()
+
+    async def _connect(self, reader, writer):
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        ends = {writer.transport, server_writer.transport}
+        self._transports |= ends
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._carry(reader, server_writer, None))
+                group.create_task(self._carry(server_reader, writer, self._news))
+        except* ConnectionError:
+            pass
+        self._transports -= ends
+
+    async def _carry(self, reader, writer, news):
+        try:
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+                if news is not None:
+                    news.set()
+        finally:
+            writer.close()
+
+
+def check_records(done):
+    """Each answer of the engine is in one record, bit for bit, with its log-probabilities, and is trained once."""
+    recorded = []
+    for record in done.records:
+        for start, end in record.turns():
+            first = start - record.num_prompt_tokens
+            logprobs = record.logprobs[first : first + end - start]
+            recorded.append((record.input_ids[start:end].tolist(), logprobs.tolist()))
+    answers = [(each.token_ids.tolist(), each.logprobs.tolist()) for each in done.run.answers]
+    assert sorted(answers) == sorted(recorded)
+
+
+def kinds(done):
+    return [each.kind for each in done.result.lineage]
+
+
+@pytest.mark.parametrize("cli", CALLS)
+def test_an_agent_repairs_a_repository(repair, cli):
+    """The agent's conversation of three turns is one record, and the test of the repository passes."""
+    done, output = repair(cli)
+
+    assert "TURNWISE_SCORE=1.0" in output
+    assert Status.COMPLETED is done.result.status
+    assert 1 == kinds(done).count("main"), done.counts
+    assert {"main"} >= set(kinds(done)) - {"auxiliary"}, done.counts
+    main = done.records[kinds(done).index("main")]
+    assert 3 == len(main.turns())
+    check_records(done)
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+@pytest.mark.parametrize("cli", CALLS)
+def test_an_agent_survives_a_cut_stream(repair, cli, turn):
+    """After a stream that breaks the agent asks again: one record, and no token is trained twice."""
+    done, output = repair(cli, hold=turn)
+
+    assert "TURNWISE_SCORE=1.0" in output
+    assert 1 == kinds(done).count("main"), done.counts
+    assert {"main"} >= set(kinds(done)) - {"auxiliary"}, done.counts
+    assert 3 == len(done.records[kinds(done).index("main")].turns())
+    check_records(done)
+
+
+def test_the_example_is_a_rollout(path_of, tmp_path):
+    """`turnwise rollout` runs the example with pi and the scripted model: one trained record, and the score 1."""
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    install_plugin(tmp_path / "plugins", "coding_plugin", "from coding_model import register_engines\n")
+    overrides = [
+        f"model.path={tmp_path / 'model'}",
+        "engine.name=coding_model",
+        "agent.command=[python, examples/coding_cli/agent.py, pi]",
+        "agent.environment.CODING_CONTEXT='500000'",  # the tokenizer has a token for each byte
+        "rollout.n=1",
+        "rollout.prompt_length=100000",
+    ]
+    paths = [str(tmp_path / "plugins"), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    command = [sys.executable, "-m", "turnwise.cli", "rollout", "examples/coding_cli/rollout.yaml"]
+    done = subprocess.run(
+        [*command, *overrides, "--out", str(tmp_path / "out")],
+        cwd=ROOT,
+        env=os.environ | {"PATH": f"{path_of('pi')}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert 0 == done.returncode, done.stderr[-3000:]
+    (episode,) = read_results(tmp_path / "out")
+    assert (Status.COMPLETED, ["main"]) == (episode.status, [each.kind for each in episode.lineage])
+    assert [1.0] == [score.value for score in episode.scores]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 from turnwise.config.resolve import load_plugins, resolve
 from turnwise.config.run import RunConfig
@@ -42,11 +43,10 @@ def _launch_locally(config: RunConfig, host: Host, observers: Iterable[Observer]
 
 
 def _launch_on_ray(config: RunConfig, host: Host, observers: Iterable[Observer]) -> LaunchedRun:
-    try:
-        from turnwise.runtime.ray.runtime import RayRuntime
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"runtime ray needs {error.name}: pip install 'turnwise[ray]'") from error
+    if find_spec("ray") is None:  # else it would be missed by the first actor, deep in a traceback
+        raise ConfigError("runtime ray needs ray: pip install 'turnwise[ray]'")
     from turnwise.runtime.ray.blueprint import ConfigBlueprint, build_group_weights
+    from turnwise.runtime.ray.runtime import RayRuntime
 
     placement = plan_placement(config)  # first, because its errors cost no time
     builder = RunBuilder(config, host)

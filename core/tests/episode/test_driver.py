@@ -183,14 +183,23 @@ class TestEndings:
     def test_an_abort_returns_the_partial_record(self, hangs):
         """An aborted episode ends at once with its partial record, during a request or between two."""
 
+        waits = asyncio.Event()
+
+        class Engine(TinyEngine):
+            async def generate(self, request):
+                if hangs:
+                    waits.set()
+                return await super().generate(request)
+
         async def wait(episode):
+            waits.set()
             await asyncio.sleep(60)
 
         async def abort_soon(episode):
-            await asyncio.sleep(0.02)
+            await waits.wait()
             episode.abort()
 
-        result = run(LoopAgent(after=wait), TinyEngine(hangs=hangs), use=abort_soon)
+        result = run(LoopAgent(after=wait), Engine(hangs=hangs), use=abort_soon)
 
         assert (result.status, result.fault.kind) == (Status.ABORTED, "EpisodeAborted")
         assert result.trajectories[0].num_response_tokens == (1 if hangs else 3)

@@ -3,13 +3,15 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from turnwise.config.file import structure_config
-from turnwise.errors import DataError, PluginError
+from turnwise.errors import ConfigError, DataError, PluginError
 from turnwise.plugin.host import Host
-from turnwise.runtime.build import RunBuilder
+from turnwise.runtime.build import RunBuilder, load_tasks
 from turnwise.types import Task
+from turnwise.weights.sources import source_of
 from turnwise_testing.tokenizers import byte_tokenizer
 
 
@@ -97,10 +99,62 @@ def test_a_parser_gets_the_tools_of_the_run():
     """Formats that write every argument as text need the schemas of the tools."""
     seen = []
     host = host_with([])
-    schema = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
-    tool = SimpleNamespace(schema=schema, create=None, execute=None, release=None)
+    tool = fake_tool("add")
     host.tools.add("add", lambda _config, _resources: tool)
     host.tool_parsers.add("p", lambda _config, resources: seen.append(resources.tool_schemas))
 
     assert {"add": tool} == RunBuilder(config_with(parser="p", tools=["add"]), host).resources.tools
-    assert [(schema,)] == seen
+    assert [(tool.schema,)] == seen
+
+
+class TestPartsOfResources:
+    """Parts that are built with the parts before them."""
+
+    def test_reasoning_parser_and_interaction(self):
+        """A simulated user gets the parsers."""
+        host = host_with([])
+        host.reasoning_parsers.add("r", lambda _config, _resources: "reasoning")
+        host.interactions.add("i", lambda _config, resources: ("user", resources.reasoning_parser))
+
+        resources = RunBuilder(config_with(reasoning_parser="r", interaction="i"), host).resources
+
+        assert ("reasoning", ("user", "reasoning")) == (resources.reasoning_parser, resources.interaction)
+
+    def test_a_tool_of_two_places_is_refused(self, tmp_path):
+        """A tool of `tools_file` never replaces one of `tools`."""
+        host, tools_file = host_with([]), tmp_path / "tools.yaml"
+        for name in ("add", "multiply"):
+            host.tools.add(name, lambda _config, _resources, name=name: fake_tool(name))
+        tools_file.write_text("tools: [multiply]")
+        config = config_with(tools=["add"], tools_file=str(tools_file))
+        assert ["add", "multiply"] == list(RunBuilder(config, host).resources.tools)
+
+        tools_file.write_text("tools: [add]")
+        with pytest.raises(ConfigError, match=r"tools\.yaml: tools and tools_file both have a tool 'add'"):
+            _ = RunBuilder(config, host).resources
+
+    def test_weights_are_cast_as_the_config_says(self):
+        """Without options in `weights` a source passes through."""
+        source = source_of([("w", np.ones(3, np.float32))])
+
+        assert RunBuilder(config_with(), host_with([])).make_weight_source(source) is source
+        halved = RunBuilder(config_with(weights={"dtype": "float16"}), host_with([])).make_weight_source(source)
+        assert [("w", 6)] == [(spec.name, spec.num_bytes) for spec in halved.specs]
+
+
+def fake_tool(name: str) -> SimpleNamespace:
+    schema = {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}
+    return SimpleNamespace(schema=schema, create=None, execute=None, release=None)
+
+
+def test_validation_reads_its_own_tasks(tmp_path):
+    """And without a validation set it is refused."""
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"messages": [{{"role": "user", "content": "{name}"}}]}}\n')
+    sections = {"engine": "e", "agent": "good", "rollout": {"validation": True}}
+    data = {"path": "train.jsonl", "validation_path": "test.jsonl"}
+
+    (read,) = load_tasks(structure_config(sections | {"data": data}, tmp_path))
+    assert "test" == read.messages[0]["content"]
+    with pytest.raises(ConfigError, match=r"data\.validation_path is not set"):
+        load_tasks(structure_config(sections | {"data": {"path": "train.jsonl"}}, tmp_path))

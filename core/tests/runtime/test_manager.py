@@ -341,3 +341,42 @@ def test_weight_updates_are_events():
     (event,) = recorder.events
     assert (event.version, event.replica, event.num_bytes) == (3, 0, 16)
     assert event.seconds >= 0
+
+
+def test_versions_of_weights_only_rise():
+    """A version that was used would mix the tokens of two policies."""
+    with manager() as running:
+        running.update_weights([("w", np.zeros(4, np.float32))], version=3)
+        with pytest.raises(ValueError, match="weight version 3 is not above the last one, 3"):
+            running.update_weights([("w", np.ones(4, np.float32))], version=3)
+        assert 4 == running.update_weights([("w", np.ones(4, np.float32))]).version
+
+
+def test_memory_is_given_up_and_taken_again():
+    """While the engine sleeps its episodes fail with a reason, and after the wake-up they run."""
+    with manager() as running:
+        assert 0 == running.memory_bytes()  # unknown
+        running.sleep()
+        (asleep,) = running.rollout(tasks(1))
+        running.wake_up()
+        (awake,) = running.rollout(tasks(1))
+
+    assert (Status.FAILED, "engine", "AsleepError") == (asleep.status, asleep.fault.owner, asleep.fault.kind)
+    assert Status.COMPLETED == awake.status
+
+
+class Doubled:
+    """A postprocessor: twice the episode's reward."""
+
+    def process(self, batch):
+        return {"doubled": 2 * batch.episode_rewards}
+
+
+def test_postprocessors_add_their_fields():
+    """To a padded batch and to a packed one, the same values for the same rows."""
+    with manager(postprocessors=(Doubled(),)) as running:
+        results = running.rollout(tasks(3))
+        batch, packed = running.collate(results), running.collate_packed(results)
+
+    expected = [2 * result.reward for result in results]
+    assert expected == batch.fields["doubled"].tolist() == packed.fields["doubled"].tolist()

@@ -115,3 +115,85 @@ def test_an_update_does_not_wait_while_the_pool_sleeps():
             return await update(weights, make_slots("replica", 1))
 
     assert asyncio.run(main()) == "there is no replica to update"
+
+
+class Replica:
+    """A handle that notes its calls; `fails` raises in them."""
+
+    def __init__(self, *, fails=False):
+        self.calls, self.fails = [], fails
+
+    def __getattr__(self, method):
+        async def call(argument):
+            self.calls.append((method, argument))
+            if self.fails:
+                raise ConnectionError("the actor died")
+
+        return SimpleNamespace(remote=call)
+
+
+def in_pool(body, *replicas, keep_last=False):
+    """Run a body with weights and a pool of these replicas."""
+
+    async def main():
+        weights, slots = GroupWeights(WeightUpdater(Transport(), "fake"), keep_last=keep_last), make_slots("replica", 3)
+        for slot, replica in zip(slots, replicas, strict=False):
+            slot.handle = replica
+        async with asyncio.timeout(30):
+            return await body(weights, slots)
+
+    return asyncio.run(main())
+
+
+class TestMemoryOfAPool:
+    """Sleep and wake-up of all replicas, and of those that start meanwhile."""
+
+    def test_a_replica_that_fails_is_named(self):
+        """The others sleep, and the pool counts as asleep: the trainer may use the memory only if it looks."""
+
+        async def body(weights, slots):
+            with pytest.raises(EngineError, match=r"^sleep failed: replica 1: .*the actor died"):
+                await weights.sleep(slots, 1, (1, 2))
+            return weights.sleep_state.level
+
+        healthy = Replica()
+        assert 1 == in_pool(body, healthy, Replica(fails=True))
+        assert [("sleep", 1)] == healthy.calls
+
+    def test_a_replica_that_starts_meanwhile_falls_asleep(self):
+        """With the memory that the others have already taken again."""
+
+        async def body(weights, slots):
+            await weights.sleep(slots, 2, (1, 2))
+            await weights.wake_up(slots, ("weights",))
+            await weights.catch_up(1, late, lambda: setattr(slots[1], "handle", late))
+            await weights.wake_up(slots, ("kv_cache",))
+            await weights.wait_until_awake()
+
+        early, late = Replica(), Replica()
+        in_pool(body, early, keep_last=True)
+        assert [("sleep", 2), ("wake_up", ("weights",)), ("wake_up", ("kv_cache",))] == early.calls == late.calls
+
+    def test_a_restarted_replica_gets_the_last_weights(self):
+        """A copy of them, because the trainer goes on."""
+
+        async def body(weights, slots):
+            await weights.update(slots, WEIGHTS, 1, lambda slot, reason: None)
+            await weights.catch_up(1, late, lambda: setattr(slots[1], "handle", late))
+            return weights.version
+
+        early, late = Replica(), Replica()
+        assert 1 == in_pool(body, early, keep_last=True)
+        assert [("update_weights", 1)] == early.calls == late.calls
+
+    def test_a_replica_that_misses_an_update_is_killed(self):
+        """It would sample with other weights than the version says."""
+        killed = []
+
+        async def body(weights, slots):
+            await weights.update(slots, WEIGHTS, 1, lambda slot, reason: killed.append((slot.index, reason)))
+
+        in_pool(body, Replica(), Replica(fails=True))
+        ((index, reason),) = killed
+        assert 1 == index
+        assert reason.startswith("it was not updated to weight version 1: ")

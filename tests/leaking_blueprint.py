@@ -6,10 +6,12 @@ import tempfile
 import numpy as np
 from attrs import evolve, frozen
 from ray_blueprint import END, ScriptedBlueprint
+from ray_judge_blueprint import judge_client
 
 from turnwise import State
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.protocols import Resources
+from turnwise.runtime.judge import JudgeClient
 from turnwise.tools.function import function_tool
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import ToolCall
@@ -44,10 +46,15 @@ class Caller:
         return State.GENERATING
 
 
+@frozen
 class Comparison:
-    """Scores with a comparison in another process."""
+    """Scores with a comparison in another process, and asks the judge if there is one."""
+
+    judge: JudgeClient | None = None
 
     async def score(self, episode):
+        if self.judge is not None:
+            await self.judge.ask([{"role": "user", "content": episode.task.uid}])
         return float(await shared_verifier(20.0, 1).equals("x + 1", "1 + x"))
 
 
@@ -68,7 +75,10 @@ class LeakingBlueprint(ScriptedBlueprint):
 
     def make_reward(self, judge=None):
         self._use_directory()
-        return Comparison()
+        return Comparison(judge and judge_client(judge))
+
+    def make_judge_engine(self):
+        return self.make_engine()
 
     def make_components(self, engine, judge=None):
         self._use_directory()
@@ -76,7 +86,7 @@ class LeakingBlueprint(ScriptedBlueprint):
         tools = ToolBox([function_tool(double, run_in="process"), python])
         parts = super().make_components(engine)
         limits = evolve(parts.limits, tool_call_s=60.0, reward_s=60.0)
-        programs = {"four": EpisodeProgram(agent=Caller(), reward=self.make_reward(), tools=tools)}
+        programs = {"four": EpisodeProgram(agent=Caller(), reward=self.make_reward(judge), tools=tools)}
         return evolve(parts, programs=programs, limits=limits, stop_token_ids=(END,))
 
     def _use_directory(self):

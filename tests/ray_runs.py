@@ -10,11 +10,14 @@ import pytest
 from ray_blueprint import ScriptedBlueprint
 
 from turnwise import Status, Task
-from turnwise.config.runtime import RayConfig, RuntimeConfig
+from turnwise.config.parts import Choice
+from turnwise.config.run import JudgeConfig
+from turnwise.config.runtime import PoolConfig, RayConfig, RuntimeConfig
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import Observer
 from turnwise.record.invariants import check_trajectory
 from turnwise.runtime.manager import RolloutManager
+from turnwise.runtime.placement import plan_runtime_placement
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.ray.runtime import RayRuntime
 
@@ -26,13 +29,16 @@ FINISHED = {Status.COMPLETED, Status.TRUNCATED}
 """Statuses of an episode that finished by itself: its last turn may have reached the token limit."""
 
 
-def make_manager(blueprint=None, *, workers=2, replicas=2, reward_workers=0, observers=None, plan=PLAN, **ray_options):
+def make_manager(
+    blueprint=None, *, workers=2, replicas=2, reward_workers=0, judges=0, observers=None, plan=PLAN, **ray_options
+):
     """Return a manager of actors that are watched closely and restarted at once."""
     ray_options = {"backoff_s": 0.05, "heartbeat_s": 0.2, "heartbeat_timeout_s": 6.0} | ray_options
     counts = {"num_workers": workers, "num_replicas": replicas, "reward_workers": reward_workers}
     config = RuntimeConfig(name="ray", **counts, ray=RayConfig(**ray_options))
-    dispatcher = observers or Observers()
-    return RolloutManager(RayRuntime(blueprint or ScriptedBlueprint(), config, dispatcher), plan, dispatcher)
+    judge = JudgeConfig(engine=Choice("scripted"), pool=PoolConfig(num_replicas=judges)) if judges else None
+    dispatcher, placement = observers or Observers(), plan_runtime_placement(config, judge=judge)
+    return RolloutManager(RayRuntime(blueprint or ScriptedBlueprint(), config, dispatcher, placement), plan, dispatcher)
 
 
 def make_tasks(count, prefix="task"):

@@ -18,7 +18,7 @@ pytestmark = [*ON_RAY, pytest.mark.slow]
 
 COMMANDS = {"sandbox server": "turnwise_python_sandbox", "tool": "process_server", "verifier": "verifier_process"}
 """A part of the command line of the processes that actors start."""
-ACTORS = ("worker", "replica", "reward worker")
+ACTORS = ("worker", "replica", "judge", "reward worker")
 
 
 @pytest.fixture
@@ -55,17 +55,18 @@ def family_of(pid):
 
 def actor_pids(runtime):
     """Return the process id of one actor of each kind."""
-    slots = {"worker": runtime.workers.slots, "replica": runtime.policy.slots, "reward worker": runtime.rewards.slots}
-    return {name: pids(slots[name])[0] for name in ACTORS}
+    groups = (runtime.workers, runtime.policy, runtime.pools["judge"], runtime.rewards)
+    return {name: pids(group.slots)[0] for name, group in zip(ACTORS, groups, strict=True)}
 
 
 def test_killed_parts_leave_nothing(ray_cluster, temporary):
     """
-    Worker, replica, reward worker, sandbox server, tool process and verifier are killed in turn, with SIGKILL: every
-    run is complete, the processes that the victim had started end, and nothing is left at the end of the run.
+    Worker, replica, the judge's replica, reward worker, sandbox server, tool process and verifier are killed in turn,
+    with SIGKILL: every run is complete, the processes that the victim had started end, and nothing is left at the end.
     """
     before, seen = shared_memory(), {}
-    with make_manager(LeakingBlueprint(temporary=str(temporary)), workers=1, replicas=1, reward_workers=1) as manager:
+    parts = {"workers": 1, "replicas": 1, "judges": 1, "reward_workers": 1}
+    with make_manager(LeakingBlueprint(temporary=str(temporary)), **parts) as manager:
         check_complete(manager.rollout(make_tasks(4)), make_tasks(4))
         for victim in (*ACTORS, *COMMANDS):
             actors = actor_pids(manager.runtime)
@@ -98,7 +99,8 @@ import os, sys
 from leaking_blueprint import LeakingBlueprint
 from ray_runs import make_manager, make_tasks
 
-with make_manager(LeakingBlueprint(temporary=os.environ["TMPDIR"]), workers=1, replicas=1, reward_workers=1) as manager:
+parts = {"workers": 1, "replicas": 1, "judges": 1, "reward_workers": 1}
+with make_manager(LeakingBlueprint(temporary=os.environ["TMPDIR"]), **parts) as manager:
     manager.rollout(make_tasks(4))
     print("running", flush=True)
     sys.stdin.read()

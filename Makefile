@@ -36,8 +36,8 @@ test-slow: $(READY)  ## the slow tests, and every property with more examples
 test-long: $(READY)  ## every property with 1,000 examples, whatever its own number is; for a night
 	$(PYTEST) -m "not gpu and hypothesis" --hypothesis-profile long
 
-coverage: $(READY)  ## branch coverage of the core by its quick tests
-	$(PYTEST) core/tests -m "not gpu and not slow" --cov --cov-report=term:skip-covered
+coverage: $(READY)  ## branch coverage of the core by its quick tests and those on Ray, with the processes that they start
+	$(PYTEST) core/tests tests/test_ray_*.py tests/test_observed_runs.py -m "not gpu and not slow" --cov --cov-report=term:skip-covered
 
 test-all: test test-slow  ## every test that needs no GPU
 

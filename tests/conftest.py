@@ -24,7 +24,9 @@ def ray_head() -> Iterator[str]:
 def ray_cluster(ray_head: str) -> Iterator[None]:
     """A connection to that node: starting a node takes seconds, connecting to one does not."""
     import ray
+    from actor_coverage import measured_runtime_env
 
-    ray.init(address=ray_head, namespace="turnwise", runtime_env={"env_vars": {"PYTHONPATH": HERE}})
+    runtime_env = {"env_vars": {"PYTHONPATH": HERE}} | measured_runtime_env()
+    ray.init(address=ray_head, namespace="turnwise", runtime_env=runtime_env)
     yield
     ray.shutdown()

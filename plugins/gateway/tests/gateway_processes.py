@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from turnwise_testing.installation import install_plugin
 
 PARTS = """
@@ -28,7 +30,8 @@ def make(_config, _resources):
         size = len(request.token_ids)
         return [20 + size % 7, 21 + size % 5, 22, request.sampling.stop_token_ids[0]]
 
-    return ScriptedEngine(sample)
+    # A long prompt is never answered, so its client can leave before there is a turn.
+    return ScriptedEngine(sample, latency_s=lambda request: 3600.0 if len(request.token_ids) > 150 else 0.0)
 
 
 @turnwise.hookimpl
@@ -131,6 +134,15 @@ def converse(session: dict[str, Any], num_turns: int = 2, question: str = "Hello
         messages.append({"role": "user", "content": question})
         messages.append(chat(session, messages))
     return messages
+
+
+def leave(session: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+    """Call the model, and leave before it has answered."""
+    body = json.dumps({"model": session["model"], "messages": messages}).encode()
+    headers = {"Authorization": f"Bearer {session['api_key']}"}
+    sent = urllib.request.Request(f"{session['openai_base_url']}/chat/completions", body, headers)
+    with pytest.raises(TimeoutError):
+        urllib.request.urlopen(sent, timeout=2)
 
 
 def request(method: str, url: str, body: object, key: str, status: int) -> Any:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Final, Protocol
 
+from turnwise_gateway.commands.replay_command import ReplayCommand
 from turnwise_gateway.commands.serve_command import ServeCommand
 
 
@@ -19,7 +20,7 @@ class Subcommand(Protocol):
     def run(self, arguments: argparse.Namespace) -> int: ...
 
 
-SUBCOMMANDS: Final[Mapping[str, Subcommand]] = {"serve": ServeCommand()}
+SUBCOMMANDS: Final[Mapping[str, Subcommand]] = {"serve": ServeCommand(), "replay": ReplayCommand()}
 
 
 class GatewayCommand:

@@ -30,6 +30,7 @@ from turnwise.errors import ConfigError, InfrastructureError
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.pool.control_server import ControlServer
 from turnwise_gateway.pull_site import announced
+from turnwise_gateway.replay.request_file import log_session
 from turnwise_gateway.server import ServerOptions
 from turnwise_gateway.serving.desk import ServingDesk
 from turnwise_gateway.serving.output import CONTROL_FILE, REQUESTS_DIR, ServedFolder, config_of, locked_folder
@@ -143,7 +144,7 @@ def _serve(config: RunConfig, host: Host, folder: ServedFolder, arguments: argpa
         folder.resume(decode)
     desk.numbers = folder.numbers()
     if arguments.keep_requests:
-        desk.requests_dir = folder.path / REQUESTS_DIR
+        desk.recorder = partial(log_session, folder=folder.path / REQUESTS_DIR)
     site = _Site(server, desk)
     with ExitStack() as stack:
         stack.enter_context(manager)

@@ -12,7 +12,6 @@ import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 from attrs import define, field
@@ -20,11 +19,13 @@ from attrs import define, field
 from turnwise import Episode, EpisodeResult, Task
 from turnwise.errors import InfrastructureError
 from turnwise.types import JsonDict
+from turnwise_gateway.calls import SessionBackend
 from turnwise_gateway.host import ModelClient, RunningServer
 from turnwise_gateway.pool.control_server import RequestError
 from turnwise_gateway.pool.leased_session import RecordedSession
 from turnwise_gateway.pool.store import Attempted
 from turnwise_gateway.program import ProgramFailedError
+from turnwise_gateway.replay.request_file import end_log
 from turnwise_gateway.session.lineage import find_kinds
 from turnwise_gateway.session.session import Session, SessionParts
 
@@ -34,6 +35,7 @@ _MAX_ENDED: Final = 1024
 Key = tuple[str, int]
 """A task's uid and the number of a session for it."""
 Submit = Callable[[Task, int], object]
+Recorder = Callable[[Session], SessionBackend]
 
 
 @define(eq=False)
@@ -107,14 +109,14 @@ class ServingDesk:
         capacity: most sessions that are open at once.
         submit: starts the episode of a task with a number; set before the first request.
         numbers: of the next session for each uid.
-        requests_dir: folder for files with the requests of each session; None keeps none.
+        recorder: returns the backend of a session, which may write down what happens.
     """
 
     server: RunningServer
     capacity: int
     submit: Submit = field(init=False)
     numbers: Counter[str] = field(factory=Counter)
-    requests_dir: Path | None = None
+    recorder: Recorder = field(default=lambda session: session)
     _expected: dict[Key, asyncio.Future[ServedSession]] = field(factory=dict, init=False)
     _sessions: OrderedDict[str, ServedSession] = field(factory=OrderedDict, init=False)
     _by_key: dict[Key, ServedSession] = field(factory=dict, init=False)
@@ -146,7 +148,7 @@ class ServingDesk:
         uid, step = episode.task.uid, episode.global_step
         names = Attempted(id=name, uid=uid, global_step=step, rollout_n=episode.rollout_n)
         session = Session(episode, parts, name, lambda call: served.spawn(call, calls))
-        served = ServedSession(names, session, session)
+        served = ServedSession(names, self.recorder(session), session)
         with self.server.open(name, served) as served.client:
             self._sessions[name] = self._by_key[key] = served
             self._counts["opened"] += 1
@@ -157,6 +159,7 @@ class ServingDesk:
             finally:
                 served.end()
                 session.close()
+                end_log(served.backend)
 
     def note_result(self, result: EpisodeResult) -> None:
         """Note the end of an episode, which is in the file of results."""

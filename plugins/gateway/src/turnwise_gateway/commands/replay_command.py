@@ -1,0 +1,158 @@
+"""`turnwise gateway replay`: the stored requests of sessions against a fresh gateway."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from attrs import asdict, evolve, frozen
+
+from turnwise import EpisodeResult, Host, RolloutManager, RunConfig, Task, configure_logging, load_resolved
+from turnwise.errors import ConfigError, DataError
+from turnwise_gateway.host import ModelClient, RunningServer
+from turnwise_gateway.replay.recorded_engine import RecordedEngine
+from turnwise_gateway.replay.replayed_session import DifferenceError, SessionReplay, find_difference
+from turnwise_gateway.replay.request_file import RequestFile, read_requests
+from turnwise_gateway.server import ServerOptions
+from turnwise_gateway.serving.desk import ServingDesk
+from turnwise_gateway.serving.output import CONFIG_FILE, REQUESTS_DIR
+from turnwise_gateway.serving.served_agent import add_served_agent, model_name
+
+_ENGINE = "gateway_replay"
+
+
+@frozen(kw_only=True)
+class Replayed:
+    """
+    The end of a replay.
+
+    Attributes:
+        file: with the requests.
+        num_calls: requests in the file.
+        num_records: of the replayed session.
+        difference: the first one; None for none.
+        is_whole: the file has the end of its session, so that the records were compared.
+    """
+
+    file: str
+    num_calls: int
+    num_records: int
+    difference: str | None
+    is_whole: bool
+
+
+class ReplayCommand:
+    """Replays sessions whose requests were kept."""
+
+    help = "send the stored requests of sessions to a fresh gateway, and compare the records"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.epilog = (
+            "Examples:\n"
+            "  turnwise gateway serve run.yaml --out runs/served --keep-requests\n"
+            "  turnwise gateway replay runs/served\n"
+            "  turnwise gateway replay runs/served/requests/0a1b2c3d4e5f6071.jsonl --json\n"
+            "  turnwise gateway replay runs/requests --config run.yaml\n\n"
+            "Sends each request over HTTP to a gateway with an engine that gives the recorded tokens, in the recorded\n"
+            "order, and compares turns, records and lineage id for id. No model runs; the tokenizer and the chat\n"
+            "template of the config are used.\n"
+            "Exit codes: 0; 1 when a session differs; 2 for bad input."
+        )
+        parser.add_argument("path", type=Path, metavar="RUN_OR_FILE", help="folder of a run or of files, or one file")
+        parser.add_argument("--config", metavar="FILE", help="config of the run; the one in its folder if left out")
+        parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        files = [read_requests(path) for path in _find_files(arguments.path)]
+        config, host = load_resolved(arguments.config or _find_config(arguments.path))
+        configure_logging("error", config.telemetry.log_format)
+        replayed = _replay_all(config, host, files)
+        if arguments.json:
+            sys.stdout.write(json.dumps({"sessions": [asdict(each) for each in replayed]}, indent=2) + "\n")
+        else:
+            sys.stdout.writelines(f"{_line(each)}\n" for each in replayed)
+        return 1 if any(each.difference for each in replayed) else 0
+
+
+def _line(replayed: Replayed) -> str:
+    size = f"{replayed.num_calls} calls, {replayed.num_records} records"
+    whole = "" if replayed.is_whole else "; the file has no end, so turns alone were compared"
+    return f"{replayed.file}: {size}: {replayed.difference or 'equal'}{whole}"
+
+
+def _find_files(path: Path) -> list[Path]:
+    folder = path / REQUESTS_DIR if (path / REQUESTS_DIR).is_dir() else path
+    files = sorted(folder.glob("*.jsonl")) if folder.is_dir() else [path]
+    if not files:
+        raise DataError(f"{path}: holds no files with requests; was the gateway started with --keep-requests?")
+    return files
+
+
+def _find_config(path: Path) -> Path:
+    found = [folder / CONFIG_FILE for folder in (path, *path.absolute().parents) if (folder / CONFIG_FILE).is_file()]
+    if not found:
+        raise ConfigError(f"{path}: there is no {CONFIG_FILE} above it: give --config FILE")
+    return found[0]
+
+
+def _replay_all(config: RunConfig, host: Host, files: list[RequestFile]) -> list[Replayed]:
+    engine = RecordedEngine()
+    with host.engines.owned_by("gateway"):
+        host.engines.add(_ENGINE, lambda _config, _resources: engine)
+    desk = ServingDesk(RunningServer(model_name(config), ServerOptions()), capacity=1)
+    config = evolve(
+        add_served_agent(config, host, desk),
+        engine=evolve(config.agent, name=_ENGINE, options={}),
+        runtime=evolve(config.runtime, name="local"),
+        observers=(),
+        judge=None,
+        reward=None,
+    )
+    with RolloutManager.from_config(config, host) as manager:
+        manager.call(desk.server.start())
+        try:
+            return [_replay(manager, desk, SessionReplay(file, engine)) for file in files]
+        finally:
+            manager.call(desk.server.stop())
+
+
+def _replay(manager: RolloutManager, desk: ServingDesk, replay: SessionReplay) -> Replayed:
+    """Replay one session in an episode of its own."""
+    file = replay.file
+    desk.recorder = replay.start
+    desk.numbers[file.task.uid] = file.rollout_n
+
+    async def run(task: Task) -> None:
+        served = await desk.request(task)
+        try:
+            client: ModelClient = served.client
+            await replay.run(client)
+        finally:
+            served.end()
+
+    difference: str | None = None
+    with manager.open(global_step=file.global_step, validation=file.validation) as feed:
+        desk.submit = lambda task, number: feed.submit(task, rollout_n=number)
+        try:
+            manager.call(run(file.task))
+        except* DifferenceError as group:
+            difference = str(group.exceptions[0])
+        feed.close()
+        for result in feed:
+            manager.call(_note(desk, result))
+    if difference is None and file.records is not None:
+        difference = find_difference(file.records, replay.records)
+    num_calls = sum(event["event"] == "call" for event in file.events)
+    return Replayed(
+        file=str(file.path),
+        num_calls=num_calls,
+        num_records=len(replay.records),
+        difference=difference,
+        is_whole=file.records is not None,
+    )
+
+
+async def _note(desk: ServingDesk, result: EpisodeResult) -> None:
+    desk.note_result(result)

@@ -1,0 +1,1 @@
+"""Files with the requests of sessions, and their replay against a fresh gateway."""

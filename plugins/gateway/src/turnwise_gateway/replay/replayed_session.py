@@ -1,0 +1,223 @@
+"""
+Replays a session: sends its requests over HTTP in the recorded order, and compares what the gateway makes of them.
+
+The recording decides the order of everything: a request is sent when its turn has come, the engine answers when the
+recording says so, and a turn counts as delivered when it did then. So the replay does not depend on time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Final
+
+import aiohttp
+from attrs import define, evolve, field, frozen
+
+from turnwise import ToolCall, ToolResult
+from turnwise.types import ToolSchema
+from turnwise_gateway.calls import Answer, CallRefusedError, ModelCall, ModelReply
+from turnwise_gateway.host import ModelClient
+from turnwise_gateway.replay.recorded_engine import RecordedEngine, RecordedTurn
+from turnwise_gateway.replay.request_file import Event, RequestFile, describe_episode_records, read_result
+from turnwise_gateway.session.session import Session
+
+PATIENCE_S: Final = 20.0
+"""Longest wait for the gateway to do what was recorded."""
+
+
+class DifferenceError(Exception):
+    """The gateway does something else than what was recorded."""
+
+
+@define(eq=False)
+class _Call:
+    """A request of the recording, as it goes in the replay."""
+
+    number: int
+    arrived: asyncio.Event = field(factory=asyncio.Event)
+    settled: asyncio.Event = field(factory=asyncio.Event)
+    outcome: str = "no answer"
+    answer: Answer | None = None
+    sending: asyncio.Task[None] | None = None
+
+
+@frozen(eq=False)
+class _HeldAnswer:
+    """An answer whose delivery the recording decides."""
+
+    answer: Answer
+
+    @property
+    def reply(self) -> ModelReply:
+        return self.answer.reply
+
+    def confirm(self) -> None:
+        """Leave it to the recording."""
+
+    def release(self) -> None:
+        """Leave it to the recording."""
+
+
+@define(eq=False)
+class SessionReplay:
+    """
+    The replay of a file of requests.
+
+    Attributes:
+        file: with the requests.
+        engine: gives the recorded turns.
+        records: of the replayed session, once it is over.
+    """
+
+    file: RequestFile
+    engine: RecordedEngine
+    records: list[Event] = field(factory=list, init=False)
+    _session: Session | None = field(default=None, init=False)
+    _calls: list[_Call] = field(factory=list, init=False)
+    _turns: dict[int, RecordedTurn] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        events = [event for event in self.file.events if event["event"] == "answer" and "result" in event]
+        events.sort(key=lambda event: int(event["call"]))
+        self._turns = {
+            event["call"]: RecordedTurn(event["call"], (event["context"][0], event["context"][1]), read_result(event))
+            for event in events
+        }
+        self.engine.turns[:] = self._turns.values()
+
+    # The backend of the session
+
+    def start(self, session: Session) -> SessionReplay:
+        """Become the backend of a session."""
+        self._session = session
+        return self
+
+    def end(self) -> None:
+        """Keep the records of the session, which is over."""
+        assert self._session is not None, "a session ends after its start"
+        self.records = describe_episode_records(self._session.episode)
+
+    async def answer(self, call: ModelCall) -> Answer:
+        assert self._session is not None, "calls come after the start"
+        state = self._calls[-1]  # the next request is sent when this one has arrived
+        state.arrived.set()
+        try:
+            state.answer = await self._session.answer(evolve(call, body=b""))
+        except CallRefusedError as refusal:
+            state.outcome = f"refused ({refusal.kind})"
+            raise
+        except asyncio.CancelledError:
+            state.outcome = "left"
+            raise
+        finally:
+            state.settled.set()
+        facts = state.answer.reply.facts
+        state.outcome = f"turn {facts['turn']} of record {facts['record']}"
+        return _HeldAnswer(state.answer)
+
+    async def count_tokens(self, call: ModelCall) -> int:
+        assert self._session is not None, "calls come after the start"
+        return await self._session.count_tokens(call)
+
+    def tool_schemas(self) -> tuple[ToolSchema, ...]:
+        assert self._session is not None, "calls come after the start"
+        return self._session.tool_schemas()
+
+    async def call_tool(self, call: ToolCall) -> ToolResult:
+        assert self._session is not None, "calls come after the start"
+        return await self._session.call_tool(call)
+
+    # The client
+
+    async def run(self, client: ModelClient) -> None:
+        """
+        Send the requests.
+
+        Raises:
+            DifferenceError: the gateway does not answer as it was recorded.
+        """
+        headers = {"Authorization": f"Bearer {client.api_key}"}
+        async with aiohttp.ClientSession(headers=headers) as http, asyncio.TaskGroup() as group:
+            try:
+                for event in self.file.events:
+                    await self._follow(event, client, http, group)
+            finally:
+                for call in self._calls:
+                    if call.sending is not None:
+                        call.sending.cancel()
+
+    async def _follow(
+        self, event: Event, client: ModelClient, http: aiohttp.ClientSession, group: asyncio.TaskGroup
+    ) -> None:
+        if event["event"] == "call":
+            call = _Call(event["call"])
+            self._calls.append(call)
+            call.sending = group.create_task(_send(http, client.anthropic_base_url + event["path"], event))
+            await self._wait(call, call.arrived, "arrives")
+            return
+        call = self._calls[event["call"]]
+        match event["event"]:
+            case "answer":
+                if call.number in self._turns:
+                    self._turns[call.number].allowed.set()
+                await self._expect(call, f"turn {event['number']} of record {event['record']}")
+            case "refused" if event["kind"] != "session_closed":  # that comes with the end, here and there
+                if event["kind"] == "engine":
+                    self.engine.fail_unknown()
+                await self._expect(call, f"refused ({event['kind']})")
+            case "left":
+                assert call.sending is not None, "a call that left was sent"
+                call.sending.cancel()
+                await self._expect(call, "left")
+            case "delivered" if call.answer is not None:
+                call.answer.confirm()
+            case "released" if call.answer is not None:
+                call.answer.release()
+
+    async def _expect(self, call: _Call, expected: str) -> None:
+        await self._wait(call, call.settled, f"ends as recorded, {expected}")
+        if call.outcome != expected:
+            raise DifferenceError(f"call {call.number}: recorded {expected}, replayed {call.outcome}")
+
+    async def _wait(self, call: _Call, event: asyncio.Event, text: str) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await event.wait()
+        except TimeoutError:
+            raise DifferenceError(f"call {call.number}: it never {text}") from None
+
+
+async def _send(http: aiohttp.ClientSession, url: str, event: Event) -> None:
+    headers = {"Content-Type": "application/json", **event["headers"]}
+    try:
+        async with http.post(url, data=event["body"].encode(), headers=headers) as response:
+            await response.read()
+    except aiohttp.ClientError:
+        return  # a stream that was refused half-way breaks, as it did when it was recorded
+
+
+def find_difference(recorded: Sequence[Event], replayed: Sequence[Event]) -> str | None:
+    """Return the first difference between the records of two sessions; None when they are equal."""
+    if len(recorded) != len(replayed):
+        return f"recorded {len(recorded)} records, replayed {len(replayed)}"
+    for number, (before, after) in enumerate(zip(recorded, replayed, strict=True)):
+        # The ids first: where they differ, everything else does too.
+        for name in sorted(before.keys() | after.keys(), key=lambda name: (name != "token_ids", name)):
+            if before.get(name) != after.get(name):
+                return f"record {number}: {name} {_describe(before.get(name), after.get(name))}"
+    return None
+
+
+def _describe(before: object, after: object) -> str:
+    if isinstance(before, list) and isinstance(after, list):
+        place = next(_differing(before, after))
+        shown = [repr(each[place]) if place < len(each) else "nothing" for each in (before, after)]
+        return f"at {place}: recorded {shown[0]}, replayed {shown[1]}"
+    return f"recorded {before!r}, replayed {after!r}"
+
+
+def _differing(before: list[object], after: list[object]) -> Iterator[int]:
+    pairs = zip_longest(before, after, fillvalue=object())
+    return (place for place, (left, right) in enumerate(pairs) if left != right)

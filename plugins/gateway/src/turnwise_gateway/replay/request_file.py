@@ -1,0 +1,238 @@
+"""
+The file of a session's requests: JSON lines, in the order in which things happened.
+
+The first line has the format and the task. Each other line is an `event`, of the `call` with a number from 0:
+
+- `call`: a request came, with `path`, `headers` without keys, and `body` as it was sent.
+- `answer`: a turn was sampled for it, or given to it again: `turn` is the id of the turn, `record` and `number` its
+  place. The first answer with a turn has its `result`, and size and digest of its `context`.
+- `refused`: the request has no answer; `kind` as in `turnwise_gateway.calls.CallRefusedError`.
+- `left`: the client left before there was an answer.
+- `delivered`, `released`: the client has the answer, or left before it had the last byte.
+- `end`: the session is over; `records` has the columns and the lineage of each.
+
+Numbers that JSON has not are written as Python does, such as `-Infinity`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+from attrs import asdict, define, evolve, field, frozen
+
+from turnwise import Episode, FinishReason, GenerateResult, Task, ToolCall, ToolResult
+from turnwise.errors import DataError, describe
+from turnwise.types import TokenArray, ToolSchema
+from turnwise_gateway.calls import Answer, CallRefusedError, ModelCall, ModelReply, SessionBackend
+from turnwise_gateway.session.delivery import TurnAnswer
+from turnwise_gateway.session.session import Session
+
+FORMAT: Final = "turnwise requests of a session"
+VERSION: Final = 1
+PATHS: Final = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses"}
+_WIRE_HEADERS: Final = frozenset({"accept-encoding", "connection", "content-length", "host", "transfer-encoding"})
+"""Headers of a connection and not of the request."""
+
+Event = dict[str, Any]
+
+
+def digest_context(token_ids: TokenArray) -> str:
+    """Return a digest of a context."""
+    return blake2b(token_ids.astype("<i4").tobytes(), digest_size=16).hexdigest()
+
+
+def describe_episode_records(episode: Episode) -> list[Event]:
+    """Return columns and lineage of each record as JSON values."""
+    lineage = [asdict(line) for line in episode.lineage]
+    return [
+        {**_plain(record.to_dict()), "lineage": lineage[number] if lineage else None}
+        for number, record in enumerate(episode.trajectories)
+    ]
+
+
+def _plain(values: Mapping[str, Any]) -> Event:
+    # Through JSON and back, so that values compare with those of a file.
+    lists = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+    plain: Event = json.loads(json.dumps(lists))
+    return plain
+
+
+@runtime_checkable
+class WritesEnd(Protocol):
+    """A backend that writes down what happens."""
+
+    def end(self) -> None:
+        """Write the records of the session, which is over."""
+
+
+@define(eq=False)
+class LoggedSession:
+    """
+    The backend of a session that writes what happens to a file.
+
+    Attributes:
+        session: answers the calls.
+        path: of the file, which is made.
+    """
+
+    session: Session
+    path: Path
+    _num_calls: int = field(default=0, init=False)
+    _turns: set[str] = field(factory=set, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        episode = self.session.episode
+        head = {"format": FORMAT, "version": VERSION, "session": self.session.name, "task": asdict(episode.task)}
+        names = ("rollout_n", "global_step", "validation")
+        self._write({**head, **{name: getattr(episode, name) for name in names}})
+
+    async def answer(self, call: ModelCall) -> Answer:
+        number = self._num_calls
+        self._num_calls += 1
+        headers = {name: value for name, value in call.headers.items() if name not in _WIRE_HEADERS}
+        path, body = PATHS[call.dialect], call.body.decode()
+        self._write({"event": "call", "call": number, "path": path, "headers": headers, "body": body})
+        try:
+            # The body has served its purpose, and would stay in memory with the call.
+            answer = await self.session.answer(evolve(call, body=b""))
+        except CallRefusedError as refusal:
+            self._write({"event": "refused", "call": number, "kind": refusal.kind})
+            raise
+        except BaseException:
+            self._write({"event": "left", "call": number})
+            raise
+        self._write({"event": "answer", "call": number, **self._describe(answer)})
+        return _LoggedAnswer(answer, lambda event: self._write({"event": event, "call": number}))
+
+    async def count_tokens(self, call: ModelCall) -> int:
+        return await self.session.count_tokens(call)
+
+    def tool_schemas(self) -> tuple[ToolSchema, ...]:
+        return self.session.tool_schemas()
+
+    async def call_tool(self, call: ToolCall) -> ToolResult:
+        # Not written down: the agent sends the result in its next request.
+        return await self.session.call_tool(call)
+
+    def end(self) -> None:
+        """Write the records of the session, which is over."""
+        self._write({"event": "end", "records": describe_episode_records(self.session.episode)})
+
+    def _describe(self, answer: TurnAnswer) -> Event:
+        reply = answer.reply
+        described = {"turn": reply.id, "record": reply.facts["record"], "number": reply.facts["turn"]}
+        if reply.id in self._turns:
+            return described
+        self._turns.add(reply.id)
+        context = answer.turn.record.trajectory.input_ids[: reply.usage.prompt_tokens]
+        size, digest = len(context), digest_context(context)
+        return {**described, "context": [size, digest], "result": _plain(asdict(answer.turn.result))}
+
+    def _write(self, event: Event) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+
+
+@frozen(eq=False)
+class _LoggedAnswer:
+    answer: TurnAnswer
+    note: Any
+
+    @property
+    def reply(self) -> ModelReply:
+        return self.answer.reply
+
+    def confirm(self) -> None:
+        self.note("delivered")
+        self.answer.confirm()
+
+    def release(self) -> None:
+        self.note("released")
+        self.answer.release()
+
+
+def log_session(session: Session, folder: str | Path | None) -> SessionBackend:
+    """Return the session, as one whose requests are kept in a file of the folder if there is a folder."""
+    return LoggedSession(session, Path(folder) / f"{session.name}.jsonl") if folder else session
+
+
+def end_log(backend: SessionBackend) -> None:
+    """Tell a backend that writes down what happens that its session is over; do nothing for another one."""
+    if isinstance(backend, WritesEnd):
+        backend.end()
+
+
+@frozen(kw_only=True)
+class RequestFile:
+    """
+    A file of requests.
+
+    Attributes:
+        path: of the file.
+        task: of the session.
+        rollout_n: number of the episode.
+        global_step: of the episode.
+        validation: of the episode.
+        events: in order, without the end.
+        records: of the session; None when the file has no end.
+    """
+
+    path: Path
+    task: Task
+    rollout_n: int
+    global_step: int
+    validation: bool
+    events: tuple[Event, ...]
+    records: list[Event] | None
+
+
+def read_requests(path: Path) -> RequestFile:
+    """Read a file of requests; `DataError` when it is none. A last line that was cut off by a kill is left out."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        head = json.loads(lines[0]) if lines else None
+        if not isinstance(head, dict) or head.get("format") != FORMAT:
+            raise DataError(f"{path}: not a file with the requests of a session")
+        if head["version"] != VERSION:
+            raise DataError(f"{path}: has version {head['version']}, but this version reads {VERSION}")
+        events = [json.loads(line) for line in lines[1:-1]]
+        events += _read_last(lines[-1]) if len(lines) > 1 else []
+        ends = [number for number, event in enumerate(events) if event["event"] == "end"]
+        task = head["task"]
+        return RequestFile(
+            path=path,
+            task=Task(**{**task, "messages": tuple(task["messages"])}),
+            rollout_n=head["rollout_n"],
+            global_step=head["global_step"],
+            validation=head["validation"],
+            events=tuple(events[: ends[0]] if ends else events),
+            records=events[ends[0]]["records"] if ends else None,
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: cannot be read: {describe(error)}") from error
+
+
+def _read_last(line: str) -> list[Event]:
+    try:
+        return [json.loads(line)]
+    except ValueError:
+        return []
+
+
+def read_result(event: Event) -> GenerateResult:
+    """Return the result of an event."""
+    result = event["result"]
+    versions = result["weight_version"]
+    return GenerateResult(
+        **{
+            **result,
+            "finish_reason": FinishReason(result["finish_reason"]),
+            "weight_version": versions if isinstance(versions, int) else np.array(versions, np.int32),
+        }
+    )

@@ -1,0 +1,124 @@
+"""The requests of a session against a fresh gateway give the same records."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_processes import Served, chat, converse, leave, run_turnwise, serve, write_run
+
+from turnwise.errors import DataError
+from turnwise_gateway.replay.replayed_session import find_difference
+from turnwise_gateway.replay.request_file import FORMAT, read_requests
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def wander(served: Served) -> None:
+    """Continue, repeat, go back, call twice at once and leave; then end the session."""
+    session = served.open(uid="t1")
+    messages = converse(session, 3)
+    chat(session, messages[:3])
+    chat(session, [*messages[:2], {"role": "user", "content": "Another way."}])
+    both = [
+        threading.Thread(target=chat, args=(session, [*messages, {"role": "user", "content": text}])) for text in "ab"
+    ]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    leave(session, [{"role": "user", "content": "long " * 40}])
+    changed = [*messages[:1], {"role": "assistant", "content": "I said so."}, {"role": "user", "content": "Did you?"}]
+    chat(session, changed)
+    chat(session, [*changed, {"role": "user", "content": "x"}], 400)  # the sixth call and more: the budget is spent
+    served.control("DELETE", f"/sessions/{session['id']}")
+
+
+def edit(file: Path, changed: Path, change: Any) -> None:
+    """Write a file of requests with one event changed."""
+    head, *events = map(json.loads, file.read_text().splitlines())
+    change(events)
+    changed.write_text("".join(json.dumps(each) + "\n" for each in [head, *events]))
+
+
+@pytest.mark.slow
+def test_a_replay_gives_the_same_records(tmp_path: Path) -> None:
+    """Every way to call is replayed equally; a changed request, token or record is a difference with exit code 1."""
+    config = write_run(tmp_path)
+    config.write_text(config.read_text().replace("max_calls: 5", "max_calls: 9"))
+    out = tmp_path / "out"
+    with serve(tmp_path, config, "--out", out, "--keep-requests") as served:
+        wander(served)
+        served.open()
+        converse(served.open(), 1)
+        assert served.stop()[0] == 0
+    file = max((out / "requests").glob("*.jsonl"), key=lambda path: path.stat().st_size)
+    events = {event["event"] for event in read_requests(file).events}
+    assert {"call", "answer", "delivered", "left", "refused"} <= events
+
+    done = run_turnwise(tmp_path, "gateway", "replay", out, "--json")
+
+    sessions = json.loads(done.stdout)["sessions"]
+    assert [None, None, None] == [each["difference"] for each in sessions], done.stdout
+    assert (0, True) == (done.returncode, all(each["is_whole"] for each in sessions))
+    assert [0, 1, 10] == sorted(each["num_calls"] for each in sessions)
+
+    def change_text(events: list[dict[str, Any]]) -> None:
+        events[0]["body"] = events[0]["body"].replace("Hello", "Hullo")
+
+    def change_mask(events: list[dict[str, Any]]) -> None:
+        events[-1]["records"][0]["token_ids"][2] += 1
+
+    changed = tmp_path / "changed.jsonl"
+    edit(file, changed, change_mask)
+    masked = run_turnwise(tmp_path, "gateway", "replay", changed, "--config", config)
+    assert (1, True) == (masked.returncode, "record 0: token_ids at 2: recorded" in masked.stdout), masked.stdout
+    edit(file, changed, change_text)
+    other = run_turnwise(tmp_path, "gateway", "replay", changed, "--config", config)
+    assert (1, True) == (other.returncode, "call 0: it never ends as recorded" in other.stdout), other.stdout
+
+
+def test_the_first_difference_is_named() -> None:
+    """The ids come before everything else, and a missing record before them."""
+    first = {"token_ids": [1, 2, 3], "lineage": None}
+    other = {"token_ids": [1, 2, 4], "lineage": {"kind": "main"}}
+
+    assert find_difference([first], [first]) is None
+    assert "record 0: token_ids at 2: recorded 3, replayed 4" == find_difference([first], [other])
+    assert "at 3: recorded nothing, replayed 4" in str(find_difference([first], [{**first, "token_ids": [1, 2, 3, 4]}]))
+    assert "recorded 1 records, replayed 2" == find_difference([first], [first, other])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "not a file with the requests"),
+        ("{}", "not a file with the requests"),
+        (f'{{"format": "{FORMAT}", "version": 99}}', "version 99"),
+        (f'{{"format": "{FORMAT}", "version": 1}}', "cannot be read"),
+        ("no json", "cannot be read"),
+    ],
+)
+def test_other_files_are_refused(text: str, expected: str, tmp_path: Path) -> None:
+    """One line says why."""
+    file = tmp_path / "requests.jsonl"
+    file.write_text(text)
+
+    with pytest.raises(DataError, match=expected):
+        read_requests(file)
+
+
+def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
+    """The process was killed while it wrote it."""
+    head = {"format": FORMAT, "version": 1, "task": {"messages": [], "uid": "t"}, "rollout_n": 0}
+    head |= {"global_step": 0, "validation": False}
+    file = tmp_path / "requests.jsonl"
+    file.write_text(json.dumps(head) + '\n{"event": "left", "call": 0}\n{"event": "le')
+
+    found = read_requests(file)
+
+    assert ({"event": "left", "call": 0},) == found.events
+    assert found.records is None

@@ -53,9 +53,9 @@ def mean_rewards(config: str, out: Path, *changes: str) -> dict[str, float]:
     import numpy as np
 
     from turnwise.cli import main
-    from turnwise.data.trajectories import read_results
     from turnwise.record.invariants import check_trajectory
     from turnwise.types import Status
+    from turnwise_result_files import read_results
 
     assert main(["rollout", str(EXAMPLES / config), "rollout.n=8", *changes, "--out", str(out)]) == 0
     results = read_results(out / "trajectories.parquet")

@@ -26,7 +26,8 @@ import yaml
 from measurement import describe_machine
 from random_kills import ROLES, Site, kill
 
-from turnwise import Status, read_results
+from turnwise import Status
+from turnwise_result_files import read_results
 
 NOTHING: Final = "nothing"
 TOOL: Final = "a tool exits"

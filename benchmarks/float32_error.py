@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from turnwise.config.file import load_config
-from turnwise.data.trajectories import read_results
 from turnwise.record.trajectory import Trajectory
+from turnwise_result_files import read_results
 from turnwise_testing.dense import token_logprobs
 
 Values = NDArray[np.float64]

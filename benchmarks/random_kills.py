@@ -27,9 +27,10 @@ import psutil
 import yaml
 from measurement import describe_machine
 
-from turnwise import EpisodeResult, read_results
+from turnwise import EpisodeResult
 from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise.errors import DataError
+from turnwise_result_files import read_results
 from turnwise_testing.installation import install_plugin
 from turnwise_testing.tokenizers import byte_tokenizer
 

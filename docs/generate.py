@@ -23,7 +23,7 @@ from typing import Final
 
 from reference_pages import PAGES, fenced
 
-from turnwise import read_results
+from turnwise_result_files import read_results
 
 ROOT: Final = Path(__file__).parents[1]
 REFERENCE: Final = ROOT / "docs/reference"

@@ -24,10 +24,10 @@ from turnwise.cli import make_parser
 from turnwise.config import run as config
 from turnwise.config import runtime as config_runtime
 from turnwise.config.parts import file_fields
-from turnwise.config.schema import attribute_docs
 from turnwise.config.structuring import unstructure
 from turnwise.plugin.host import KINDS, Host, load
 from turnwise.types import PluginRecipe
+from turnwise_commands.config_schema import attribute_docs
 from turnwise_grpo_trainer.metric_names import TRAINING_METRICS
 from turnwise_observability.metrics import METRICS
 
@@ -118,7 +118,7 @@ def default_text(field: attrs.Attribute[Any]) -> str:
 
 def cli_page() -> Iterator[str]:
     """Yield the lines of the page about the command line."""
-    parser = make_parser(load(PluginRecipe(allow=())))
+    parser = make_parser(load(PluginRecipe(allow=("commands",))))
     yield from ("# Command line", "", *prose(parser.description or ""))
     yield from (*_CLI_INTRODUCTION.splitlines(), "")
     for command, subparser in subparsers_of(parser).items():

@@ -9,9 +9,9 @@ import torch
 
 from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise.cli import main
-from turnwise.data.trajectories import read_results
 from turnwise.record.invariants import check_trajectory
 from turnwise.types import Status
+from turnwise_result_files import read_results
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "examples" / "calculator.yaml"

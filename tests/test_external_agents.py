@@ -14,12 +14,12 @@ import pytest
 
 from turnwise import load_config
 from turnwise.config.resolve import resolve
-from turnwise.data.trajectories import read_results
 from turnwise.plugin.host import load
 from turnwise.record.invariants import check_trajectory
 from turnwise.types import Status
 from turnwise_grpo_trainer.placement import describe_plan
 from turnwise_grpo_trainer.train_setup import read_setup
+from turnwise_result_files import read_results
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples/external_agents"

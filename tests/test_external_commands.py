@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from turnwise.cli import main
-from turnwise.data.trajectories import read_results
 from turnwise.record.invariants import check_trajectory
 from turnwise.types import Status
+from turnwise_result_files import read_results
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 FOLDER = EXAMPLES / "external_openai"

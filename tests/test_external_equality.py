@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from turnwise.data.trajectories import read_results
+from turnwise_result_files import read_results
 from turnwise_testing.installation import install_plugin
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -12,8 +12,8 @@ from turnwise import RolloutManager, Status, load_tasks
 from turnwise.batch.rollout_batch import collate
 from turnwise.cli import main
 from turnwise.config.file import load_config
-from turnwise.data.trajectories import read_results
 from turnwise.layout import Objective
+from turnwise_result_files import read_results
 from turnwise_testing.dense import token_logprobs
 
 CONFIG = Path(__file__).parent.parent / "examples" / "parallel_thinking.yaml"

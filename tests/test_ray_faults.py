@@ -14,9 +14,8 @@ from ray_blueprint import ScriptedBlueprint
 from ray_runs import FINISHED, ON_RAY, check_complete, ids_by_task, make_manager, make_tasks, wait_until
 
 from turnwise import Status
-from turnwise.data.trajectories import read_results
-from turnwise.data.unfinished import load_unfinished, save_unfinished
 from turnwise.record.invariants import check_trajectory
+from turnwise_result_files import load_unfinished, read_results, save_unfinished
 from turnwise_testing.installation import install_plugin
 from turnwise_testing.tokenizers import byte_tokenizer
 

@@ -12,8 +12,8 @@ import torch
 
 from turnwise import Resources, Status
 from turnwise.cli import main
-from turnwise.data.trajectories import read_results
 from turnwise.record.invariants import check_trajectory
+from turnwise_result_files import read_results
 from turnwise_testing.agent_probe import AgentProbe, make_task, probe_chat
 from turnwise_testing.scripted import ScriptedEngine
 from turnwise_torl_python import make_torl_math, make_torl_python

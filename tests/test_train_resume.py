@@ -15,8 +15,8 @@ import torch
 from safetensors.numpy import load_file
 from torch.distributed.checkpoint import save
 
-from turnwise import load_unfinished, read_results
 from turnwise_grpo_trainer.checkpoints import CheckpointStore
+from turnwise_result_files import load_unfinished, read_results
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -62,19 +62,18 @@ from turnwise.types import (
 if TYPE_CHECKING:
     from turnwise.batch.packed_batch import PackedBatch
     from turnwise.batch.rollout_batch import RolloutBatch
+    from turnwise.chat.template import load_chat
     from turnwise.config.file import dump_yaml, load_config, with_absolute_paths
     from turnwise.config.resolve import load_resolved
     from turnwise.config.run import RunConfig
     from turnwise.config.structuring import structure
     from turnwise.data.dataset import read_tasks
-    from turnwise.data.trajectories import TrajectoryWriter, read_results
-    from turnwise.data.unfinished import load_unfinished, save_unfinished
     from turnwise.events.logging import configure_logging
     from turnwise.plugin.host import Host
     from turnwise.record.spec import UnfinishedEpisode
     from turnwise.runtime.build import load_tasks
     from turnwise.runtime.manager import RolloutManager
-    from turnwise.runtime.placement import plan_placement
+    from turnwise.runtime.placement import PoolPlacement, RunPlacement, plan_placement
     from turnwise.weights.memory import MemorySwitch
 
 __all__ = [
@@ -100,6 +99,7 @@ __all__ = [
     "Observer",
     "PackedBatch",
     "PluginRecipe",
+    "PoolPlacement",
     "Postprocessor",
     "ReasoningParser",
     "Registry",
@@ -110,6 +110,7 @@ __all__ = [
     "RolloutManager",
     "Router",
     "RunConfig",
+    "RunPlacement",
     "SamplingParams",
     "Score",
     "State",
@@ -123,21 +124,18 @@ __all__ = [
     "ToolResult",
     "Trajectory",
     "TrajectoryScore",
-    "TrajectoryWriter",
     "TurnScore",
     "UnfinishedEpisode",
     "WeightTransport",
     "configure_logging",
     "dump_yaml",
     "hookimpl",
+    "load_chat",
     "load_config",
     "load_resolved",
     "load_tasks",
-    "load_unfinished",
     "plan_placement",
-    "read_results",
     "read_tasks",
-    "save_unfinished",
     "structure",
     "with_absolute_paths",
 ]
@@ -146,21 +144,20 @@ _ON_DEMAND = {
     "Host": "turnwise.plugin.host",
     "MemorySwitch": "turnwise.weights.memory",
     "PackedBatch": "turnwise.batch.packed_batch",
+    "PoolPlacement": "turnwise.runtime.placement",
     "RolloutBatch": "turnwise.batch.rollout_batch",
     "RolloutManager": "turnwise.runtime.manager",
     "RunConfig": "turnwise.config.run",
-    "TrajectoryWriter": "turnwise.data.trajectories",
+    "RunPlacement": "turnwise.runtime.placement",
     "UnfinishedEpisode": "turnwise.record.spec",
     "configure_logging": "turnwise.events.logging",
     "dump_yaml": "turnwise.config.file",
+    "load_chat": "turnwise.chat.template",
     "load_config": "turnwise.config.file",
     "load_resolved": "turnwise.config.resolve",
     "load_tasks": "turnwise.runtime.build",
-    "load_unfinished": "turnwise.data.unfinished",
     "plan_placement": "turnwise.runtime.placement",
-    "read_results": "turnwise.data.trajectories",
     "read_tasks": "turnwise.data.dataset",
-    "save_unfinished": "turnwise.data.unfinished",
     "structure": "turnwise.config.structuring",
     "with_absolute_paths": "turnwise.config.file",
 }

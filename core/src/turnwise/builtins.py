@@ -15,34 +15,10 @@ from turnwise.protocols import Command, ReasoningParser, Resources, Reward, Rout
 from turnwise.routing import LeastTokensConfig, make_least_tokens
 
 
-def _rollout(_config: NoConfig, _resources: Resources) -> Command:
-    from turnwise.cli.rollout_command import RolloutCommand
-
-    return RolloutCommand()
-
-
-def _show(_config: NoConfig, _resources: Resources) -> Command:
-    from turnwise.cli.show_command import ShowCommand
-
-    return ShowCommand()
-
-
 def _plugins(_config: NoConfig, _resources: Resources) -> Command:
     from turnwise.cli.plugins_command import PluginsCommand
 
     return PluginsCommand()
-
-
-def _plan(_config: NoConfig, _resources: Resources) -> Command:
-    from turnwise.cli.plan_command import PlanCommand
-
-    return PlanCommand()
-
-
-def _config(_no_config: NoConfig, _resources: Resources) -> Command:
-    from turnwise.cli.config_command import ConfigCommand
-
-    return ConfigCommand()
 
 
 def _reported(_config: NoConfig, _resources: Resources) -> Reward:
@@ -82,9 +58,5 @@ def register_observers(registry: Registry[Observer]) -> None:
 
 @hookimpl
 def register_commands(registry: Registry[Command]) -> None:
-    """Add the commands that need no plugin."""
-    registry.add("rollout", _rollout)
-    registry.add("show", _show)
-    registry.add("plan", _plan)
+    """Add the list of plugins."""
     registry.add("plugins", _plugins)
-    registry.add("config", _config)

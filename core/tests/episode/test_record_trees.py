@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise import Capabilities, FinishReason, GenerateResult, SamplingParams, State, Status, Task
-from turnwise.data.unfinished import load_unfinished, save_unfinished
 from turnwise.episode.driver import EpisodeProgram, run_episode
 from turnwise.episode.live import LiveEpisode
 from turnwise.episode.setup import EpisodeContext, Limits
@@ -21,6 +20,7 @@ from turnwise.record.columns import Origin
 from turnwise.record.invariants import check_lineage, check_trajectory
 from turnwise.record.spec import EpisodeSpec
 from turnwise.record.trajectory import Mark
+from turnwise_result_files import load_unfinished, save_unfinished
 
 EOS = 2
 

@@ -8,7 +8,6 @@ from attrs import evolve
 from episode_fakes import EOS, LookTool, TinyEngine, run
 
 from turnwise import Capabilities, FinishReason, GenerateResult, Status, Task
-from turnwise.data.unfinished import load_unfinished, save_unfinished
 from turnwise.episode.reported_reward import ReportedReward
 from turnwise.episode.setup import Limits
 from turnwise.errors import DataError, TrajectoryError
@@ -18,6 +17,7 @@ from turnwise.record.result import total_score
 from turnwise.record.spec import EpisodeSpec, RecordedTurn, UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import TrajectoryScore, TurnScore
+from turnwise_result_files import load_unfinished, save_unfinished
 
 
 class ScriptedAgent:

@@ -25,7 +25,6 @@ from turnwise import (
     ToolCall,
     ToolResult,
 )
-from turnwise.data.unfinished import load_unfinished, save_unfinished
 from turnwise.episode.driver import EpisodeProgram, run_episode
 from turnwise.episode.live import LiveEpisode
 from turnwise.episode.setup import EpisodeContext, Limits
@@ -33,6 +32,7 @@ from turnwise.record.invariants import check_trajectory
 from turnwise.record.spec import EpisodeSpec
 from turnwise.tools.function import function_tool
 from turnwise.tools.toolbox import ToolBox
+from turnwise_result_files import load_unfinished, save_unfinished
 
 STOP = 3
 """Ends a turn; `next_token` returns it now and then."""

@@ -8,7 +8,6 @@ import pytest
 from attrs import evolve
 
 from turnwise import SamplingParams, State, Status, Task
-from turnwise.data.unfinished import load_unfinished, save_unfinished
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.episode.setup import Limits
 from turnwise.errors import DataError
@@ -17,6 +16,7 @@ from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.worker import WorkerComponents
+from turnwise_result_files import load_unfinished, save_unfinished
 from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
 
 

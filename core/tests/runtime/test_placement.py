@@ -1,23 +1,17 @@
 """Placement of replicas: the arithmetic of devices, its errors, and the needs of a cluster."""
 
-import json
-import os
-import subprocess
 import sys
 
 import pytest
-import yaml
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.cli import main
 from turnwise.config.run import Choice, DataConfig, JudgeConfig, RunConfig
 from turnwise.config.runtime import PoolConfig, RayConfig, RuntimeConfig
 from turnwise.errors import ConfigError
 from turnwise.runtime.placement import check_interpreters, parse_address, plan_placement
 from turnwise.runtime.ray.placement_groups import check_capacity
-from turnwise_testing.installation import install_plugin
 
 SMALL = st.integers(min_value=1, max_value=8)
 
@@ -163,100 +157,6 @@ def test_a_small_cluster_is_rejected_before_anything_starts():
         check_capacity(many, nodes({"CPU": 4.0}))
 
 
-@pytest.fixture
-def config_file(tmp_path):
-    """A config and a plugin of its own, so that it resolves in any environment."""
-    site = tmp_path / "site"
-    install_plugin(site, "acme_plan", PLUGIN)
-    file = tmp_path / "run.yaml"
-    engine = {"name": "acme", "tensor_parallel_size": 2}
-    config = {"data": {"path": "none.jsonl"}, "agent": "acme", "engine": engine, "plugins": ["acme_plan"]}
-    file.write_text(yaml.safe_dump({**config, "runtime": {"name": "ray", "total_devices": 4}}))
-    return file
-
-
-PLUGIN = """
-import turnwise
-from attrs import frozen
-
-
-@frozen
-class Config:
-    tensor_parallel_size: int = 1
-
-
-@turnwise.hookimpl
-def register_engines(registry):
-    registry.add("acme", lambda config, resources: None, config=Config)
-
-
-@turnwise.hookimpl
-def register_agents(registry):
-    registry.add("acme", lambda config, resources: None)
-"""
-
-WITHOUT_RAY = """
-import sys
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "ray":
-            raise ModuleNotFoundError("No module named 'ray'", name="ray")
-sys.meta_path.insert(0, Refuse())
-from turnwise.cli import main
-code = main(sys.argv[1:])
-assert "ray" not in sys.modules
-sys.exit(code)
-"""
-
-
-def plan(config_file, *arguments):
-    """Run `turnwise plan` in a process that has no Ray."""
-    environment = {**os.environ, "PYTHONPATH": str(config_file.parent / "site"), "COLUMNS": "100"}
-    command = [sys.executable, "-c", WITHOUT_RAY, "plan", str(config_file), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
-def test_plan_prints_a_table_without_ray(config_file):
-    """`turnwise plan` needs no Ray and starts nothing."""
-    done = plan(
-        config_file, "runtime.num_workers=3", "runtime.ray.replica_python=/opt/engine/bin/python", "memory.mode=hybrid"
-    )
-
-    assert (0, "") == (done.returncode, done.stderr)
-    for text in ("2 replicas of acme", "tensor_parallel_size 2", "2 GPU (STRICT_PACK)", "/opt/engine/bin/python"):
-        assert text in done.stdout
-    assert "at least 1 with 8 GPU" in done.stdout
-    assert "hybrid: engines sleep at level 1" in done.stdout
-
-
-def test_plan_prints_json(config_file):
-    """With --json the plan is one object."""
-    done = plan(config_file, "judge.engine=acme", "--json")
-
-    assert "" == done.stderr
-    shown = json.loads(done.stdout)
-    assert ["policy", "judge"] == [pool["name"] for pool in shown["pools"]]
-    assert [{"GPU": 2.0}] == shown["pools"][0]["bundles"]
-    assert {"GPU": 5.0} == shown["needs"]
-    assert {"mode": "standalone", "level": None} == shown["memory"]
-
-
-def test_plan_reports_an_error_in_one_line(config_file):
-    """A config that cannot be placed exits with 2 and one line."""
-    done = plan(config_file, "runtime.total_devices=5")
-
-    assert (2, "") == (done.returncode, done.stdout)
-    assert 1 == len(done.stderr.splitlines())
-    assert "runtime.total_devices: 5 does not divide by the 2 devices of one replica" in done.stderr
-
-
-def test_plan_help_has_examples(capsys):
-    """`--help` shows an example."""
-    with pytest.raises(SystemExit):
-        main(["plan", "--help"])
-    assert "turnwise plan run.yaml" in capsys.readouterr().out
-
-
 def test_an_interpreter_with_a_slash_is_a_path_beside_the_config(tmp_path):
     """Its links are kept: the interpreter of a virtual environment links to one without its packages."""
     (tmp_path / "python").symlink_to(sys.executable)
@@ -318,12 +218,3 @@ def test_an_invalid_address_is_rejected(address):
         raised.value
     )
     assert plan_placement(run_config(ray={"address": address}, name="local")).address is None
-
-
-def test_plan_rejects_an_invalid_address(config_file):
-    """`turnwise plan` exits with 2 after one line."""
-    done = plan(config_file, "runtime.ray.address=nonsense")
-
-    assert (2, "") == (done.returncode, done.stdout)
-    assert 1 == len(done.stderr.splitlines())
-    assert "runtime.ray.address: expected host:port, ray://host:port, auto or local, got 'nonsense'" in done.stderr

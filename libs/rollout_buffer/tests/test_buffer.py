@@ -12,7 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore, TrajectoryWriter, read_results
+from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore
+from turnwise_result_files import TrajectoryWriter, read_results
 from turnwise_rollout_buffer import BufferClosedError, EpisodeGroup, TrajectoryBuffer
 
 GROUP_SIZE = 3

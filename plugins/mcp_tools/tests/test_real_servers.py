@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise import read_results
+from turnwise_result_files import read_results
 from turnwise_testing.installation import install_plugin
 from turnwise_testing.tokenizers import byte_tokenizer
 

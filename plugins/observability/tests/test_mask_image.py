@@ -7,12 +7,12 @@ import pytest
 from PIL import Image
 
 from turnwise.cli import main
-from turnwise.data.trajectories import TrajectoryWriter
 from turnwise.errors import ConfigError
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import Status, Task
 from turnwise_observability.mask_image import MAX_TOKENS, mask_pixels, save_mask
+from turnwise_result_files import TrajectoryWriter
 from turnwise_testing.dense import visibility
 
 

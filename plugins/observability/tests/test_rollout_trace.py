@@ -10,8 +10,9 @@ import time
 import pytest
 import yaml
 
-from turnwise import Status, read_results
+from turnwise import Status
 from turnwise.cli import main
+from turnwise_result_files import read_results
 from turnwise_testing.installation import install_plugin
 from turnwise_testing.tokenizers import byte_tokenizer
 

@@ -8,13 +8,13 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.data.trajectories import TrajectoryWriter
 from turnwise.errors import ConfigError, DataError, EngineError
 from turnwise.plugin.host import Host
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
 from turnwise.routing import LeastTokens
 from turnwise.types import EpisodeMetrics, Status, Task
+from turnwise_result_files import TrajectoryWriter
 from turnwise_routing_bench import command as bench_command
 from turnwise_routing_bench.baseline_routers import RoundRobin
 from turnwise_routing_bench.command import BenchCommand, compare, load_routers

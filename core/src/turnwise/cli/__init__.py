@@ -7,11 +7,11 @@ import io
 import sys
 from collections.abc import Sequence
 
-from turnwise.cli.exit_codes import FAILED, INTERRUPTED, exit_code_of
-from turnwise.errors import TurnwiseError
+from turnwise.errors import ConfigError, DataError, PluginError, TemplateError, TurnwiseError
 from turnwise.plugin.host import Host, load
 from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Command, Resources
+from turnwise.protocols.command import BAD_INPUT, FAILED, INTERRUPTED
 from turnwise.types import PluginRecipe
 
 
@@ -70,3 +70,8 @@ def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) ->
             parser.error(f"unrecognized arguments: {' '.join(left)}")
         options.overrides = [*options.overrides, *left]
     return options
+
+
+def exit_code_of(error: TurnwiseError) -> int:
+    """Return 2 for an error that the user can fix in a file or on the command line, 1 for any other."""
+    return BAD_INPUT if isinstance(error, ConfigError | DataError | PluginError | TemplateError) else FAILED

@@ -9,8 +9,8 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from turnwise.cli.exit_codes import OK
 from turnwise.plugin.host import Host, load
+from turnwise.protocols.command import OK
 from turnwise.types import JsonDict, PluginRecipe
 
 

@@ -2,7 +2,7 @@
 The config of a run: frozen classes with defaults. Nothing here reads files or finds plugins.
 
 `turnwise.config.file` makes a `RunConfig` from YAML or TOML; tests and notebooks may make one directly. The field
-documentation here appears in editors through `turnwise.config.schema`.
+documentation here appears in editors through the JSON schema that `turnwise config schema` prints.
 """
 
 from __future__ import annotations

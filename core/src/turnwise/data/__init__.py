@@ -1,1 +1,1 @@
-"""Data sets, trajectory files and run summaries."""
+"""Data sets."""

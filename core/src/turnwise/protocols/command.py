@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Final, Literal, Protocol, get_args, runtime_checkable
 
 from attrs import field, frozen, validators
 
 if TYPE_CHECKING:
     import argparse
+
+OK: Final = 0
+FAILED: Final = 1
+BAD_INPUT: Final = 2
+INTERRUPTED: Final = 130
+"""Exit code after SIGINT, as shells have it."""
 
 
 @runtime_checkable
@@ -22,7 +28,7 @@ class Command(Protocol):
         """Declare options, with examples in the epilog."""
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Run the command and return the exit code: 0, 2 for bad input, 1 otherwise."""
+        """Run the command and return the exit code: `OK`, `BAD_INPUT`, `INTERRUPTED` or `FAILED`."""
 
 
 FindingState = Literal["ok", "missing", "limited", "broken"]

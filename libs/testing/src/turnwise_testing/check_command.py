@@ -6,9 +6,9 @@ import argparse
 
 from rich.console import Console
 
-from turnwise.cli.exit_codes import FAILED, OK
 from turnwise.config.resolve import load_resolved
 from turnwise.plugin.host import load
+from turnwise.protocols.command import FAILED, OK
 from turnwise.runtime.build import RunBuilder
 
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from gateway_processes import Served, chat, converse, run_turnwise, serve, write_run
 
-from turnwise import EpisodeResult, Status, read_results
+from turnwise import EpisodeResult, Status
+from turnwise_result_files import read_results
 
 
 def read(out: Path) -> dict[str, EpisodeResult]:

@@ -17,9 +17,10 @@ from typing import Any, Final, Protocol
 
 from attrs import frozen
 
-from turnwise import EpisodeResult, TrajectoryWriter, UnfinishedEpisode, load_unfinished, read_results, save_unfinished
+from turnwise import EpisodeResult, UnfinishedEpisode
 from turnwise.errors import ConfigError
 from turnwise.files import partial_path, replace
+from turnwise_result_files import TrajectoryWriter, load_unfinished, read_results, save_unfinished
 
 CHECKPOINTS_FOLDER: Final = "checkpoints"
 PROGRESS_FILE: Final = "loop.json"

@@ -6,9 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from turnwise import EpisodeResult, read_results
+from turnwise import EpisodeResult
 from turnwise.errors import ConfigError, DataError
 from turnwise_observability.mask_image import save_mask
+from turnwise_result_files import read_results
 
 
 class MaskCommand:

@@ -10,11 +10,12 @@ from typing import NoReturn
 
 from attrs import asdict, evolve
 
-from turnwise import read_results, structure
+from turnwise import structure
 from turnwise.errors import ConfigError, DataError
 from turnwise.record.columns import Origin
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
+from turnwise_result_files import read_results
 from turnwise_routing_bench.traces import ReplicaEvent, Trace, TraceTrajectory, TraceTurn
 
 

@@ -10,10 +10,11 @@ from typing import Final
 
 from attrs import define, field
 
-from turnwise import EpisodeResult, RunConfig, TrajectoryWriter, dump_yaml, read_results, with_absolute_paths
+from turnwise import EpisodeResult, RunConfig, dump_yaml, with_absolute_paths
 from turnwise.errors import ConfigError
 from turnwise.files import FolderLockedError, lock_folder, partial_path, replace, write_text
 from turnwise.types import TokenArray
+from turnwise_result_files import TrajectoryWriter, read_results
 
 CONFIG_FILE: Final = "config.resolved.yaml"
 CONTROL_FILE: Final = "control.json"

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -17,10 +17,21 @@ from typing import Final
 from attrs import define, evolve, field
 from rich.console import Console
 
-from turnwise.cli.display import results_table, summary_table
-from turnwise.cli.exit_codes import INTERRUPTED, OK
-from turnwise.cli.progress import Tally, progress_view
-from turnwise.cli.resumption import (
+from turnwise import RolloutManager, load_tasks
+from turnwise.config.file import dump_yaml, with_absolute_paths
+from turnwise.config.parts import Choice
+from turnwise.config.resolve import load_resolved
+from turnwise.config.run import RunConfig
+from turnwise.errors import ConfigError, DataError, EngineError, PluginError, TurnwiseError
+from turnwise.events.logging import configure_logging
+from turnwise.files import PARTIAL, FolderLockedError, lock_folder, write_text
+from turnwise.plugin.host import Host
+from turnwise.protocols.command import INTERRUPTED, OK
+from turnwise.record.result import EpisodeResult
+from turnwise.types import JsonDict, Status
+from turnwise_commands.display import results_table, summary_table
+from turnwise_commands.progress import Tally, progress_view
+from turnwise_commands.resumption import (
     CONFIG_FILE,
     METRICS_FILE,
     TRAJECTORIES_FILE,
@@ -30,21 +41,7 @@ from turnwise.cli.resumption import (
     earlier_run,
     keep_unfinished,
 )
-from turnwise.config.file import dump_yaml, with_absolute_paths
-from turnwise.config.parts import Choice
-from turnwise.config.resolve import load_resolved
-from turnwise.config.run import RunConfig
-from turnwise.data.summary import summarize, write_metrics
-from turnwise.data.trajectories import TrajectoryWriter
-from turnwise.errors import ConfigError, DataError, EngineError, PluginError, TurnwiseError
-from turnwise.events.logging import configure_logging
-from turnwise.files import PARTIAL, FolderLockedError, lock_folder, write_text
-from turnwise.plugin.host import Host
-from turnwise.record.result import EpisodeResult
-from turnwise.runtime.build import load_tasks
-from turnwise.runtime.finished import FinishedEpisodes
-from turnwise.runtime.manager import RolloutManager
-from turnwise.types import JsonDict, Status
+from turnwise_result_files import TrajectoryWriter, summarize, write_metrics
 
 _TRACE_OBSERVER: Final = "trace_file"
 _TRACE_INSTALL: Final = "pip install turnwise-observability"
@@ -107,7 +104,7 @@ class RolloutCommand:
             with manager:
                 todo = run.earlier.todo
                 episodes = manager.iterate_numbered([], global_step=step, validation=validation, resume=todo)
-                with _interrupts(run, episodes):
+                with _interrupts(run, episodes.close):
                     run.collect(episodes)
         return _finish(run)
 
@@ -197,7 +194,7 @@ class _Run:
             write_text(self.out / CONFIG_FILE, self.config)
             self.config = None
 
-    def collect(self, episodes: FinishedEpisodes) -> None:
+    def collect(self, episodes: Iterator[tuple[int, EpisodeResult]]) -> None:
         """Take every episode, write it, and then the batch and the metrics."""
         started = time.perf_counter()
         chat = self.manager.chat
@@ -206,7 +203,7 @@ class _Run:
         results = list(self.earlier.finished)
         with (
             TrajectoryWriter(self.out / TRAJECTORIES_FILE, decode=chat.tokenizer.decode if chat else None) as writer,
-            progress_view(self.tally, episodes.total, Console(stderr=True)) as update,
+            progress_view(self.tally, len(self.earlier.todo), Console(stderr=True)) as update,
         ):
             for result in self.earlier.finished:
                 writer.write(result)
@@ -245,7 +242,7 @@ class _Run:
 
 
 @contextmanager
-def _interrupts(run: _Run, episodes: FinishedEpisodes) -> Iterator[None]:
+def _interrupts(run: _Run, stop_waiting: Callable[[], None]) -> Iterator[None]:
     """
     Handle Ctrl-C and SIGTERM: the first asks the episodes to stop, the second stops waiting for them.
 
@@ -254,7 +251,7 @@ def _interrupts(run: _Run, episodes: FinishedEpisodes) -> Iterator[None]:
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
         if run.interrupted:
-            episodes.close()
+            stop_waiting()
             return
         run.interrupted = True
         text = "interrupted: saving finished episodes; press Ctrl-C again to exit without waiting"

@@ -1,7 +1,7 @@
 """
 Files of finished episodes: Parquet or JSONL, one row per trajectory, plain types only.
 
-Reading restores every record exactly, and nothing is pickled. `turnwise.data.row_file` is the file format.
+Reading restores every record exactly, and nothing is pickled. `turnwise_result_files.row_file` is the file format.
 """
 
 from __future__ import annotations
@@ -19,19 +19,6 @@ import structlog
 from attrs import asdict, evolve
 from numpy.typing import ArrayLike
 
-from turnwise.data.row_file import (
-    ARRAYS,
-    COUNTS,
-    FAULT,
-    SCHEMA,
-    SECONDS,
-    SUFFIXES,
-    Row,
-    RowFile,
-    find_rows,
-    plain_text,
-    read_rows,
-)
 from turnwise.errors import DataError, describe, first_line
 from turnwise.record.columns import DTYPES, NO_VERSION, Origin
 from turnwise.record.lineage import RecordLineage
@@ -48,6 +35,19 @@ from turnwise.types import (
     TokenScore,
     TrajectoryScore,
     TurnScore,
+)
+from turnwise_result_files.row_file import (
+    ARRAYS,
+    COUNTS,
+    FAULT,
+    SCHEMA,
+    SECONDS,
+    SUFFIXES,
+    Row,
+    RowFile,
+    find_rows,
+    plain_text,
+    read_rows,
 )
 
 _SCORES: Final[Mapping[str, type[TurnScore] | type[TokenScore]]] = {"turn": TurnScore, "token": TokenScore}

@@ -13,9 +13,8 @@ from cli_runs import NUM_HELD, num_readable, rollout, started, wait_for
 
 from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise.cli import main
-from turnwise.data.trajectories import read_results
-from turnwise.data.unfinished import load_unfinished
 from turnwise.types import Status
+from turnwise_result_files import load_unfinished, read_results
 
 
 def resume(folder, *arguments):

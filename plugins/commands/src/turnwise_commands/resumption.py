@@ -9,13 +9,12 @@ from typing import Final
 
 from attrs import field, frozen
 
-from turnwise.data.trajectories import TrajectoryWriter, read_results
-from turnwise.data.unfinished import load_unfinished, save_unfinished
 from turnwise.errors import ConfigError, DataError
 from turnwise.files import PARTIAL, replace
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.types import Status, TokenArray
+from turnwise_result_files import TrajectoryWriter, load_unfinished, read_results, save_unfinished
 
 CONFIG_FILE: Final = "config.resolved.yaml"
 METRICS_FILE: Final = "metrics.json"

@@ -6,12 +6,12 @@ import argparse
 import json
 import sys
 
-from turnwise.cli.exit_codes import OK
 from turnwise.config.file import dump_yaml
 from turnwise.config.resolve import load_resolved
-from turnwise.config.schema import json_schema
 from turnwise.plugin.host import load
+from turnwise.protocols.command import OK
 from turnwise.types import PluginRecipe
+from turnwise_commands.config_schema import json_schema
 
 
 class ConfigCommand:

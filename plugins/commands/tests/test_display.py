@@ -1,4 +1,4 @@
-"""Tests of `turnwise.cli.display`."""
+"""Tests of `turnwise_commands.display`."""
 
 import io
 import re
@@ -10,12 +10,12 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.cli.display import MARKERS, literal, results_table, summary_table, trajectory_view
-from turnwise.data.summary import summarize
 from turnwise.record.columns import Origin
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import EpisodeMetrics, Fault, Status, Task, TrajectoryScore
+from turnwise_commands.display import MARKERS, literal, results_table, summary_table, trajectory_view
+from turnwise_result_files import summarize
 from turnwise_testing.strategies import trajectories
 
 WORDS = ["<user>", "think", "4", "obs", "forced", "left path", "right path", "done"]

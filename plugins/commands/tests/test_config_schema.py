@@ -19,9 +19,9 @@ import turnwise.config.runtime
 from turnwise.config.file import read_mapping, structure_config, to_dict
 from turnwise.config.parts import file_fields
 from turnwise.config.run import RunConfig
-from turnwise.config.schema import attribute_docs, json_schema
 from turnwise.errors import ConfigError
 from turnwise.plugin.registry import NoConfig, Registry
+from turnwise_commands.config_schema import attribute_docs, json_schema
 
 MINIMAL = {"data": {"path": "t"}, "agent": "a", "engine": {"name": "e", "dtype": "float32"}}
 PLAIN = jsonschema_rs.validator_for(json_schema())

@@ -2,7 +2,7 @@
 Files of rows of plain types: layout, writing and reading of Parquet and JSON lines.
 
 A writer fills a temporary file in complete pieces, so the temporary file is readable after a kill at any time.
-`turnwise.data.trajectories` converts rows to episodes.
+`turnwise_result_files.trajectories` converts rows to episodes.
 """
 
 from __future__ import annotations

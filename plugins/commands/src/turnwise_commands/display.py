@@ -105,7 +105,7 @@ def results_table(results: Sequence[EpisodeResult], limit: int | None = None) ->
 
 
 def summary_table(summary: JsonObject) -> Table:
-    """Return a table with one row per entry of a summary (see `turnwise.data.summary.summarize`)."""
+    """Return a table with one row per entry of a summary (see `turnwise_result_files.summarize`)."""
     table = Table(show_header=False)
     table.add_column("name", no_wrap=True)
     table.add_column("value")

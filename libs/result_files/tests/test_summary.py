@@ -1,4 +1,4 @@
-"""Tests of `turnwise.data.summary`."""
+"""Tests of `turnwise_result_files.summary`."""
 
 import json
 import math
@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from turnwise.data.summary import summarize, write_metrics
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import EpisodeMetrics, Status, Task, TrajectoryScore
+from turnwise_result_files.summary import summarize, write_metrics
 
 
 def episode(uid: str, reward: float | None, *, status: Status = Status.COMPLETED, **metrics: object) -> EpisodeResult:

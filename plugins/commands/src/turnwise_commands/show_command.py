@@ -8,16 +8,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from turnwise.chat.template import load_chat
-from turnwise.cli.display import Decode, literal, results_table, trajectory_view
-from turnwise.cli.exit_codes import OK
-from turnwise.cli.resumption import CONFIG_FILE
+from turnwise import load_chat
 from turnwise.config.file import load_config
-from turnwise.data.row_file import find_rows
-from turnwise.data.trajectories import read_results
 from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.protocols.command import OK
 from turnwise.record.result import EpisodeResult
 from turnwise.types import TokenArray
+from turnwise_commands.display import Decode, literal, results_table, trajectory_view
+from turnwise_commands.resumption import CONFIG_FILE
+from turnwise_result_files import find_rows, read_results
 
 
 class ShowCommand:

@@ -7,8 +7,8 @@ import time
 from contextlib import contextmanager
 
 from turnwise.cli import main
-from turnwise.data.trajectories import read_results
 from turnwise.errors import DataError
+from turnwise_result_files import read_results
 
 NUM_HELD = 3
 """Episodes of a run of ten that wait until the file of `engine.hold` exists."""

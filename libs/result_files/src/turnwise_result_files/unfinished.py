@@ -16,7 +16,6 @@ import numpy as np
 import structlog
 from attrs import asdict, evolve
 
-from turnwise.data.row_file import to_json
 from turnwise.errors import DataError, TurnwiseError, describe
 from turnwise.files import atomic_write
 from turnwise.record.invariants import check_trajectory
@@ -24,6 +23,7 @@ from turnwise.record.lineage import EpisodeRecord, RecordLineage
 from turnwise.record.spec import Counters, EpisodeSpec, RecordedCall, RecordedTurn, TurnPosition, UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import FinishReason, GenerateResult, JsonDict, Reply, SamplingParams, Task, ToolCall, ToolResult
+from turnwise_result_files.row_file import to_json
 
 FORMAT: Final = "turnwise unfinished episodes"
 VERSION: Final = 2

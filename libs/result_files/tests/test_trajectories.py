@@ -1,4 +1,4 @@
-"""Tests of `turnwise.data.trajectories`."""
+"""Tests of `turnwise_result_files.trajectories`."""
 
 import json
 import math
@@ -15,8 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.data.row_file import SCHEMA
-from turnwise.data.trajectories import TrajectoryWriter, read_results
 from turnwise.errors import DataError
 from turnwise.record.lineage import RecordLineage
 from turnwise.record.result import EpisodeResult
@@ -31,6 +29,8 @@ from turnwise.types import (
     TrajectoryScore,
     TurnScore,
 )
+from turnwise_result_files.row_file import SCHEMA
+from turnwise_result_files.trajectories import TrajectoryWriter, read_results
 from turnwise_testing.strategies import trajectories
 
 few = settings(max_examples=25, deadline=None)

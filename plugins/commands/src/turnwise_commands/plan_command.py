@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.cli.exit_codes import OK
+from turnwise import PoolPlacement, RunPlacement, plan_placement
 from turnwise.config.resolve import load_resolved
 from turnwise.config.weights import MemoryConfig
-from turnwise.runtime.placement import Bundle, PoolPlacement, RunPlacement, plan_placement
+from turnwise.protocols.command import OK
 from turnwise.types import JsonDict
 
 
@@ -120,5 +121,5 @@ def _run_rows(placement: RunPlacement) -> list[tuple[str, str]]:
     return rows
 
 
-def _shown(bundle: Bundle) -> str:
+def _shown(bundle: Mapping[str, float]) -> str:
     return " + ".join(f"{amount:g} {name}" for name, amount in bundle.items()) or "nothing"

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -15,6 +15,8 @@ from hypothesis.extra.numpy import arrays
 from turnwise_grpo_trainer.config import AlgorithmConfig, OptimizerConfig, PolicyConfig, TrainConfig
 from turnwise_grpo_trainer.gradient_noise import NoiseMeter, estimate_noise
 from turnwise_grpo_trainer.learner import Learner
+from turnwise_grpo_trainer.mini_batches import split_batch
+from turnwise_grpo_trainer.rows import TokenRows
 
 POPULATION = arrays(np.float64, (3, 2), elements=st.integers(-9, 9))
 
@@ -35,45 +37,40 @@ def test_estimates_are_unbiased(population, sizes):
     assert np.mean(traces) == pytest.approx(float(population.var(0).sum()), abs=1e-9)
 
 
-@given(gradients=arrays(np.float32, (6, 4), elements=st.floats(-4, 4, width=16)), cut=st.integers(1, 5))
-def test_mini_batches_and_shares_agree(gradients, cut):
-    """Parts give the same estimate as mini-batches and as shares of one, and the model keeps its gradients."""
+@given(
+    gradients=arrays(np.float32, (6, 4), elements=st.floats(-4, 4, width=16)),
+    cuts=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+)
+def test_shares_of_mini_batches(gradients, cuts):
+    """The estimate is the mean over mini-batches, each from its shares, and the model keeps its gradients."""
     model = torch.nn.Linear(3, 1)
-    parts, sizes = [gradients[:cut], gradients[cut:]], [cut, 6 - cut]
+    meter, expected = NoiseMeter(model, lambda each: each), []
+    for cut in cuts:
+        for stop, size in ((cut, cut), (6, 6 - cut)):
+            added = gradients[:stop].sum(0) / 6
+            model.weight.grad, model.bias.grad = torch.tensor(added[None, :3]), torch.tensor(added[3:])
+            meter.add_share(size)
+            assert np.array_equal(added[:3], model.weight.grad[0].numpy())
+        meter.end_mini_batch()
+        parts = (gradients[:cut], gradients[cut:], gradients)
+        *squares, whole = (float((each.astype(np.float64).mean(0) ** 2).sum()) for each in parts)
+        expected.append(estimate_noise(squares, (cut, 6 - cut), whole))
 
-    def write(vector):
-        model.weight.grad = torch.tensor(vector[None, :3])
-        model.bias.grad = torch.tensor(vector[3:])
+    found = meter.estimate()
 
-    by_batch, by_share = NoiseMeter(model, lambda each: each), NoiseMeter(model, lambda each: each)
-    for part, size in zip(parts, sizes, strict=True):
-        write(part.mean(0))
-        by_batch.add(size)
-    for size in (cut, 6):
-        write(gradients[:size].sum(0) / 6)
-        before = model.weight.grad.clone()
-        by_share.add_share(size if size == cut else 6 - cut)
-        assert torch.equal(before, model.weight.grad)
-    exact = gradients.astype(np.float64)
-    expected = estimate_noise(
-        [float((part.astype(np.float64).mean(0) ** 2).sum()) for part in parts],
-        sizes,
-        float((exact.mean(0) ** 2).sum()),
-    )
-
-    for meter in (by_batch, by_share):
-        found = meter.estimate()
-        assert found.signal == pytest.approx(expected.signal, abs=1e-4)
-        assert found.trace == pytest.approx(expected.trace, abs=1e-4)
+    assert found.signal == pytest.approx(np.mean([each.signal for each in expected]), abs=1e-4)
+    assert found.trace == pytest.approx(np.mean([each.trace for each in expected]), abs=1e-4)
 
 
-def test_one_part_has_no_estimate():
-    """A single mini-batch of one group, or a model without gradients, says nothing about noise."""
+def test_one_share_has_no_estimate():
+    """A mini-batch of one group says nothing about noise; a model without gradients has none."""
     meter = NoiseMeter(torch.nn.Linear(2, 1), lambda each: each)
+    meter.add_share(2)
+    meter.end_mini_batch()
     assert meter.estimate() is None
-    meter.add(2)
-    assert meter.estimate() is None
-    meter.add(2)
+    for _ in range(2):
+        meter.add_share(2)
+    meter.end_mini_batch()
     assert (0.0, 0.0) == (meter.estimate().signal, meter.estimate().trace)
 
 
@@ -117,12 +114,51 @@ def test_the_scale_of_an_update_is_that_of_its_groups(spec, conversations):
 
 
 def test_the_scale_of_several_mini_batches(spec, conversations):
-    """With several, their own gradients are compared, once for all epochs."""
-    gradients, metrics = gradients_of(spec, conversations, ppo_mini_batch_size=4, ppo_epochs=2)
+    """Mini-batches are not compared with each other: one of a single group has no scale."""
+    gradients, metrics = gradients_of(spec, conversations, ppo_mini_batch_size=4)
 
-    assert 4 == len(gradients)
-    whole = (gradients[0] + gradients[1]) / 2
-    expected = estimate_noise([float(each @ each) for each in gradients[:2]], [1, 1], float(whole @ whole))
-    assert metrics["noise/trace"] == pytest.approx(expected.trace, rel=1e-4)
-    assert metrics["noise/signal"] == pytest.approx(expected.signal, rel=1e-4, abs=1e-6)
-    assert 1 == metrics["noise/batch"]
+    assert 2 == len(gradients)
+    assert "noise/trace" not in metrics
+
+
+def test_epochs_are_averaged(spec, conversations):
+    """A second pass with the same weights, here because the learning rate is 0, gives the same estimate."""
+    rewards = torch.tensor([1.0, 0, 0, 1, 0, 1, 1, 1])
+    batch = evolve(conversations, episode_rewards=rewards)
+    _, once = gradients_of(spec, batch)
+    _, twice = gradients_of(spec, batch, ppo_epochs=2)
+
+    assert twice["noise/trace"] == pytest.approx(once["noise/trace"], rel=1e-3)
+    assert twice["noise/signal"] == pytest.approx(once["noise/signal"], rel=1e-3)
+
+
+@frozen(eq=False)
+class Batch:
+    """The part of a batch that mini-batches need."""
+
+    episode_index: torch.Tensor
+    group_index: torch.Tensor
+
+    def __len__(self):
+        return len(self.episode_index)
+
+
+@given(
+    num_groups=st.integers(1, 5),
+    group_size=st.integers(1, 4),
+    size=st.one_of(st.none(), st.integers(1, 20)),
+)
+def test_mini_batches_have_all_rows(num_groups, group_size, size):
+    """Every row is in one share of one mini-batch; shares have whole groups, and the sizes add up."""
+    count = num_groups * group_size
+    rows = TokenRows({"row": torch.arange(count)}, tuple(range(count + 1)))
+    found = split_batch(rows, Batch(torch.arange(count), torch.arange(count) // group_size), size)
+
+    rows = [part.rows["row"][list(share.rows)].tolist() for part in found for share in part.shares]
+    assert [*range(count)] == sorted(row for share in rows for row in share)
+    assert num_groups == pytest.approx(sum(part.num_groups for part in found))
+    for part in found:
+        groups = [{part.rows["row"][row].item() // group_size for row in share.rows} for share in part.shares]
+        assert len(groups) == min(2, len(set().union(*groups)))
+        assert not groups[0] & groups[-1] or len(groups) == 1
+        assert len(groups[0]) - len(groups[-1]) in (0, 1)

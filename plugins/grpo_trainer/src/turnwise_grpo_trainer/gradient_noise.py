@@ -51,12 +51,14 @@ def estimate_noise(squares: Sequence[float], sizes: Sequence[float], whole: floa
 @define(eq=False)
 class NoiseMeter:
     """
-    Measures the gradients of the parts of one update. It keeps one copy of the gradients, and changes none.
+    Measures the gradients of an update. It keeps one copy of the gradients, and changes none.
 
-    The parts are mini-batches (`add`), or shares of a single mini-batch whose gradients accumulate (`add_share`).
+    Each mini-batch is computed in shares, and their gradients are compared with the whole one. Mini-batches are not
+    compared with each other, because the policy moves between them: after a long step the next gradient points back,
+    which would look like noise.
 
     Attributes:
-        model: has the gradients, possibly sharded.
+        model: has the gradients, possibly sharded; those of the shares of a mini-batch accumulate.
         reduce: returns the sum of a tensor over all processes that shard the model.
     """
 
@@ -65,42 +67,42 @@ class NoiseMeter:
     _copies: dict[int, Tensor] = field(factory=dict, init=False)
     _squares: list[Tensor] = field(factory=list, init=False)
     _sizes: list[float] = field(factory=list, init=False)
-    _accumulates: bool = field(default=False, init=False)
-
-    @torch.no_grad()
-    def add(self, size: float) -> None:
-        """Measure the gradient of a mini-batch of `size` groups: the mean over these groups."""
-        self._measure(size, lambda gradient, copy: (gradient, copy.add_(gradient, alpha=size)))
+    _measured: list[tuple[list[float], Tensor]] = field(factory=list, init=False)
 
     @torch.no_grad()
     def add_share(self, size: float) -> None:
         """Measure how much a share of `size` groups added to the gradient of its mini-batch."""
-        self._accumulates = True
-        self._measure(size, lambda gradient, copy: (gradient - copy, copy.copy_(gradient)))
-
-    def _measure(self, size: float, advance: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
         squares = []
         for number, parameter in enumerate(self.model.parameters()):
             if parameter.grad is None:
                 continue
             gradient = local_part(parameter.grad)
             copy = self._copies.setdefault(number, torch.zeros_like(gradient))
-            part, _ = advance(gradient, copy)
-            squares.append(_squared_length(part))
+            squares.append(_squared_length(gradient - copy))
+            copy.copy_(gradient)
         self._squares.append(_total(squares))
         self._sizes.append(size)
 
+    def end_mini_batch(self) -> None:
+        """Call it after the last share of a mini-batch."""
+        if len(self._sizes) > 1:
+            whole = _total([_squared_length(each) for each in self._copies.values()])
+            self._measured.append((self._sizes, torch.stack([*self._squares, whole])))
+        self._copies, self._squares, self._sizes = {}, [], []
+
     def estimate(self) -> NoiseEstimate | None:
-        """Return the estimates; None with fewer than two parts. Collective if the model is sharded."""
-        if len(self._sizes) < 2:
+        """Return the mean over the mini-batches; None if none had two shares. Collective if the model is sharded."""
+        if not self._measured:
             return None
-        whole = _total([_squared_length(each) for each in self._copies.values()])
-        squares = self.reduce(torch.stack([*self._squares, whole])).tolist()
-        total = sum(self._sizes)
-        if self._accumulates:  # a share added size / total of its mean gradient
-            parts = [square * (total / size) ** 2 for square, size in zip(squares, self._sizes, strict=False)]
-            return estimate_noise(parts, self._sizes, squares[-1])
-        return estimate_noise(squares[:-1], self._sizes, squares[-1] / total**2)
+        found = []
+        for sizes, local in self._measured:
+            *squares, whole = self.reduce(local).tolist()
+            # A share added size / total of its mean gradient.
+            parts = [square * (sum(sizes) / size) ** 2 for square, size in zip(squares, sizes, strict=True)]
+            found.append(estimate_noise(parts, sizes, whole))
+        return NoiseEstimate(
+            signal=sum(each.signal for each in found) / len(found), trace=sum(each.trace for each in found) / len(found)
+        )
 
 
 def local_part(tensor: Any) -> Tensor:

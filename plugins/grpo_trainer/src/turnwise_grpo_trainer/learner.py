@@ -187,7 +187,7 @@ class Learner:
         done: list[Sums] = []
         meter = NoiseMeter(self.policy.model, self._all_reduce) if self.config.diagnostics.noise_scale else None
         for number, part in enumerate([*parts] * epochs):
-            sums, trained, log_probs = self._train_mini_batch(part, step, meter if number < len(parts) else None)
+            sums, trained, log_probs = self._train_mini_batch(part, step, meter)
             if number == 0:
                 compared = (trained, log_probs) if before is None else (rows, before)
                 metrics |= gap_metrics(*compared, version)
@@ -236,8 +236,6 @@ class Learner:
         rows, targets = part.rows, part.rows.targets
         log_probs = torch.zeros(rows.num_tokens)
         if not len(targets):
-            if meter is not None:
-                meter.add(part.num_groups)
             return {}, rows, log_probs
         weights = torch.zeros(rows.num_tokens)
         weights[targets] = token_weights(
@@ -252,18 +250,17 @@ class Learner:
                     # FSDP averages gradients over the processes, but the loss is their sum.
                     scale = float(counts) * self.world_size
                     log_probs[micro.tokens] += self._backward(rows, micro, scale, sums)
-            if meter is not None and len(shares) > 1:
+            if meter is not None:
                 with self._timed("diagnostics"):
                     meter.add_share(share.num_groups)
+        if meter is not None:
+            meter.end_mini_batch()
         sums = self._all_reduce_sums(sums)
         mean, square = sums.pop("importance/mean"), sums.pop("importance/square")
         sums["importance/ess"] = effective_share(mean, square)
         if self._moved_enough(sums):
             self._clear_gradients()
         else:
-            if meter is not None and len(shares) == 1:
-                with self._timed("diagnostics"):
-                    meter.add(part.num_groups)
             self._step(sums, step)
         return sums, rows, self._all_reduce(log_probs)
 

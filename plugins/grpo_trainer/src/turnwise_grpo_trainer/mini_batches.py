@@ -34,7 +34,7 @@ class MiniBatch:
 
     Attributes:
         rows: of whole episodes.
-        shares: the rows in one share or, if the batch has only this mini-batch, in two.
+        shares: the rows in two shares, each with half of the groups; in one if there is only one group.
     """
 
     rows: TokenRows
@@ -47,25 +47,21 @@ class MiniBatch:
 
 
 def split_batch(rows: TokenRows, batch: RolloutBatch, size: int | None) -> list[MiniBatch]:
-    """
-    Return the mini-batches of an epoch, each of `size` whole episodes.
-
-    Without a size, or if all episodes fit, there is one. Its gradient cannot be compared with those of other
-    mini-batches, so it has two shares with half of the groups each.
-    """
+    """Return the mini-batches of an epoch, each of `size` whole episodes; None is the whole batch."""
     episodes, groups = batch.episode_index, batch.group_index
     total = int(episodes.max()) + 1 if len(batch) else 0
-    num_groups = int(groups.max()) + 1 if len(batch) else 0
-    if size is None or size >= total:
-        late = groups * 2 >= num_groups
-        num_late = num_groups // 2
-        halves = [Share(torch.nonzero(~late).flatten().tolist(), num_groups - num_late)]
-        if num_late:
-            halves.append(Share(torch.nonzero(late).flatten().tolist(), num_late))
-        return [MiniBatch(rows, halves)]
+    groups_per_episode = (int(groups.max()) + 1) / total if total else 0.0
     found = []
-    for start in range(0, total, size):
-        chosen = torch.nonzero((start <= episodes) & (episodes < start + size)).flatten().tolist()
-        share = num_groups * (min(start + size, total) - start) / total
-        found.append(MiniBatch(rows.select(chosen), [Share(range(len(chosen)), share)]))
+    for start in range(0, max(total, 1), size or max(total, 1)):
+        chosen = torch.nonzero((start <= episodes) & (episodes < start + (size or total))).flatten()
+        order = torch.unique(groups[chosen])
+        late = torch.isin(groups[chosen], order[(len(order) + 1) // 2 :])
+        shares = [
+            Share(
+                torch.nonzero(half).flatten().tolist(), len(torch.unique(episodes[chosen[half]])) * groups_per_episode
+            )
+            for half in (~late, late)
+            if half.any()
+        ]
+        found.append(MiniBatch(rows.select(chosen.tolist()), shares))
     return found

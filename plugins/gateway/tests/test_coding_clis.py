@@ -14,7 +14,9 @@ from session_scenarios import Sessions
 
 from turnwise import Status, read_results
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
+from turnwise_testing.agent_probe import probe_resources
 from turnwise_testing.installation import install_plugin
+from turnwise_testing.scripted import ScriptedEngine
 from turnwise_testing.tokenizers import byte_tokenizer
 
 ROOT = Path(__file__).parents[3]
@@ -178,6 +180,68 @@ def test_an_agent_survives_a_cut_stream(repair, cli, turn):
     assert {"main"} >= set(kinds(done)) - {"auxiliary"}, done.counts
     assert 3 == len(done.records[kinds(done).index("main")].turns())
     check_records(done)
+
+
+def configure_tools(cli, home, url, key):
+    """Return the command and the environment of an agent with the tools of the run, and nothing else of a user's."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8", "OPENAI_API_KEY": key}
+    if cli == "claude":
+        server = {"type": "http", "url": f"{url}/mcp", "headers": {"Authorization": f"Bearer {key}"}}
+        environment |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": key, "ANTHROPIC_MODEL": "tiny"}
+        environment |= {"ANTHROPIC_SMALL_FAST_MODEL": "tiny", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+        allowed = ["--allowedTools", "mcp__run__add", "--mcp-config", json.dumps({"mcpServers": {"run": server}})]
+        return ["claude", *allowed, "--print"], environment
+    provider = f'name = "run"\nbase_url = "{url}/v1"\nenv_key = "OPENAI_API_KEY"\nwire_api = "responses"'
+    (home / ".codex").mkdir()
+    (home / ".codex/config.toml").write_text(
+        'model = "tiny"\nmodel_provider = "run"\nmodel_context_window = 500000\n'
+        f"[model_providers.run]\n{provider}\n"
+        f'[mcp_servers.run]\nurl = "{url}/mcp"\nbearer_token_env_var = "OPENAI_API_KEY"\n'
+    )
+    return ["codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"], environment
+
+
+@pytest.mark.parametrize("cli", ["claude", "codex"])
+def test_an_agent_calls_a_tool_of_the_run(path_of, tmp_path, cli):
+    """The agent's model calls a tool of the run over the Context Protocol, and reads its result."""
+    folder = path_of(cli)
+
+    def make_engine(probe):
+        encode, stop = probe.chat.tokenizer.encode, probe.chat.stop_token_ids[0]
+        call = json.dumps({"name": "mcp__run__add", "arguments": {"a": 2, "b": 3}})
+        (tag,) = encode("<tool_response>")
+
+        def choose(request):
+            has_result = (request.token_ids == tag).any()
+            return [*encode("It is 5." if has_result else f"<tool_call>\n{call}\n</tool_call>"), stop]
+
+        return ScriptedEngine(choose)
+
+    async def scenario(session):
+        session.parts = evolve(session.parts, tools=probe_resources().tool_schemas)
+        directory = SessionDirectory("tiny")
+        key = directory.add("s-1", session)
+        async with GatewayServer(directory) as server:
+            (name, *arguments), environment = configure_tools(cli, tmp_path, server.url("s-1"), key)
+            process = await asyncio.create_subprocess_exec(
+                folder / name,
+                *arguments,
+                "Add 2 and 3.",
+                cwd=tmp_path,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            output, _ = await process.communicate()
+            assert "It is 5." in output.decode()
+
+    done = PatientSessions().run(scenario, engine=make_engine, limits={"prompt_length": 1 << 18})
+
+    assert 1 == done.result.metrics.num_tool_calls
+    assert ["main"] == kinds(done)
+    result = done.result.messages[-2]
+    assert ("tool", "5") == (result["role"], result["content"].splitlines()[-1])
 
 
 def test_the_example_is_a_rollout(path_of, tmp_path):

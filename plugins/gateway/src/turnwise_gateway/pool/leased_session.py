@@ -117,9 +117,16 @@ class LeasedSession(RecordedSession[Lease]):
 
     async def answer(self, call: ModelCall) -> Answer:
         self._check_open()
-        async with self.pool.call_of(self.lease):
-            # The check is made once more there: the call itself may have found that the lease has ended.
-            return await super().answer(call)
+        answer: Answer | None = None
+        try:
+            async with self.pool.call_of(self.lease):
+                # The check is made once more there: the call itself may have found that the lease has ended.
+                answer = await super().answer(call)
+        except BaseException:
+            if answer is not None:  # its client left while the lease was renewed after it
+                answer.release()
+            raise
+        return answer
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
         self._check_open()

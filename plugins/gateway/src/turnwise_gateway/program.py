@@ -1,8 +1,9 @@
-"""The program of an agent: a process group of its own, which ends with the episode."""
+"""The program of an agent: a process group of its own, which ends with the episode, or with the worker."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 from collections import deque
@@ -35,12 +36,14 @@ class Program:
         process: of the program; it leads its process group.
         output: descriptor of the end of a pipe that has its standard output.
         errors: the same for its standard error.
+        lifeline: descriptor that the system closes when this process dies, which kills the program.
         take_line: called with each line of its standard output.
     """
 
     process: asyncio.subprocess.Process
     output: int
     errors: int
+    lifeline: int
     take_line: Callable[[str], None]
     _tail: deque[str] = field(factory=lambda: deque(maxlen=_MAX_TAIL), init=False)
 
@@ -55,7 +58,7 @@ class Program:
             InfrastructureError: the machine cannot start it, for example because the file does not exist.
         """
         # Pipes of our own: with those of asyncio, `wait` returns only when the children have closed them too.
-        (output, stdout), (errors, stderr) = os.pipe(), os.pipe()
+        (output, stdout), (errors, stderr), (held, lifeline) = os.pipe(), os.pipe(), os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -64,15 +67,17 @@ class Program:
                 stderr=stderr,
                 env={**os.environ, **environment},
                 start_new_session=True,
+                pass_fds=[held],
             )
+            _kill_with_worker(held, process.pid)
         except OSError as error:
-            os.close(output)
-            os.close(errors)
+            for descriptor in (output, errors, lifeline):
+                os.close(descriptor)
             raise InfrastructureError(f"cannot start {command[0]!r}: {error}") from error
         finally:
-            os.close(stdout)
-            os.close(stderr)
-        return cls(process, output, errors, take_line)
+            for descriptor in (stdout, stderr, held):
+                os.close(descriptor)
+        return cls(process, output, errors, lifeline, take_line)
 
     async def wait(self) -> int:
         """Return the exit code, when the program has ended and its output is read."""
@@ -85,6 +90,7 @@ class Program:
                 code = await self.process.wait()
             finally:
                 self.kill()  # its children too: they would keep the pipes open
+                os.close(self.lifeline)
                 await self.process.wait()  # after a cancellation: the process must not stay a zombie
             await asyncio.wait(readers, timeout=_PIPE_S)
             for reader in readers:
@@ -106,6 +112,18 @@ class Program:
     def _take_output(self, line: str) -> None:
         structlog.get_logger().debug("program output", pid=self.process.pid, line=line)
         self.take_line(line)
+
+
+def _kill_with_worker(held: int, group: int) -> None:
+    """
+    Let the system kill a process group when this process dies, however it dies.
+
+    The program has the read end of a pipe whose write end is here. When that closes, the group gets SIGKILL.
+    """
+    if hasattr(fcntl, "F_SETSIG"):  # Linux; elsewhere a program outlives a worker that was killed
+        fcntl.fcntl(held, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(held, fcntl.F_SETOWN, -group)
+        fcntl.fcntl(held, fcntl.F_SETFL, fcntl.fcntl(held, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 async def _read_lines(descriptor: int, take: Callable[[str], None]) -> None:

@@ -35,6 +35,8 @@ from turnwise_gateway.session.session import Session, SessionParts
 
 _MAX_SESSIONS: Final = 4096
 """Sessions that the control port shows, those that are over included."""
+_ACCEPT_PASSES: Final = 8
+"""Passes of the event loop after the last accepted connection."""
 _UNTRAINED: Final = TrainedKinds(main=False, subagent=False, compaction=False, auxiliary=False)
 
 
@@ -248,7 +250,7 @@ class PullHost:
             app = build_shared_app(pool, desk, ServerOptions(port=site.access.port))
             # An agent that hangs up while it waits takes no task: its handler is cancelled.
             runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
-            parts.push_async_callback(runner.cleanup)
+            parts.push_async_callback(_close, runner)
             await runner.setup()
             for listening in (site.own_socket, site.shared_socket):
                 await web.SockSite(runner, listening).start()
@@ -262,3 +264,13 @@ class PullHost:
             await parts.aclose()
             raise
         return desk
+
+
+async def _close(runner: web.AppRunner) -> None:
+    """Stop to listen, and then close all connections."""
+    for site in runner.sites:
+        await site.stop()
+    # A connection that was just accepted gets its handler some passes later; without one, nobody would close it.
+    for _ in range(_ACCEPT_PASSES):
+        await asyncio.sleep(0)
+    await runner.cleanup()

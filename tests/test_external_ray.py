@@ -44,8 +44,9 @@ def site(tmp_path):
                 command = [sys.executable, PROGRAMS / "pull_loop.py", self.control, log]
                 self.agents.append(subprocess.Popen(command))
 
-        def manager(self, **options):
-            blueprint = ExternalBlueprint(folder=str(tmp_path), control_file=str(self.control), pull={"lease_s": 5.0})
+        def manager(self, *, lease_s=5.0, **options):
+            pull = {"lease_s": lease_s}
+            blueprint = ExternalBlueprint(folder=str(tmp_path), control_file=str(self.control), pull=pull)
             return make_manager(blueprint, plan=PLAN, **options)
 
         def news(self):
@@ -182,7 +183,7 @@ def port_of(leased):
 def test_late_news_of_a_dead_worker_change_nothing(site):
     """Its episodes run again under larger fences; scores of the lost leases are refused before and after that."""
     tasks, control = make_tasks(6), site.control
-    with site.manager(workers=2) as manager:
+    with site.manager(workers=2, lease_s=300.0) as manager:
         taken = []
         collecting = threading.Thread(target=lambda: taken.extend(manager.iterate(tasks)))
         collecting.start()

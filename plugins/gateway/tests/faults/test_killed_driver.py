@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from turnwise.data.trajectories import read_results
 
 from turnwise import Status
 from turnwise.record.invariants import check_trajectory
+from turnwise_result_files import read_results
 from turnwise_testing.installation import install_plugin
 from turnwise_testing.tokenizers import byte_tokenizer
 

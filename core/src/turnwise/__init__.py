@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from turnwise.batch.packed_batch import PackedBatch
     from turnwise.batch.rollout_batch import RolloutBatch
     from turnwise.chat.template import load_chat
-    from turnwise.config.file import dump_yaml, load_config, with_absolute_paths
+    from turnwise.config.file import load_config
     from turnwise.config.resolve import load_resolved
     from turnwise.config.run import RunConfig
     from turnwise.config.structuring import structure
@@ -128,7 +128,6 @@ __all__ = [
     "UnfinishedEpisode",
     "WeightTransport",
     "configure_logging",
-    "dump_yaml",
     "hookimpl",
     "load_chat",
     "load_config",
@@ -137,7 +136,6 @@ __all__ = [
     "plan_placement",
     "read_tasks",
     "structure",
-    "with_absolute_paths",
 ]
 
 _ON_DEMAND = {
@@ -151,7 +149,6 @@ _ON_DEMAND = {
     "RunPlacement": "turnwise.runtime.placement",
     "UnfinishedEpisode": "turnwise.record.spec",
     "configure_logging": "turnwise.events.logging",
-    "dump_yaml": "turnwise.config.file",
     "load_chat": "turnwise.chat.template",
     "load_config": "turnwise.config.file",
     "load_resolved": "turnwise.config.resolve",
@@ -159,7 +156,6 @@ _ON_DEMAND = {
     "plan_placement": "turnwise.runtime.placement",
     "read_tasks": "turnwise.data.dataset",
     "structure": "turnwise.config.structuring",
-    "with_absolute_paths": "turnwise.config.file",
 }
 
 

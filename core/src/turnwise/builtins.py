@@ -6,12 +6,11 @@ The entry point ``builtins`` of the group ``turnwise`` names this module. `turnw
 
 from __future__ import annotations
 
-from turnwise.chat.reasoning import ThinkTags, ThinkTagsConfig
-from turnwise.events.logging import EpisodeLog, RoutingLog, RoutingLogConfig
+from turnwise.events.logging import EpisodeLog
 from turnwise.events.observer import Observer
 from turnwise.plugin.registry import NoConfig, Registry
 from turnwise.plugin.specs import hookimpl
-from turnwise.protocols import Command, ReasoningParser, Resources, Reward, Router
+from turnwise.protocols import Command, Resources, Reward, Router
 from turnwise.routing import LeastTokensConfig, make_least_tokens
 
 
@@ -25,16 +24,6 @@ def _reported(_config: NoConfig, _resources: Resources) -> Reward:
     from turnwise.episode.reported_reward import ReportedReward
 
     return ReportedReward()
-
-
-def _think_tags(config: ThinkTagsConfig, _resources: Resources) -> ReasoningParser:
-    return ThinkTags(config)
-
-
-@hookimpl
-def register_reasoning_parsers(registry: Registry[ReasoningParser]) -> None:
-    """Add the parser of reasoning between tags."""
-    registry.add("think_tags", _think_tags, config=ThinkTagsConfig)
 
 
 @hookimpl
@@ -51,9 +40,8 @@ def register_routers(registry: Registry[Router]) -> None:
 
 @hookimpl
 def register_observers(registry: Registry[Observer]) -> None:
-    """Add the logs of episodes and of routed requests."""
+    """Add the log of episodes."""
     registry.add("episode_log", lambda _config, _resources: EpisodeLog())
-    registry.add("routing_log", lambda config, _resources: RoutingLog(config), config=RoutingLogConfig)
 
 
 @hookimpl

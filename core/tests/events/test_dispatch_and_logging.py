@@ -8,8 +8,8 @@ import structlog
 from structlog.testing import capture_logs
 
 from turnwise.events.dispatch import EVENTS, Observers
-from turnwise.events.logging import RoutingLog, RoutingLogConfig, configure_logging
-from turnwise.events.observer import EpisodeStarted, Observer, RequestRouted
+from turnwise.events.logging import configure_logging
+from turnwise.events.observer import EpisodeStarted, Observer
 
 
 @pytest.fixture(autouse=True)
@@ -141,21 +141,3 @@ def test_observers_are_opened_and_closed():
 
     assert first.states == second.states == ["open", "closed"]
     assert [log["event"] for log in logs] == ["observer did not close"]
-
-
-def test_the_routing_log_has_a_line_per_decision():
-    """
-    Trajectory, replica and reason; requests that stay where they are can be left out.
-    """
-    kinds = [("first", "prefix"), ("sticky", "sticky"), ("migrated", "overloaded")]
-    events = [RequestRouted(trajectory_id="t1", replica=2, kind=k, reason=r, worker="worker 0") for k, r in kinds]
-    lines = []
-    for sticky in (True, False):
-        observers = Observers.of([RoutingLog(RoutingLogConfig(sticky=sticky))])
-        with capture_logs() as logs:
-            for event in events:
-                observers.emit("on_request_routed", event)
-        lines.append([(line["trajectory"], line["replica"], line["reason"]) for line in logs])
-
-    assert [("t1", 2, "prefix"), ("t1", 2, "sticky"), ("t1", 2, "overloaded")] == lines[0]
-    assert [lines[0][0], lines[0][2]] == lines[1]

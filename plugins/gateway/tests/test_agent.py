@@ -9,12 +9,12 @@ import pytest
 from attrs import evolve
 
 from turnwise import Resources, Status
-from turnwise.chat.reasoning import ThinkTags, ThinkTagsConfig
 from turnwise.errors import ConfigError
 from turnwise_gateway import make_external
 from turnwise_gateway.agent import describe_task
 from turnwise_gateway.config import ExternalConfig
 from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
+from turnwise_tool_parsers.think_tags import ThinkTags, ThinkTagsConfig
 
 PROGRAMS = Path(__file__).parent / "programs"
 CALLING = (

@@ -1,4 +1,4 @@
-"""`prometheus`, `otel`, `trace_file` and `mask` are registered as every other part."""
+"""`prometheus`, `otel`, `routing_log`, `trace_file` and `mask` are registered as every other part."""
 
 import pytest
 
@@ -21,6 +21,15 @@ class TestOtel(PluginSuite):
     entry_point = "observability"
     module = "turnwise_observability"
     registered = "otel"
+    hook = "register_observers"
+
+
+class TestRoutingLog(PluginSuite):
+    """The standard suite on `routing_log`."""
+
+    entry_point = "observability"
+    module = "turnwise_observability"
+    registered = "routing_log"
     hook = "register_observers"
 
 

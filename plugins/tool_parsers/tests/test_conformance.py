@@ -4,6 +4,7 @@ import pytest
 
 from turnwise_testing.parser_checks import ARGUMENTS
 from turnwise_testing.parser_suite import ToolParserSuite
+from turnwise_testing.suite import PluginSuite
 
 
 class Formats(ToolParserSuite):
@@ -149,3 +150,12 @@ class TestAuto(Formats):
     def write_call(self, render):
         """Writes a call as Hermes models do, which is also that of Granite 4."""
         return lambda name, arguments: render("granite4", "", [(name, arguments)])
+
+
+class TestThinkTags(PluginSuite):
+    """The standard suite on the reasoning parser."""
+
+    entry_point = "tool_parsers"
+    module = "turnwise_tool_parsers"
+    registered = "think_tags"
+    hook = "register_reasoning_parsers"

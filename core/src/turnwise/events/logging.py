@@ -1,5 +1,5 @@
 """
-The log: its configuration, and the observers that write to it.
+The log: its configuration, and the observer that logs episodes.
 
 Every module may call ``structlog.get_logger()``; only `configure_logging` decides where lines go.
 """
@@ -11,10 +11,9 @@ import sys
 from typing import TextIO
 
 import structlog
-from attrs import define, field, frozen
 from structlog.typing import Processor
 
-from turnwise.events.observer import Observer, RequestRouted
+from turnwise.events.observer import Observer
 from turnwise.options import LogFormat
 from turnwise.record.result import EpisodeResult
 
@@ -71,33 +70,3 @@ class EpisodeLog(Observer):
             tokens=dict(metrics.num_tokens),
             mask_ratio=round(metrics.mask_ratio, 4),
         )
-
-
-@frozen
-class RoutingLogConfig:
-    """
-    Options of `routing_log`.
-
-    Attributes:
-        sticky: also log requests of episodes that stay on their replica, which are nearly all.
-    """
-
-    sticky: bool = True
-
-
-@define(eq=False)
-class RoutingLog(Observer):
-    """The observer `routing_log`: a log line per decision of a router, with the replica and the reason."""
-
-    config: RoutingLogConfig = field(factory=RoutingLogConfig)
-
-    def on_request_routed(self, event: RequestRouted) -> None:
-        if event.kind != "sticky" or self.config.sticky:
-            structlog.get_logger().info(
-                "request routed",
-                trajectory=event.trajectory_id,
-                replica=event.replica,
-                kind=event.kind,
-                reason=event.reason,
-                worker=event.worker,
-            )

@@ -1,11 +1,17 @@
-"""Registers the observers `prometheus`, `otel` and `trace_file`, and the command `mask`."""
+"""Registers the observers `prometheus`, `otel`, `routing_log` and `trace_file`, and the command `mask`."""
 
 from __future__ import annotations
 
 from turnwise import Command, NoConfig, Observer, Registry, Resources, hookimpl
 from turnwise_observability.metrics_endpoint import PrometheusConfig, make_prometheus
 from turnwise_observability.otel import OtelConfig, is_enabled, make_otel
+from turnwise_observability.routing_log import RoutingLog, RoutingLogConfig
 from turnwise_observability.trace_file import TraceFileConfig, make_trace_file
+
+
+def make_routing_log(config: RoutingLogConfig, _resources: Resources) -> Observer:
+    """Return the observer."""
+    return RoutingLog(config)
 
 
 def make_mask(_config: NoConfig, _resources: Resources) -> Command:
@@ -17,9 +23,10 @@ def make_mask(_config: NoConfig, _resources: Resources) -> Command:
 
 @hookimpl
 def register_observers(registry: Registry[Observer]) -> None:
-    """Add `prometheus`, `otel` and `trace_file`; an OTLP endpoint in the environment enables `otel`."""
+    """Add `prometheus`, `otel`, `routing_log` and `trace_file`; an OTLP endpoint in the environment enables `otel`."""
     registry.add("prometheus", make_prometheus, config=PrometheusConfig)
     registry.add("otel", make_otel, config=OtelConfig, enabled_if=is_enabled)
+    registry.add("routing_log", make_routing_log, config=RoutingLogConfig)
     registry.add("trace_file", make_trace_file, config=TraceFileConfig)
 
 

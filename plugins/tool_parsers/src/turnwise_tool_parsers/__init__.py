@@ -1,11 +1,12 @@
-"""Registers a tool parser for each format in `turnwise_tool_parsers.formats`, and `auto`, which chooses one."""
+"""Registers a tool parser for each format, `auto`, which chooses one, and the reasoning parser `think_tags`."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from turnwise import Registry, Resources, ToolParser, hookimpl
+from turnwise import ReasoningParser, Registry, Resources, ToolParser, hookimpl
 from turnwise_tool_parsers.config import CONFIGS, LimitConfig, ParserConfig
+from turnwise_tool_parsers.think_tags import ThinkTags, ThinkTagsConfig
 
 _NAMES = (
     "deepseek_v3",
@@ -37,9 +38,20 @@ def make_auto(config: LimitConfig, resources: Resources) -> ToolParser:
     return make_auto_parser(config, resources)
 
 
+def make_think_tags(config: ThinkTagsConfig, _resources: Resources) -> ReasoningParser:
+    """Build the parser of reasoning between tags."""
+    return ThinkTags(config)
+
+
 @hookimpl
 def register_tool_parsers(registry: Registry[ToolParser]) -> None:
     """Register each format by its name, and `auto`."""
     registry.add("auto", make_auto, config=LimitConfig)
     for name in _NAMES:
         registry.add(name, partial(make_parser, name), config=CONFIGS.get(name, ParserConfig))
+
+
+@hookimpl
+def register_reasoning_parsers(registry: Registry[ReasoningParser]) -> None:
+    """Register `think_tags`."""
+    registry.add("think_tags", make_think_tags, config=ThinkTagsConfig)

@@ -10,7 +10,8 @@ from typing import Final
 
 from attrs import define, field
 
-from turnwise import EpisodeResult, RunConfig, dump_yaml, with_absolute_paths
+from turnwise import EpisodeResult, RunConfig
+from turnwise.config.file import dump_yaml, with_absolute_paths
 from turnwise.errors import ConfigError
 from turnwise.files import FolderLockedError, lock_folder, partial_path, replace, write_text
 from turnwise.types import TokenArray

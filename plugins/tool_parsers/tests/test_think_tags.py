@@ -1,15 +1,15 @@
-"""Tests of `turnwise.chat.reasoning`."""
+"""The reasoning parser `think_tags`."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise import ReasoningParser, Resources
-from turnwise.chat.reasoning import ThinkTags, ThinkTagsConfig
 from turnwise.config.parts import Choice
 from turnwise.config.resolve import build_part
 from turnwise.plugin.host import load
 from turnwise.types import PluginRecipe
+from turnwise_tool_parsers.think_tags import ThinkTags, ThinkTagsConfig
 
 words = st.text("ab c</>", max_size=12).map(str.strip)
 
@@ -34,7 +34,7 @@ def test_examples(text, expected):
 @given(words, words)
 def test_a_built_turn_splits_into_its_parts(reasoning, rest):
     """The registered parser, with other tags, finds what was put between them."""
-    host = load(PluginRecipe(allow=()))
+    host = load(PluginRecipe(allow=("tool_parsers",)))
     choice = Choice("think_tags", {"start": "[T]", "end": "[/T]"})
     parser = build_part(host, "reasoning_parsers", choice, Resources(), path="reasoning_parser")
 

@@ -1,0 +1,39 @@
+"""The observer `routing_log`: a log line for each decision of a router."""
+
+from __future__ import annotations
+
+import structlog
+from attrs import define, field, frozen
+
+from turnwise import Observer
+from turnwise.events.observer import RequestRouted
+
+
+@frozen
+class RoutingLogConfig:
+    """
+    Options of `routing_log`.
+
+    Attributes:
+        sticky: also log requests of episodes that stay on their replica, which are nearly all.
+    """
+
+    sticky: bool = True
+
+
+@define(eq=False)
+class RoutingLog(Observer):
+    """Logs the replica of each request, and the reason."""
+
+    config: RoutingLogConfig = field(factory=RoutingLogConfig)
+
+    def on_request_routed(self, event: RequestRouted) -> None:
+        if event.kind != "sticky" or self.config.sticky:
+            structlog.get_logger().info(
+                "request routed",
+                trajectory=event.trajectory_id,
+                replica=event.replica,
+                kind=event.kind,
+                reason=event.reason,
+                worker=event.worker,
+            )

@@ -92,6 +92,8 @@ def type_text(kind: Any) -> str:
         return " | ".join(map(str, get_args(kind)))
     if get_origin(kind) in (Union, UnionType):
         return " | ".join(map(type_text, get_args(kind)))
+    if get_origin(kind) is Mapping:
+        return f"Mapping[{', '.join(map(type_text, get_args(kind)))}]"
     text = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
     return re.sub(r"\b(?:\w+\.)+(?=\w)", "", text).replace("NoneType", "None")
 

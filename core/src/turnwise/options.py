@@ -8,6 +8,7 @@ from attrs import field, frozen, validators
 
 from turnwise.types import SamplingParams
 
+DataColumn = Literal["messages", "prompt", "ground_truth", "uid", "sample_index", "agent_name", "data_source"]
 PromptPolicy = Literal["error", "drop", "truncate_left", "truncate_right"]
 """Treatment of a prompt longer than `prompt_length`."""
 SpecialTokenPolicy = Literal["text", "refuse", "parse"]

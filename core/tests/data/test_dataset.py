@@ -1,8 +1,11 @@
 """Tests of `turnwise.data.dataset`."""
 
+import csv
 import json
 import os
 import tempfile
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +29,7 @@ VERL_ROW = {
     "extra_info": {"split": "train", "index": 7, "tools_kwargs": {"calc": {"create_kwargs": {"ground_truth": "4"}}}},
 }
 
+OTHER_COLUMN = "data.columns.prompt=NAME reads the prompt from another column"
 few = settings(max_examples=50, deadline=None)
 
 JSON_VALUES = st.recursive(
@@ -347,8 +351,8 @@ class TestFileErrors:
 
     def test_unknown_suffix_and_format(self, tmp_path):
         """The known ones are listed."""
-        assert error_of(tmp_path / "t.csv") == ": suffix '.csv' is none of .jsonl, .json, .parquet"
-        assert error_of(tmp_path / "t.json", format="csv") == ": format 'csv' is none of jsonl, json, parquet"
+        assert error_of(tmp_path / "t.txt") == ": suffix '.txt' is none of .csv, .jsonl, .json, .parquet"
+        assert error_of(tmp_path / "t.json", format="text") == ": format 'text' is none of csv, jsonl, json, parquet"
 
     def test_options_out_of_range(self, tmp_path):
         """`limit` and `offset` are checked before the file."""
@@ -412,15 +416,35 @@ class TestFileErrors:
         [
             (pa.array([b"\x80\x04."]), "binary"),
             (pa.array([[{"bytes": b"a"}]]), "binary"),
-            (pa.array([0], pa.timestamp("ms")), "timestamp[ms]"),
             (pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16], pa.binary(16))), "extension<arrow.uuid>"),
         ],
     )
     def test_parquet_columns_of_other_types(self, tmp_path, column, named):
-        """Bytes, times and extension types are refused by name; nothing is unpickled."""
+        """Bytes and extension types are refused by name; nothing is unpickled."""
         pq.write_table(pa.table({"prompt": ["a"], "odd": column}), tmp_path / "t.parquet")
-        expected = f": column 'odd' has type {named}; only text, numbers, booleans, lists and structs are read"
+        expected = f": column 'odd' has type {named}; only text, numbers, booleans, times, lists and structs are read"
         assert expected == error_of(tmp_path / "t.parquet")
+
+    def test_parquet_times_and_decimals_become_text(self, tmp_path):
+        """A column of them does not refuse the file, also within a struct, and null stays null."""
+        day = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+        columns = {
+            "at": pa.array([day, None], pa.timestamp("us", "UTC")),
+            "nested": pa.array([{"at": day.date()}, {"at": None}], pa.struct([("at", pa.date32())])),
+            "price": pa.array([Decimal("1.50"), None]),
+            "took": pa.array([timedelta(seconds=90), None]),
+        }
+        pq.write_table(pa.table({"prompt": ["a", "b"], **columns}), tmp_path / "t.parquet")
+        first, second = (task.extra for task in read_tasks(tmp_path / "t.parquet"))
+
+        expected = {
+            "at": "2026-01-02T03:04:05+00:00",
+            "nested": {"at": "2026-01-02"},
+            "price": "1.50",
+            "took": "0:01:30",
+        }
+        assert expected == first
+        assert {"at": None, "nested": {"at": None}, "price": None, "took": None} == second
 
     def test_parquet_extension_that_nobody_registered(self, tmp_path):
         """A type that only its metadata names is refused as well."""
@@ -438,7 +462,7 @@ class TestRowErrors:
         ("row", "expected"),
         [
             (["a"], "expected an object, got list"),
-            ({"question": "a"}, "has neither 'messages' nor 'prompt'"),
+            ({"question": "a"}, f"has neither 'messages' nor 'prompt'; {OTHER_COLUMN}"),
             ({"messages": []}, "messages is empty"),
             ({"prompt": ""}, "prompt is empty"),
             ({"messages": "hi"}, "messages: expected a list of {role, content}, got str"),
@@ -484,7 +508,7 @@ class TestRowErrors:
     def test_parquet_names_the_row(self, tmp_path):
         """Rows of Parquet and JSON lists are counted from 0."""
         path = write_parquet(tmp_path / "t.parquet", [{"prompt": "a"}, {"prompt": None}])
-        assert error_of(path) == ", row 1: has neither 'messages' nor 'prompt'"
+        assert error_of(path) == f", row 1: has neither 'messages' nor 'prompt'; {OTHER_COLUMN}"
         (tmp_path / "t.json").write_text('[{"prompt": "a"}, 3]')
         assert error_of(tmp_path / "t.json") == ", row 1: expected an object, got int"
 
@@ -493,3 +517,65 @@ class TestRowErrors:
         """A row from memory may hold values that no file can."""
         with pytest.raises(DataError, match=rf"^row 3: x\[0\]: {named} is no JSON value$"):
             task_from_row({"prompt": "a", "x": [value]}, where="row 3")
+
+
+class TestColumns:
+    """Other names of columns."""
+
+    def test_a_data_set_of_questions_and_answers(self, tmp_path):
+        """The named columns are understood, and the others are kept."""
+        path = write_jsonl(tmp_path / "t.jsonl", {"question": "2+2?", "answer": "4", "level": 1})
+        (task,) = read_tasks(path, columns={"prompt": "question", "ground_truth": "answer"})
+        assert ((USER,), "4", {"level": 1}) == (task.messages, task.ground_truth, task.extra)
+        assert task.uid == read_tasks(write_jsonl(tmp_path / "u.jsonl", {"prompt": "2+2?"}))[0].uid
+
+    def test_names_may_be_exchanged(self, tmp_path):
+        """A column with an understood name may have another meaning."""
+        path = write_jsonl(tmp_path / "t.jsonl", {"prompt": "4", "ground_truth": "2+2?"})
+        (task,) = read_tasks(path, columns={"prompt": "ground_truth", "ground_truth": "prompt"})
+        assert ((USER,), "4") == (task.messages, task.ground_truth)
+
+    def test_errors(self, tmp_path):
+        """A missing column is named with those that exist, and a file without a prompt has the option."""
+        path = write_jsonl(tmp_path / "t.jsonl", {"question": "2+2?", "answer": "4"})
+        text = error_of(path, columns={"prompt": "questions"})
+        assert text == ", line 1: has no column 'questions'; its columns are question, answer"
+        assert error_of(path) == f", line 1: has neither 'messages' nor 'prompt'; {OTHER_COLUMN}"
+
+
+class TestCsv:
+    """Comma-separated files."""
+
+    @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1), min_size=1))
+    @few
+    def test_cells_are_text(self, prompts):
+        """Quotes, commas and line breaks within cells are read as they were written."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "t.csv")
+            with path.open("w", encoding="utf-8", newline="") as file:
+                csv.writer(file, quoting=csv.QUOTE_ALL).writerows([["prompt"], *([each] for each in prompts)])
+            assert prompts == [task.messages[0]["content"] for task in read_tasks(path)]
+
+    def test_numbers_and_empty_cells(self, tmp_path):
+        """The index is a number, an answer keeps its zeros, an empty cell is null, and a BOM is dropped."""
+        text = "\ufeffprompt,sample_index,ground_truth,note\n2+2?,7,007,\n"
+        (tmp_path / "t.CSV").write_text(text, encoding="utf-8")
+        (task,) = read_tasks(tmp_path / "t.CSV")
+        assert (7, "007", {"note": None}) == (task.sample_index, task.ground_truth, task.extra)
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("prompt\na,b\n", ", line 2: has more cells than the first line, which names the columns"),
+            ('prompt\n"a\n', ", line 2: invalid CSV: unexpected end of data"),
+            ("prompt\n", ": holds no rows"),
+            (
+                "prompt,sample_index\na,-1\n",
+                ", line 2: sample_index: expected an integer from 0 to 2**63 - 1, got '-1'",
+            ),
+        ],
+    )
+    def test_errors(self, tmp_path, text, expected):
+        """Each is one line with the file and the line."""
+        (tmp_path / "t.csv").write_text(text)
+        assert expected == error_of(tmp_path / "t.csv")

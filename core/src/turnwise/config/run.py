@@ -36,6 +36,7 @@ from turnwise.config.runtime import PoolConfig, RuntimeConfig
 from turnwise.config.weights import MemoryConfig, WeightsConfig
 from turnwise.errors import ConfigError
 from turnwise.options import (
+    DataColumn,
     Deadlines,
     GroupOptions,
     LogFormat,
@@ -47,7 +48,7 @@ from turnwise.options import (
 from turnwise.protocols import ModelSpec
 from turnwise.types import SamplingParams
 
-DataFormat = Literal["auto", "jsonl", "json", "parquet"]
+DataFormat = Literal["auto", "csv", "jsonl", "json", "parquet"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -64,6 +65,7 @@ class DataConfig:
         path: file with one task a row, or `package:NAME/FILE` for one that an installed package ships.
         validation_path: the same for validation.
         format: how the files are written; `auto` goes by their endings.
+        columns: the files' names of understood columns, such as `prompt: question` and `ground_truth: answer`.
         limit: most rows that are used; null uses all.
         offset: rows that are skipped at the start.
         shuffle: change the order of the rows, by the run's seed.
@@ -74,6 +76,7 @@ class DataConfig:
     path: str = field(validator=not_empty, metadata=FILLED)
     validation_path: str | None = field(default=None, validator=is_path, metadata=FILLED)
     format: DataFormat = "auto"
+    columns: Mapping[DataColumn, str] = field(factory=dict)
     limit: int | None = field(default=None, validator=validators.optional(at_least_1))
     offset: int = field(default=0, validator=at_least_0)
     shuffle: bool = False

@@ -1,5 +1,5 @@
 """
-Tasks from files: JSONL, a JSON list, or Parquet, in turnwise's own row form or in verl's as it is.
+Tasks from files: JSONL, a JSON list, Parquet or CSV, in turnwise's own row form or in verl's as it is.
 
 A row needs `messages`, or `prompt` (a list of messages, or a text that becomes one user message). These columns are
 understood. `Task.extra` keeps every other column, and `reward_model` and `extra_info`:
@@ -9,17 +9,21 @@ understood. `Task.extra` keeps every other column, and `reward_model` and `extra
 - `ground_truth`, or verl's ``reward_model.ground_truth``.
 - `agent_name` and `data_source`.
 
-Nothing is ever unpickled: a Parquet column must be made of plain types.
+Nothing is ever unpickled: a Parquet column must be made of plain types. Dates, times and decimals become text.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -28,6 +32,7 @@ import numpy as np
 from attrs import evolve
 
 from turnwise.errors import DataError, first_line
+from turnwise.options import DataColumn
 from turnwise.types import JsonDict, Message, Task
 
 if TYPE_CHECKING:
@@ -36,7 +41,7 @@ if TYPE_CHECKING:
 ROLES: Final = ("system", "user", "assistant", "tool", "developer")
 """The allowed roles of a message."""
 
-FORMATS: Final[Mapping[str, str]] = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet"}
+FORMATS: Final[Mapping[str, str]] = {".csv": "csv", ".jsonl": "jsonl", ".json": "json", ".parquet": "parquet"}
 """Format by file suffix."""
 
 _BATCH_ROWS: Final = 1024
@@ -52,16 +57,18 @@ def read_tasks(
     offset: int = 0,
     limit: int | None = None,
     shuffle_seed: int | None = None,
+    columns: Mapping[DataColumn, str] | None = None,
 ) -> list[Task]:
     """
     Read the tasks of a file.
 
     Args:
         path: a file whose suffix is one of `FORMATS`.
-        format: `jsonl`, `json` or `parquet`; None goes by the suffix.
+        format: `csv`, `jsonl`, `json` or `parquet`; None goes by the suffix.
         offset: number of tasks to skip at the start, after shuffling.
         limit: most tasks to return; None returns all. Unless shuffled, rows after the last one are not read.
         shuffle_seed: shuffle all tasks by this seed first; None keeps the order of the file.
+        columns: the file's names of understood columns, such as ``{"prompt": "question"}``.
 
     Returns:
         At least one task; their `uid` differ. A derived `uid` is a hash of the row's messages and index, the same
@@ -76,7 +83,7 @@ def read_tasks(
     if limit is not None and limit < 1:
         raise DataError(f"{file}: 'limit' must be at least 1, not {limit}")
     stop = None if limit is None else offset + limit
-    tasks = list(islice(_tasks(file, format), stop if shuffle_seed is None else None))
+    tasks = list(islice(_tasks(file, format, columns or {}), stop if shuffle_seed is None else None))
     if not tasks:
         raise DataError(f"{file}: holds no rows")
     if shuffle_seed is not None:
@@ -108,12 +115,16 @@ def task_from_row(row: Mapping[str, object], *, row_number: int = 0, where: str 
     )
 
 
-def _tasks(file: Path, format: str | None) -> Iterator[Task]:
+def _tasks(file: Path, format: str | None, columns: Mapping[DataColumn, str]) -> Iterator[Task]:
     first_seen: dict[str, str] = {}
     repeats: Counter[str] = Counter()
     for number, (where, row) in enumerate(_rows(file, format)):
         if not isinstance(row, Mapping):
             raise DataError(f"{where}: expected an object, got {_kind(row)}")
+        if missing := sorted(set(columns.values()) - set(row)):
+            raise DataError(f"{where}: has no column {missing[0]!r}; its columns are {', '.join(row)}")
+        others = {name: value for name, value in row.items() if name not in columns.values()}
+        row = others | {name: row[column] for name, column in columns.items()}
         task = task_from_row(row, row_number=number, where=where)
         if row.get("uid") is None:
             # Some data sets repeat a row with its index on purpose: each copy is a separate task.
@@ -162,6 +173,20 @@ def _json_rows(file: Path) -> Iterator[_Located]:
         yield f"{file}, row {number}", row
 
 
+def _csv_rows(file: Path) -> Iterator[_Located]:
+    reader = csv.DictReader(io.StringIO(_decoded(file.read_bytes(), file, 1, 0), newline=""), strict=True)
+    try:
+        for row in reader:
+            where = f"{file}, line {reader.line_num}"
+            if None in row:
+                raise DataError(f"{where}: has more cells than the first line, which names the columns")
+            index = row.get("sample_index") or ""
+            numbers = {"sample_index": int(index)} if index.isdecimal() else {}
+            yield where, {name: cell or None for name, cell in row.items()} | numbers
+    except csv.Error as error:
+        raise DataError(f"{file}, line {reader.reader.line_num}: invalid CSV: {error}") from error
+
+
 def _parquet_rows(file: Path) -> Iterator[_Located]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -180,6 +205,7 @@ def _parquet_rows(file: Path) -> Iterator[_Located]:
 
 
 _READERS: Final[Mapping[str, Callable[[Path], Iterator[_Located]]]] = {
+    "csv": _csv_rows,
     "jsonl": _jsonl_rows,
     "json": _json_rows,
     "parquet": _parquet_rows,
@@ -216,9 +242,8 @@ def _refuse_constant(name: str) -> NoReturn:
 def _refuse_unplain(column: pa.Field, file: Path) -> None:
     wrong = _unplain(column)
     if wrong is not None:
-        raise DataError(
-            f"{file}: column {column.name!r} has type {wrong}; only text, numbers, booleans, lists and structs are read"
-        )
+        read = "only text, numbers, booleans, times, lists and structs are read"
+        raise DataError(f"{file}: column {column.name!r} has type {wrong}; {read}")
 
 
 def _unplain(field: pa.Field) -> str | None:
@@ -235,7 +260,7 @@ def _unplain(field: pa.Field) -> str | None:
         return next(filter(None, (_unplain(type_.field(i)) for i in range(type_.num_fields))), None)
     if any(test(type_) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)):
         return _unplain(type_.value_field)
-    plain = ("null", "boolean", "integer", "floating", "string", "large_string", "string_view")
+    plain = ("null", "boolean", "integer", "floating", "string", "large_string", "string_view", "temporal", "decimal")
     return None if any(getattr(pa.types, f"is_{name}")(type_) for name in plain) else str(type_)
 
 
@@ -261,6 +286,10 @@ def _plain(value: object, where: str) -> object:
         return _encodable(value, where)
     if isinstance(value, float) and math.isfinite(value):
         return value
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal | timedelta):
+        return str(value)
     if isinstance(value, Mapping):
         return {_encodable(str(name), where): _plain(item, f"{where}.{name}") for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -337,7 +366,8 @@ def _take_messages(values: JsonDict, where: str) -> tuple[Message, ...]:
     if messages is None:
         messages, column = values.pop("prompt", None), "prompt"
     if messages is None:
-        raise DataError(f"{where}: has neither 'messages' nor 'prompt'")
+        hint = "data.columns.prompt=NAME reads the prompt from another column"
+        raise DataError(f"{where}: has neither 'messages' nor 'prompt'; {hint}")
     if messages in ("", []):
         raise DataError(f"{where}: {column} is empty")
     if isinstance(messages, str) and column == "prompt":

@@ -59,6 +59,7 @@ def load_tasks(config: RunConfig) -> list[Task]:
         limit=data.limit,
         offset=data.offset,
         shuffle_seed=config.rollout.seed if data.shuffle else None,
+        columns=data.columns,
     )
 
 

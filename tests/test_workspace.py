@@ -12,6 +12,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from turnwise.plugin.host import load
+from turnwise.types import PluginRecipe
+
 ROOT = Path(__file__).parents[1]
 PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
 PROJECT_KEYS = {
@@ -145,3 +148,18 @@ def test_constraints_pin_every_requirement() -> None:
 def test_torch_is_the_agreed_one() -> None:
     """torch has the version that every environment of this repository pins."""
     assert str(constraints()["torch"]) == "torch==2.13.0"
+
+
+def test_extras_of_the_core_name_the_packages_of_parts() -> None:
+    """Errors about unknown agents, commands, engines, observers and parsers find the package in these extras."""
+    project = project_file("core")["project"]
+    found = {extra: Requirement(lines[0]) for extra, lines in project["optional-dependencies"].items()}
+    host = load(PluginRecipe(allow=(*PLUGINS, "testing")))
+    for kind in ("agents", "commands", "engines", "observers", "tool_parsers"):
+        for entry in host.registry(kind).entries().values():
+            if entry.owner != "builtins":
+                requirement = found.pop(entry.name.replace("_", "-"))
+                assert f"turnwise-{entry.owner.replace('_', '-')}" == requirement.name
+                assert requirement.specifier.contains(version(requirement.name))
+
+    assert found.keys() == {"ray", "tokenizers", "torch"}

@@ -84,3 +84,18 @@ def test_module_runs():
     )
     assert done.returncode == 0
     assert "plugins" in done.stdout
+
+
+def test_an_unknown_command_is_one_line(capsys):
+    """The line has the closest command; with a package that has the command, it has that too (see `test_host`)."""
+    assert 2 == main(["plugin"])
+    assert "turnwise: error: unknown command 'plugin'; did you mean 'plugins'?" in capsys.readouterr().err
+
+
+def test_the_usage_is_that_of_the_command(capsys):
+    """An unknown option shows the options of its command, and not the list of commands."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["plugins", "--jsn"])
+    printed = capsys.readouterr().err
+    assert "usage: turnwise plugins [-h] [--json]" in printed
+    assert "unrecognized arguments: --jsn" in printed

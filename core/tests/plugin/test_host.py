@@ -358,3 +358,23 @@ def test_an_unknown_name_without_a_path_is_just_that():
     assert (
         complaint(PluginError, build_part, Host(), "tools", "t", Resources()) == "unknown tool 't'; none is installed"
     )
+
+
+def test_an_unknown_name_has_the_package_to_install(site):
+    """An extra of turnwise with the name of a part names its package; a package that is installed is not named."""
+    core = site / "turnwise-0.1.0.dist-info"
+    core.mkdir()
+    requirements = ('fake-runner[fast]<0.2,>=0.1; extra == "quick-run"', 'fake-one>=0.1; extra == "two"')
+    lines = [f"Requires-Dist: turnwise-{each}" for each in requirements]
+    (core / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", "Name: turnwise", "Version: 0.1.0", *lines]))
+    (core / "entry_points.txt").write_text("[turnwise]\nbuiltins = turnwise.builtins\n")
+    install(site, "one")
+    (site / "fake_one-1.0.dist-info").rename(site / "turnwise_fake_one-1.0.dist-info")
+    metadata = site / "turnwise_fake_one-1.0.dist-info/METADATA"
+    metadata.write_text(metadata.read_text().replace("Name: fake-one", "Name: turnwise-fake-one"))
+    host = load(only())
+
+    remedy = "; to install it: pip install 'turnwise-fake-runner[fast]'"
+    assert complaint(PluginError, host.entry, "engines", "quick_run").endswith(remedy)
+    for name in ("two", "quick", "run"):
+        assert "pip install" not in complaint(PluginError, host.entry, "engines", name)

@@ -27,8 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may have less than Unicode
     try:
         host = load(PluginRecipe())
-        parser = make_parser(host)
-        options = _parsed(parser, arguments)
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        if words and not words[0].startswith("-"):
+            host.entry("commands", words[0])  # whose error has the package to install, which argparse's has not
+        options = _parsed(make_parser(host), words)
         command: Command = options.command
         return command.run(options)
     except TurnwiseError as error:
@@ -48,7 +50,8 @@ def make_parser(host: Host) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="turnwise",
         description="Run multi-turn language-model agents for reinforcement learning.",
-        epilog="Examples:\n  turnwise rollout run.yaml --out runs/first\n  turnwise show runs/first 0",
+        epilog="Examples:\n  turnwise plugins\n  turnwise rollout run.yaml --out runs/first\n\n"
+        'Packages add commands. The extra of a command has its package: pip install "turnwise[rollout]"',
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -58,16 +61,16 @@ def make_parser(host: Host) -> argparse.ArgumentParser:
             name, help=command.help, description=command.help, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         command.add_arguments(sub)
-        sub.set_defaults(command=command)
+        sub.set_defaults(command=command, parser=sub)
     return parser
 
 
-def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse; values that are set behind an option count too, which argparse leaves over."""
     options, left = parser.parse_known_args(arguments)
     if left:
         if not hasattr(options, "overrides") or any(each.startswith("-") or "=" not in each for each in left):
-            parser.error(f"unrecognized arguments: {' '.join(left)}")
+            options.parser.error(f"unrecognized arguments: {' '.join(left)}")
         options.overrides = [*options.overrides, *left]
     return options
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Iterable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points, requires
 from types import ModuleType
 from typing import Any, Final, Literal, get_args
 
@@ -138,7 +139,16 @@ class Host:
         except PluginError as error:
             broken = "".join(f"; plugin {plugin.name!r} is broken: {plugin.error}" for plugin in self.broken)
             skipped = f"; installed but not loaded: {', '.join(self.skipped)}" if self.skipped else ""
-            raise PluginError(f"{error}{broken}{skipped}") from None
+            raise PluginError(f"{error}{broken}{skipped}{_install_hint(name)}") from None
+
+
+def _install_hint(part: str) -> str:
+    """Return the end of an error text: the missing package that turnwise's extra with the name of a part requires."""
+    extra = part.replace("_", "-")
+    pattern = re.compile(rf"""(turnwise-[\w-]+)(\[[\w,-]+\])?.*; extra == ['"]{re.escape(extra)}['"]""")
+    found = [match for line in requires(GROUP) or () if (match := pattern.fullmatch(line))]
+    missing = [f"{match[1]}{match[2] or ''}" for match in found if not any(distributions(name=match[1]))]
+    return f"; to install it: pip install '{missing[0]}'" if missing else ""
 
 
 def load(recipe: PluginRecipe | None = None) -> Host:

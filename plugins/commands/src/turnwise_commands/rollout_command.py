@@ -44,7 +44,6 @@ from turnwise_commands.resumption import (
 from turnwise_result_files import TrajectoryWriter, summarize, write_metrics
 
 _TRACE_OBSERVER: Final = "trace_file"
-_TRACE_INSTALL: Final = "pip install turnwise-observability"
 BATCH_FILE: Final = "batch.safetensors"
 _SHOWN_EPISODES: Final = 20
 _DISK_ERRORS: Final = frozenset(
@@ -114,7 +113,7 @@ def _with_trace(config: RunConfig, host: Host, file: Path) -> RunConfig:
     try:
         host.entry("observers", _TRACE_OBSERVER)
     except PluginError as error:
-        raise ConfigError(f"--trace {file}: {error}; to install it: {_TRACE_INSTALL}") from error
+        raise ConfigError(f"--trace {file}: {error}") from error
     return evolve(config, observers=(*config.observers, Choice(_TRACE_OBSERVER, {"path": str(file)})))
 
 

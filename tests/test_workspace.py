@@ -155,7 +155,7 @@ def test_extras_of_the_core_name_the_packages_of_parts() -> None:
     project = project_file("core")["project"]
     found = {extra: Requirement(lines[0]) for extra, lines in project["optional-dependencies"].items()}
     host = load(PluginRecipe(allow=(*PLUGINS, "testing")))
-    for kind in ("agents", "commands", "engines", "observers", "tool_parsers"):
+    for kind in ("agents", "commands", "engines", "observers", "reasoning_parsers", "tool_parsers"):
         for entry in host.registry(kind).entries().values():
             if entry.owner != "builtins":
                 requirement = found.pop(entry.name.replace("_", "-"))

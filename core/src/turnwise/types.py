@@ -106,8 +106,8 @@ class Task:
         extra: every other column of the row, as JSON values.
     """
 
-    messages: tuple[Message, ...]
-    uid: str
+    messages: tuple[Message, ...] = field(validator=validators.instance_of((tuple, list)))
+    uid: str = field(validator=validators.and_(validators.instance_of(str), validators.min_len(1)))
     sample_index: int = 0
     agent_name: str = ""
     ground_truth: Any = None

@@ -132,6 +132,14 @@ class TestCollate:
         assert batch.group_index.tolist() == [0, 0]
         assert batch.column("uid") == ["t0", "t0"]
 
+    def test_notebooks_show_one_line(self):
+        """The text of a batch has shapes and names, and no tensor."""
+        batch = collate([episode(trajectory())], pad_token_id=PAD)
+        batch = batch.with_fields({"advantages": torch.zeros(1)})
+        shape = tuple(batch.input_ids.shape)
+        assert f"RolloutBatch(rows=1, input_ids={shape}, fields=['advantages'])" == repr(batch)
+        assert f"PackedBatch(rows=1, input_ids=({shape[1]},), fields=['advantages'])" == repr(batch.packed())
+
     def test_layout_counts_columns(self):
         """The layout's indices move with the prompt's padding; 0 outside blocks stays."""
         batch = collate([episode(forked())], pad_token_id=PAD, prompt_length=3)

@@ -44,6 +44,16 @@ def test_a_config_is_read_with_its_folder_and_defaults(tmp_path):
     assert tmp_path / "t.jsonl" == config.locate(config.data.path)
 
 
+def test_a_dict_is_a_config(tmp_path, monkeypatch):
+    """Its paths start from the working directory, overrides apply to it, and the dict itself stays as it is."""
+    monkeypatch.chdir(tmp_path)
+    content = {"data": {"path": "t.jsonl"}, "agent": "a", "engine": "e"}
+    assert load_config(written(tmp_path, MINIMAL)) == load_config(content)
+    assert 7 == load_config(content, ["rollout.n=7"]).rollout.n
+    assert content == {"data": {"path": "t.jsonl"}, "agent": "a", "engine": "e"}
+    assert "the config with overrides: rollout.m" in complaint(load_config, content, ["rollout.m=7"])
+
+
 def test_the_folder_does_not_depend_on_how_the_file_was_named(tmp_path, monkeypatch):
     """A relative file name means the same folder as an absolute one."""
     path = written(tmp_path, MINIMAL)

@@ -79,15 +79,27 @@ class TestRollout:
 
     def test_trace_needs_a_plugin(self, run_dir, monkeypatch, capsys):
         """
-        Without the plugin the error names the package to install, before anything is written.
+        Without the plugin the error names the observer, before anything is written.
         """
         monkeypatch.setenv("TURNWISE_PLUGINS", "acme_kit,commands")
         assert rollout(run_dir, "--trace", str(run_dir / "run.json")) == 2
 
         error = capsys.readouterr().err
         assert "unknown observer 'trace_file'" in error
-        assert "pip install turnwise-observability" in error
+        assert "installed but not loaded" in error
         assert not (run_dir / "out").exists()
+
+    def test_a_module_beside_the_config(self, run_dir, capsys, monkeypatch):
+        """The error has the folder to put on Python's path, which then works."""
+        text = 'def beside(x: int) -> int:\n    """Double.\n\n    Args:\n        x: it.\n    """\n    return 2 * x\n'
+        (run_dir / "my_tools.py").write_text(text)
+        tools = ("tools=[{function: my_tools:beside}]", "tool_modules=[my_tools]")
+        assert 2 == rollout(run_dir, *tools)
+        remedy = f"No module named 'my_tools', but a file beside the config is: set PYTHONPATH={run_dir}"
+        assert remedy in capsys.readouterr().err
+
+        monkeypatch.syspath_prepend(str(run_dir))
+        assert 0 == rollout(run_dir, *tools, "--overwrite")
 
     def test_all_episodes_failed(self, run_dir, capsys):
         """
@@ -148,7 +160,7 @@ class TestBadInput:
             ("data.path=empty.jsonl", "empty"),
             ("data.path=no_messages.jsonl", "messages"),
             ("data.path=latin1.jsonl", "UTF-8"),
-            ("data.path=data.csv", ".csv"),
+            ("data.path=data.xlsx", ".xlsx"),
             ("agent=onc", "unknown agent 'onc'; did you mean 'once'?"),
             ("data.path=other_agent.jsonl", "unknown agent 'nobody'"),
             ("rollout.responce_length=3", "response_length"),
@@ -175,7 +187,7 @@ class TestBadInput:
         (run_dir / "empty.jsonl").write_text("\n")
         (run_dir / "no_messages.jsonl").write_text('{"question": "hi"}\n')
         (run_dir / "latin1.jsonl").write_bytes(b'{"messages": [{"role": "user", "content": "\xe9"}]}\n')
-        (run_dir / "data.csv").write_text("a,b\n")
+        (run_dir / "data.xlsx").write_text("a,b\n")
         (run_dir / "other_agent.jsonl").write_text(
             '{"agent_name": "nobody", "messages": [{"role": "user", "content": "x"}]}\n'
         )

@@ -12,8 +12,9 @@ from attrs import evolve
 from coding_model import CALLS, CodingModel
 from session_scenarios import Sessions
 
-from turnwise import Status, read_results
+from turnwise import Status
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
+from turnwise_result_files import read_results
 from turnwise_testing.agent_probe import probe_resources
 from turnwise_testing.installation import install_plugin
 from turnwise_testing.scripted import ScriptedEngine

@@ -94,7 +94,7 @@ ROW_NAMES: Final = tuple(attribute.name for attribute in fields(BatchRow))
 """The attributes of a `BatchRow`."""
 
 
-@frozen(kw_only=True, eq=False)
+@frozen(kw_only=True, eq=False, repr=False)
 class BatchColumns:
     """
     The tensors that padded and packed batches share, one for each entry of `COLUMNS`.
@@ -137,6 +137,11 @@ class BatchColumns:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __repr__(self) -> str:
+        """Return shapes and names alone, for notebooks."""
+        shape, fields = tuple(self.input_ids.shape), list(self.fields)
+        return f"{type(self).__name__}(rows={len(self)}, input_ids={shape}, fields={fields})"
 
     @property
     def tensors(self) -> dict[str, Tensor]:

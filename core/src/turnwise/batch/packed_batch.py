@@ -30,7 +30,7 @@ _METADATA_KEY: Final = "turnwise.packed_batch"
 _TENSORS: Final = (*COLUMNS, "cu_seqlens", "prompt_lens")
 
 
-@frozen(kw_only=True, eq=False)
+@frozen(kw_only=True, eq=False, repr=False)
 class PackedBatch(BatchColumns):
     """
     Rows end to end; row b is ``cu_seqlens[b]:cu_seqlens[b + 1]``, its prompt first. A row may have no tokens.

@@ -30,7 +30,7 @@ _TENSORS: Final = (*COLUMNS, "attention_mask")
 _INDEX_COLUMNS: Final = tuple(name for name, column in COLUMNS.items() if column.is_index)
 
 
-@frozen(kw_only=True, eq=False)
+@frozen(kw_only=True, eq=False, repr=False)
 class RolloutBatch(BatchColumns):
     """
     Padded rows: prompts end, and responses start, at column P.

@@ -206,7 +206,8 @@ def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text") -> C
     if spec.path is None:
         raise ConfigError("model.path: a chat template needs the directory of a model")
     if not spec.path.is_dir():
-        raise ConfigError(f"model.path: there is no directory {str(spec.path)!r}")
+        download = "nothing is downloaded; `hf download REPOSITORY --local-dir FOLDER` fetches a model"
+        raise ConfigError(f"model.path: there is no directory {str(spec.path)!r}: {download}")
     if spec.trust_remote_code and not spec.revision:
         raise ConfigError("model.trust_remote_code: running a model's code needs its commit in model.revision")
     tokenizer = _load_tokenizer(spec.path, spec)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -46,26 +46,31 @@ _CORE_SCHEMA: Final = {
 _Section = JsonDict | list[object]
 
 
-def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+def load_config(source: str | Path | JsonObject, overrides: Iterable[str] = ()) -> RunConfig:
     """
     Read a run's config.
 
     Args:
-        path: a file that ends in .yaml, .yml or .toml; paths in the config are relative to its folder.
+        source: a file that ends in .yaml, .yml or .toml, or its content as a dict. Paths in the config are relative to
+            the folder of the file; a dict is relative to the working directory.
         overrides: such as ``rollout.n=8`` or ``tools.0=search``, applied in order (see `apply_overrides`).
 
     Raises:
         ConfigError: the file cannot be read or does not fit; one line for each thing that is wrong.
     """
-    data, source = read_config(path, overrides)
-    with located(source):
-        return structure_config(data, Path(path).absolute().parent)
+    data, name, base_dir = read_config(source, overrides)
+    with located(name):
+        return structure_config(data, base_dir)
 
 
-def read_config(path: str | Path, overrides: Iterable[str] = ()) -> tuple[JsonDict, str]:
-    """Return the plain values of a config file with overrides applied, and the source's name for error texts."""
+def read_config(source: str | Path | JsonObject, overrides: Iterable[str] = ()) -> tuple[JsonDict, str, Path]:
+    """Return the plain values of a config with overrides applied, its name for error texts, and its folder."""
     overrides = tuple(overrides)
-    return apply_overrides(read_mapping(path), overrides), f"{path} with overrides" if overrides else str(path)
+    if isinstance(source, Mapping):
+        data, name, base_dir = dict(source), "the config", Path.cwd()
+    else:
+        data, name, base_dir = read_mapping(source), str(source), Path(source).absolute().parent
+    return apply_overrides(data, overrides), f"{name} with overrides" if overrides else name, base_dir
 
 
 def structure_config(data: object, base_dir: Path) -> RunConfig:

@@ -22,17 +22,17 @@ from turnwise.config.structuring import structure, unstructure
 from turnwise.errors import ConfigError, PluginError, TurnwiseError, describe
 from turnwise.plugin.host import Host, Kind, load
 from turnwise.protocols import Resources
-from turnwise.types import PluginRecipe
+from turnwise.types import JsonObject, PluginRecipe
 
 S = TypeVar("S", RunConfig, JudgeConfig)
 
 
-def load_resolved(path: str | Path, overrides: Iterable[str] = ()) -> tuple[RunConfig, Host]:
+def load_resolved(source: str | Path | JsonObject, overrides: Iterable[str] = ()) -> tuple[RunConfig, Host]:
     """
     Read a run's config, load its plugins, and check every option.
 
     Args:
-        path: a YAML or TOML file.
+        source: a YAML or TOML file, or its content as a dict (see `load_config`).
         overrides: such as ``rollout.n=8``, applied in order.
 
     Returns:
@@ -43,9 +43,8 @@ def load_resolved(path: str | Path, overrides: Iterable[str] = ()) -> tuple[RunC
             the core's keys and of plugin options come together.
         PluginError: a plugin that the config lists is missing or broken.
     """
-    data, source = read_config(path, overrides)
-    base_dir = Path(path).absolute().parent
-    with located(source):
+    data, name, base_dir = read_config(source, overrides)
+    with located(name):
         try:
             config = structure_config(data, base_dir)
         except ConfigError as error:

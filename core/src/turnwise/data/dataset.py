@@ -94,7 +94,7 @@ def read_tasks(
 
 
 def task_from_row(row: Mapping[str, object], *, row_number: int = 0, where: str = "row") -> Task:
-    """Make a task of a row, whose values may be those of numpy or pyarrow; `DataError` starts with `where`."""
+    """Make a task of a row, whose values numpy or pyarrow may have made; `DataError` starts with `where`."""
     values = _plain_row(row, where)
     messages = _take_messages(values, where)
     for name in ("reward_model", "extra_info"):

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from turnwise.plugin.host import Host
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class RolloutManager:
     """
     Runs tasks and returns finished episodes. Use it as a context manager, or call `start` and `stop`.

@@ -93,9 +93,9 @@ def _build(
         built: Tool | tuple[Tool, ...] = build_part(host, "tools", entry, resources, base_dir=base_dir)
         return built
     if isinstance(entry, ToolClass):
-        made: Tool = _import_allowed(entry.target, allowed)(**entry.options)
+        made: Tool = _import_allowed(entry.target, allowed, base_dir)(**entry.options)
         return made
-    found = _import_allowed(entry.function, allowed)
+    found = _import_allowed(entry.function, allowed, base_dir)
     if not isinstance(found, FunctionTool):  # a plain function; the decorator has made a tool of the others
         return function_tool(found, schema=entry.schema, run_in=entry.run_in)
     return placed(found, entry.run_in) if entry.run_in else found
@@ -110,11 +110,17 @@ def _check_tool(tool: Tool, schema: ToolSchema | None, label: str) -> Tool:
     return described
 
 
-def _import_allowed(target: str, allowed: Sequence[str]) -> Any:
+def _import_allowed(target: str, allowed: Sequence[str], base_dir: Path | None) -> Any:
     """Import the object ``package.module:name``, if both this module and the one that defines it are allowed."""
     module_name, _, name = target.partition(":")
     check_module_allowed(module_name, allowed)
-    module = importlib.import_module(module_name)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # The folder is not added to the path: each file in it could replace a library, in every process of the run.
+        if base_dir is None or not any((base_dir / f"{error.name}{end}").exists() for end in ("", ".py")):
+            raise
+        raise ConfigError(f"{error}, but a file beside the config is: set PYTHONPATH={base_dir}") from error
     if not hasattr(module, name):
         public = tuple(each for each, value in vars(module).items() if callable(value) and not each.startswith("_"))
         raise ConfigError(f"module {module_name} has no {name!r}{did_you_mean(name, public)}")

@@ -117,6 +117,7 @@ class RunningServer:
             )
         finally:
             door.session = None
+            self._server.forget_requests(door)
             self._ended.append(name)
             if len(self._ended) > _MAX_ENDED:
                 self._directory.forget(self._ended.popleft())

@@ -114,14 +114,14 @@ def _write_usage(usage: Usage) -> JsonDict:
 
 def read_chat(received: Received) -> ChatExchange:
     """Return the call of a request; `CallRefusedError` names the first field that is wrong or not supported."""
-    request = Fields(received.body)
+    request = Fields(received.body.values)
     request.refuse_sampling_fields()
     options = request.object("stream_options") or Fields({})
     ignored: set[str] = set()
     call = ModelCall(
         dialect="chat",
-        messages=_read_messages(request, ignored),
-        tools=_read_tools(request, ignored),
+        messages=_read_messages(received, request, ignored),
+        tools=received.read_field(request, "tools", _read_tools, ignored),
         tool_choice=read_choice(request, _CHOICES),
         max_tokens=_read_max_tokens(request),
         stop=request.texts("stop"),
@@ -139,11 +139,15 @@ def _read_max_tokens(request: Fields) -> int | None:
     return old if new is None else new
 
 
-def _read_messages(request: Fields, ignored: set[str]) -> tuple[Message, ...]:
-    messages = tuple(_read_message(each, ignored) for each in request.objects("messages"))
+def _read_messages(received: Received, request: Fields, ignored: set[str]) -> tuple[Message, ...]:
+    messages = received.read_conversation(request, "messages", _add_message, ignored)
     if not messages:
         raise refuse("messages", "must be a list that is not empty")
-    return messages
+    return tuple(messages)
+
+
+def _add_message(messages: list[Message], item: Fields, ignored: set[str]) -> None:
+    messages.append(_read_message(item, ignored))
 
 
 def _read_message(message: Fields, ignored: set[str]) -> Message:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Set
-from typing import Any
+from collections.abc import Callable, Mapping, Set
+from typing import TypeVar
 
 import numpy as np
 from attrs import define, evolve, frozen
 
+from turnwise import Message
 from turnwise.types import JsonDict
 from turnwise_gateway.calls import CallRefusedError, Dialect, ModelCall, ModelReply
-from turnwise_gateway.dialects.strict_json import digest_body, read_json, write_json
+from turnwise_gateway.dialects.fields import Fields
+from turnwise_gateway.dialects.request_body import Mark, RequestBody
+from turnwise_gateway.dialects.strict_json import write_json
+
+T = TypeVar("T")
+AddItem = Callable[[list[Message], Fields, set[str]], None]
 
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 
@@ -26,20 +32,54 @@ class Received:
         headers: names in lower case, without keys.
     """
 
-    body: dict[str, Any]
+    body: RequestBody
     headers: Mapping[str, str]
 
     @classmethod
-    def read(cls, body: bytes, headers: Mapping[str, str]) -> Received:
-        """Parse a body; `CallRefusedError` says why it is no strict JSON object."""
+    def of(cls, body: RequestBody, headers: Mapping[str, str]) -> Received:
+        """Return a request without the headers that have keys."""
         kept = {name.lower(): value for name, value in headers.items()}
-        return cls(read_json(body), {name: kept[name] for name in kept.keys() - _SECRET_HEADERS})
+        return cls(body, {name: kept[name] for name in kept.keys() - _SECRET_HEADERS})
+
+    def read_conversation(self, request: Fields, key: str, add: AddItem, ignored: set[str]) -> list[Message]:
+        """
+        Return the messages in a list of items; those of the items of an earlier body are the same objects.
+
+        Args:
+            request: fields of the body.
+            key: of the list.
+            add: adds the messages of an item to those before it, and names of ignored fields to a set. It may replace
+                the last message, and changes no message.
+            ignored: receives the names of ignored fields.
+        """
+        reading = self.body.reading
+        messages, marks = reading.messages, reading.marks
+        found = set(marks[-1].ignored) if marks else set()
+        for item in request.objects(key, len(marks)):
+            add(messages, item, found)
+            before = marks[-1].ignored if marks else frozenset()
+            last = messages[-1] if messages else None
+            marks.append(Mark(len(messages), last, before if len(before) == len(found) else frozenset(found)))
+        ignored |= found
+        return messages
+
+    def read_field(self, request: Fields, key: str, read: Callable[[Fields, set[str]], T], ignored: set[str]) -> T:
+        """Return the result of reading a field, which is that of an earlier body if the field has the same value."""
+        derived, value = self.body.reading.derived, request.value(key)
+        known = derived.get(key)
+        if known is None or known[0] is not value:
+            names: set[str] = set()
+            result = read(request, names)
+            derived[key] = known = (value, (result, names))
+        found: tuple[T, set[str]] = known[1]
+        ignored |= found[1]
+        return found[0]
 
     def complete(self, call: ModelCall, ignored: Set[str]) -> ModelCall:
         """Return a call with its digest, its headers, its mark of a retry, and the sorted names of ignored fields."""
         return evolve(
             call,
-            digest=digest_body(call.dialect, self.body),
+            digest=self.body.digest,
             is_retry=self._is_retry(),
             headers=self.headers,
             ignored=tuple(sorted(ignored)),

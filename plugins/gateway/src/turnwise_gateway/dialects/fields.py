@@ -7,6 +7,7 @@ Every field of a request is honoured, refused by name, or counted as ignored. No
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from attrs import field, frozen
@@ -121,14 +122,14 @@ class Fields:
         value = self.value(key)
         return None if value is None else as_fields(value, self.name(key))
 
-    def objects(self, key: str) -> Iterator[Fields]:
-        """Yield the objects of a list; none when it is missing."""
+    def objects(self, key: str, start: int = 0) -> Iterator[Fields]:
+        """Yield the objects of a list from a number on; none when it is missing."""
         value = self.value(key)
         if value is None:
             return
         if not isinstance(value, list):
             raise refuse(self.name(key), "must be a list")
-        for number, item in enumerate(value):
+        for number, item in enumerate(islice(value, start, None), start):
             yield as_fields(item, f"{self.name(key)}[{number}]")
 
     def texts(self, key: str) -> tuple[str, ...]:

@@ -136,7 +136,7 @@ def read_messages(received: Received, *, counts: bool = False) -> MessagesExchan
     Raises:
         CallRefusedError: names the first field that is wrong or not supported.
     """
-    request = Fields(received.body)
+    request = Fields(received.body.values)
     request.refuse_sampling_fields()
     ignored: set[str] = set()
     max_tokens = request.integer("max_tokens", 1)
@@ -150,8 +150,8 @@ def read_messages(received: Received, *, counts: bool = False) -> MessagesExchan
         ignored.add("tool_choice.disable_parallel_tool_use")
     call = ModelCall(
         dialect="messages",
-        messages=_read_conversation(request, ignored),
-        tools=_read_tools(request, ignored),
+        messages=_read_conversation(received, request, ignored),
+        tools=received.read_field(request, "tools", _read_tools, ignored),
         tool_choice=read_choice(request, _CHOICES),
         max_tokens=max_tokens,
         stop=request.texts("stop_sequences"),
@@ -162,25 +162,31 @@ def read_messages(received: Received, *, counts: bool = False) -> MessagesExchan
     return MessagesExchange(received.complete(call, {*ignored, *request.unread()}))
 
 
-def _read_conversation(request: Fields, ignored: set[str]) -> tuple[Message, ...]:
-    messages: list[Message] = []
-    if system := _read_system(request, "system"):
-        messages.append({"role": "system", "content": system})
-    for each in request.objects("messages"):
-        role = each.text("role")
-        if role == "assistant":
-            messages.append(_read_assistant(each, ignored))
-        elif role == "user":
-            messages += _read_user(each)
-        elif role == "system":
-            messages.append({"role": "system", "content": _read_system(each, "content")})
-        else:
-            raise refuse(each.name("role"), "must be user, assistant or system")
+def _read_conversation(received: Received, request: Fields, ignored: set[str]) -> tuple[Message, ...]:
+    head = received.read_field(request, "system", _read_head, ignored)
+    messages = received.read_conversation(request, "messages", _add_message, ignored)
     if not request.values.get("messages"):
         raise refuse("messages", "must be a list that is not empty")
     if messages[-1]["role"] == "assistant":
         raise refuse_unsupported("messages", "the last message is the assistant's, and a turn cannot be prefilled")
-    return tuple(messages)
+    return (*head, *messages)
+
+
+def _read_head(request: Fields, ignored: set[str]) -> tuple[Message, ...]:
+    system = _read_system(request, "system")
+    return ({"role": "system", "content": system},) if system else ()
+
+
+def _add_message(messages: list[Message], item: Fields, ignored: set[str]) -> None:
+    role = item.text("role")
+    if role == "assistant":
+        messages.append(_read_assistant(item, ignored))
+    elif role == "user":
+        messages += _read_user(item)
+    elif role == "system":
+        messages.append({"role": "system", "content": _read_system(item, "content")})
+    else:
+        raise refuse(item.name("role"), "must be user, assistant or system")
 
 
 def _read_system(owner: Fields, key: str) -> str:

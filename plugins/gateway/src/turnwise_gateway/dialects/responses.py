@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from typing import Any, Final
-
-from attrs import define, field
 
 from turnwise import Message
 from turnwise.types import ToolSchema
@@ -38,16 +37,16 @@ _STATE: Final = ("previous_response_id", "conversation", "prompt")
 
 def read_responses(received: Received) -> ResponsesExchange:
     """Return the call of a request; `CallRefusedError` names the first field that is wrong or not supported."""
-    request = Fields(received.body)
+    request = Fields(received.body.values)
     request.refuse_sampling_fields()
     ignored: set[str] = set()
     _refuse_state(request, ignored)
-    namespaces: dict[str, tuple[str, str]] = {}
+    tools, namespaces = received.read_field(request, "tools", _read_all_tools, ignored)
     include = request.texts("include")
     call = ModelCall(
         dialect="responses",
-        messages=_read_conversation(request, ignored),
-        tools=tuple(_read_tools(request, "tools", "", namespaces, ignored)),
+        messages=_read_conversation(received, request, ignored),
+        tools=tools,
         tool_choice=read_choice(request, _CHOICES),
         max_tokens=request.integer("max_output_tokens", 1),
         wishes=read_wishes(request),
@@ -75,88 +74,94 @@ def _refuse_state(request: Fields, ignored: set[str]) -> None:
         ignored.update(text.unread())
 
 
-def _read_conversation(request: Fields, ignored: set[str]) -> tuple[Message, ...]:
-    conversation = _Conversation(ignored)
+def _read_conversation(received: Received, request: Fields, ignored: set[str]) -> tuple[Message, ...]:
+    messages: list[Message] = []
     if instructions := request.text("instructions"):
-        conversation.messages.append({"role": "system", "content": instructions})
+        messages.append({"role": "system", "content": instructions})
     if isinstance(request.value("input"), str):
-        conversation.messages.append({"role": "user", "content": request.text("input")})
+        messages.append({"role": "user", "content": request.text("input")})
     else:
-        for item in request.objects("input"):
-            conversation.add(item)
+        messages += received.read_conversation(request, "input", _add_item, ignored)
     if not request.values.get("input"):
         raise refuse("input", "must be a string or a list, and not be empty")
-    return tuple(conversation.messages)
+    return tuple(messages)
 
 
-@define
-class _Conversation:
+def _add_item(messages: list[Message], item: Fields, ignored: set[str]) -> None:
     """
-    Turns items into messages: the reasoning, texts and calls of one turn are one assistant message.
+    Add an item: the reasoning, texts and calls of one turn are one assistant message.
 
     A turn ends where the next reasoning begins after text or calls, and at every item that is not the model's.
+    `CallRefusedError` names the item if its type is not served.
     """
+    kind = item.text("type") or "message"
+    if kind == "message":
+        _add_message(messages, item)
+    elif kind == "reasoning":
+        _add_reasoning(messages, item, ignored)
+    elif kind == "function_call":
+        _add_call(messages, item)
+    elif kind == "function_call_output":
+        content = read_parts(item, "output", _TEXT_PARTS, "\n")
+        messages.append({"role": "tool", "tool_call_id": item.required_text("call_id"), "content": content})
+    else:
+        raise refuse_unsupported(item.path, f"items of type {kind!r} are not served")
 
-    ignored: set[str]
-    messages: list[dict[str, Any]] = field(factory=list)
 
-    def add(self, item: Fields) -> None:
-        """Add an item; `CallRefusedError` names it if its type is not served."""
-        kind = item.text("type") or "message"
-        if kind == "message":
-            self._add_message(item)
-        elif kind == "reasoning":
-            self._add_reasoning(item)
-        elif kind == "function_call":
-            self._add_call(item)
-        elif kind == "function_call_output":
-            content = read_parts(item, "output", _TEXT_PARTS, "\n")
-            call_id = item.required_text("call_id")
-            self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
-        else:
-            raise refuse_unsupported(item.path, f"items of type {kind!r} are not served")
+def _take_turn(messages: list[Message]) -> dict[str, Any]:
+    """Return a copy of the turn at the end, which takes its place, or else a new turn."""
+    if messages and messages[-1]["role"] == "assistant":
+        turn = {**messages[-1]}
+        messages[-1] = turn
+    else:
+        messages.append(turn := {"role": "assistant", "content": ""})
+    return turn
 
-    def _turn(self) -> dict[str, Any]:
-        if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant", "content": ""})
-        return self.messages[-1]
 
-    def _add_message(self, item: Fields) -> None:
-        role = item.text("role")
-        if role in _ROLES:
-            content = read_parts(item, "content", _TEXT_PARTS, "\n")
-            self.messages.append({"role": _ROLES[role], "content": content})
-        elif role == "assistant":
-            # Some clients send reasoning as a message before that of the text: both are one turn.
-            turn, text = self._turn(), read_parts(item, "content", _TEXT_PARTS, "")
-            turn["content"] = f"{turn['content']}\n{text}" if turn["content"] else text
-        else:
-            raise refuse(item.name("role"), "must be system, developer, user or assistant")
+def _add_message(messages: list[Message], item: Fields) -> None:
+    role = item.text("role")
+    if role in _ROLES:
+        messages.append({"role": _ROLES[role], "content": read_parts(item, "content", _TEXT_PARTS, "\n")})
+    elif role == "assistant":
+        # Some clients send reasoning as a message before that of the text: both are one turn.
+        turn, text = _take_turn(messages), read_parts(item, "content", _TEXT_PARTS, "")
+        turn["content"] = f"{turn['content']}\n{text}" if turn["content"] else text
+    else:
+        raise refuse(item.name("role"), "must be system, developer, user or assistant")
 
-    def _add_reasoning(self, item: Fields) -> None:
-        turn = self._turn()
-        if turn["content"] or "tool_calls" in turn:
-            turn = {"role": "assistant", "content": ""}
-            self.messages.append(turn)
-        text = read_parts(item, "content", _TEXT_PARTS, "") or read_parts(item, "summary", _TEXT_PARTS, "")
-        if text := text or self._read_encrypted(item):
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + text
 
-    def _read_encrypted(self, item: Fields) -> str:
-        content = item.text("encrypted_content") or ""
-        if not content.startswith(ENCRYPTED_PREFIX):
-            self.ignored.update({"input.reasoning"} if content else ())
-            return ""
-        try:
-            return base64.b64decode(content.removeprefix(ENCRYPTED_PREFIX), validate=True).decode("utf-8")
-        except (binascii.Error, ValueError) as error:
-            raise refuse(item.name("encrypted_content"), "was not written by this server") from error
+def _add_reasoning(messages: list[Message], item: Fields, ignored: set[str]) -> None:
+    turn = _take_turn(messages)
+    if turn["content"] or "tool_calls" in turn:
+        messages.append(turn := {"role": "assistant", "content": ""})
+    text = read_parts(item, "content", _TEXT_PARTS, "") or read_parts(item, "summary", _TEXT_PARTS, "")
+    if text := text or _read_encrypted(item, ignored):
+        turn["reasoning_content"] = turn.get("reasoning_content", "") + text
 
-    def _add_call(self, item: Fields) -> None:
-        name, space = item.required_text("name"), item.text("namespace")
-        function = {"name": f"{space}__{name}" if space else name, "arguments": item.text("arguments") or ""}
-        call = {"id": item.required_text("call_id"), "type": "function", "function": function}
-        self._turn().setdefault("tool_calls", []).append(call)
+
+def _read_encrypted(item: Fields, ignored: set[str]) -> str:
+    content = item.text("encrypted_content") or ""
+    if not content.startswith(ENCRYPTED_PREFIX):
+        ignored.update({"input.reasoning"} if content else ())
+        return ""
+    try:
+        return base64.b64decode(content.removeprefix(ENCRYPTED_PREFIX), validate=True).decode("utf-8")
+    except (binascii.Error, ValueError) as error:
+        raise refuse(item.name("encrypted_content"), "was not written by this server") from error
+
+
+def _add_call(messages: list[Message], item: Fields) -> None:
+    name, space = item.required_text("name"), item.text("namespace")
+    function = {"name": f"{space}__{name}" if space else name, "arguments": item.text("arguments") or ""}
+    call = {"id": item.required_text("call_id"), "type": "function", "function": function}
+    turn = _take_turn(messages)
+    turn["tool_calls"] = [*turn.get("tool_calls", ()), call]
+
+
+def _read_all_tools(request: Fields, ignored: set[str]) -> tuple[tuple[ToolSchema, ...], Mapping[str, tuple[str, str]]]:
+    """Return the functions among the tools, and the namespace and name of those that have one."""
+    namespaces: dict[str, tuple[str, str]] = {}
+    return tuple(_read_tools(request, "tools", "", namespaces, ignored)), namespaces
 
 
 def _read_tools(

@@ -7,7 +7,6 @@ are not UTF-8, and halves of surrogate pairs, which no tokenizer can read.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -20,18 +19,15 @@ _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _MAX_DEPTH: Final = 100
 """Deepest nesting: far more than any tool's schema has, and too little for any reader's stack."""
 _TOO_DEEP: Final = "it is nested too deeply"
-_NOT_IN_DIGEST: Final = ("stream", "stream_options")
 
 
 def read_json(body: bytes) -> dict[str, Any]:
     """Return the JSON object in a body; `CallRefusedError` of kind `invalid` says why it is none."""
     try:
         text = body.decode("utf-8")
-        value = _DECODER.decode(text)
-        _check_depth(value)
-        # An escape is the only way to half a pair, so bodies without one are not searched.
-        if _SURROGATE.search(text):
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        value = DECODER.decode(text)
+        check_depth(value)
+        check_surrogates(text, value)
     except UnicodeDecodeError as error:
         raise _invalid("it is not UTF-8") from error
     except UnicodeEncodeError as error:
@@ -60,25 +56,28 @@ def read_arguments(text: str) -> dict[str, Any] | None:
         return None
 
 
-def digest_body(dialect: str, body: dict[str, Any]) -> str:
-    """Return a digest of a request without its fields about streaming; the order of keys does not count."""
-    kept = {name: value for name, value in body.items() if name not in _NOT_IN_DIGEST}
-    text = json.dumps(kept, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(f"{dialect}\n{text}".encode("ascii")).hexdigest()
-
-
 def _invalid(reason: str) -> CallRefusedError:
     return CallRefusedError("invalid", f"the body is not valid JSON: {reason}")
 
 
-def _check_depth(value: object) -> None:
+def check_depth(value: object, num_around: int = 0) -> None:
+    """Raise `ValueError` if a value inside `num_around` others is nested too deeply."""
+    if not isinstance(value, dict | list):
+        return
     # One level at a time, and so without recursion.
-    level = [value]
-    for _ in range(_MAX_DEPTH):
+    level: list[object] = [value]
+    for _ in range(_MAX_DEPTH - num_around):
         level = [inner for outer in level for inner in _inner_values(outer) if isinstance(inner, dict | list)]
         if not level:
             return
     raise ValueError(_TOO_DEEP)
+
+
+def check_surrogates(text: str, value: object) -> None:
+    """Raise `UnicodeEncodeError` if a value that was read from a text has half of a surrogate pair."""
+    # An escape is the only way to half a pair, so texts without one are not searched.
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
 
 
 def _inner_values(value: object) -> Iterable[object]:
@@ -103,6 +102,6 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
 
 
-_DECODER: Final = json.JSONDecoder(
+DECODER: Final = json.JSONDecoder(
     object_pairs_hook=_collect_pairs, parse_float=_read_float, parse_constant=_refuse_constant
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
+from weakref import WeakKeyDictionary
 
 import structlog
 from aiohttp import web
@@ -11,7 +12,15 @@ from attrs import define, evolve
 
 from turnwise.types import JsonObject
 from turnwise_gateway.calls import CallRefusedError, Dialect, Directory, SessionBackend
-from turnwise_gateway.dialects import describe_error, headers_of, read_count, read_exchange, status_of, write_json
+from turnwise_gateway.dialects import (
+    RequestMemory,
+    describe_error,
+    headers_of,
+    read_count,
+    read_exchange,
+    status_of,
+    write_json,
+)
 from turnwise_gateway.server.delivery import SERVER_HEADERS, Delivery
 from turnwise_gateway.server.mcp import answer_message
 from turnwise_gateway.server.options import ServerOptions
@@ -61,6 +70,7 @@ class GatewayServer:
         self._directory = directory
         self._options = options or ServerOptions()
         self._runner: web.ServerRunner | None = None
+        self._memories: WeakKeyDictionary[SessionBackend, RequestMemory] = WeakKeyDictionary()
         self._num_in_flight = 0
         self._port = 0
 
@@ -85,6 +95,10 @@ class GatewayServer:
         name = host or self._options.host
         root = f"http://[{name}]:{self._port}" if ":" in name else f"http://{name}:{self._port}"
         return root if session_id is None else f"{root}/s/{session_id}"
+
+    def forget_requests(self, backend: SessionBackend) -> None:
+        """Free the requests of a session that is over."""
+        self._memories.pop(backend, None)
 
     async def start(self) -> None:
         """Listen; `OSError` if the address cannot be used."""
@@ -153,13 +167,18 @@ class GatewayServer:
             if route.action == "tools":
                 status, message = await answer_message(body, request.headers, backend)
                 return _write(message, status) if message else web.Response(status=status, headers=SERVER_HEADERS)
+            memory = self._memories.setdefault(backend, RequestMemory())
             if route.action == "count":
-                call = read_count(body, request.headers).call
+                call = read_count(body, request.headers, memory).call
                 return _write({"input_tokens": await backend.count_tokens(call)})
-            exchange = read_exchange(route.dialect, body, request.headers)
+            exchange = read_exchange(route.dialect, body, request.headers, memory)
             exchange.call = evolve(exchange.call, body=body)
             with Delivery(exchange, self._options) as line.delivery:
                 return await line.delivery.respond(request, backend)
+        except CallRefusedError as refusal:
+            if refusal.kind == "session_closed":
+                self.forget_requests(backend)  # this call may be later than the end of the session
+            raise
         finally:
             self._num_in_flight -= 1
 

@@ -1,0 +1,337 @@
+"""
+Parses the body of a request, starting from an earlier body of the same session.
+
+An agent sends its whole conversation with every call, so most of a body has the bytes of the one before. A JSON reader
+that has read the same bytes is in the same state. So the fields and items up to the first difference are taken from the
+earlier body, and only the rest is parsed, checked and digested. The result is that of parsing the whole body.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from attrs import define, field, frozen
+
+from turnwise import Message
+from turnwise_gateway.calls import Dialect
+from turnwise_gateway.dialects.strict_json import DECODER, check_depth, check_surrogates, read_json
+
+T = TypeVar("T")
+
+_LIST_KEYS: Final[Mapping[Dialect, str]] = {"chat": "messages", "messages": "messages", "responses": "input"}
+_NOT_IN_DIGEST: Final = ("stream", "stream_options")
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+_MAX_CONVERSATIONS: Final = 4
+_MAX_BYTES: Final = 8 * 1024 * 1024
+
+
+@frozen(eq=False)
+class Mark:
+    """The messages after an item: their number, the last one, and the names of ignored fields so far."""
+
+    num_messages: int
+    last: Message | None
+    ignored: frozenset[str]
+
+
+@define(eq=False)
+class Reading:
+    """
+    The things that a dialect has read from a body.
+
+    Attributes:
+        messages: of all items.
+        marks: one for each item.
+        derived: by the name of a field, its value and the result of reading it.
+    """
+
+    messages: list[Message] = field(factory=list)
+    marks: list[Mark] = field(factory=list)
+    derived: dict[str, tuple[object, Any]] = field(factory=dict)
+
+    def cut(self, num_items: int) -> Reading:
+        """Return the reading of the first items, and of the other fields as far as they stay the same."""
+        marks = self.marks[:num_items]
+        messages: list[Message] = []
+        if marks and (last := marks[-1].last) is not None:
+            # A later item can replace the last message, and none before it.
+            messages = [*self.messages[: marks[-1].num_messages - 1], last]
+        return Reading(messages, marks, dict(self.derived))
+
+
+@define(eq=False)
+class Items:
+    """
+    The items of a conversation.
+
+    Attributes:
+        values: parsed.
+        ends: offsets in the body behind each item.
+        digests: of the items up to each one.
+    """
+
+    values: list[Any] = field(factory=list)
+    ends: list[int] = field(factory=list)
+    digests: list[bytes] = field(factory=list)
+
+    def add(self, value: Any, end: int) -> None:
+        before = self.digests[-1] if self.digests else b""
+        self.values.append(value)
+        self.ends.append(end)
+        self.digests.append(hashlib.sha256(before + _CANONICAL.encode(value).encode("ascii")).digest())
+
+    def cut(self, number: int) -> Items:
+        return Items(self.values[:number], self.ends[:number], self.digests[:number])
+
+
+@frozen(eq=False)
+class RequestBody:
+    """
+    A parsed body.
+
+    Attributes:
+        dialect: of the request.
+        source: the bytes; empty when another body cannot start from this one.
+        values: the object. It shares values with other bodies, so nothing may change it.
+        reading: filled by the dialect.
+        items: of the conversation; None without such a list.
+        head: fields before the conversation.
+        tail: fields after it.
+        tail_start: offset in the bytes of the end of the conversation.
+        rest_digest: of all other fields.
+    """
+
+    dialect: Dialect
+    source: bytes
+    values: dict[str, Any]
+    reading: Reading
+    items: Items | None = None
+    head: Mapping[str, Any] = field(factory=dict)
+    tail: Mapping[str, Any] = field(factory=dict)
+    tail_start: int = 0
+    rest_digest: bytes = b""
+
+    @property
+    def digest(self) -> str:
+        """Digest of the request without its fields about streaming; the order of keys does not count."""
+        items = self.items.digests[-1:] if self.items is not None else []
+        shape = b"list" if self.items is not None else b"none"
+        return hashlib.sha256(b"\n".join([self.dialect.encode(), shape, *items, self.rest_digest])).hexdigest()
+
+    @classmethod
+    def read(cls, dialect: Dialect, source: bytes, known: Sequence[RequestBody] = ()) -> RequestBody:
+        """
+        Parse a body.
+
+        Args:
+            dialect: of the request.
+            source: the body.
+            known: earlier bodies of the session.
+
+        Raises:
+            CallRefusedError: it is no object in strict JSON.
+        """
+        counts = [(each.count_common_items(dialect, source), each) for each in known]
+        num_items, earlier = max(counts, key=lambda count: count[0], default=(0, None))
+        try:
+            if earlier is not None and num_items:
+                return _read_rest(earlier, num_items, source)
+            return _read_whole(dialect, source)
+        except (ValueError, RecursionError):
+            return cls.of(dialect, read_json(source))  # raises the error of the whole body
+
+    @classmethod
+    def of(cls, dialect: Dialect, values: dict[str, Any]) -> RequestBody:
+        """Return a body that was parsed by other means."""
+        key = _LIST_KEYS[dialect]
+        items = None
+        if isinstance(given := values.get(key), list):
+            items = Items()
+            for value in given:
+                items.add(value, 0)
+        rest = {name: value for name, value in values.items() if items is None or name != key}
+        return cls(dialect, b"", values, Reading(), items, rest_digest=_digest_fields(rest))
+
+    def count_common_items(self, dialect: Dialect, source: bytes) -> int:
+        """Return the number of items up to which another body has the bytes of this one."""
+        if dialect != self.dialect or not self.source or self.items is None or not self.items.ends:
+            return 0
+        ends = self.items.ends
+        if source.startswith(self.source[: ends[-1]]):
+            return len(ends)
+        return bisect_left(ends, True, key=lambda end: not source.startswith(self.source[:end]))
+
+    def continues(self, other: RequestBody) -> bool:
+        """Return whether the body has all items of another one, so that nothing better starts from the other."""
+        return other.items is None or other.count_common_items(self.dialect, self.source) == len(other.items.ends)
+
+
+@define(eq=False)
+class RequestMemory:
+    """The last bodies of a session, one for each of its latest conversations."""
+
+    _bodies: list[RequestBody] = field(factory=list, init=False)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the bodies."""
+        return sum(len(body.source) for body in self._bodies)
+
+    def read(self, dialect: Dialect, source: bytes) -> RequestBody:
+        """Parse a body; `CallRefusedError` if it is no object in strict JSON."""
+        return RequestBody.read(dialect, source, self._bodies)
+
+    def keep(self, body: RequestBody) -> None:
+        """Remember a body that the dialect has read; it replaces the bodies that it continues."""
+        if not body.source:
+            return
+        others = [each for each in self._bodies if not body.continues(each)]
+        self._bodies = []
+        for each in (body, *others[: _MAX_CONVERSATIONS - 1]):
+            if self.num_bytes + len(each.source) <= _MAX_BYTES:
+                self._bodies.append(each)
+
+
+@define
+class _Scan:
+    """A position in the text of a body, or of its rest after `base` bytes."""
+
+    text: str
+    base: int = 0
+    position: int = 0
+    _num_chars: int = field(default=0, init=False)
+    _num_bytes: int = field(default=0, init=False)
+    _is_ascii: bool = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._is_ascii = self.text.isascii()
+
+    @classmethod
+    def of(cls, source: bytes, base: int = 0) -> _Scan:
+        return cls(source[base:].decode("utf-8"), base)
+
+    @property
+    def offset(self) -> int:
+        """Bytes of the body before the position."""
+        if self._is_ascii:
+            return self.base + self.position
+        self._num_bytes += len(self.text[self._num_chars : self.position].encode("utf-8"))
+        self._num_chars = self.position
+        return self.base + self._num_bytes
+
+    def peek(self) -> str:
+        """Return the next character that is no space; empty at the end."""
+        self.position = _skip_space(self.text, self.position)
+        return self.text[self.position : self.position + 1]
+
+    def expect(self, character: str) -> None:
+        if self.peek() != character:
+            raise ValueError(f"no {character!r} at character {self.position}")
+        self.position += 1
+
+    def value(self, depth: int) -> Any:
+        """Return the next value, which is nested in `depth` others."""
+        self.peek()
+        value, self.position = DECODER.raw_decode(self.text, self.position)
+        check_depth(value, depth)
+        return value
+
+
+def _skip_space(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    return match.end() if match is not None else position
+
+
+def _read_whole(dialect: Dialect, source: bytes) -> RequestBody:
+    scan = _Scan.of(source)
+    scan.expect("{")
+    head: dict[str, Any] = {}
+    key = _LIST_KEYS[dialect]
+    if not _read_fields(scan, head, (), key):
+        _finish(scan, head)
+        return RequestBody(dialect, source, head, Reading(), rest_digest=_digest_fields(head))
+    scan.expect("[")
+    items = Items()
+    _read_items(scan, items)
+    tail_start = scan.offset
+    tail: dict[str, Any] = {}
+    _read_fields(scan, tail, {*head, key}, None)
+    _finish(scan, [head, items.values, tail])
+    values = {**head, key: items.values, **tail}
+    digest = _digest_fields({**head, **tail})
+    return RequestBody(dialect, source, values, Reading(), items, head, tail, tail_start, digest)
+
+
+def _read_rest(earlier: RequestBody, num_items: int, source: bytes) -> RequestBody:
+    """Return a body that has the bytes of another one up to the end of an item."""
+    assert earlier.items is not None, "an item ends in the earlier body"
+    dialect, head, key = earlier.dialect, earlier.head, _LIST_KEYS[earlier.dialect]
+    items = earlier.items.cut(num_items)
+    scan = _Scan.of(source, items.ends[-1])
+    _read_items(scan, items)
+    tail_start, tail, digest = scan.offset, earlier.tail, earlier.rest_digest
+    new: list[Any] = items.values[num_items:]
+    if source[tail_start:] == earlier.source[earlier.tail_start :]:
+        check_surrogates(scan.text, new)
+    else:
+        tail = {}
+        _read_fields(scan, tail, {*head, key}, None)
+        _finish(scan, [new, tail])
+        digest = _digest_fields({**head, **tail})
+    values = {**head, key: items.values, **tail}
+    reading = earlier.reading.cut(num_items)
+    return RequestBody(dialect, source, values, reading, items, head, tail, tail_start, digest)
+
+
+def _read_fields(scan: _Scan, fields: dict[str, Any], others: Collection[str], list_key: str | None) -> bool:
+    """
+    Read fields up to the end of the body's object, and return False; or up to a list, and return True.
+
+    Args:
+        scan: behind the opening brace, or behind a value.
+        fields: receives the fields.
+        others: names of the fields before.
+        list_key: name of the list to stop at.
+    """
+    while scan.peek() != "}":
+        if fields or others:
+            scan.expect(",")
+        if scan.peek() != '"':
+            raise ValueError("a field has no name")
+        name = scan.value(1)
+        if name in fields or name in others:
+            raise ValueError("an object has a key twice")
+        scan.expect(":")
+        if name == list_key and scan.peek() == "[":
+            return True
+        fields[name] = scan.value(1)
+    scan.expect("}")
+    return False
+
+
+def _read_items(scan: _Scan, items: Items) -> None:
+    """Read items up to the end of their list."""
+    while scan.peek() != "]":
+        if items.values:
+            scan.expect(",")
+        value = scan.value(2)
+        items.add(value, scan.offset)
+    scan.expect("]")
+
+
+def _finish(scan: _Scan, values: object) -> None:
+    """Check the end of a body, and the strings in the values that were read from it."""
+    if scan.peek():
+        raise ValueError("there is more after the object")
+    check_surrogates(scan.text, values)
+
+
+def _digest_fields(fields: Mapping[str, Any]) -> bytes:
+    kept = {name: value for name, value in fields.items() if name not in _NOT_IN_DIGEST}
+    return hashlib.sha256(_CANONICAL.encode(kept).encode("ascii")).digest()

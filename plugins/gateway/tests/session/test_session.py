@@ -556,3 +556,18 @@ def test_hidden_tools_are_not_in_the_prompt():
 
     (record,) = run(converse, CALLING).records
     assert Sessions().probe().chat.prompt([user("Question 0?")]).tolist() == record.prompt_ids.tolist()
+
+
+def test_tools_of_results_are_named_as_soon_as_they_are_known():
+    """A result whose call was not known gets the name of its tool in a later request of the same conversation."""
+    result = {"role": "tool", "tool_call_id": "late", "content": "5"}
+
+    async def scenario(session):
+        book, call = session.book, make_call(user("Hi."), result)
+        assert [user("Hi."), result] == list(book.prepare(call).messages)
+        book.name_call("late", "add")
+        longer = make_call(user("Hi."), result, user("Go on."))
+        assert [user("Hi."), {**result, "name": "add"}, user("Go on.")] == list(book.prepare(longer).messages)
+        await ask(session, user("Hi."))
+
+    Sessions().run(scenario)

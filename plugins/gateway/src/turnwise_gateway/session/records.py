@@ -7,7 +7,7 @@ needs no lock. A record takes one call at a time; a second one branches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import blake2b
 
 import numpy as np
@@ -16,10 +16,11 @@ from attrs import define, evolve, field, frozen
 from turnwise import Chat, Episode, GenerateResult, Message, Trajectory
 from turnwise.errors import BudgetExhausted, PromptTooLongError, TemplateError
 from turnwise.record.trajectory import Mark
-from turnwise.types import TokenArray
+from turnwise.types import TokenArray, ToolSchema
 from turnwise_gateway.calls import CallRefusedError, ModelCall, ModelReply
 from turnwise_gateway.session.options import SessionOptions
-from turnwise_gateway.tree.messages import Split, normalise, split_think
+from turnwise_gateway.tree.known_prefixes import KnownPrefixes
+from turnwise_gateway.tree.messages import Split, normalise, split_think, tools_key
 from turnwise_gateway.tree.places import ConversationTree, Location, Place, last_turn
 
 
@@ -121,6 +122,15 @@ class Choice:
     reason: str = ""
 
 
+@frozen
+class _Prepared:
+    """Messages as the session renders them, whether all are in the head, and ids of calls whose tools are not known."""
+
+    messages: tuple[Message, ...] = ()
+    in_head: bool = True
+    unnamed: frozenset[str] = frozenset()
+
+
 @define(eq=False)
 class RecordBook:
     """
@@ -142,6 +152,8 @@ class RecordBook:
     tree: ConversationTree[Spot] = field(init=False)
     _task_forms: list[tuple[object, ...]] = field(init=False)
     _tool_names: dict[str, str] = field(factory=dict, init=False)
+    _prepared: KnownPrefixes[_Prepared] = field(factory=KnownPrefixes, init=False)
+    _last_tools: tuple[tuple[ToolSchema, ...], str] | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.tree = ConversationTree(self.split, _rank)
@@ -149,16 +161,25 @@ class RecordBook:
 
     def prepare(self, call: ModelCall) -> ModelCall:
         """Return the call with the messages and tools that this session renders."""
-        messages: list[Message] = []
-        in_head = True
-        for index, message in enumerate(call.messages):
+        start, known = self._prepared.find(None, call.messages) or (0, _Prepared())
+        if not known.unnamed.isdisjoint(self._tool_names):
+            start, known = 0, _Prepared()  # a tool of these messages was not known before
+        messages, in_head, unnamed = list(known.messages), known.in_head, set(known.unnamed)
+        for index in range(start, len(call.messages)):
+            message = call.messages[index]
             in_head = in_head and message["role"] == "system"
-            messages.append(message if in_head else self._prepared(index, message))
-        return evolve(call, messages=tuple(messages), tools=() if call.tool_choice == "none" else call.tools)
+            messages.append(message if in_head else self._prepare_message(index, message))
+            if message["role"] == "tool" and "name" not in messages[-1]:
+                unnamed.add(message.get("tool_call_id", ""))
+        prepared = tuple(messages)
+        self._prepared.keep(None, call.messages, _Prepared(prepared, in_head, frozenset(unnamed)))
+        return evolve(call, messages=prepared, tools=() if call.tool_choice == "none" else call.tools)
 
-    def locate(self, tools: str, messages: Sequence[Message]) -> Location[Spot]:
-        """Return the known part of a conversation; nothing changes."""
-        return self.tree.locate(tools, messages)
+    def tools_key(self, tools: tuple[ToolSchema, ...]) -> str:
+        """Return the key of the tools of a call; those of an earlier call are the same object."""
+        if self._last_tools is None or self._last_tools[0] is not tools:
+            self._last_tools = (tools, tools_key(tools))
+        return self._last_tools[1]
 
     def choose(self, call: ModelCall, tools: str, location: Location[Spot]) -> Choice:
         """
@@ -212,7 +233,7 @@ class RecordBook:
         """Remember the tool of a call, for templates that show it with the result."""
         self._tool_names[call_id] = tool
 
-    def _prepared(self, index: int, message: Message) -> Message:
+    def _prepare_message(self, index: int, message: Message) -> Message:
         """Return a message behind the system messages at the start."""
         if message["role"] == "system":
             if self.options.mid_system == "refuse":

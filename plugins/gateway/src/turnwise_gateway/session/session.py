@@ -22,7 +22,7 @@ from turnwise_gateway.session.options import SessionOptions
 from turnwise_gateway.session.records import OpenRecord, RecordBook, SampledTurn, Spot
 from turnwise_gateway.session.tool_calls import ToolDesk
 from turnwise_gateway.session.turns import CallIds, ReadTurn, TurnReader
-from turnwise_gateway.tree.messages import Split, split_think, tools_key
+from turnwise_gateway.tree.messages import Split, split_think
 from turnwise_gateway.tree.places import Location, Place
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
@@ -119,7 +119,7 @@ class Session:
 
     async def count_tokens(self, call: ModelCall) -> int:
         call = self.book.prepare(call)
-        tools = tools_key(call.tools)
+        tools = self.book.tools_key(call.tools)
         return self.book.count_tokens(self.book.choose(call, tools, self.book.tree.locate(tools, call.messages)))
 
     def tool_schemas(self) -> tuple[ToolSchema, ...]:
@@ -202,7 +202,7 @@ class Session:
     def _start(self, call: ModelCall) -> SharedCall:
         """Write a call to its record and start to sample. No other call runs in between, for nothing waits here."""
         prepared = self.book.prepare(call)
-        tools = tools_key(prepared.tools)
+        tools = self.book.tools_key(prepared.tools)
         location = self.book.tree.locate(tools, prepared.messages)
         self._deliver_echoed(location)
         choice = self.book.choose(prepared, tools, location)

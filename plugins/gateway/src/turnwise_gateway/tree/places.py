@@ -1,8 +1,9 @@
 """
 The conversations of a session as a tree: one place for each message, with the records that have it as tokens.
 
-A request is looked up message by message from the root. A message that has the form in which it was last seen costs one
-comparison, so that only new messages are brought to their normal form.
+A request is looked up message by message, from the place of an earlier request that it continues or from the root. A
+message that has the form in which it was last seen costs one comparison, so that only new messages are brought to their
+normal form.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from turnwise import Message
+from turnwise_gateway.tree.known_prefixes import KnownPrefixes
 from turnwise_gateway.tree.messages import (
     Defaults,
     NormalForm,
@@ -88,12 +90,14 @@ class Location(Generic[T]):
         rest: messages after the place, without empty assistant messages.
         echoes: known messages whose form differs from the one last seen.
         num_empty: empty assistant messages that were skipped.
+        trail: start for the lookup of a request that continues this one.
     """
 
     place: Place[T]
     rest: tuple[Message, ...]
     echoes: tuple[tuple[Place[T], Message], ...] = ()
     num_empty: int = 0
+    trail: _Trail[T] | None = None
 
 
 @frozen(eq=False)
@@ -105,6 +109,16 @@ class _Step(Generic[T]):
     before: _Step[T] | None = None
     echo: Message | None = None
     num_empty: int = 0
+
+
+@frozen(eq=False)
+class _Trail(Generic[T]):
+    """A place that is the only one after some messages with some tools, while the tree has no more forks."""
+
+    tools: str
+    messages: tuple[Message, ...]
+    place: Place[T]
+    num_forks: int
 
 
 @define(eq=False)
@@ -122,26 +136,36 @@ class ConversationTree(Generic[T]):
     _roots: dict[str, Place[T]] = field(factory=dict, init=False)
     _owners: dict[str, Place[T]] = field(factory=dict, init=False)
     _defaults: Defaults = field(factory=dict, init=False)
+    _trails: KnownPrefixes[Place[T]] = field(factory=KnownPrefixes, init=False)
+    _num_forks: int = field(default=0, init=False)
 
     def root(self, tools: str) -> Place[T]:
         """Return the empty conversation with these tools; see `turnwise_gateway.tree.messages.tools_key`."""
         if tools not in self._roots:
             self._roots[tools] = Place(None, {}, ())
             self._defaults = {**self._defaults, **read_defaults(json.loads(tools))}
+            self._forget_trails()  # more messages may agree with known ones
         return self._roots[tools]
 
     def locate(self, tools: str, messages: Sequence[Message]) -> Location[T]:
         """Return the known part of a conversation: the deepest that ends with the model's turn, or else the deepest."""
-        steps = [_Step(self.root(tools), 0)]
+        given = tuple(messages)
+        start, place = self._trails.find(tools, given) or (0, self.root(tools))
+        steps = [_Step(place, start)]
+        only = steps[0]
         left: list[_Step[T]] = []
-        for index, message in enumerate(messages):
-            following = self._follow(steps, index, message)
+        for index in range(start, len(given)):
+            following = self._follow(steps, index, given[index])
             if not following:
                 break
+            # Places that are not on the way now may be so when they have children, so a fork or a skip ends the trail.
+            if only is steps[0]:
+                only = following[0] if len(following) == 1 and following[0].place is not only.place else only
             if len(steps) > 1:  # somebody's prompt may repeat turns of the model, and lead deeper than they do
                 left += [step for step in steps if all(each.before is not step for each in following)]
             steps = following
-        return self._locate(self._choose([*steps, *left], messages), messages)
+        trail = _Trail(tools, given[: only.num_messages], only.place, self._num_forks)
+        return evolve(self._locate(self._choose([*steps, *left], given), given), trail=trail)
 
     def add(self, place: Place[T], messages: Iterable[Message]) -> Place[T]:
         """Return the place after further messages, which are not the model's; known ones are found."""
@@ -150,7 +174,7 @@ class ConversationTree(Generic[T]):
             known = [child for child in place.children if child.agrees(form) and not child.is_turn]
             if not known:
                 known = [Place(place, message, (form,), seen=message)]
-                place.children += known
+                self._attach(place, known[0])
             place = known[0]
         return place
 
@@ -167,7 +191,7 @@ class ConversationTree(Generic[T]):
         contents = [content, content + stop, content.strip() + stop] if stop else [content]
         forms = [normalise({**message, "content": text}, self.split, self._defaults) for text in contents]
         turn: Place[T] = Place(place, message, tuple(forms), is_turn=True)
-        place.children.append(turn)
+        self._attach(place, turn)
         for call in message.get("tool_calls") or ():
             self._owners[call["id"]] = turn
         return turn
@@ -176,6 +200,7 @@ class ConversationTree(Generic[T]):
         """Forget a turn that no client has."""
         if turn.parent is not None and turn in turn.parent.children:
             turn.parent.children.remove(turn)
+            self._forget_trails()
         for call in turn.message.get("tool_calls") or ():
             self._owners.pop(call["id"], None)
 
@@ -198,7 +223,20 @@ class ConversationTree(Generic[T]):
             place.seen = message
         if location.num_empty:
             needed["empty_message"] += location.num_empty
+        trail = location.trail
+        if trail is not None and trail.num_forks == self._num_forks:
+            self._trails.keep(trail.tools, trail.messages, trail.place)
         return needed
+
+    def _forget_trails(self) -> None:
+        self._trails.clear()
+        self._num_forks += 1
+
+    def _attach(self, place: Place[T], child: Place[T]) -> None:
+        """Add a child to a place."""
+        if place.children:
+            self._forget_trails()  # the lookup of a known conversation may now find two places
+        place.children.append(child)
 
     def _follow(self, steps: list[_Step[T]], index: int, message: Message) -> list[_Step[T]]:
         """Return the places after one more message."""

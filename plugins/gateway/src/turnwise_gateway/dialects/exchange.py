@@ -43,7 +43,7 @@ class Received:
 
     def read_conversation(self, request: Fields, key: str, add: AddItem, ignored: set[str]) -> list[Message]:
         """
-        Return the messages in a list of items; those of the items of an earlier body are the same objects.
+        Return the messages in a list of items; items of an earlier body give the same objects as before.
 
         Args:
             request: fields of the body.
@@ -64,7 +64,7 @@ class Received:
         return messages
 
     def read_field(self, request: Fields, key: str, read: Callable[[Fields, set[str]], T], ignored: set[str]) -> T:
-        """Return the result of reading a field, which is that of an earlier body if the field has the same value."""
+        """Return the result of reading a field, which an earlier body already has if the value is the same object."""
         derived, value = self.body.reading.derived, request.value(key)
         known = derived.get(key)
         if known is None or known[0] is not value:

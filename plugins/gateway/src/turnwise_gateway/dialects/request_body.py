@@ -3,7 +3,7 @@ Parses the body of a request, starting from an earlier body of the same session.
 
 An agent sends its whole conversation with every call, so most of a body has the bytes of the one before. A JSON reader
 that has read the same bytes is in the same state. So the fields and items up to the first difference are taken from the
-earlier body, and only the rest is parsed, checked and digested. The result is that of parsing the whole body.
+earlier body, and only the rest is parsed, checked and digested. The result is the same as for a whole body.
 """
 
 from __future__ import annotations

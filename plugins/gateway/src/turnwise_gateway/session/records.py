@@ -176,7 +176,7 @@ class RecordBook:
         return evolve(call, messages=prepared, tools=() if call.tool_choice == "none" else call.tools)
 
     def tools_key(self, tools: tuple[ToolSchema, ...]) -> str:
-        """Return the key of the tools of a call; those of an earlier call are the same object."""
+        """Return the key of the tools of a call; a later call with the same tools has the same object."""
         if self._last_tools is None or self._last_tools[0] is not tools:
             self._last_tools = (tools, tools_key(tools))
         return self._last_tools[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -11,6 +10,7 @@ from typing import Final
 from attrs import define, field, frozen
 
 from turnwise import Chat, FinishReason, GenerateResult, Message, ToolCall, ToolParser
+from turnwise.messages import format_arguments, name_call
 from turnwise.types import TokenArray
 from turnwise_gateway.calls import CallOfTool, Finish, ModelCall
 from turnwise_gateway.tree.messages import Split
@@ -71,7 +71,7 @@ class CallIds:
             index: of the call in its turn, from 0.
         """
         # The form of `tool_agent`, so that a template that shows ids renders the same tokens for the same conversation.
-        call_id, attempt = f"call{turn:03d}{index:02d}", 0
+        call_id, attempt = name_call(turn, index), 0
         while record_name or len(call_id) != _ID_LENGTH or call_id in self._used:
             name = f"{record_name}|{turn}|{index}|{attempt}".encode()
             number, attempt = int.from_bytes(blake2b(name, digest_size=8).digest(), "big"), attempt + 1
@@ -135,4 +135,4 @@ class TurnReader:
 
 
 def _openai_call(call: ToolCall, call_id: str) -> CallOfTool:
-    return CallOfTool(id=call_id, name=call.name, arguments=json.dumps(call.arguments, ensure_ascii=False))
+    return CallOfTool(id=call_id, name=call.name, arguments=format_arguments(call))

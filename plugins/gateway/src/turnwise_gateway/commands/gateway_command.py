@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Final, Protocol
 
+from turnwise_gateway.commands.pool_command import PoolCommand
 from turnwise_gateway.commands.replay_command import ReplayCommand
 from turnwise_gateway.commands.serve_command import ServeCommand
 
@@ -20,7 +21,11 @@ class Subcommand(Protocol):
     def run(self, arguments: argparse.Namespace) -> int: ...
 
 
-SUBCOMMANDS: Final[Mapping[str, Subcommand]] = {"serve": ServeCommand(), "replay": ReplayCommand()}
+SUBCOMMANDS: Final[Mapping[str, Subcommand]] = {
+    "serve": ServeCommand(),
+    "pool": PoolCommand(),
+    "replay": ReplayCommand(),
+}
 
 
 class GatewayCommand:

@@ -9,7 +9,7 @@ of the speed.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -229,6 +229,18 @@ class SqliteStore:
             if key is not None:
                 self._end((key[0], key[1]), State.DEAD, "abandoned", ("null", "{}"), owner, reason)
         return key is not None
+
+    def reopen_dead(self, uids: Collection[str] = ()) -> int:
+        """Make dead rollouts ready again, with all their attempts and without a result; return how many there were."""
+        with self._transaction():
+            where = "WHERE state = 'dead'"
+            found = self._all(f"SELECT group_number, rollout_n, uid {FROM_ROLLOUT} {where}")
+            keys = [(group, rollout_n) for group, rollout_n, uid in found if not uids or uid in uids]
+            for key in keys:
+                where = "WHERE group_number = ? AND rollout_n = ?"
+                self._run(f"DELETE FROM result {where}", *key)
+                self._run(f"UPDATE rollout SET state = 'ready', attempt = 0, ending = 'reopened' {where}", *key)
+        return len(keys)
 
     def leases(self) -> list[Lease]:
         where = "WHERE state = 'leased' ORDER BY fence"

@@ -114,7 +114,7 @@ def test_ctrl_c_lets_the_command_end() -> None:
 
     os.killpg(process.pid, signal.SIGINT)
 
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=600)
     assert 130 == process.returncode, errors
 
 
@@ -122,7 +122,7 @@ def test_the_end_of_the_agents_ends_the_command() -> None:
     """A training whose agents have crashed would wait for ever; it is ended, and the reason is said."""
     process = start_script("subprocess.Popen([sys.executable, '-c', 'raise SystemExit(3)'])")
 
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=600)
     assert 0 != process.returncode
     assert "the agents ended with exit code 3" in errors
 

@@ -24,7 +24,7 @@ def test_agents_elsewhere_fill_the_batches(tmp_path: Path) -> None:
         first = train.stdout.readline()
         agents[0].kill()
         rest, errors = train.communicate(timeout=240)
-        codes = [agent.wait(timeout=60) for agent in agents[1:]]
+        codes = [agent.wait(timeout=600) for agent in agents[1:]]
     finally:
         for process in (train, *agents):
             process.kill()

@@ -145,7 +145,7 @@ def tell(control, path, **body):
             access = json.loads(control.read_text())
             headers = {"Authorization": f"Bearer {access['secret']}"}
             request = urllib.request.Request(access["url"] + path, json.dumps(body).encode(), headers)
-            with urllib.request.urlopen(request, timeout=60) as reply:
+            with urllib.request.urlopen(request, timeout=600) as reply:
                 found.append((reply.status, json.loads(reply.read() or b"{}")))
         except urllib.error.HTTPError as error:
             found.append((error.code, {}))
@@ -172,7 +172,7 @@ def call_model(leased):
     body = {"model": session["model"], "messages": leased["task"]["messages"]}
     headers = {"Authorization": f"Bearer {session['api_key']}", "Content-Type": "application/json"}
     url = f"{session['openai_base_url']}/chat/completions"
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=60) as reply:
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=600) as reply:
         assert reply.status == 200
 
 

@@ -77,7 +77,7 @@ for target in json.loads(sys.argv[1]):
     codes[target] = []
     for method in json.loads(sys.argv[2]):
         try:
-            channel.unary_unary(f"/ray.rpc.{method}")(b"", timeout=30)
+            channel.unary_unary(f"/ray.rpc.{method}")(b"", timeout=600)
             codes[target].append("OK")
         except grpc.RpcError as error:
             codes[target].append(error.code().name)
@@ -178,7 +178,7 @@ def format_target(ip, port):
 def http_status(ip, port):
     """Return the status of a request without a token."""
     try:
-        with urllib.request.urlopen(f"http://{format_target(ip, port)}/", timeout=30) as response:
+        with urllib.request.urlopen(f"http://{format_target(ip, port)}/", timeout=600) as response:
             return response.status
     except urllib.error.HTTPError as error:
         return error.code

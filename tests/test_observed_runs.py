@@ -147,7 +147,7 @@ def test_trace_of_an_interrupted_run(manager, tmp_path):
 def scrape(url, token=None):
     """Return the samples at an endpoint: value by name and labels."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=600) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
 

@@ -214,7 +214,7 @@ def test_an_abort_returns_every_episode():
     engine = ScriptedEngine(policy=RandomPolicy(mean_tokens=50), token_latency_s=token_latency_s)
     with manager(engine, max_in_flight=2) as running:
         episodes = running.iterate(tasks(6))
-        assert all(event.wait(timeout=30) for event in sampled.values())
+        assert all(event.wait(timeout=600) for event in sampled.values())
         running.abort()
         results = list(episodes)
 

@@ -73,7 +73,7 @@ def content(results):
 
 def wait_until(condition):
     """Wait for an event of another thread."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)

@@ -63,13 +63,13 @@ MEETING = threading.Barrier(40)
 
 async def meet() -> str:
     """Block until 40 calls have come: for ever, if they come one after the other."""
-    MEETING.wait(timeout=60)
+    MEETING.wait(timeout=600)
     return "met"
 
 
 def meet_in_sync() -> str:
     """Do the same in a sync function."""
-    MEETING.wait(timeout=60)
+    MEETING.wait(timeout=600)
     return "met"
 
 

@@ -324,7 +324,7 @@ class TestWriter:
         """An episode that no other follows can be read without another call of the writer."""
         writer = TrajectoryWriter(tmp_path / "t.parquet")
         writer.write(episode(trajectory()))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while not (tmp_path / "t.parquet.partial").exists() or not read_results(tmp_path / "t.parquet.partial"):
             assert time.monotonic() < deadline, "the episode was not written"
             time.sleep(0.05)

@@ -128,7 +128,7 @@ def test_put_waits_for_room():
     putting.start()
 
     first = buffer.take(1)
-    second = buffer.take(1, timeout_s=30)
+    second = buffer.take(1, timeout_s=600)
     putting.join()
 
     assert ["a", "b"] == [group.episodes[0].task.uid for group in (*first, *second)]
@@ -240,7 +240,7 @@ def full_buffer(*uids, max_groups=1):
 def waiting_put(buffer, last):
     """Put an episode from a thread, which has to wait for room; after the body it must have got it."""
     kept = []
-    putting = threading.Thread(target=lambda: kept.append(buffer.put(last, timeout_s=30)))
+    putting = threading.Thread(target=lambda: kept.append(buffer.put(last, timeout_s=600)))
     putting.start()
     while buffer.num_ahead <= buffer.max_groups:
         time.sleep(0.001)
@@ -258,7 +258,7 @@ def test_the_same_last_episode_from_two_threads():
 
     with waiting_put(buffer, third):
         with pytest.raises(ValueError, match="already in the buffer"):
-            buffer.put(third, timeout_s=30)
+            buffer.put(third, timeout_s=600)
         buffer.take(1)
 
     assert [[0, 1, 2]] == [[each.rollout_n for each in group.episodes] for group in buffer.take(1)]

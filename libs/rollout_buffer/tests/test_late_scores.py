@@ -112,7 +112,7 @@ def test_a_waiting_take_wakes_up_at_the_deadline():
     """A trainer that waits for a group gets it when the last score is overdue, without another call."""
     buffer = TrajectoryBuffer(SIZE, 4, late_scores=LateScores(0.05))
     taken = []
-    taking = threading.Thread(target=lambda: taken.extend(buffer.take(1, timeout_s=60)))
+    taking = threading.Thread(target=lambda: taken.extend(buffer.take(1, timeout_s=600)))
     taking.start()
     buffer.put_batch(unscored(number) for number in range(SIZE))
     taking.join()

@@ -89,7 +89,7 @@ def test_every_episode_comes_once():
     producer.start()
     taken, num_interrupted = [], 0
     for _ in range(8):
-        taken += buffer.take(1, timeout_s=30)
+        taken += buffer.take(1, timeout_s=600)
         finish_update(producer, buffer)
         with producer.paused():
             interrupted = [f"{each.uid} of {each.spec.global_step}" for each in producer.unfinished]
@@ -106,7 +106,7 @@ def test_every_episode_comes_once():
     started = set(manager.started)
     other_producer.start()
     while started - set(names(taken)):
-        taken += other.take(1, timeout_s=30)
+        taken += other.take(1, timeout_s=600)
         finish_update(other_producer, other)
     other_producer.stop()
 
@@ -123,7 +123,7 @@ def test_fewer_tasks_than_the_limit():
     producer.start()
 
     for _ in range(5):
-        buffer.take(1, timeout_s=30)
+        buffer.take(1, timeout_s=600)
         finish_update(producer, buffer)
     producer.stop()
 
@@ -137,7 +137,7 @@ def test_a_dropped_prompt_leaves_nothing():
     producer.start()
 
     for _ in range(4):
-        (group,) = buffer.take(1, timeout_s=30)
+        (group,) = buffer.take(1, timeout_s=600)
         assert "t1" != group.episodes[0].task.uid
         finish_update(producer, buffer)
     producer.stop()
@@ -151,7 +151,7 @@ def test_a_failure_is_passed_on():
     producer.start()
 
     with pytest.raises(BufferClosedError):
-        buffer.take(2, timeout_s=30)
+        buffer.take(2, timeout_s=600)
     with pytest.raises(DataError, match="no such row"), producer.paused():
         raise AssertionError("paused after a failure")
     producer.stop()
@@ -176,7 +176,7 @@ def test_groups_of_one_step_and_task_do_not_mix(seed):
     for _ in range(9):
         while buffer.num_ahead < 2 and producer.failure is None:
             time.sleep(0.001)  # until both groups are in the buffer, and none is in flight
-        buffer.take(1, timeout_s=30)
+        buffer.take(1, timeout_s=600)
         finish_update(producer, buffer)
     producer.stop()
 

@@ -119,7 +119,7 @@ def num_readable(out):
         return 0
 
 
-def wait_for(condition, process, timeout_s=60):
+def wait_for(condition, process, timeout_s=600):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert process.poll() is None, "the process ended early"

@@ -40,7 +40,7 @@ class TestInterrupts:
         """The exit code is 130, and the running episodes are aborted."""
         with started(run_dir, site) as process:
             process.send_signal(how)
-            code = process.wait(timeout=60)
+            code = process.wait(timeout=600)
 
         assert code == 130, (run_dir / "log").read_text()
         assert "Traceback" not in (run_dir / "log").read_text()
@@ -58,7 +58,7 @@ class TestInterrupts:
             process.send_signal(signal.SIGINT)
             wait_for(lambda: process.poll() is not None or "interrupted" in (run_dir / "log").read_text(), process)
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=60) == 130
+            assert process.wait(timeout=600) == 130
 
         assert "Traceback" not in (run_dir / "log").read_text()
         assert len(read_results(run_dir / "out")) >= 10 - NUM_HELD
@@ -73,7 +73,7 @@ class TestInterrupts:
         expected = read_results(run_dir / "out")
         with started(run_dir, site, out="cut") as process:
             process.send_signal(how)
-            assert process.wait(timeout=60) == (130 if how is signal.SIGINT else -how)
+            assert process.wait(timeout=600) == (130 if how is signal.SIGINT else -how)
         before = [r for r in read_results(run_dir / "cut") if r.status is not Status.ABORTED]
         assert len(before) == 10 - NUM_HELD
         kept = load_unfinished(run_dir / "cut" / "unfinished.jsonl") if how is signal.SIGINT else []

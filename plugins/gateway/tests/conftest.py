@@ -97,7 +97,7 @@ class ScriptedBackend:
 
     def outcome(self):
         """Wait for the next outcome."""
-        return self.outcomes.get(timeout=10)
+        return self.outcomes.get(timeout=600)
 
 
 class ServedGateway:

@@ -107,7 +107,7 @@ class Served:
     def stop(self, how: signal.Signals = signal.SIGINT) -> tuple[int, str, str]:
         """End the process; return its exit code, its output and its errors."""
         self.process.send_signal(how)
-        output, errors = self.process.communicate(timeout=60)
+        output, errors = self.process.communicate(timeout=600)
         return self.process.returncode, output, errors
 
     def control(self, method: str, path: str, body: object = None, *, key: str = "", status: int = 200) -> Any:
@@ -154,7 +154,7 @@ def request(method: str, url: str, body: object, key: str, status: int) -> Any:
         method=method,
     )
     try:
-        with urllib.request.urlopen(sent, timeout=60) as response:
+        with urllib.request.urlopen(sent, timeout=600) as response:
             found, text = response.status, response.read()
     except urllib.error.HTTPError as error:
         found, text = error.code, error.read()

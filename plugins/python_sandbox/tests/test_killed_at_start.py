@@ -65,7 +65,7 @@ def is_alive(pid: int) -> bool:
 
 def wait_until(condition: Callable[[], bool]) -> None:
     """Wait for a condition, and fail when it does not come true."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

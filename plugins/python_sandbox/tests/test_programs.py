@@ -91,7 +91,7 @@ def _plain(code: str, folder) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}
     command = [sys.executable, "main.py"]
     return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=60, env=environment, stdin=subprocess.DEVNULL
+        command, cwd=folder, capture_output=True, text=True, timeout=600, env=environment, stdin=subprocess.DEVNULL
     )
 
 

@@ -158,7 +158,7 @@ print(plain(1), tuned(1), type(Inherits()).__name__, numpy.__name__, len(found))
 def test_stubs_can_be_imported_but_not_called():
     """Stub decorators return their function, classes can be subclassed, functions raise, and real packages win."""
     command = [sys.executable, "-c", STUBS]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
 
     assert done.stdout.splitlines() == [
         "sgl_kernel.assign_req_to_token_pool_cpu was called, but its package is not installed",

@@ -206,7 +206,7 @@ def test_an_abandoned_engine_leaves_no_process(fake_sglang, small_model, monkeyp
     """SGLang ends with the process that holds the engine, even if that was killed."""
     monkeypatch.setenv("FAKE_SGLANG", "child")
     command = [sys.executable, "-W", "ignore", "-c", ABANDON, str(small_model), end]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     leader = int(done.stdout)
 
     for _ in range(500):

@@ -66,7 +66,7 @@ def test_a_worker_runs_until_it_is_stopped():
     manager.weight_version = 3
     worker.update_model_version(1)
     worker.start()
-    samples = [worker.rollout_buffer.get(timeout=10) for _ in range(20)]
+    samples = [worker.rollout_buffer.get(timeout=600) for _ in range(20)]
     worker.check_health(60)
     worker.stop()
     assert manager.aborted

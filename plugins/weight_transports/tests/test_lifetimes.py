@@ -42,7 +42,7 @@ def kill(process):
 
 def wait_until_gone(paths):
     """Wait for the resource tracker of a killed process, by polling because it signals nothing."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     while any(path.exists() for path in paths):
         assert time.monotonic() < deadline, "the segments outlived their publisher"
         time.sleep(0.01)

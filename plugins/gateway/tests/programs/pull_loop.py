@@ -33,7 +33,7 @@ def send(url, key, body):
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     try:
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=60) as reply:
+        with urllib.request.urlopen(request, timeout=600) as reply:
             return reply.status, json.loads(reply.read() or b"{}")
     except urllib.error.HTTPError as error:
         return error.code, {}

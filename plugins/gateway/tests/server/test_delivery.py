@@ -21,7 +21,7 @@ def body_of(dialect, stream):
 
 def post(gateway, dialect, stream=True):
     """Send a call and return its connection, before the response."""
-    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=600)
     headers = {"Authorization": f"Bearer {gateway.key}"}
     connection.request("POST", f"/s/s-1{PATHS[dialect]}", json.dumps(body_of(dialect, stream)), headers)
     return connection

@@ -17,7 +17,7 @@ def status(url, headers):
     """Send a call and return its status."""
     request = urllib.request.Request(f"{url}/v1/chat/completions", BODY, headers, method="POST")
     try:
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=600) as response:
             return response.status
     except urllib.error.HTTPError as error:
         error.close()

@@ -59,7 +59,7 @@ def post(url, key, body, **headers):
     headers = {"Authorization": f"Bearer {key}", **headers}
     request = urllib.request.Request(f"{url}/mcp", body, headers)
     try:
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=600) as response:
             text, status, sent = response.read(), response.status, response.headers
     except urllib.error.HTTPError as error:
         text, status, sent = error.read(), error.code, error.headers
@@ -134,7 +134,7 @@ def test_other_methods(gateway, method):
         f"{gateway.url}/mcp", headers={"Authorization": f"Bearer {gateway.key}"}, method=method
     )
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=10)
+        urllib.request.urlopen(request, timeout=600)
 
     assert (405, "POST") == (caught.value.code, caught.value.headers["Allow"])
     caught.value.close()

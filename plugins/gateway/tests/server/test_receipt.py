@@ -21,7 +21,7 @@ class Probe:
     """A raw connection to a gateway."""
 
     def __init__(self, gateway):
-        self._socket = socket.create_connection(("127.0.0.1", gateway.server.port), timeout=10)
+        self._socket = socket.create_connection(("127.0.0.1", gateway.server.port), timeout=600)
 
     def send(self, data):
         self._socket.sendall(data)

@@ -73,7 +73,7 @@ def episode_results(draw: st.DrawFn):
     return EpisodeResult(
         task=Task(
             messages=draw(messages),
-            uid=draw(texts),
+            uid=draw(texts.filter(bool)),
             sample_index=draw(counts),
             agent_name=draw(texts),
             ground_truth=draw(json_values),

@@ -11,7 +11,7 @@ from attrs import evolve
 from turnwise import Resources, Status
 from turnwise.errors import ConfigError
 from turnwise_gateway import make_external
-from turnwise_gateway.agent import describe_task
+from turnwise_gateway.agent import show_task
 from turnwise_gateway.config import ExternalConfig
 from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
 from turnwise_tool_parsers.think_tags import ThinkTags, ThinkTagsConfig
@@ -215,7 +215,7 @@ def test_the_task_has_no_answer():
     """A program sees the task without its ground truth."""
     task = make_task(ground_truth="42", extra={"a": 1})
 
-    assert {"uid": task.uid, "messages": list(task.messages), "extra": {"a": 1}} == json.loads(describe_task(task))
+    assert {"uid": task.uid, "messages": list(task.messages), "extra": {"a": 1}} == show_task(task)
 
 
 @pytest.mark.parametrize("options", [{}, {"command": ("a",), "function": "a:b"}, {"function": "a"}])

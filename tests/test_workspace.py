@@ -163,3 +163,15 @@ def test_extras_of_the_core_name_the_packages_of_parts() -> None:
                 assert requirement.specifier.contains(version(requirement.name))
 
     assert found.keys() == {"ray", "tokenizers", "torch"}
+
+
+def test_the_readme_installs_what_the_demo_needs() -> None:
+    """No index has our distributions, so the command that installs folders must name each that another one needs."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^    pip install (\"\./core.*?[^\\])$", readme, re.MULTILINE | re.DOTALL)
+    folders = re.findall(r"\./([a-z]+(?:/\w+)?)", command)
+    found = {project_file(folder)["project"]["name"] for folder in folders}
+
+    for folder in folders:
+        needed = {Requirement(text).name for text in project_file(folder)["project"]["dependencies"]}
+        assert {name for name in needed if name.startswith("turnwise")} <= found, folder

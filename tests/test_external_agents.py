@@ -83,8 +83,8 @@ def test_the_calculator(expression: str, result: str | None, monkeypatch: pytest
 
 COMMAND = """
 import time
-print("started", flush=True)
 try:
+    print("started", flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     time.sleep(0.5)  # as if it wrote a checkpoint

@@ -101,13 +101,13 @@ def run(command: list[str | Path], needed: subprocess.Popen[bytes] | None = None
     Ctrl-C and SIGTERM reach the command, which then saves its state and ends. So does the end of the process `needed`:
     without agents, a training would wait.
     """
+    # A handler and not SIG_IGN, which the command would inherit: a terminal sends Ctrl-C to the command as well.
+    signal.signal(signal.SIGINT, lambda *_: None)
     process = start(command)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     while True:
         try:
             return process.wait(timeout=1)
-        except KeyboardInterrupt:
-            continue
         except subprocess.TimeoutExpired:
             if needed is not None and needed.poll() is not None:
                 print(f"the agents ended with exit code {needed.returncode}", file=sys.stderr)

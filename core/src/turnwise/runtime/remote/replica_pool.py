@@ -216,7 +216,9 @@ class ReplicaPool:
             if pending := link.pending.get(request_id):
                 # The replica has appended the sampled tokens to its context, so the next request can omit them.
                 link.set_known(pending.request.trajectory_id, len(pending.request.token_ids) + len(result.token_ids))
-                _resolve(pending, result)
+                self._resolve(link, pending, result)
+            else:
+                self._confirm(link, request_id)
         for request_id in message.unknown:
             if pending := link.pending.get(request_id):
                 # Sent again with all tokens, because none counts as known any more.
@@ -235,7 +237,24 @@ class ReplicaPool:
             if pending := link.pending.get(request_id):
                 self._drop_context(link, pending.request.trajectory_id)
                 error = AsleepError(text) if kind == AsleepError.__name__ else None
-                _resolve(pending, error or EngineError(text if kind == "EngineError" else f"{kind}: {text}"))
+                self._resolve(link, pending, error or EngineError(text if kind == "EngineError" else f"{kind}: {text}"))
+            else:
+                self._confirm(link, request_id)
+
+    def _confirm(self, link: _Link, request_id: str) -> None:
+        """Let a replica run others after a suspect, whose result has arrived or is not wanted any more."""
+        link.confirmed.append(request_id)
+        link.messages.schedule()
+
+    def _resolve(self, link: _Link, pending: _PendingRequest, outcome: GenerateResult | EngineError) -> None:
+        if pending.alone:
+            self._confirm(link, pending.request.request_id)
+        if pending.result.done():
+            return
+        if isinstance(outcome, EngineError):
+            pending.result.set_exception(outcome)
+        else:
+            pending.result.set_result(outcome)
 
     async def _choose(self, request: GenerateRequest) -> int:
         if not self._given_up and not self._any_live.is_set():
@@ -349,12 +368,3 @@ class ReplicaPool:
         self.num_sent_tokens += len(message.token_ids)
         if link.send is not None:
             link.send(message)
-
-
-def _resolve(pending: _PendingRequest, outcome: GenerateResult | EngineError) -> None:
-    if pending.result.done():
-        return
-    if isinstance(outcome, EngineError):
-        pending.result.set_exception(outcome)
-    else:
-        pending.result.set_result(outcome)

@@ -17,7 +17,6 @@ from attrs import define, field
 
 from turnwise.errors import (
     AsleepError,
-    EngineError,
     ReplicaDiedError,
     TornWeightsError,
     TurnwiseError,
@@ -180,21 +179,32 @@ class ReplicaServer:
             structlog.get_logger().warning("abort failed", request=request_id, reason=describe(error))
 
     async def _serve(self, worker: str, request: GenerateRequest, context: Context, *, suspect: bool) -> None:
-        num_tokens = len(request.token_ids)
+        num_tokens, request_id = len(request.token_ids), request.request_id
         self._num_tokens += num_tokens
         try:
             self._box(worker).num_queued += self._admission.is_full
             alone = await self._admission.enter(alone=suspect)
             try:
-                if alone:
-                    await self._wait_for_confirmation(worker, request.request_id)
-                # After the waits, in which the engine may have fallen asleep. The worker then asks another replica.
-                self.sleep_state.check_serving()
-                result = await self.engine.generate(request)
+                # The worker knows that a suspect runs alone before the suspect can end this process. And it has the
+                # result before the next request can end it, which the worker would take for a death by the suspect.
+                if not alone or await self._is_confirmed(worker, request_id, self._box(worker).granted):
+                    await self._answer(worker, request, context)
+                    if alone:
+                        await self._is_confirmed(worker, request_id)
             finally:
                 self._admission.leave()
+        finally:
+            self._num_tokens -= num_tokens
+            del self._running[request_id]
+        self._schedule(worker)
+
+    async def _answer(self, worker: str, request: GenerateRequest, context: Context) -> None:
+        try:
+            # After the waits, in which the engine may have fallen asleep. The worker then asks another replica.
+            self.sleep_state.check_serving()
+            result = await self.engine.generate(request)
             # The worker sends the next request of this trajectory only after this result, so the context is unchanged.
-            context.extend(num_tokens, result.token_ids)
+            context.extend(len(request.token_ids), result.token_ids)
             self._box(worker).results.append((request.request_id, result))
         except (ReplicaDiedError, TornWeightsError):
             # No request can be served any more. The error ends the actor, its requests move, and the driver restarts
@@ -207,23 +217,25 @@ class ReplicaServer:
             known = isinstance(error, TurnwiseError) and not isinstance(error, AsleepError)
             kind = "EngineError" if known else type(error).__name__
             self._box(worker).failed.append((request.request_id, kind, str(error)))
-        finally:
-            self._num_tokens -= num_tokens
-            del self._running[request.request_id]
-        self._schedule(worker)
 
-    async def _wait_for_confirmation(self, worker: str, request_id: str) -> None:
-        """Tell the worker that a suspect will run alone, before the suspect can end this process."""
+    async def _is_confirmed(self, worker: str, request_id: str, column: list[str] | None = None) -> bool:
+        """Send a message, with a suspect in a column, and wait until its worker confirms; False if that has died."""
         if (box := self._outboxes.get(worker)) is None:
-            raise EngineError("the worker of this request has died")
+            return False
         confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unconfirmed[request_id] = (worker, confirmed)
-        box.granted.append(request_id)
+        if column is not None:
+            column.append(request_id)
         box.messages.schedule()
         try:
             await confirmed
+        except asyncio.CancelledError as error:
+            if _is_own_end(error):
+                raise
+            return False
         finally:
             del self._unconfirmed[request_id]
+        return True
 
     def _box(self, worker: str) -> _Outbox:
         # Looked up for every use, not kept over an await: the worker may have disconnected, and reconnected, meanwhile.

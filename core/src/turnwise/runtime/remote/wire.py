@@ -37,7 +37,7 @@ class ToReplica:
         cancelled: ids of requests without a waiting task.
         released: ids of trajectories that have ended.
         suspects: ids of requests that must run alone, because several replicas died with them.
-        confirmed: ids of suspects that the replica may start now.
+        confirmed: ids of suspects that the replica may start now, or whose results have arrived.
     """
 
     request_ids: tuple[str, ...] = ()

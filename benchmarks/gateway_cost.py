@@ -126,7 +126,7 @@ def print_turns(turns: list[int], sizes: list[int], own: list[list[float]], outs
 
 
 def print_peer(python: Path, sizes: list[int], outside: list[list[float]], runs: int) -> None:
-    """Print the cost of the peer for the smallest and the largest request, and relative to that of the gateway."""
+    """Print the cost of the peer for the smallest and the largest request, and their ratio to the gateway's cost."""
     print(f"{gateway_peer.read_version(python)}, and relative to external over HTTP")
     ends = (0, len(sizes) - 1)
     for store in ("memory", "sqlite"):

@@ -139,7 +139,7 @@ def write_body(num_bytes: int) -> bytes:
 
 
 async def send(port: int, body: bytes, num_calls: int) -> None:
-    """Send calls over some connections at once, each in a session of its own."""
+    """Send calls over some connections at once, each in a separate session."""
     import aiohttp
 
     async def call_in_turn(number: int, session: aiohttp.ClientSession) -> None:

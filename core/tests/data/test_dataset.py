@@ -322,7 +322,7 @@ class TestFileErrors:
         assert error_of(tmp_path / "t.jsonl") == ": is a directory, not a file"
 
     def test_pipe(self, tmp_path):
-        """A pipe is refused at once: nobody may ever write to it."""
+        """A pipe is refused at once, since it may never have a writer."""
         os.mkfifo(tmp_path / "t.jsonl")
         assert error_of(tmp_path / "t.jsonl") == ": is a pipe or a device, not a file"
 
@@ -536,7 +536,7 @@ class TestColumns:
         assert ((USER,), "4") == (task.messages, task.ground_truth)
 
     def test_errors(self, tmp_path):
-        """A missing column is named with those that exist, and a file without a prompt has the option."""
+        """The error names a missing column and the existing ones, and a file without a prompt has the option."""
         path = write_jsonl(tmp_path / "t.jsonl", {"question": "2+2?", "answer": "4"})
         text = error_of(path, columns={"prompt": "questions"})
         assert text == ", line 1: has no column 'questions'; its columns are question, answer"

@@ -1,4 +1,4 @@
-"""Tasks of plugins cannot end an event loop that nobody would run again."""
+"""Tasks of plugins cannot end an event loop, which would never run again."""
 
 import asyncio
 

@@ -79,7 +79,7 @@ def test_a_record_that_changes_during_its_request():
 
 
 def test_an_objective_can_be_chosen():
-    """It is that of the result; the one that the engine supports anyway changes nothing."""
+    """The result has the chosen objective; choosing one that the engine supports anyway changes nothing."""
 
     async def choose(episode):
         episode.objective = Objective.EXPANDED

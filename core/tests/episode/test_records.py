@@ -208,7 +208,7 @@ class TestSamples:
         assert seeds("", "a", "") == [seeds("a", "", "")[1], seeds("a")[0], seeds("", "")[1]]
 
     def test_one_request_at_a_time_on_a_record(self):
-        """A second request on the same record is refused; another record goes on meanwhile."""
+        """A second request on the same record is refused; another record continues meanwhile."""
 
         async def script(episode):
             first, second = episode.begin([1]), episode.begin([2])

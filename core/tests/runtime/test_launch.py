@@ -1,4 +1,4 @@
-"""A run on Ray, up to its start: what is missing is said in one line."""
+"""A run on Ray, up to its start: one line names a missing package."""
 
 import pickle
 import sys

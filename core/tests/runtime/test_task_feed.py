@@ -1,4 +1,4 @@
-"""Tasks that are submitted while others run have the results of one call, and nobody waits for ever."""
+"""Tasks that are submitted while others run have the results of one call, and no call waits for ever."""
 
 import asyncio
 import gc

@@ -245,6 +245,7 @@ def test_an_update_during_a_path(tiny_model, other_model, other_weights, serve):
         async with asyncio.TaskGroup() as group:
             for path in paths:
                 group.create_task(player.write(path, 60))
+            # The engine has no event for a number of sampled tokens.
             while min(p.num_sampled for p in engine._pending.values()) < 10 if engine._pending else True:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             await engine.update_weights(other_weights, 5)

@@ -35,7 +35,10 @@ def compute_logprobs(model, trajectory):
 def make_record(model, number, *, forked):
     """Return a record with the model's log-probabilities, with or without two parallel paths."""
     random = np.random.default_rng(number)
-    ids = lambda count: random.integers(3, 250, count).astype(np.int32)  # noqa: E731
+
+    def ids(count):
+        return random.integers(3, 250, count).astype(np.int32)
+
     pieces = [ids(4 + number % 3) for _ in range(5)]
 
     def build(logprobs):

@@ -30,7 +30,7 @@ class ReportedReward:
         The number for the episode lies on its last record that is trained, so that the episode's reward is that number.
 
         Raises:
-            ValueError: the scores have another form, or their number differs from that of the turns or records.
+            ValueError: the scores have another form, or there is not one for each turn or record.
         """
         reported, num_records = episode.memory.get(REPORTED_SCORE), len(episode.trajectories)
         if reported is None:

@@ -369,7 +369,7 @@ class RolloutManager:
             finished.put(None)
 
     async def _abort(self) -> None:
-        # First, because a runtime starts what it still takes from a feed.
+        # First, because a runtime starts every task that it takes from a feed.
         for call in tuple(self._calls):
             call.end()
         await self.runtime.abort()

@@ -94,7 +94,7 @@ class PartialCall:
             self.deliver(number, build_unstarted_result(spec))
 
     def abandon(self) -> None:
-        """End the call, and drop its episodes: nobody reads them."""
+        """End the call, and drop its episodes, which have no reader."""
         self.put, self.keep = (lambda _number, _result: None), (lambda _unfinished: None)
         self.end()
         self.interrupt.set()

@@ -146,7 +146,7 @@ def in_pool(body, *replicas, keep_last=False):
 
 
 class TestMemoryOfAPool:
-    """Sleep and wake-up of all replicas, and of those that start meanwhile."""
+    """Sleep and wake-up of all replicas, also of replicas that start meanwhile."""
 
     def test_a_replica_that_fails_is_named(self):
         """The others sleep, and the pool counts as asleep: the trainer may use the memory only if it looks."""
@@ -175,7 +175,7 @@ class TestMemoryOfAPool:
         assert [("sleep", 2), ("wake_up", ("weights",)), ("wake_up", ("kv_cache",))] == early.calls == late.calls
 
     def test_a_restarted_replica_gets_the_last_weights(self):
-        """A copy of them, because the trainer goes on."""
+        """A copy of the weights, because the trainer changes its own."""
 
         async def body(weights, slots):
             await weights.update(slots, WEIGHTS, 1, lambda slot, reason: None)

@@ -45,6 +45,7 @@ def segment_attention(
         raise ValueError(f"the number of key heads, {key.shape[1]}, does not divide that of query heads, {num_heads}")
     if (repeats := num_heads // key.shape[1]) > 1:
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    # torch leaves `Function.apply` without annotations.
     result: Tensor = _SegmentAttention.apply(query, key, value, plan, size**-0.5 if scale is None else scale)  # type: ignore[no-untyped-call]
     return result
 

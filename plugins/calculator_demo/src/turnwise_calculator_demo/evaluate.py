@@ -231,7 +231,7 @@ def _build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; None uses `sys.argv`."""
     options = _build_parser().parse_args(arguments)
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it unannotated
     torch.set_num_threads(options.threads)
     started = time.perf_counter()
     report = evaluate(options.model, num=options.num, temperature=options.temperature, seed=options.seed)

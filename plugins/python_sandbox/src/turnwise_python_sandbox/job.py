@@ -145,6 +145,6 @@ class Job:
             stderr=stderr,
             tier=self.tier,
             queued_s=queued_s,
-            **measured,  # type: ignore[arg-type]
+            **measured,  # type: ignore[arg-type]  # callers name the fields
         )
         self.resolve(result)

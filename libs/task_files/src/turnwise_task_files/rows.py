@@ -57,7 +57,7 @@ def read_tasks(
     offset: int = 0,
     limit: int | None = None,
     shuffle_seed: int | None = None,
-    columns: Mapping[DataColumn, str] | None = None,
+    columns: Mapping[DataColumn, str | None] | None = None,
 ) -> list[Task]:
     """
     Read the tasks of a file.
@@ -68,7 +68,7 @@ def read_tasks(
         offset: number of tasks to skip at the start, after shuffling.
         limit: most tasks to return; None returns all. Unless shuffled, rows after the last one are not read.
         shuffle_seed: shuffle all tasks by this seed first; None keeps the order of the file.
-        columns: the file's names of understood columns, such as ``{"prompt": "question"}``.
+        columns: the file's names of understood columns, such as ``{"prompt": "question"}``; None ignores a column.
 
     Returns:
         At least one task; their `uid` differ. A derived `uid` is a hash of the row's messages and index, the same
@@ -115,16 +115,17 @@ def task_from_row(row: Mapping[str, object], *, row_number: int = 0, where: str 
     )
 
 
-def _tasks(file: Path, format: str | None, columns: Mapping[DataColumn, str]) -> Iterator[Task]:
+def _tasks(file: Path, format: str | None, columns: Mapping[DataColumn, str | None]) -> Iterator[Task]:
+    renamed = {name: column for name, column in columns.items() if column is not None}
     first_seen: dict[str, str] = {}
     repeats: Counter[str] = Counter()
     for number, (where, row) in enumerate(_rows(file, format)):
         if not isinstance(row, Mapping):
             raise DataError(f"{where}: expected an object, got {_kind(row)}")
-        if missing := sorted(set(columns.values()) - set(row)):
+        if missing := sorted(set(renamed.values()) - set(row)):
             raise DataError(f"{where}: has no column {missing[0]!r}; its columns are {', '.join(row)}")
-        others = {name: value for name, value in row.items() if name not in columns.values()}
-        row = others | {name: row[column] for name, column in columns.items()}
+        others = {name: value for name, value in row.items() if name not in {*columns, *renamed.values()}}
+        row = others | {name: row[column] for name, column in renamed.items()}
         task = task_from_row(row, row_number=number, where=where)
         if row.get("uid") is None:
             # Some data sets repeat a row with its index on purpose: each copy is a separate task.

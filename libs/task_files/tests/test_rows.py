@@ -1,4 +1,4 @@
-"""Tests of `turnwise.data.dataset`."""
+"""Rows of files as tasks."""
 
 import csv
 import json
@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.data.dataset import read_tasks, task_from_row
 from turnwise.errors import DataError
 from turnwise.types import Task
+from turnwise_task_files.rows import read_tasks, task_from_row
 
 USER = {"role": "user", "content": "2+2?"}
 VERL_ROW = {
@@ -121,6 +121,13 @@ class TestRows:
         """`ground_truth` wins over the one in `reward_model`, and may be false."""
         (task,) = read_tasks(write_jsonl(tmp_path / "t.jsonl", VERL_ROW | {"ground_truth": 0}))
         assert task.ground_truth == 0
+
+    def test_a_column_can_be_ignored(self, tmp_path):
+        """With null for `agent_name`, rows name no agent; an unknown column need not be there."""
+        path = tmp_path / "tasks.jsonl"
+        path.write_text(json.dumps({"prompt": "Hello", "agent_name": "tool_agent", "split": "a"}))
+        (task,) = read_tasks(path, columns={"agent_name": None, "uid": None})
+        assert ("", {"split": "a"}) == (task.agent_name, task.extra)
 
     def test_null_columns_are_as_absent(self, tmp_path):
         """Parquet gives null for a column that a row lacks."""

@@ -1,0 +1,46 @@
+"""The tasks of a run's config."""
+
+import pytest
+from attrs import evolve
+
+from turnwise.config.file import structure_config
+from turnwise.errors import ConfigError
+from turnwise_task_files import load_sources, load_tasks
+
+SECTIONS = {"engine": "e", "agent": "good"}
+
+
+def test_validation_reads_its_own_tasks(tmp_path):
+    """And without a validation set it is refused."""
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"messages": [{{"role": "user", "content": "{name}"}}]}}\n')
+    sections = SECTIONS | {"rollout": {"validation": True}}
+    data = {"path": "train.jsonl", "validation_path": "test.jsonl"}
+
+    (read,) = load_tasks(structure_config(sections | {"data": data}, tmp_path))
+    assert "test" == read.messages[0]["content"]
+    with pytest.raises(ConfigError, match=r"data\.validation_path is not set"):
+        load_tasks(structure_config(sections | {"data": {"path": "train.jsonl"}}, tmp_path))
+
+
+def test_a_mixture_of_files(tmp_path):
+    """Every row keeps its source, equal rows of two files differ in their uid, and each file has its own options."""
+    question = '{"prompt": "What is 1 + 1?", "uid": "sum"}\n'
+    (tmp_path / "easy.jsonl").write_text(question + '{"prompt": "2?", "uid": "two", "data_source": "gsm8k"}\n')
+    (tmp_path / "more.jsonl").write_text(question + '{"prompt": "3?", "uid": "three"}\n')
+    (tmp_path / "table.csv").write_text("question,uid\n4?,four\n")
+    sources = [
+        {"path": "easy.jsonl", "weight": 2},
+        {"path": "more.jsonl", "name": "hard", "limit": 1},
+        {"path": "table.csv", "columns": {"prompt": "question"}},
+    ]
+    config = structure_config(SECTIONS | {"data": {"sources": sources, "validation_path": "more.jsonl"}}, tmp_path)
+
+    easy, hard, table = load_sources(config)
+
+    assert [("sum", "easy"), ("two", "gsm8k")] == [(task.uid, task.data_source) for task in easy]
+    assert [("sum-hard", "hard")] == [(task.uid, task.data_source) for task in hard]
+    assert [("four", "table", "4?")] == [(task.uid, task.data_source, task.messages[0]["content"]) for task in table]
+    assert [*easy, *hard, *table] == load_tasks(config)
+    held_out = load_tasks(evolve(config, rollout=evolve(config.rollout, validation=True)))
+    assert [("sum", ""), ("three", "")] == [(task.uid, task.data_source) for task in held_out]

@@ -1,0 +1,148 @@
+"""
+Reads the JSON that models and agents write, strictly.
+
+A text that two readers could understand differently is an error: duplicate keys, `NaN`, infinite numbers, excessive
+nesting, and halves of surrogate pairs, which no tokenizer can read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final
+
+__all__ = [
+    "MAX_DEPTH",
+    "MalformedError",
+    "check_depth",
+    "check_surrogates",
+    "check_value",
+    "load_json",
+    "read_arguments",
+    "read_float",
+    "read_json",
+]
+
+MAX_DEPTH: Final = 100
+"""Deepest nesting of `read_arguments`: far more than any tool's schema has, and too little for any reader's stack."""
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class MalformedError(ValueError):
+    """A text is malformed; the error's text names the mistake."""
+
+
+def read_json(text: str, start: int) -> tuple[Any, int]:
+    """
+    Read the JSON value that starts at `start` or after white space; nesting and surrogates are not checked.
+
+    Returns:
+        value: the JSON value.
+        stop: index after the value.
+
+    Raises:
+        MalformedError: there is no JSON value; positions in the error count from `start`.
+    """
+    try:
+        return _decode(text, _skip_space(text, start))
+    except json.JSONDecodeError as error:
+        reason = error.msg.removesuffix(" at")
+        raise MalformedError(f"it is not valid JSON: {reason} at character {error.pos - start}") from error
+    except RecursionError as error:
+        raise MalformedError("its JSON is nested too deeply") from error
+    except MalformedError:
+        raise
+    except ValueError as error:  # an integer of thousands of digits
+        raise MalformedError(f"it is not valid JSON: {error}") from error
+
+
+def load_json(text: str) -> Any:
+    """Return the value of a text that is JSON and nothing else; `MalformedError` for any other text."""
+    start = _skip_space(text, 0)
+    value, stop = read_json(text, start)
+    if _skip_space(text, stop) != len(text):
+        raise MalformedError("there is text after its JSON")
+    return value
+
+
+def read_arguments(text: str) -> dict[str, Any] | None:
+    """Return the JSON object of a tool call's arguments, or None for any text that is not one in strict JSON."""
+    try:
+        value = load_json(text)
+        check_value(value, text, MAX_DEPTH)
+        text.encode()
+    except (MalformedError, UnicodeEncodeError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def check_value(value: object, text: str, max_depth: int) -> None:
+    """Refuse a value, read from `text`, that is nested too deeply or has half a surrogate pair: `MalformedError`."""
+    check_depth(value, max_depth, text)
+    check_surrogates(value, text)
+
+
+def check_depth(value: object, max_depth: int, text: str, start: int = 0, stop: int | None = None) -> None:
+    """Refuse a value, written as `text[start:stop]`, that is nested more than `max_depth` levels: `MalformedError`."""
+    # A value cannot be deeper than its text has brackets, and to count them is cheaper than to walk the value.
+    num_brackets = text.count("[", start, stop) + text.count("{", start, stop) + text.count("(", start, stop)
+    if num_brackets > max_depth and _is_deeper(value, max_depth):
+        raise MalformedError(f"its values are nested more than {max_depth} levels deep")
+
+
+def check_surrogates(value: object, text: str) -> None:
+    """Refuse a value, read from `text`, that has half of a surrogate pair from an escape: `MalformedError`."""
+    if _SURROGATE.search(text) is None:
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise MalformedError("it holds half of a surrogate pair, which is no character") from error
+
+
+def read_float(text: str) -> float:
+    """Return a number that has a fraction or an exponent; `MalformedError` when no float can hold it."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise MalformedError(f"the number {text} is too large")
+    return number
+
+
+def _skip_space(text: str, start: int) -> int:
+    match = _SPACE.match(text, start)
+    return match.end() if match else start
+
+
+def _is_deeper(value: object, max_depth: int) -> bool:
+    # One level at a time, and so without recursion.
+    level = [value]
+    for _ in range(max_depth):
+        level = [child for each in level for child in _children(each) if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        duplicate = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise MalformedError(f"the key {json.dumps(duplicate)} is given twice")
+    return value
+
+
+def _refuse_constant(name: str) -> float:
+    raise MalformedError(f"{name} is not JSON")
+
+
+_decode = json.JSONDecoder(
+    object_pairs_hook=_build_object, parse_float=read_float, parse_constant=_refuse_constant
+).raw_decode

@@ -1,0 +1,80 @@
+"""Every JSON text is read as `json` reads it, and any other is refused with a reason."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise_strict_json import MalformedError, check_value, load_json, read_arguments, read_json
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@given(JSON, st.booleans())
+def test_json_comes_back(value, ascii_only):
+    """In escapes or in the characters themselves, with white space around it."""
+    text = json.dumps(value, ensure_ascii=ascii_only)
+
+    assert value == load_json(f" {text}\n")
+    assert (value, len(text) + 2) == read_json(f"x {text} y", 2)
+    check_value(value, text, 100)
+
+
+@given(st.text() | st.text('{}[]",:\\\\ud8aé \n19eE.-'))
+def test_any_text(text):
+    """The arguments of a call are an object that can be written again, or nothing; no text raises an error."""
+    values = read_arguments(text)
+
+    assert values is None or json.loads(text) == values
+    if values is not None:
+        json.dumps(values, ensure_ascii=False, allow_nan=False).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "it is not valid JSON: Expecting value at character 0"),
+        ("\xa01", "it is not valid JSON: Expecting value at character 0"),
+        ("{} x", "there is text after its JSON"),
+        ('{"a": NaN}', "NaN is not JSON"),
+        ('{"a": -Infinity}', "-Infinity is not JSON"),
+        ('{"a": 1e999}', "the number 1e999 is too large"),
+        ('{"a": {"b": 1, "b": 2}}', 'the key "b" is given twice'),
+        ("9" * 5000, "it is not valid JSON: Exceeds the limit"),
+        ("[" * 100_000, "its JSON is nested too deeply"),
+    ],
+)
+def test_texts_that_are_no_json(text, reason):
+    """The reason names the mistake."""
+    with pytest.raises(MalformedError) as refused:
+        load_json(text)
+
+    assert str(refused.value).startswith(reason)
+    assert read_arguments(text) is None
+
+
+@pytest.mark.parametrize(("depth", "fine"), [(5, True), (6, False), (900, False)])
+@pytest.mark.parametrize(("opening", "closing"), ["[]", ('{"a":', "}")])
+def test_nesting_is_bounded(depth, fine, opening, closing):
+    """Up to the limit a value is read; brackets beside each other are no nesting."""
+    text = opening * depth + "1" + closing * depth
+    if fine:
+        check_value(load_json(text), text, 5)
+    else:
+        with pytest.raises(MalformedError, match="nested more than 5 levels"):
+            check_value(load_json(text), text, 5)
+    check_value(load_json("[[1],[2],[3],[4],[5],[6]]"), "[[1],[2],[3],[4],[5],[6]]", 5)
+
+
+@pytest.mark.parametrize("text", ['"\\ud800"', '{"\\udFFf": 1}', '["\\uDbff a"]'])
+def test_half_a_surrogate_pair_is_refused(text):
+    """Both halves are one character."""
+    with pytest.raises(MalformedError, match="half of a surrogate pair"):
+        check_value(load_json(text), text, 9)
+    assert {"a": "\U0001f600"} == read_arguments('{"a": "\\ud83d\\ude00"}')
+    assert read_arguments('{"a": "\ud800"}') is None

@@ -20,7 +20,12 @@ from turnwise_tool_parsers import register_tool_parsers
 
 CHAT = ChatTemplate(byte_tokenizer())
 
+_HERMES = (
+    "{{ content }}{% for call in calls %}<tool_call>\n"
+    '{"name": {{ call.name | tojson }}, "arguments": {{ call.arguments | tojson }}}\n</tool_call>{% endfor %}'
+)
 TURNS = {
+    "hermes": _HERMES,
     "llama3_json": (
         "{{ content }}<|python_tag|>{% for call in calls %}"
         '{"name": {{ call.name | tojson }}, "parameters": {{ call.arguments | tojson }}}'
@@ -89,10 +94,7 @@ TURNS = {
         '{"name": {{ call.name | tojson }}, "arguments": {{ call.arguments | tojson }}}'
         "{% if not loop.last %}, {% endif %}{% endfor %}]"
     ),
-    "granite4": (
-        "{{ content }}{% for call in calls %}<tool_call>\n"
-        '{"name": {{ call.name | tojson }}, "arguments": {{ call.arguments | tojson }}}\n</tool_call>{% endfor %}'
-    ),
+    "granite4": _HERMES,
     "phi4": (
         "{{ content }}<|tool_call|>[{% for call in calls %}"
         '{"name": {{ call.name | tojson }}, "arguments": {{ call.arguments | tojson }}}'

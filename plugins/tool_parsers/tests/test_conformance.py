@@ -34,6 +34,13 @@ class Formats(ToolParserSuite):
         return self.broken
 
 
+class TestHermes(Formats):
+    """`hermes`."""
+
+    registered = "hermes"
+    broken = ("<tool_call>{</tool_call>", "<tool_call></tool_call>", "<tool_call>[1]</tool_call>", "So: <tool_call>{}")
+
+
 class TestLlama3Json(Formats):
     """`llama3_json`."""
 
@@ -144,12 +151,12 @@ class TestAuto(Formats):
     """`auto`, with a chat template that writes the format of Hermes."""
 
     registered = "auto"
-    broken = ("<tool_call>{</tool_call>", "<tool_call></tool_call>", "<tool_call>[1]</tool_call>", "So: <tool_call>{}")
+    broken = TestHermes.broken
 
     @pytest.fixture
     def write_call(self, render):
-        """Writes a call as Hermes models do, which is also that of Granite 4."""
-        return lambda name, arguments: render("granite4", "", [(name, arguments)])
+        """Writes a call as Hermes models do."""
+        return lambda name, arguments: render("hermes", "", [(name, arguments)])
 
 
 class TestThinkTags(PluginSuite):

@@ -135,8 +135,8 @@ def test_work_is_linear_in_the_text(parser_for, monkeypatch, unit):
 
     monkeypatch.setattr(Turn, "search", search)
     monkeypatch.setattr(Turn, "read_value", read_value)
-    for name in ("llama3_json", "llama4_pythonic", "qwen3_coder", "mistral", "deepseek_v3", "glm45", "kimi_k2",
-                 "gpt_oss", "granite", "phi4"):  # fmt: skip
+    for name in ("hermes", "llama3_json", "llama4_pythonic", "qwen3_coder", "mistral", "deepseek_v3", "glm45",
+                 "kimi_k2", "gpt_oss", "granite", "phi4"):  # fmt: skip
         work = 0
         parser_for(name).parse_text(text)
         assert work <= 45 * len(text), name

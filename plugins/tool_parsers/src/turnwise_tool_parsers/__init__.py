@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from turnwise import ReasoningParser, Registry, Resources, ToolParser, hookimpl
-from turnwise_tool_parsers.config import CONFIGS, LimitConfig, ParserConfig
+from turnwise_tool_parsers.config import CONFIGS, HermesConfig, LimitConfig, ParserConfig
 from turnwise_tool_parsers.think_tags import ThinkTags, ThinkTagsConfig
 
 _NAMES = (
@@ -31,6 +31,14 @@ def make_parser(name: str, config: LimitConfig, resources: Resources) -> ToolPar
     return FormatParser(grammars[name](), config, resources)
 
 
+def make_hermes(config: HermesConfig, resources: Resources) -> ToolParser:
+    """Build the parser `hermes` with its tags; `ConfigError` when the run has no tokenizer."""
+    from turnwise_tool_parsers.formats.hermes import Hermes
+    from turnwise_tool_parsers.parser import FormatParser
+
+    return FormatParser(Hermes(config.open_tag, config.close_tag), config, resources)
+
+
 def make_auto(config: LimitConfig, resources: Resources) -> ToolParser:
     """Build the parser that the chat template of the model asks for; `ConfigError` when it cannot be told."""
     from turnwise_tool_parsers.detection import make_auto_parser
@@ -47,6 +55,7 @@ def make_think_tags(config: ThinkTagsConfig, _resources: Resources) -> Reasoning
 def register_tool_parsers(registry: Registry[ToolParser]) -> None:
     """Register each format by its name, and `auto`."""
     registry.add("auto", make_auto, config=LimitConfig)
+    registry.add("hermes", make_hermes, config=HermesConfig)
     for name in _NAMES:
         registry.add(name, partial(make_parser, name), config=CONFIGS.get(name, ParserConfig))
 

@@ -18,11 +18,9 @@ from turnwise.errors import ConfigError, TemplateError
 from turnwise.types import ToolSchema
 from turnwise_tool_parsers.config import CONFIGS, LimitConfig, ParserConfig
 from turnwise_tool_parsers.formats import FORMATS
-from turnwise_tool_parsers.formats.hermes import Hermes
 from turnwise_tool_parsers.parser import FormatParser
 from turnwise_tool_parsers.turn import Grammar
 
-_CANDIDATES: Final[tuple[type[Grammar], ...]] = (Hermes, *FORMATS)
 _MARKS: Final[dict[str, tuple[str, ...]]] = {
     "granite": ("<|start_of_role|>", "<function_call>"),
     "phi4": ("<|/tool_call|>", "functools[", "<|tool|>"),
@@ -70,17 +68,17 @@ def detect_format(chat: Chat) -> Detection:
     prompt = _render(chat, [_user()])
     rendered = _rendered_calls(chat, prompt)
     shown = "".join([prompt, *rendered])
-    found = [each for each in _CANDIDATES if any(_reads(each, chat, text) for text in rendered)]
+    found = [each for each in FORMATS if any(_reads(each, chat, text) for text in rendered)]
     reason = "it reads a call that the chat template wrote"
     if len(found) > 1:
         marked = [each for each in found if _mark_of(each, shown)]
         found = marked or [each for each in found if each.name not in _MARKS] or found
     elif not found:
-        found = [each for each in _CANDIDATES if _mark_of(each, shown)]
+        found = [each for each in FORMATS if _mark_of(each, shown)]
         marks = ", ".join(repr(_mark_of(each, shown)) for each in found)
         reason = f"the chat template shows no calls, and its prompt contains {marks}"
     if len(found) != 1:
-        names = [each.name for each in found or _CANDIDATES]
+        names = [each.name for each in found or FORMATS]
         fits = "fits several formats" if found else "shows no known format"
         raise ConfigError(
             f"parser: auto cannot tell the format of tool calls, because the chat template {fits}; "

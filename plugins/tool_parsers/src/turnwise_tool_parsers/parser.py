@@ -44,8 +44,8 @@ class FormatParser:
         self._think: Final = tags.reasoning_open_tag if tags else ""
         self._unthink: Final = tags.reasoning_close_tag if tags else ""
         self._starts_in_reasoning: Final = tags is not None and tags.starts_in_reasoning
-        thinking = f"|(?P<thinks>{re.escape(self._think)})" if self._think else "|(?P<thinks>(?!))"
-        self._opening: Final = re.compile(f"(?:{grammar.opening}){thinking}")
+        # No group around an alternative: `re` then skips to their first characters, which is a hundred times as fast.
+        self._opening: Final = re.compile("|".join(filter(None, (grammar.opening, re.escape(self._think)))))
         closing = "".join(f"|{re.escape(tag)}" for tag in grammar.closing)
         self._ends: Final = re.compile(f"(?P<opens>{grammar.opening}){closing}")
 
@@ -65,7 +65,7 @@ class FormatParser:
         kept, at = 0, self._after_reasoning(text, 0) if self._starts_in_reasoning else 0
         starts = True  # nothing but reasoning came before, so a call needs no opening tag
         while at >= 0 and (opening := self._next_opening(turn, at, starts)):
-            if opening.groupdict().get("thinks"):
+            if opening.group() == self._think:
                 starts = starts and not text[at : opening.start()].strip()
                 at = self._after_reasoning(text, opening.end())
                 continue

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from turnwise_tool_parsers.json_values import MalformedError, parse_float
+from turnwise_strict_json import MalformedError, read_float
 
 _TOKEN: Final = re.compile(
     r"""\s*+(?:
@@ -153,7 +153,7 @@ def _unescape(escape: re.Match[str]) -> str:
 
 def _read_number(token: str) -> int | float:
     try:
-        return parse_float(token) if set(token) & set(".eE") else int(token)
+        return read_float(token) if set(token) & set(".eE") else int(token)
     except MalformedError:
         raise
     except ValueError as error:  # an integer of thousands of digits

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from turnwise.types import ToolSchema
-from turnwise_tool_parsers.json_values import MalformedError, check_value, load_json
+from turnwise_strict_json import MalformedError, check_value, load_json
 
 _TYPES: Final = {
     dict: "object",

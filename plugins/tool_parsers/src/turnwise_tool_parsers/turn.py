@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 from attrs import define, field
 
 from turnwise import ToolCall
-from turnwise_tool_parsers.json_values import SPACE, MalformedError, check_value, load_json, read_json
+from turnwise_strict_json import MalformedError, check_value, load_json, read_json
 from turnwise_tool_parsers.schema_values import ArgumentTypes
 
 _KINDS: Final = {
@@ -29,7 +29,7 @@ _KINDS: Final = {
     float: "a number",
     type(None): "null",
 }
-ARGUMENT_KEYS: Final = ("arguments", "parameters")
+_SPACE: Final = re.compile(r"\s*")
 Found = tuple[list[ToolCall], int]
 """Calls in order, and the index at which the search for the next one continues."""
 
@@ -44,14 +44,16 @@ class Grammar(ABC):
         opening: regular expression of the texts that start a call, whatever comes before.
         closing: tags that end a call.
         must_close: a call without its closing tag is malformed.
+        argument_keys: of a call's object, either of which holds the arguments; errors name the first.
         bare: how a call starts that has no opening tag; such calls are only at the start of a turn.
     """
 
     name: ClassVar[str]
-    form: ClassVar[str]
-    opening: ClassVar[str]
-    closing: ClassVar[tuple[str, ...]] = ()
+    form: str
+    opening: str
+    closing: tuple[str, ...] = ()
     must_close: ClassVar[bool] = False
+    argument_keys: ClassVar[tuple[str, ...]] = ("arguments", "parameters")
     bare: ClassVar[re.Pattern[str] | None] = None
 
     @abstractmethod
@@ -86,7 +88,7 @@ class Turn:
 
     def skip_space(self, start: int) -> int:
         """Return the index of the first character at or after `start` that is not white space."""
-        match = SPACE.match(self.text, start)
+        match = _SPACE.match(self.text, start)
         return match.end() if match else start
 
     def skip(self, tag: str, start: int) -> int:
@@ -96,7 +98,6 @@ class Turn:
 
     def read_value(self, read: Callable[[str, int], tuple[Any, int]], start: int) -> tuple[Any, int]:
         """Read a value with a function of text and index, within the budget; `MalformedError` when there is none."""
-        start = self.skip_space(start)
         if self._spent <= 2 * len(self.text):
             try:
                 return read(self.text, start)
@@ -115,9 +116,8 @@ class Turn:
 
     def read_call(self, start: int) -> tuple[ToolCall, int]:
         """Read the call that is a JSON object at `start`; `MalformedError` when there is no JSON."""
-        start = self.skip_space(start)
         value, stop = self.read_value(read_json, start)
-        return self.build_from_object(value, self.text[start:stop]), stop
+        return self.build_from_object(value, self.text[self.skip_space(start) : stop]), stop
 
     def build_from_object(self, value: Any, raw: str) -> ToolCall:
         """Build a call from a JSON object with a name and arguments."""
@@ -129,10 +129,10 @@ class Turn:
                 f'"name" must be a string, got {_KINDS[type(name)]}' if "name" in value else 'the key "name" is missing'
             )
             return self.refuse(why, raw)
-        key = next((key for key in ARGUMENT_KEYS if key in value), None)
+        key = next((key for key in self.grammar.argument_keys if key in value), None)
         # Other keys are arguments that the model put in the wrong place, so only a name alone means "no arguments".
         if key is None and value.keys() - {"name", "id", "type"}:
-            return self.refuse(f'the key "{ARGUMENT_KEYS[0]}" is missing', raw, name)
+            return self.refuse(f'the key "{self.grammar.argument_keys[0]}" is missing', raw, name)
         return self.build(name, value[key] if key else {}, raw)
 
     def build(self, name: str, arguments: Any, raw: str) -> ToolCall:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 
 from turnwise import ToolCall
+from turnwise_strict_json import MalformedError, read_json
 from turnwise_tool_parsers.formats.sections import SectionGrammar
-from turnwise_tool_parsers.json_values import MalformedError, read_json
 from turnwise_tool_parsers.turn import Turn
 
 _HEAD = re.compile(r"\s*+([^\n<]{0,256})<｜tool▁sep｜>")

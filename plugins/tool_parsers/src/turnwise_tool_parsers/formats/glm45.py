@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from turnwise_tool_parsers.json_values import MalformedError
+from turnwise_strict_json import MalformedError
 from turnwise_tool_parsers.turn import Found, Grammar, Turn
 
 _CLOSE, _VALUE_CLOSE = "</tool_call>", "</arg_value>"

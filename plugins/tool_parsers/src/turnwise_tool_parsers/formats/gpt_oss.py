@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 
-from turnwise_tool_parsers.json_values import MalformedError, read_json
+from turnwise_strict_json import MalformedError, read_json
 from turnwise_tool_parsers.turn import Found, Grammar, Turn
 
 _CHANNEL = r"<\|channel\|>[a-z]{1,16}"

@@ -4,34 +4,40 @@ Hermes, Qwen2.5 and Qwen3: a JSON object between tags.
     call   = "<tool_call>" object "</tool_call>"
     object = '{"name": NAME, "arguments": OBJECT}'
 
-Source: the chat templates of Hermes-2-Pro and Qwen2.5. Only `auto` uses this grammar: the package
-turnwise-hermes-parser registers the name, and has more options.
+Source: the chat templates of Hermes-2-Pro and Qwen2.5.
 """
 
 from __future__ import annotations
 
 import re
 
-from turnwise_tool_parsers.json_values import MalformedError
+from turnwise_strict_json import MalformedError
 from turnwise_tool_parsers.turn import Found, Grammar, Turn
-
-_CLOSE = "</tool_call>"
 
 
 class Hermes(Grammar):
-    """The format `hermes`."""
+    """
+    The format `hermes`.
+
+    Args:
+        open_tag: before a call.
+        close_tag: after a call.
+    """
 
     name = "hermes"
-    form = '<tool_call>{"name": "<tool>", "arguments": {...}}</tool_call>.'
-    opening = "<tool_call>"
-    closing = (_CLOSE,)
+    form = '{"name": "<tool>", "arguments": {...}} between the tags of a tool call.'
     must_close = True
+    argument_keys = ("arguments",)
+
+    def __init__(self, open_tag: str = "<tool_call>", close_tag: str = "</tool_call>") -> None:
+        self.opening = re.escape(open_tag)
+        self.closing = (close_tag,)
 
     def read(self, turn: Turn, opening: re.Match[str]) -> Found | None:
         start = search_from = opening.end()
         try:
             call, search_from = turn.read_call(start)
-            stop = turn.skip(_CLOSE, search_from)
+            stop = turn.skip(self.closing[0], search_from)
             if stop < 0:
                 raise MalformedError("there is text after its JSON")  # noqa: TRY301 - the next tag ends the call
         except MalformedError as error:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 
 from turnwise import ToolCall
+from turnwise_strict_json import MalformedError, read_json
 from turnwise_tool_parsers.formats.sections import SectionGrammar
-from turnwise_tool_parsers.json_values import MalformedError, read_json
 from turnwise_tool_parsers.turn import Turn
 
 _HEAD = re.compile(r"\s*+([^\s<]{0,256}+)\s*+<\|tool_call_argument_begin\|>")

@@ -15,8 +15,8 @@ from __future__ import annotations
 import re
 
 from turnwise import ToolCall
-from turnwise_tool_parsers.json_values import MalformedError, read_json
-from turnwise_tool_parsers.turn import ARGUMENT_KEYS, Found, Grammar, Turn
+from turnwise_strict_json import MalformedError, read_json
+from turnwise_tool_parsers.turn import Found, Grammar, Turn
 
 _TAG = "<|python_tag|>"
 
@@ -53,4 +53,4 @@ def _is_call(turn: Turn, start: int) -> bool:
         value, _stop = turn.read_value(read_json, start)
     except MalformedError:
         return True
-    return any(key in value for key in ARGUMENT_KEYS)
+    return any(key in value for key in turn.grammar.argument_keys)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from turnwise_tool_parsers.json_values import MalformedError, read_json
+from turnwise_strict_json import MalformedError, read_json
 from turnwise_tool_parsers.turn import Found, Grammar, Turn, read_json_calls
 
 _HEAD = re.compile(r"\s*+([^\s\[{]{1,256}+)\s*+(?:\[CALL_ID\][^\s\[{]{0,64}+)?(?:\[ARGS\])?")

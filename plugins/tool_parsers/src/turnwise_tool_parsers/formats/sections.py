@@ -7,7 +7,7 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from turnwise import ToolCall
-from turnwise_tool_parsers.json_values import MalformedError
+from turnwise_strict_json import MalformedError
 from turnwise_tool_parsers.turn import Found, Grammar, Turn
 
 

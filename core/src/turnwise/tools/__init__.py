@@ -1,1 +1,1 @@
-"""Tools: schemas, sessions, function tools, and where a call runs."""
+"""Tools: schemas, and sessions of episodes."""

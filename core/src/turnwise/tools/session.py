@@ -27,7 +27,7 @@ MAX_NAME: Final = 64
 SUSPENDING: Final = ("suspend", "restore")
 """The methods of `Suspendable`."""
 SESSION_KEY: Final = "session_key"
-"""Optional attribute of a tool: tools with an equal key share one session in an episode, as those of one server do."""
+"""Optional attribute of a tool: tools with an equal key share one session in an episode, as tools of one server do."""
 
 
 class Suspendable(Protocol):

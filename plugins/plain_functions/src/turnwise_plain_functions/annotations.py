@@ -1,151 +1,22 @@
-"""
-Tools made from typed Python functions: annotations become the schema, the docstring its descriptions.
-
-A sync function runs in a thread, so a blocking one delays only its own episode. In a process it can be killed as well.
-"""
+"""Tool schemas of typed functions: annotations become the parameters, the docstring their descriptions."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-import json
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Annotated, Any, Final, Literal, Union, cast, get_args
+from typing import Annotated, Any, Final, Literal, Union
 
-from attrs import evolve, field, frozen
-from docstring_parser import ParseError
-from docstring_parser.google import GoogleParser, Section, SectionType
+from attrs import frozen
 
 from turnwise.errors import ConfigError
-from turnwise.tools.process import check_importable, in_process
-from turnwise.tools.schema import CompiledSchema, compile_schema
-from turnwise.tools.thread import in_thread
-from turnwise.types import JsonDict, JsonObject, Task, ToolResult, ToolSchema
+from turnwise.types import JsonDict, JsonObject, ToolSchema
 
 Convert = Callable[[Any], object]
 """Converts a JSON value that fits the schema to the Python type of the annotation."""
-
-
-RunIn = Literal["thread", "process", "loop"]
-"""
-The place where a function runs.
-
-`thread`: the function may block and must be thread-safe. After the call's deadline its thread continues in the
-background. `process`: the function may block and hang; at the deadline its process is killed. It must be importable,
-and starts slower. `loop`: the function runs on the event loop and must not block, because that stops all other episodes
-and deadlines.
-"""
-
-
-@frozen(kw_only=True, eq=False)
-class FunctionTool:
-    """
-    A tool made from a Python function by `function_tool`; it has no sessions and gives no reward.
-
-    Attributes:
-        func: sync or async.
-        schema: in OpenAI form.
-        run_in: place where it runs, see `RunIn`.
-    """
-
-    func: Callable[..., Any]
-    schema: ToolSchema
-    run_in: RunIn = "thread"
-    _converters: Mapping[str, Convert] = field(factory=dict, repr=False)
-    _is_async: bool = False
-
-    async def create(self, task: Task) -> None:
-        """Do nothing: a function keeps no state between calls."""
-
-    async def execute(self, session: object, arguments: JsonObject) -> ToolResult:
-        if self.run_in == "process":
-            return await in_process(self.func, arguments, convert=bool(self._converters))
-        keywords = self.keywords(arguments)
-        if self.run_in == "thread":
-            func = (lambda **given: asyncio.run(self.func(**given))) if self._is_async else self.func
-            return as_result(await in_thread(func, keywords))
-        answer = self.func(**keywords)
-        return as_result(await answer if self._is_async else answer)
-
-    def keywords(self, arguments: JsonObject) -> JsonDict:
-        """Return the arguments with the Python values that the function's annotations promise."""
-        keywords = dict(arguments)
-        for name in self._converters.keys() & keywords.keys():
-            keywords[name] = self._converters[name](keywords[name])
-        return keywords
-
-    async def release(self, session: object) -> None: ...
-
-
-def function_tool(
-    func: Callable[..., object], *, name: str = "", schema: ToolSchema | None = None, run_in: RunIn | None = None
-) -> FunctionTool:
-    """
-    Make a tool of a typed function.
-
-    It may return a `ToolResult`, a string, None for no text, or anything else, which the model sees as JSON.
-
-    Args:
-        func: sync or async.
-        name: replaces the function's own name.
-        schema: replaces the schema that `function_schema` makes; arguments are then passed as JSON values.
-        run_in: place of execution; by default a thread for sync functions and the loop for async ones.
-
-    Raises:
-        ConfigError: one line that names the wrong parameter, the wrong part of the schema, or the reason why the
-            function cannot run there.
-
-    Example:
-        >>> def add(a: int, b: int = 1) -> int:
-        ...     '''Add two numbers.'''
-        ...     return a + b
-        >>> function_tool(add).schema["function"]["parameters"]["required"]
-        ['a']
-    """
-    described, converters = function_schema(func, name) if schema is None else (schema, {})
-    compiled = compile_schema(described, getattr(func, "__qualname__", ""))
-    if schema is not None:
-        _refuse_mismatch(func, compiled)
-    is_async = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(getattr(func, "__call__", None))  # noqa: B004 - the method is looked at, not called
-    tool = FunctionTool(func=func, schema=described, converters=converters, is_async=is_async)
-    return placed(tool, run_in or ("loop" if is_async else "thread"))
-
-
-def placed(tool: FunctionTool, run_in: str) -> FunctionTool:
-    """Return the same tool with another place of execution; `ConfigError` when it cannot run there."""
-    name = tool.schema["function"]["name"]
-    if run_in not in get_args(RunIn):
-        raise ConfigError(f"tool {name!r}: run_in must be one of {', '.join(get_args(RunIn))}, not {run_in!r}")
-    if run_in == "process":
-        check_importable(tool.func, name)
-    return evolve(tool, run_in=cast("RunIn", run_in))
-
-
-def _refuse_mismatch(func: Callable[..., object], compiled: CompiledSchema) -> None:
-    """Refuse a schema whose arguments the function could not be called with."""
-    body = compiled.schema["function"].get("parameters", {})
-    signature = inspect.signature(func)
-    for names in (body.get("required", ()), body.get("properties", ())):
-        try:
-            signature.bind(**dict.fromkeys(names))
-        except TypeError as error:
-            raise ConfigError(f"tool {compiled.name!r}: its schema does not fit the function: {error}") from error
-
-
-def as_result(value: object) -> ToolResult:
-    """Convert the return value of a function to a `ToolResult`; see `function_tool`."""
-    if isinstance(value, ToolResult):
-        return value
-    if value is None or isinstance(value, str):
-        return ToolResult(text=value or "")
-    return ToolResult(text=json.dumps(value, ensure_ascii=False, default=str))
-
-
-# Schemas from annotations
 
 
 @frozen(eq=False)
@@ -172,9 +43,15 @@ def function_schema(func: Callable[..., object], name: str = "") -> tuple[ToolSc
         converters: by parameter, for parameters whose JSON value differs from the annotated type.
 
     Raises:
-        ConfigError: a parameter has no annotation, or one that JSON cannot carry.
+        ConfigError: there is no name; or a parameter has no annotation, or one that JSON cannot carry.
     """
+    from turnwise_plain_functions.docstrings import parse_docstring  # its parser would slow every command
+
     name = name or getattr(func, "__name__", "")
+    if not name:
+        raise ConfigError(
+            f"{type(func).__name__} {func!r} has no name that the model could call: give it one with name="
+        )
     hints, parameters = _hints(func, name), inspect.signature(func).parameters.values()
     described = {p.name: _described_parameter(p, hints, f"tool {name!r}: parameter {p.name!r}") for p in parameters}
     summary, docs = parse_docstring(inspect.getdoc(_described_by(func)) or "")
@@ -285,34 +162,3 @@ def _map(value: Described) -> Described:
     if convert is None:
         return Described(schema)
     return Described(schema, lambda pairs: {key: convert(each) for key, each in pairs.items()})
-
-
-_FREE_TEXT: Final = [
-    "Returns",
-    "Yields",
-    "Raises",
-    "Example",
-    "Examples",
-    "Note",
-    "Notes",
-    "Warning",
-    "Warnings",
-    "References",
-    "Attributes",
-]
-_DOCSTRINGS: Final = GoogleParser(
-    [
-        *(Section(title, "param", SectionType.MULTIPLE) for title in ("Args", "Arguments", "Parameters")),
-        *(Section(title, title, SectionType.SINGULAR) for title in (*_FREE_TEXT, "See Also")),
-    ]
-)
-
-
-def parse_docstring(text: str) -> tuple[str, Mapping[str, str]]:
-    """Return the summary of a Google-style docstring as one paragraph, and its parameters' descriptions by name."""
-    try:
-        parsed = _DOCSTRINGS.parse(text)
-    except ParseError:  # a list of arguments without colons: people can read it, and so can the model
-        return " ".join(text.split()), {}
-    docs = {item.arg_name: " ".join((item.description or "").split()) for item in parsed.params}
-    return " ".join((parsed.description or "").split()), docs

@@ -1,8 +1,8 @@
 """
-The process side of `turnwise.tools.process`: runs calls of functions, one after the other, until its input ends.
+The other side of `process`: runs calls of functions, one after the other, until its input ends.
 
-Started as ``python -m turnwise.tools.process_server LIFELINE``. Requests and answers are lines of JSON. LIFELINE is the
-read end of a pipe that the driver never writes to; it closes when the driver ends.
+Started as ``python -m turnwise_plain_functions.process_server LIFELINE``. Requests and answers are lines of JSON.
+LIFELINE is the read end of a pipe that the driver never writes to; it closes when the driver ends.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 from attrs import asdict
 
 from turnwise.errors import InfrastructureError, ToolError
-from turnwise.tools.function import as_result, function_tool
 from turnwise.types import JsonDict
+from turnwise_plain_functions.function_tool import FunctionTool, as_result, tool
 
 
 def main() -> None:
@@ -54,8 +54,9 @@ def _die_with_driver(lifeline: int) -> None:
 def answer(request: dict[str, Any]) -> JsonDict:
     """Run one call and return its result or its exception as JSON values."""
     try:
-        func = getattr(importlib.import_module(request["module"]), request["name"])
-        keywords = function_tool(func).keywords(request["arguments"]) if request["convert"] else request["arguments"]
+        found = getattr(importlib.import_module(request["module"]), request["name"])
+        func = found.func if isinstance(found, FunctionTool) else found
+        keywords = tool(func).keywords(request["arguments"]) if request["convert"] else request["arguments"]
         value = func(**keywords)
         result = as_result(asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value)
         return asdict(result) | {"metrics": dict(result.metrics)}

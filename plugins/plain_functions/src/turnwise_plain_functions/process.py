@@ -2,7 +2,7 @@
 Processes for functions that may hang: an abandoned call ends with its process, whatever the function does.
 
 A process runs many calls, one after the other. There are at most `MAX_PROCESSES`; further calls wait for one. Only JSON
-crosses the process border, in lines. `turnwise.tools.process_server` is the other side.
+crosses the process border, in lines. `process_server` is the other side.
 
 Each process leads a session, so Ctrl-C in a terminal does not reach it. It is killed together with the children of its
 calls, by the kernel if the driver is killed. Only a child that starts a session itself survives.
@@ -27,7 +27,7 @@ from typing import IO, Any, Final, cast
 from attrs import define, field
 
 from turnwise.errors import ConfigError, InfrastructureError, ToolError
-from turnwise.tools.thread import in_thread
+from turnwise.threads import in_thread
 from turnwise.types import JsonObject, ToolResult
 
 MAX_PROCESSES: Final = max(4, os.cpu_count() or 1)
@@ -35,10 +35,13 @@ MAX_PROCESSES: Final = max(4, os.cpu_count() or 1)
 
 def check_importable(func: Callable[..., object], name: str) -> None:
     """Raise `ConfigError` when a process could not find a function by its module and name."""
-    module, qualified = getattr(func, "__module__", None), getattr(func, "__qualname__", "")
-    if module is None or module == "__main__" or not qualified.isidentifier():
+    module, qualified = str(getattr(func, "__module__", None)), getattr(func, "__qualname__", "")
+    # The module of a file that a config names is called by its path, which a process cannot import.
+    importable = module not in ("None", "__main__") and all(part.isidentifier() for part in module.split("."))
+    if not importable or not qualified.isidentifier():
         raise ConfigError(f"tool {name!r} cannot run in a process: it is no function of a module that can be imported")
-    if getattr(importlib.import_module(module), qualified, None) is not func:
+    found = getattr(importlib.import_module(module), qualified, func)  # a decorator runs before the module has the name
+    if func not in (found, getattr(found, "func", None)):
         raise ConfigError(f"tool {name!r} cannot run in a process: {module}.{qualified} is something else")
 
 
@@ -53,7 +56,7 @@ class _Process:
         self._answers = self._socket.makefile("rb")
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "turnwise.tools.process_server", str(lifeline)],
+                [sys.executable, "-m", "turnwise_plain_functions.process_server", str(lifeline)],
                 stdin=subprocess.PIPE,
                 stdout=answers.fileno(),
                 env=environment,

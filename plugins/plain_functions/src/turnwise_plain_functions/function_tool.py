@@ -1,0 +1,163 @@
+"""
+Tools made from typed Python functions.
+
+A sync function runs in a thread, so a blocking one delays only its own episode. In a process it can be killed as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, cast, get_args, overload
+
+from attrs import evolve, field, frozen
+
+from turnwise.errors import ConfigError
+from turnwise.threads import in_thread
+from turnwise.types import JsonDict, JsonObject, Task, ToolResult, ToolSchema
+from turnwise_plain_functions.annotations import Convert, function_schema
+from turnwise_plain_functions.process import check_importable, in_process
+
+RunIn = Literal["thread", "process", "loop"]
+"""
+The place where a function runs.
+
+`thread`: the function may block and must be thread-safe. After the call's deadline its thread continues in the
+background. `process`: the function may block and hang; at the deadline its process is killed. It must be importable,
+and starts slower. `loop`: the function runs on the event loop and must not block, because that stops all other episodes
+and deadlines.
+"""
+
+
+@frozen(kw_only=True, eq=False)
+class FunctionTool:
+    """
+    A tool made from a Python function by `tool`; it has no sessions and gives no reward.
+
+    Attributes:
+        func: sync or async.
+        schema: in OpenAI form.
+        run_in: place where it runs, see `RunIn`.
+    """
+
+    func: Callable[..., Any]
+    schema: ToolSchema
+    run_in: RunIn = "thread"
+    _converters: Mapping[str, Convert] = field(factory=dict, repr=False)
+    _is_async: bool = False
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The function, as `inspect.unwrap` looks for it."""
+        return self.func
+
+    async def create(self, task: Task) -> None:
+        """Do nothing: a function keeps no state between calls."""
+
+    async def execute(self, session: object, arguments: JsonObject) -> ToolResult:
+        if self.run_in == "process":
+            return await in_process(self.func, arguments, convert=bool(self._converters))
+        keywords = self.keywords(arguments)
+        if self.run_in == "thread":
+            func = (lambda **given: asyncio.run(self.func(**given))) if self._is_async else self.func
+            return as_result(await in_thread(func, keywords))
+        answer = self.func(**keywords)
+        return as_result(await answer if self._is_async else answer)
+
+    def keywords(self, arguments: JsonObject) -> JsonDict:
+        """Return the arguments with the Python values that the function's annotations promise."""
+        keywords = dict(arguments)
+        for name in self._converters.keys() & keywords.keys():
+            keywords[name] = self._converters[name](keywords[name])
+        return keywords
+
+    async def release(self, session: object) -> None: ...
+
+
+@overload
+def tool(
+    func: Callable[..., object], *, name: str = ..., schema: ToolSchema | None = ..., run_in: RunIn | None = ...
+) -> FunctionTool: ...
+@overload
+def tool(
+    *, name: str = ..., schema: ToolSchema | None = ..., run_in: RunIn | None = ...
+) -> Callable[[Callable[..., object]], FunctionTool]: ...
+def tool(
+    func: Callable[..., object] | None = None,
+    *,
+    name: str = "",
+    schema: ToolSchema | None = None,
+    run_in: RunIn | None = None,
+) -> FunctionTool | Callable[[Callable[..., object]], FunctionTool]:
+    """
+    Make a tool of a typed function. Also a decorator, with options or without.
+
+    The function may return a `ToolResult`, a string, None for no text, or anything else, which the model sees as JSON.
+
+    Args:
+        func: sync or async.
+        name: replaces the function's own name.
+        schema: replaces the schema that `function_schema` makes; arguments are then passed as JSON values.
+        run_in: place of execution; by default a thread for sync functions and the loop for async ones.
+
+    Raises:
+        ConfigError: one line that names the wrong parameter, the wrong part of the schema, or the reason why the
+            function cannot run there.
+
+    Example:
+        >>> @tool
+        ... def add(a: int, b: int = 1) -> int:
+        ...     '''Add two numbers.'''
+        ...     return a + b
+        >>> add.schema["function"]["parameters"]["required"]
+        ['a']
+    """
+    if func is None:
+        return lambda given: tool(given, name=name, schema=schema, run_in=run_in)
+    described, converters = function_schema(func, name) if schema is None else (schema, {})
+    if schema is not None:
+        _refuse_mismatch(func, schema)
+    is_async = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(getattr(func, "__call__", None))  # noqa: B004 - the method is looked at, not called
+    made = FunctionTool(func=func, schema=described, converters=converters, is_async=is_async)
+    return placed(made, run_in or ("loop" if is_async else "thread"))
+
+
+def placed(made: FunctionTool, run_in: str) -> FunctionTool:
+    """Return the same tool with another place of execution; `ConfigError` when it cannot run there."""
+    name = _name_in(made.schema)
+    if run_in not in get_args(RunIn):
+        raise ConfigError(f"tool {name!r}: run_in must be one of {', '.join(get_args(RunIn))}, not {run_in!r}")
+    if run_in == "process":
+        check_importable(made.func, name)
+    return evolve(made, run_in=cast("RunIn", run_in))
+
+
+def _name_in(schema: ToolSchema) -> str:
+    function = schema.get("function")
+    return str(function.get("name")) if isinstance(function, Mapping) else "?"
+
+
+def _refuse_mismatch(func: Callable[..., object], schema: ToolSchema) -> None:
+    """Refuse a schema whose arguments the function could not be called with; the run checks its form."""
+    try:
+        body = schema["function"]["parameters"]
+        names = [*body.get("required", ())], [*body.get("properties", ())]
+    except (KeyError, TypeError, AttributeError):
+        return
+    signature = inspect.signature(func)
+    for each in names:
+        try:
+            signature.bind(**dict.fromkeys(each))
+        except TypeError as error:
+            raise ConfigError(f"tool {_name_in(schema)!r}: its schema does not fit the function: {error}") from error
+
+
+def as_result(value: object) -> ToolResult:
+    """Convert the return value of a function to a `ToolResult`; see `tool`."""
+    if isinstance(value, ToolResult):
+        return value
+    if value is None or isinstance(value, str):
+        return ToolResult(text=value or "")
+    return ToolResult(text=json.dumps(value, ensure_ascii=False, default=str))

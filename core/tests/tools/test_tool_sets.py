@@ -10,7 +10,8 @@ import pytest
 from attrs import define, field
 
 from turnwise import NoConfig, Registry, Resources, Task, Tool, ToolCall, ToolResult
-from turnwise.config.parts import Choice, RegisteredTool
+from turnwise.config.own_code import OwnCode
+from turnwise.config.parts import Choice, ToolChoice
 from turnwise.errors import ConfigError
 from turnwise.plugin.host import Host
 from turnwise.runtime.tools import build_tools
@@ -92,8 +93,8 @@ def host() -> Host:
 
 def test_a_registered_tool_may_be_several(host: Host) -> None:
     """They have their own names; one schema cannot replace theirs."""
-    assert list(build_tools([Choice("pair")], host, Resources())) == ["a", "b"]
+    assert list(build_tools([Choice("pair")], host, Resources(), OwnCode())) == ["a", "b"]
     with pytest.raises(ConfigError, match="a set of 2 tools, which 'schema' cannot replace"):
-        build_tools([RegisteredTool("pair", {}, {"type": "function"})], host, Resources())
+        build_tools([ToolChoice("pair", {}, {"type": "function"})], host, Resources(), OwnCode())
     with pytest.raises(ConfigError, match="two tools are named 'a'"):
-        build_tools([Choice("pair"), Choice("pair")], host, Resources())
+        build_tools([Choice("pair"), Choice("pair")], host, Resources(), OwnCode())

@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from turnwise.tools.function import function_tool
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import Task, ToolCall
+from turnwise_plain_functions import tool
 
 
 def hang(folder: str, how: str) -> str:
@@ -43,9 +43,9 @@ def hello() -> str:
 
 async def drive(folder: str, how: str, num: int) -> list[str]:
     """Run calls at the same time, and return their texts."""
-    tool = function_tool(hang, run_in="process")
+    hanging = tool(hang, run_in="process")
     task = Task(messages=({"role": "user", "content": "x"},), uid="t")
-    async with ToolBox([tool]).session(task) as session, asyncio.TaskGroup() as group:
+    async with ToolBox([hanging]).session(task) as session, asyncio.TaskGroup() as group:
         call = ToolCall(name="hang", arguments={"folder": folder, "how": how})
         calls = [group.create_task(session.call(call)) for _ in range(num)]
     return [each.result().text for each in calls]

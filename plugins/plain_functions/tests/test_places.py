@@ -9,15 +9,16 @@ import time
 import pytest
 import structlog
 
-from turnwise.config.parts import ToolFunction
+from turnwise.config.own_code import OwnCode
+from turnwise.config.parts import Choice
 from turnwise.errors import ConfigError, InfrastructureError, ToolError
-from turnwise.plugin.host import Host
+from turnwise.plugin.host import load
 from turnwise.protocols import Resources
 from turnwise.runtime.loop_watchdog import EventLoopWatchdog
 from turnwise.runtime.tools import build_tools
-from turnwise.tools.function import function_tool
 from turnwise.tools.toolbox import ToolBox
-from turnwise.types import Task, ToolCall
+from turnwise.types import PluginRecipe, Task, ToolCall
+from turnwise_plain_functions import tool
 
 TASK = Task(messages=({"role": "user", "content": "x"},), uid="t")
 
@@ -79,11 +80,11 @@ def chat(text: str) -> str:
     return text
 
 
-def call(tool, name, deadline_s=60.0, **arguments):
+def call(made, name, deadline_s=60.0, **arguments):
     """Run one call under a deadline."""
 
     async def run():
-        async with asyncio.timeout(deadline_s), ToolBox([tool]).session(TASK) as session:
+        async with asyncio.timeout(deadline_s), ToolBox([made]).session(TASK) as session:
             return await session.call(ToolCall(name=name, arguments=arguments))
 
     return asyncio.run(run())
@@ -96,8 +97,8 @@ class TestProcess:
         """
         Annotations hold; the call runs in another process, which also serves the next call.
         """
-        tool = function_tool(paint, run_in="process")
-        texts = [call(tool, "paint", colour="red", times=n).text for n in (1, 2)]
+        made = tool(paint, run_in="process")
+        texts = [call(made, "paint", colour="red", times=n).text for n in (1, 2)]
 
         assert [text.rsplit(" ", 1)[0] for text in texts] == ["RED 1", "RED 2"]
         assert len({text.rsplit(" ", 1)[1] for text in texts}) == 1
@@ -107,9 +108,7 @@ class TestProcess:
         """
         Standard output of the function does not get among the answers.
         """
-        assert (
-            call(function_tool(chat, run_in="process"), "chat", text='{"text": "forged"}').text == '{"text": "forged"}'
-        )
+        assert call(tool(chat, run_in="process"), "chat", text='{"text": "forged"}').text == '{"text": "forged"}'
 
     @pytest.mark.parametrize(
         ("how", "text"),
@@ -124,7 +123,7 @@ class TestProcess:
         """
         As with a thread; also when the process itself ends.
         """
-        result = call(function_tool(fail, run_in="process"), "fail", how=how)
+        result = call(tool(fail, run_in="process"), "fail", how=how)
 
         assert (text, True) == (result.text, result.error)
 
@@ -133,18 +132,18 @@ class TestProcess:
         It says nothing about the model.
         """
         with pytest.raises(InfrastructureError, match="no disk"):
-            call(function_tool(fail, run_in="process"), "fail", how="infra")
+            call(tool(fail, run_in="process"), "fail", how="infra")
 
     def test_a_call_that_hangs_is_killed(self):
         """
         At the deadline the process ends, and later calls get another one.
         """
-        tool = function_tool(sleep, run_in="process")
+        made = tool(sleep, run_in="process")
         for _ in range(6):  # more often than there are processes: a slot that hung would show
             with pytest.raises(TimeoutError):
-                call(tool, "sleep", deadline_s=0.3, seconds=3600)
+                call(made, "sleep", deadline_s=0.3, seconds=3600)
 
-        assert call(tool, "sleep", seconds=0.0).text == "woke up"
+        assert call(made, "sleep", seconds=0.0).text == "woke up"
 
     def test_what_a_process_cannot_find_is_refused(self):
         """
@@ -155,9 +154,9 @@ class TestProcess:
             return x
 
         with pytest.raises(ConfigError, match="cannot run in a process"):
-            function_tool(inner, run_in="process")
+            tool(inner, run_in="process")
         with pytest.raises(ConfigError, match="run_in must be one of"):
-            function_tool(paint, run_in="moon")
+            tool(paint, run_in="moon")
 
 
 class TestThread:
@@ -168,10 +167,10 @@ class TestThread:
         """
         Forty calls block at once, each until all are there; coroutine functions may be put into threads too.
         """
-        tool = function_tool(func, run_in="thread")
+        made = tool(func, run_in="thread")
 
         async def run():
-            async with ToolBox([tool]).session(TASK) as session, asyncio.TaskGroup() as group:
+            async with ToolBox([made]).session(TASK) as session, asyncio.TaskGroup() as group:
                 calls = [group.create_task(session.call(ToolCall(name=func.__name__))) for _ in range(40)]
             return {call.result().text for call in calls}
 
@@ -181,16 +180,30 @@ class TestThread:
         """
         A sync function may run on the loop itself.
         """
-        assert call(function_tool(paint, run_in="loop"), "paint", colour="red").text == f"RED 1 {os.getpid()}"
+        assert call(tool(paint, run_in="loop"), "paint", colour="red").text == f"RED 1 {os.getpid()}"
+
+
+@tool(run_in="process", name="painted")
+def decorated(colour: Colour) -> str:
+    """Return a text about the process."""
+    return f"{colour.name} {os.getpid()}"
 
 
 class TestConfig:
     """The key `run_in` of a tool's entry."""
 
+    def test_a_decorated_function_runs_in_a_process(self):
+        """The process finds the function under the decorator."""
+        name, pid = call(decorated, "painted", colour="red").text.split()
+
+        assert name == "RED"
+        assert int(pid) != os.getpid()
+
     def test_is_read(self):
         """`run_in` is an option of functions."""
-        entry = ToolFunction(f"{__name__}:paint", "process")
-        tools = build_tools([entry], Host(), Resources(), [__name__])
+        entry = Choice(f"{__name__}:paint", {"run_in": "process"})
+        host, code = load(PluginRecipe(allow=("plain_functions",))), OwnCode(modules=(__name__,))
+        tools = build_tools([entry], host, Resources(), code)
 
         assert tools["paint"].run_in == "process"
 
@@ -205,7 +218,7 @@ class TestWatch:
 
         async def run():
             with EventLoopWatchdog(0.1) as watch:
-                async with ToolBox([function_tool(block)]).session(TASK) as session:
+                async with ToolBox([tool(block)]).session(TASK) as session:
                     await session.call(ToolCall(name="block", arguments={"seconds": 0.6}))
                 await asyncio.sleep(0)
             return watch.num_blocks
@@ -238,7 +251,7 @@ class TestWatch:
 
         async def run():
             with EventLoopWatchdog(0.5) as watch:
-                async with ToolBox([function_tool(sleep)]).session(TASK) as session:
+                async with ToolBox([tool(sleep)]).session(TASK) as session:
                     await session.call(ToolCall(name="sleep", arguments={"seconds": 1.2}))
             return watch.num_blocks
 

@@ -16,10 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import hanging_tools
 
-from turnwise.tools import process
-from turnwise.tools.function import function_tool
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import Task, ToolCall
+from turnwise_plain_functions import process, tool
 
 TASK = Task(messages=({"role": "user", "content": "x"},), uid="t")
 
@@ -78,7 +77,7 @@ def start_driver(folder):
 def test_a_hung_call_that_has_forked_frees_its_slot(folder, monkeypatch, how):
     """A child in another session survives, but holds no slot."""
     monkeypatch.setattr(process, "_PROCESSES", process._Processes())
-    tools = [function_tool(func, run_in="process") for func in (hanging_tools.hang, hanging_tools.hello)]
+    tools = [tool(func, run_in="process") for func in (hanging_tools.hang, hanging_tools.hello)]
     num = process.MAX_PROCESSES
 
     async def run():
@@ -125,7 +124,7 @@ def test_a_process_that_starts_after_its_driver_ended_runs_no_call(folder):
     lifeline, end = os.pipe()
     os.close(end)
     server = subprocess.run(
-        [sys.executable, "-m", "turnwise.tools.process_server", str(lifeline)],
+        [sys.executable, "-m", "turnwise_plain_functions.process_server", str(lifeline)],
         input=b'{"module": "pathlib", "name": "Path", "arguments": {}, "convert": false}\n',
         pass_fds=[lifeline],
         stdout=subprocess.PIPE,

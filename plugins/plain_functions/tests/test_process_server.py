@@ -9,9 +9,9 @@ from enum import Enum
 import pytest
 
 from turnwise.errors import ConfigError, InfrastructureError, ToolError
-from turnwise.tools.process import check_importable
-from turnwise.tools.process_server import answer
 from turnwise.types import ToolResult
+from turnwise_plain_functions.process import check_importable
+from turnwise_plain_functions.process_server import answer
 
 
 class Unit(Enum):
@@ -81,7 +81,7 @@ def test_the_process_answers_in_order_and_ends_with_its_input():
     ]
     lifeline, end = os.pipe()
     server = subprocess.run(
-        [sys.executable, "-m", "turnwise.tools.process_server", str(lifeline)],
+        [sys.executable, "-m", "turnwise_plain_functions.process_server", str(lifeline)],
         input="".join(json.dumps(each) + "\n" for each in requests),
         pass_fds=[lifeline],
         capture_output=True,

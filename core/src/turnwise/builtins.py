@@ -6,11 +6,9 @@ The entry point ``builtins`` of the group ``turnwise`` names this module. `turnw
 
 from __future__ import annotations
 
-from turnwise.events.logging import EpisodeLog
-from turnwise.events.observer import Observer
 from turnwise.plugin.registry import NoConfig, Registry
 from turnwise.plugin.specs import hookimpl
-from turnwise.protocols import Command, Resources, Reward, Router
+from turnwise.protocols import Command, Resources, Router
 from turnwise.routing import LeastTokensConfig, make_least_tokens
 
 
@@ -20,28 +18,10 @@ def _plugins(_config: NoConfig, _resources: Resources) -> Command:
     return PluginsCommand()
 
 
-def _reported(_config: NoConfig, _resources: Resources) -> Reward:
-    from turnwise.episode.reported_reward import ReportedReward
-
-    return ReportedReward()
-
-
-@hookimpl
-def register_rewards(registry: Registry[Reward]) -> None:
-    """Add the reward that reads scores from outside."""
-    registry.add("reported", _reported)
-
-
 @hookimpl
 def register_routers(registry: Registry[Router]) -> None:
     """Add the default router."""
     registry.add("least_tokens", make_least_tokens, config=LeastTokensConfig)
-
-
-@hookimpl
-def register_observers(registry: Registry[Observer]) -> None:
-    """Add the log of episodes."""
-    registry.add("episode_log", lambda _config, _resources: EpisodeLog())
 
 
 @hookimpl

@@ -4,32 +4,40 @@ Finds plugins and keeps their registrations: the only module that uses pluggy's 
 `load` makes a `Host` from a `PluginRecipe` and the installed packages, in the driver and again in every worker. Nothing
 here is global. Plugins are loaded in the order of their names, and their hooks are called one plugin at a time,
 so that two machines with the same packages get the same host, and every error can name the plugin it is about.
+
+A bad plugin fails only the runs that need it: it is listed as broken and registers nothing.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-import re
-from collections.abc import Iterable, Mapping
-from importlib.metadata import EntryPoint, distributions, entry_points, requires
-from types import ModuleType
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stdout
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Literal, get_args
 
 import attrs
 import pluggy
-from attrs import evolve, field, frozen
+from attrs import define, evolve, field, frozen
 
 from turnwise.errors import DuplicateNameError, PluginError, describe
 from turnwise.events.observer import Observer
 from turnwise.plugin import specs as hookspecs
+from turnwise.plugin.added_kinds import ADD_HOOKSPECS, HookSpecs
 from turnwise.plugin.registry import Entry, Registry, did_you_mean
+from turnwise.plugin.requirements import install_hint, unmet_requirements
 from turnwise.protocols import (
+    Adapter,
     Agent,
     Command,
     Diagnostic,
     Engine,
+    GroupReward,
     Interaction,
+    Middleware,
     Postprocessor,
     ReasoningParser,
     Reward,
@@ -45,11 +53,14 @@ BUILTINS: Final = "builtins"
 ALLOW_VARIABLE: Final = "TURNWISE_PLUGINS"
 
 Kind = Literal[
+    "adapters",
     "agents",
     "commands",
     "diagnostics",
     "engines",
+    "group_rewards",
     "interactions",
+    "middleware",
     "observers",
     "postprocessors",
     "reasoning_parsers",
@@ -61,7 +72,6 @@ Kind = Literal[
 ]
 """A registry of a `Host`; the hook that fills it is ``register_KIND``."""
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
-_HOOKS: Final = tuple(f"register_{kind}" for kind in KINDS)
 
 
 @frozen(kw_only=True)
@@ -70,8 +80,8 @@ class LoadedPlugin(PluginPin):
     A plugin that was found.
 
     Attributes:
-        state: `ok`, or `broken` when it cannot be imported.
-        error: why it is broken, on one line.
+        state: `ok`, or `broken` when it cannot be used.
+        error: why it is broken, on one line with the remedy.
         registers: the names it registered, by the host's registry.
     """
 
@@ -83,6 +93,12 @@ class LoadedPlugin(PluginPin):
     def source(self) -> str:
         """The distribution, version and module, for error texts."""
         return f"{self.distribution} {self.version} (module {self.module})"
+
+    @property
+    def remedy(self) -> str:
+        """The end of an error text: the ways to go on without the plugin."""
+        others = f"leave {self.name!r} out of {ALLOW_VARIABLE} and of the config's plugins"
+        return f"; to go on without it: pip uninstall {self.distribution or self.name}, or {others}"
 
     @property
     def pin(self) -> PluginPin:
@@ -98,28 +114,33 @@ class Host:
     Attributes:
         plugins: every plugin that was asked for or is installed, sorted by name; broken ones too.
         skipped: names of plugins that are installed and were not allowed.
+        added: the kinds that plugins add.
         engines: and so on: one registry for each hook.
     """
 
     plugins: tuple[LoadedPlugin, ...] = ()
     skipped: tuple[str, ...] = ()
-    engines: Registry[Engine] = field(factory=lambda: Registry("engine"))
-    tool_parsers: Registry[ToolParser] = field(factory=lambda: Registry("tool parser"))
-    reasoning_parsers: Registry[ReasoningParser] = field(factory=lambda: Registry("reasoning parser"))
-    agents: Registry[Agent] = field(factory=lambda: Registry("agent"))
-    tools: Registry[Tool | tuple[Tool, ...]] = field(factory=lambda: Registry("tool"))
-    interactions: Registry[Interaction] = field(factory=lambda: Registry("interaction"))
-    rewards: Registry[Reward] = field(factory=lambda: Registry("reward"))
-    postprocessors: Registry[Postprocessor] = field(factory=lambda: Registry("postprocessor"))
-    routers: Registry[Router] = field(factory=lambda: Registry("router"))
-    weight_transports: Registry[WeightTransport] = field(factory=lambda: Registry("weight transport"))
-    observers: Registry[Observer] = field(factory=lambda: Registry("observer"))
-    commands: Registry[Command] = field(factory=lambda: Registry("command"))
-    diagnostics: Registry[Diagnostic] = field(factory=lambda: Registry("diagnostic"))
+    added: HookSpecs = field(factory=HookSpecs)
+    engines: Registry[Engine] = field(factory=lambda: Registry("engine", Engine))
+    tool_parsers: Registry[ToolParser] = field(factory=lambda: Registry("tool parser", ToolParser))
+    reasoning_parsers: Registry[ReasoningParser] = field(factory=lambda: Registry("reasoning parser", ReasoningParser))
+    agents: Registry[Agent] = field(factory=lambda: Registry("agent", Agent))
+    tools: Registry[Tool | tuple[Tool, ...]] = field(factory=lambda: Registry("tool", Tool))
+    interactions: Registry[Interaction] = field(factory=lambda: Registry("interaction", Interaction))
+    rewards: Registry[Reward] = field(factory=lambda: Registry("reward", Reward))
+    group_rewards: Registry[GroupReward] = field(factory=lambda: Registry("group reward", GroupReward))
+    postprocessors: Registry[Postprocessor] = field(factory=lambda: Registry("postprocessor", Postprocessor))
+    routers: Registry[Router] = field(factory=lambda: Registry("router", Router))
+    weight_transports: Registry[WeightTransport] = field(factory=lambda: Registry("weight transport", WeightTransport))
+    middleware: Registry[Middleware] = field(factory=lambda: Registry("middleware", Middleware))
+    observers: Registry[Observer] = field(factory=lambda: Registry("observer", Observer))
+    commands: Registry[Command] = field(factory=lambda: Registry("command", Command))
+    adapters: Registry[Adapter] = field(factory=lambda: Registry("adapter", Adapter))
+    diagnostics: Registry[Diagnostic] = field(factory=lambda: Registry("diagnostic", Diagnostic))
 
     @property
     def broken(self) -> tuple[LoadedPlugin, ...]:
-        """Installed plugins that cannot be imported."""
+        """Installed plugins that cannot be used."""
         return tuple(plugin for plugin in self.plugins if plugin.state == "broken")
 
     def recipe(self) -> PluginRecipe:
@@ -127,28 +148,50 @@ class Host:
         loaded = [plugin for plugin in self.plugins if plugin.state == "ok"]
         return PluginRecipe(allow=tuple(plugin.name for plugin in loaded), pins=tuple(plugin.pin for plugin in loaded))
 
-    def registry(self, kind: Kind) -> Registry[Any]:
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of all registries: first those of the core, then the added ones, sorted."""
+        return *KINDS, *sorted(self.added.kinds)
+
+    def registry(self, kind: str) -> Registry[Any]:
         """Return a registry by its name."""
-        registry: Registry[Any] = getattr(self, kind)
+        added = self.added.kinds.get(kind)
+        registry: Registry[Any] = getattr(self, kind) if added is None else added.registry
         return registry
 
-    def entry(self, kind: Kind, name: str) -> Entry[Any]:
-        """Return the entry of a name; `PluginError` suggests another, and names plugins that are broken or left out."""
+    def entry(self, kind: str, name: str) -> Entry[Any]:
+        """
+        Return the entry of a name.
+
+        Raises:
+            DuplicateNameError: several plugins register the name.
+            PluginError: none does; the text suggests another name, and names plugins that are broken or left out.
+        """
         try:
             return self.registry(kind).get(name)
+        except DuplicateNameError as error:
+            sources = "; ".join(map(self.source_of, self.registry(kind).owners(name)))
+            raise DuplicateNameError(
+                f"{error} ({sources}); uninstall one, or leave it out of {ALLOW_VARIABLE}"
+            ) from None
         except PluginError as error:
-            broken = "".join(f"; plugin {plugin.name!r} is broken: {plugin.error}" for plugin in self.broken)
-            skipped = f"; installed but not loaded: {', '.join(self.skipped)}" if self.skipped else ""
-            raise PluginError(f"{error}{broken}{skipped}{_install_hint(name)}") from None
+            raise PluginError(f"{error}{self.remedies(name)}") from None
 
+    def remedies(self, name: str) -> str:
+        """Return the end of an error about a missing part: plugins that are not loaded, and a package to install."""
+        broken = "".join(f"; plugin {plugin.name!r} is broken, it {plugin.error}" for plugin in self.broken)
+        skipped = f"; installed but not loaded: {', '.join(self.skipped)}" if self.skipped else ""
+        return f"{broken}{skipped}{install_hint(name)}"
 
-def _install_hint(part: str) -> str:
-    """Return the end of an error text: the missing package that turnwise's extra with the name of a part requires."""
-    extra = part.replace("_", "-")
-    pattern = re.compile(rf"""(turnwise-[\w-]+)(\[[\w,-]+\])?.*; extra == ['"]{re.escape(extra)}['"]""")
-    found = [match for line in requires(GROUP) or () if (match := pattern.fullmatch(line))]
-    missing = [f"{match[1]}{match[2] or ''}" for match in found if not any(distributions(name=match[1]))]
-    return f"; to install it: pip install '{missing[0]}'" if missing else ""
+    def source_of(self, owner: str) -> str:
+        """Return the name of a plugin with its distribution, version and module, for error texts."""
+        found = [plugin for plugin in self.plugins if plugin.name == owner]
+        return f"{owner!r} of {found[0].source}" if found else repr(owner)
+
+    def part_label(self, kind: str, name: str) -> str:
+        """Return a registered part with its plugin, for error texts."""
+        registry = self.registry(kind)
+        return f"{registry.kind} {name!r} of plugin {self.source_of(registry.get(name).owner)}"
 
 
 def load(recipe: PluginRecipe | None = None) -> Host:
@@ -162,22 +205,81 @@ def load(recipe: PluginRecipe | None = None) -> Host:
     Args:
         recipe: the plugins to load, with the driver's versions where there is a driver.
 
+    Other plugins are broken if they cannot be used, and a name that two of them register belongs to neither.
+
     Raises:
-        PluginError: a plugin that was asked for is not installed, differs from its pin or cannot be imported; or any
-            plugin has a hook that does not exist, that raises, or that registers something without a config class.
-        DuplicateNameError: two distributions have a plugin of one name, or two plugins register one name.
+        PluginError: a plugin that was asked for is not installed, differs from its pin, or is broken.
+        DuplicateNameError: two distributions have a plugin of a name that was asked for.
     """
     recipe = recipe or PluginRecipe()
     allow = _allowed(recipe)
     installed = sorted(entry_points(group=GROUP), key=lambda point: point.name)
-    points = _chosen(installed, allow)
-    _check_pins(recipe.pins, [_found(point) for point in points])
-    manager = pluggy.PluginManager(GROUP)
-    manager.add_hookspecs(hookspecs)
-    host = Host(skipped=tuple(sorted({point.name for point in installed} - {point.name for point in points})))
-    plugins = [_loaded(point, manager, host, required=allow is not None or point.name == BUILTINS) for point in points]
-    manager.check_pending()
-    return evolve(host, plugins=tuple(plugins))
+    chosen = [point for point in installed if allow is None or point.name in allow]
+    known = tuple(sorted({point.name for point in installed}))
+    for name in sorted((allow or frozenset()) - {point.name for point in chosen}):
+        raise PluginError(f"plugin {name!r} is not installed{did_you_mean(name, known)}")
+    _check_pins(recipe.pins, [_found(point) for point in chosen])
+    host = Host(skipped=tuple(sorted(set(known) - {point.name for point in chosen})))
+    by_name = defaultdict(list)
+    for point in chosen:
+        by_name[point.name].append(point)
+    loading = _Loading(host=host, points=by_name, required={BUILTINS, *(allow or ())})
+    loading.run()
+    return evolve(host, plugins=tuple(loading.plugins.values()))
+
+
+@define(eq=False, kw_only=True)
+class _Loading:
+    """Imports plugins, and lets them register. An unusable plugin is marked as broken, or is an error if required."""
+
+    host: Host
+    points: Mapping[str, list[EntryPoint]]
+    required: set[str]
+    plugins: dict[str, LoadedPlugin] = field(init=False)
+    _modules: dict[str, object] = field(factory=dict, init=False)
+    _manager: pluggy.PluginManager = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.plugins = {name: _found(points[0]) for name, points in self.points.items()}
+        self._manager = pluggy.PluginManager(GROUP)
+        self._manager.add_hookspecs(hookspecs)
+
+    def run(self) -> None:
+        # First all of them add their hooks, so that the order of the names does not matter.
+        for name in self.points:
+            self._attempt(name, self._import)
+        if self.host.added.kinds:
+            self._manager.add_hookspecs(self.host.added.as_module())
+        for name in list(self._modules):
+            self._attempt(name, self._register)
+
+    def _attempt(self, name: str, step: Callable[[str], None]) -> None:
+        try:
+            # A plugin may print when it is imported, and the output of a command belongs to the command.
+            with redirect_stdout(sys.stderr):
+                step(name)
+        except PluginError as error:
+            plugin = self.plugins[name]
+            if name in self.required:
+                raise type(error)(f"plugin {name!r} of {plugin.source} {error}{plugin.remedy}") from error
+            for registry in map(self.host.registry, self.host.kinds):
+                registry.remove(name)
+            self.host.added.remove(name)
+            self._modules.pop(name, None)
+            self.plugins[name] = evolve(plugin, state="broken", error=str(error))
+
+    def _import(self, name: str) -> None:
+        self._modules[name] = module = _imported(self.points[name])
+        self.host.added.collect(module, name)
+        for kind in self.host.added.kinds:
+            if kind in KINDS or hasattr(Host, kind):
+                raise PluginError(f"adds the hook 'register_{kind}', which turnwise has")
+
+    def _register(self, name: str) -> None:
+        _check_hooks(self._modules[name], name, self._manager, self.host)
+        registers = {kind: _register(kind, name, self._manager, self.host) for kind in self.host.kinds}
+        registers = {kind: names for kind, names in registers.items() if names}
+        self.plugins[name] = evolve(self.plugins[name], registers=registers)
 
 
 def _allowed(recipe: PluginRecipe) -> frozenset[str] | None:
@@ -190,21 +292,6 @@ def _allowed(recipe: PluginRecipe) -> frozenset[str] | None:
     else:
         return None
     return frozenset({BUILTINS, *names})
-
-
-def _chosen(installed: list[EntryPoint], allow: frozenset[str] | None) -> list[EntryPoint]:
-    chosen: dict[str, EntryPoint] = {}
-    for point in installed:
-        if allow is not None and point.name not in allow:
-            continue
-        if point.name in chosen:
-            owners = " and ".join(_found(each).source for each in (chosen[point.name], point))
-            raise DuplicateNameError(f"two distributions have a plugin {point.name!r}: {owners}; uninstall one")
-        chosen[point.name] = point
-    known = tuple(sorted({point.name for point in installed}))
-    for name in sorted((allow or frozenset()) - set(chosen)):
-        raise PluginError(f"plugin {name!r} is not installed{did_you_mean(name, known)}")
-    return list(chosen.values())
 
 
 def _found(point: EntryPoint) -> LoadedPlugin:
@@ -230,49 +317,54 @@ def _check_pins(pins: tuple[PluginPin, ...], found: list[LoadedPlugin]) -> None:
         raise PluginError(f"plugins differ from the driver's: {'; '.join(different)}")
 
 
-def _loaded(point: EntryPoint, manager: pluggy.PluginManager, host: Host, *, required: bool) -> LoadedPlugin:
-    plugin = _found(point)
+def _imported(points: list[EntryPoint]) -> object:
+    """Import a plugin; `PluginError` when it cannot be used."""
+    plugin = _found(points[0])
+    if len(points) > 1:
+        # Which one would be kept follows the order of directories, so neither is.
+        owners = " and ".join(_found(each).source for each in points)
+        raise DuplicateNameError(f"has a name that two distributions use: {owners}; uninstall one")
+    if wrong := [text for text in unmet_requirements(plugin.distribution, GROUP) if plugin.name != BUILTINS]:
+        raise PluginError(f"needs {wrong[0]}")
     try:
-        module = point.load()
+        return points[0].load()
     except (Exception, SystemExit) as error:
-        if required:
-            raise PluginError(
-                f"plugin {plugin.name!r} of {plugin.source} cannot be imported: {describe(error)}"
-            ) from error
-        return evolve(plugin, state="broken", error=describe(error))
-    _check_hooks(module, plugin.name, manager)
-    registers = {kind: _register(kind, plugin.name, manager, host) for kind in KINDS}
-    return evolve(plugin, registers={kind: names for kind, names in registers.items() if names})
+        missing = "".join(f"; it needs {text}" for text in unmet_requirements(plugin.distribution))
+        raise PluginError(f"cannot be imported: {describe(error)}{missing}") from error
 
 
-def _check_hooks(module: ModuleType, name: str, manager: pluggy.PluginManager) -> None:
+def _check_hooks(module: object, name: str, manager: pluggy.PluginManager, host: Host) -> None:
     """Register a plugin with pluggy; refuse functions that pluggy would never call."""
     try:
         manager.register(module, name=name)
     except (ValueError, pluggy.PluginValidationError) as error:
-        raise PluginError(f"plugin {name!r} cannot be registered: {describe(error)}") from error
+        raise PluginError(f"cannot be registered: {describe(error)}; write `def HOOK(registry)`") from error
+    hooks = (*(f"register_{kind}" for kind in host.kinds), ADD_HOOKSPECS)
     for caller in manager.get_hookcallers(module) or ():
-        if not caller.has_spec() and not all(each.optionalhook for each in caller.get_hookimpls()):
-            raise PluginError(f"plugin {name!r} has an unknown hook {caller.name!r}{did_you_mean(caller.name, _HOOKS)}")
-    for hook in _HOOKS:
+        own = [each for each in caller.get_hookimpls() if each.plugin_name == name]
+        if not caller.has_spec() and not all(each.optionalhook for each in own):
+            raise PluginError(f"has an unknown hook {caller.name!r}{did_you_mean(caller.name, hooks)}")
+        if caller.has_spec() and not all(each.argnames for each in own):
+            raise PluginError(f"has a hook {caller.name!r} without an argument; write `def {caller.name}(registry)`")
+    for hook in hooks:
         function = getattr(module, hook, None)
         # The specifications have these names too, and a plugin may import them.
         marked = hasattr(function, f"{GROUP}_impl") or hasattr(function, f"{GROUP}_spec")
         if inspect.isroutine(function) and not marked:
-            raise PluginError(f"plugin {name!r} has a function {hook!r} that is not marked with @turnwise.hookimpl")
+            raise PluginError(f"has a function {hook!r} that is not marked with @turnwise.hookimpl")
 
 
-def _register(kind: Kind, name: str, manager: pluggy.PluginManager, host: Host) -> tuple[str, ...]:
+def _register(kind: str, name: str, manager: pluggy.PluginManager, host: Host) -> tuple[str, ...]:
     """Call a plugin's hook, if it has it, and return the names that it registered."""
     registry = host.registry(kind)
     hook = f"register_{kind}"
     for each in getattr(manager.hook, hook).get_hookimpls():
         if each.plugin_name == name:
-            _call(each, registry, f"hook {hook!r} of plugin {name!r}")
-    entries = [entry for entry in registry.entries().values() if entry.owner == name]
+            _call(each, registry, f"has a hook {hook!r}")
+    entries = registry.of(name)
     for entry in entries:
         if not attrs.has(entry.config) or "name" in attrs.fields_dict(entry.config):
-            part = f"{registry.kind} {entry.name!r} of plugin {name!r}"
+            part = f"registers {registry.kind} {entry.name!r}"
             raise PluginError(f"{part}: expected an attrs class without a field 'name' as config, got {entry.config!r}")
     return tuple(entry.name for entry in entries)
 
@@ -281,11 +373,10 @@ def _call(implementation: pluggy.HookImpl, registry: Registry[object], where: st
     function = implementation.function
     # pluggy would call these without running them, and without an error.
     if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
-        raise PluginError(f"{where}: expected a plain function, neither async nor a wrapper")
+        raise PluginError(f"{where} that is async or a wrapper; expected a plain function")
     try:
-        with registry.owned_by(implementation.plugin_name):
+        order = implementation.trylast - implementation.tryfirst
+        with registry.owned_by(implementation.plugin_name, order):
             function(*(registry for _ in implementation.argnames))
-    except DuplicateNameError:
-        raise
-    except Exception as error:
-        raise PluginError(f"{where} raised {describe(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{where} that raised {describe(error)}") from error

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
+from abc import ABCMeta
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from attrs import define, field, frozen
 
@@ -13,6 +15,7 @@ from turnwise.errors import DuplicateNameError, PluginError
 from turnwise.protocols import Resources
 
 T = TypeVar("T")
+_NAME: Final = re.compile(r"[A-Za-z0-9_][\w.-]*")
 Factory = Callable[[Any, Resources], T]
 """Called with an instance of the entry's config class and the run's resources; a class with that `__init__` fits."""
 
@@ -32,6 +35,7 @@ class Entry(Generic[T]):
         factory: builds it.
         config: attrs class of its options.
         owner: entry-point name of the plugin that registered it.
+        order: -1 if its hook is marked with `tryfirst`, 1 if with `trylast`.
         enabled_if: of an observer: returns whether a run has it although its config does not name it.
     """
 
@@ -39,6 +43,7 @@ class Entry(Generic[T]):
     factory: Factory[T]
     config: type
     owner: str
+    order: int = 0
     enabled_if: Callable[[], bool] | None = None
 
 
@@ -49,11 +54,14 @@ class Registry(Generic[T]):
 
     Attributes:
         kind: of its entries, in the singular, for error texts.
+        contract: protocol or base class of the parts; None for one that is checked elsewhere.
     """
 
     kind: str
-    _entries: dict[str, Entry[T]] = field(factory=dict, init=False)
+    contract: type | None = None
+    _entries: dict[str, list[Entry[T]]] = field(factory=dict, init=False)  # several of one name are a conflict
     _owner: str = field(default="", init=False)
+    _order: int = field(default=0, init=False)
 
     def add(
         self, name: str, factory: Factory[T], config: type = NoConfig, *, enabled_if: Callable[[], bool] | None = None
@@ -69,21 +77,57 @@ class Registry(Generic[T]):
                 with its default options, to a run whose config does not name it.
 
         Raises:
-            DuplicateNameError: another plugin has the name; the text names both.
-            PluginError: `enabled_if` for something that is no observer.
+            PluginError: the name is none, the plugin registers it twice, or `enabled_if` is given for something that is
+                no observer.
         """
         if enabled_if is not None and self.kind != "observer":
             raise PluginError(f"{self.kind} {name!r}: only an observer can be registered with enabled_if")
-        if name in self._entries:
-            raise DuplicateNameError(
-                f"{self.kind} {name!r} is registered by two plugins: {self._entries[name].owner!r} and {self._owner!r}"
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise PluginError(
+                f"{self.kind} {name!r}: a name has letters, digits and . _ - and starts with no dot or dash"
             )
-        self._entries[name] = Entry(name=name, factory=factory, config=config, owner=self._owner, enabled_if=enabled_if)
+        if self._owner in self.owners(name):
+            raise PluginError(f"{self.kind} {name!r} is registered twice")
+        entry = Entry(
+            name=name, factory=factory, config=config, owner=self._owner, order=self._order, enabled_if=enabled_if
+        )
+        self._entries.setdefault(name, []).append(entry)
+
+    def remove(self, owner: str) -> None:
+        """Remove what a plugin has registered."""
+        kept = {name: [each for each in found if each.owner != owner] for name, found in self._entries.items()}
+        self._entries = {name: found for name, found in kept.items() if found}
+
+    def of(self, owner: str) -> list[Entry[T]]:
+        """Return what a plugin has registered, sorted by name."""
+        return [each for name in self.names() for each in self._entries[name] if each.owner == owner]
+
+    def owners(self, name: str) -> tuple[str, ...]:
+        """Return the plugins that registered a name: two or more are a conflict, and none of them has the name."""
+        return tuple(entry.owner for entry in self._entries.get(name, ()))
+
+    def check(self, part: object) -> None:
+        """Raise `PluginError` for a part that does not fulfil the contract."""
+        if misfit := self.misfit(part):
+            raise PluginError(f"its factory returned {misfit}")
+
+    def misfit(self, part: object) -> str:
+        """Return the type of a part and the attributes that its contract misses in it; empty for a good part."""
+        contract = self.contract
+        if isinstance(part, tuple):  # the tools of a server
+            return next(filter(None, map(self.misfit, part)), "")
+        if contract is None or isinstance(part, contract):
+            return ""
+        names = sorted({*contract.__annotations__, *vars(contract)})
+        missing = [name for name in names if not name.startswith("_") and not hasattr(part, name)]
+        lacks = f", which has no {', '.join(missing)}" if missing and issubclass(type(contract), ABCMeta) else ""
+        package = contract.__module__.partition(".")[0]
+        return f"{type(part).__name__}{lacks}; expected {package}.{contract.__name__}"
 
     @contextmanager
-    def owned_by(self, owner: str) -> Iterator[None]:
+    def owned_by(self, owner: str, order: int = 0) -> Iterator[None]:
         """Attribute the registrations inside to a plugin, for the texts of conflicts."""
-        self._owner, before = owner, self._owner
+        self._owner, before, self._order = owner, self._owner, order
         try:
             yield
         finally:
@@ -97,14 +141,24 @@ class Registry(Generic[T]):
         return tuple(sorted(self._entries))
 
     def entries(self) -> Mapping[str, Entry[T]]:
-        """Return the entries by name, sorted."""
-        return {name: self._entries[name] for name in self.names()}
+        """Return the entries by name, sorted, without those in conflict."""
+        return {name: self._entries[name][0] for name in self.names() if len(self._entries[name]) == 1}
 
     def get(self, name: str) -> Entry[T]:
-        """Return an entry; `PluginError` with the closest or all registered names when it is missing."""
-        if name in self._entries:
-            return self._entries[name]
-        raise PluginError(f"unknown {self.kind} {name!r}{did_you_mean(name, self.names())}")
+        """
+        Return an entry.
+
+        Raises:
+            PluginError: the name is missing; the text has the closest or all registered names.
+            DuplicateNameError: several plugins registered the name.
+        """
+        found = self._entries.get(name, [])
+        if len(found) > 1:
+            owners = " and ".join(map(repr, self.owners(name)))
+            raise DuplicateNameError(f"{self.kind} {name!r} is registered by several plugins: {owners}")
+        if not found:
+            raise PluginError(f"unknown {self.kind} {name!r}{did_you_mean(name, self.names())}")
+        return found[0]
 
 
 def did_you_mean(name: str, known: tuple[str, ...]) -> str:

@@ -22,13 +22,17 @@ from __future__ import annotations
 import pluggy
 
 from turnwise.events.observer import Observer
+from turnwise.plugin.added_kinds import HookSpecs
 from turnwise.plugin.registry import Registry
 from turnwise.protocols import (
+    Adapter,
     Agent,
     Command,
     Diagnostic,
     Engine,
+    GroupReward,
     Interaction,
+    Middleware,
     Postprocessor,
     ReasoningParser,
     Reward,
@@ -40,6 +44,18 @@ from turnwise.protocols import (
 
 hookspec = pluggy.HookspecMarker("turnwise")
 hookimpl = pluggy.HookimplMarker("turnwise")
+
+
+@hookspec
+def add_hookspecs(specs: HookSpecs) -> None:
+    """
+    Add hooks of a plugin's own, by which other plugins register parts of a new kind.
+
+    It gets no registry and runs before all other hooks, so the order in which plugins are loaded does not matter. Other
+    plugins mark their functions with `turnwise.hookimpl`, as for the core's hooks.
+
+    Do not: register parts; the added hooks do, also for the plugin's own ones.
+    """
 
 
 @hookspec
@@ -81,7 +97,7 @@ def register_agents(registry: Registry[Agent]) -> None:
 @hookspec
 def register_tools(registry: Registry[Tool | tuple[Tool, ...]]) -> None:
     """
-    Add tools that the model can call; a factory may return several, such as those of a server.
+    Add tools that the model can call; a factory may return several, such as the tools of a server.
 
     Do not: open connections; `Tool.create` does that for each episode.
     """
@@ -102,6 +118,15 @@ def register_rewards(registry: Registry[Reward]) -> None:
     Add rewards that score finished episodes inside the rollout.
 
     Do not: load models; a reward that needs one loads it on first use.
+    """
+
+
+@hookspec
+def register_group_rewards(registry: Registry[GroupReward]) -> None:
+    """
+    Add rewards that score the episodes of a task together.
+
+    Do not: keep anything about a group on the object; one object scores many at once.
     """
 
 
@@ -133,6 +158,18 @@ def register_weight_transports(registry: Registry[WeightTransport]) -> None:
 
 
 @hookspec
+def register_middleware(registry: Registry[Middleware]) -> None:
+    """
+    Add middleware, which wraps the parts of runs that name it.
+
+    With ``@hookimpl(tryfirst=True)`` it is outside of others, with ``trylast=True`` inside; else the order is the
+    config's, the first outside.
+
+    Do not: wrap anything here; `Middleware.wrap` does.
+    """
+
+
+@hookspec
 def register_observers(registry: Registry[Observer]) -> None:
     """
     Add observers of runs, turns, tools and episodes.
@@ -150,6 +187,17 @@ def register_commands(registry: Registry[Command]) -> None:
     Add subcommands of the command line.
 
     Do not: parse or print anything; `Command.run` does.
+    """
+
+
+@hookspec
+def register_adapters(registry: Registry[Adapter]) -> None:
+    """
+    Add makers of parts from Python objects, such as functions; each is asked in the order of the names.
+
+    Each is built with its default options.
+
+    Do not: adapt objects that have the methods of their kind's protocol; they are used as they are.
     """
 
 

@@ -1,0 +1,96 @@
+"""Kinds of parts that plugins add to those of the core."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+from turnwise.errors import DuplicateNameError, PluginError, describe
+from turnwise.plugin.registry import Registry
+
+ADD_HOOKSPECS: Final = "add_hookspecs"
+_PREFIX: Final = "register_"
+
+
+@frozen(kw_only=True)
+class AddedKind:
+    """
+    A kind that a plugin added.
+
+    Attributes:
+        spec: the hook's specification.
+        registry: of the parts.
+        checks: ``module:function`` of the conformance checks; empty for none.
+        owner: entry-point name of the plugin.
+    """
+
+    spec: Callable[..., object]
+    registry: Registry[Any]
+    checks: str
+    owner: str
+
+
+@define
+class HookSpecs:
+    """
+    Collects the hooks that plugins add; the hook `add_hookspecs` receives it.
+
+    Attributes:
+        kinds: the added kinds by their name, the end of the hook's name.
+    """
+
+    kinds: dict[str, AddedKind] = field(factory=dict)
+    _owner: str = field(default="", init=False)
+
+    def add(
+        self, spec: Callable[[Registry[Any]], None], *, part: str, contract: type | None = None, checks: str = ""
+    ) -> None:
+        """
+        Add a hook by which plugins register parts of a new kind.
+
+        Args:
+            spec: a function ``register_KIND(registry)`` that is marked with `turnwise.hookspec`.
+            part: the kind in the singular, for error texts, such as `loss`.
+            contract: a protocol that is marked as runtime-checkable, or a base class; None checks nothing.
+            checks: ``module:function`` that ``turnwise check`` imports. The function gets a function that builds a
+                part, and returns checks by name, as in `turnwise_testing`, and the probe that each is called with.
+
+        Raises:
+            PluginError: the function is no specification of such a name.
+            DuplicateNameError: another plugin adds the hook.
+        """
+        name = getattr(spec, "__name__", "")
+        if not name.startswith(_PREFIX) or not hasattr(spec, "turnwise_spec"):
+            raise PluginError(f"{name!r} is no function register_KIND that is marked with @turnwise.hookspec")
+        if list(inspect.signature(spec).parameters) != ["registry"]:
+            raise PluginError(f"{name!r} must have one argument, registry")
+        kind = name.removeprefix(_PREFIX)
+        if kind in self.kinds:
+            raise DuplicateNameError(f"the hook {name!r} is added by {self.kinds[kind].owner!r} too; uninstall one")
+        registry: Registry[Any] = Registry(part, contract)
+        self.kinds[kind] = AddedKind(spec=spec, registry=registry, checks=checks, owner=self._owner)
+
+    def collect(self, module: object, owner: str) -> None:
+        """Call a plugin's hook `add_hookspecs`, if it has it; `PluginError` if that raises."""
+        function = getattr(module, ADD_HOOKSPECS, None)
+        if function is None or not hasattr(function, "turnwise_impl"):
+            return
+        self._owner = owner
+        try:
+            function(self)
+        except (Exception, SystemExit) as error:
+            raise PluginError(f"has a hook {ADD_HOOKSPECS!r} that raised {describe(error)}") from error
+
+    def as_module(self) -> ModuleType:
+        """Return the specifications in the form that pluggy reads."""
+        module = ModuleType("added_hookspecs")
+        vars(module).update({f"{_PREFIX}{name}": kind.spec for name, kind in self.kinds.items()})
+        return module
+
+    def remove(self, owner: str) -> None:
+        """Remove the kinds that a plugin has added."""
+        self.kinds = {name: kind for name, kind in self.kinds.items() if kind.owner != owner}

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+from importlib.metadata import version
 from pathlib import Path
 from typing import get_args
 
@@ -16,19 +17,25 @@ from turnwise.config.resolve import build_part
 from turnwise.config.run import KIND, RunConfig
 from turnwise.errors import ConfigError, DuplicateNameError, PluginError
 from turnwise.plugin.host import ALLOW_VARIABLE, KINDS, Host, Kind, LoadedPlugin, load
+from turnwise.plugin.requirements import unmet_requirements
 from turnwise.protocols import Resources
 from turnwise.types import PluginPin, PluginRecipe
 from turnwise_testing.installation import install_plugin
 
-HEADER = "from attrs import frozen\nimport turnwise\n"
+HEADER = "from attrs import frozen\nimport turnwise\nfrom turnwise_testing.scripted import ScriptedEngine\n"
 ENGINE = """\
     @frozen
     class Config:
         dtype: str = "float32"
 
+    class Made(ScriptedEngine):
+        def __init__(self, config, resources):
+            super().__init__()
+            self.made_of = config.dtype, resources.seed
+
     @turnwise.hookimpl
     def register_engines(registry):
-        registry.add("{name}", lambda config, resources: (config.dtype, resources.seed), config=Config)
+        registry.add("{name}", Made, config=Config)
     """
 
 
@@ -50,6 +57,11 @@ def install(site: Path, name: str, code: str = "", *, entry: str = "", version: 
     importlib.invalidate_caches()
 
 
+REMEDY = (
+    "; to go on without it: pip uninstall fake-bad, or leave 'bad' out of TURNWISE_PLUGINS and of the config's plugins"
+)
+
+
 def only(*names: str) -> PluginRecipe:
     return PluginRecipe(allow=names)
 
@@ -68,7 +80,7 @@ def test_every_hook_has_a_registry_and_every_choice_a_hook():
     """The names of hooks, registries and kinds cannot drift apart."""
     hookspecs = importlib.import_module("turnwise.plugin.specs")
     hooks = {name.removeprefix("register_") for name in vars(hookspecs) if name.startswith("register_")}
-    registries = {item.name for item in attrs.fields(Host)} - {"plugins", "skipped"}
+    registries = {item.name for item in attrs.fields(Host)} - {"plugins", "skipped", "added"}
     choices = {item.metadata[KIND] for item in attrs.fields(RunConfig) if KIND in item.metadata}
     assert hooks == registries == set(KINDS) == set(get_args(Kind))
     assert choices <= hooks
@@ -144,24 +156,66 @@ def test_a_plugin_that_was_asked_for_must_be_installed(site, monkeypatch):
 
 
 def test_two_distributions_with_one_plugin_name_are_both_named(site):
-    """Which one would be kept follows the order of directories, so neither is."""
+    """Which one would be kept follows the order of directories, so neither is; other plugins are loaded."""
     install(site, "one", entry="same", version="1.1")
     install(site, "two", entry="same", version="2.2")
+    install(site, "three", ENGINE.format(name="vlm"))
     text = complaint(DuplicateNameError, load, only("same"))
-    sources = "fake-one 1.1 (module fake_one) and fake-two 2.2 (module fake_two)"
-    assert text in [
-        f"two distributions have a plugin 'same': {order}; uninstall one"
-        for order in (sources, " and ".join(reversed(sources.split(" and "))))
-    ]
+    assert " has a name that two distributions use: " in text
+    assert "fake-one 1.1 (module fake_one)" in text
+    assert "fake-two 2.2 (module fake_two)" in text
     assert "same" in load(only()).skipped
+    host = load()
+    assert [(plugin.state, plugin.registers) for plugin in named(host, "same")] == [("broken", {})]
+    assert "vlm" in host.engines
 
 
-def test_two_plugins_that_register_one_name_are_both_named(site):
-    """The second is refused whatever the order of calls."""
+def test_a_name_that_two_plugins_register_belongs_to_neither(site):
+    """Only a run that needs the name fails, and the error has both distributions and the remedy."""
     install(site, "one", ENGINE.format(name="vlm"))
     install(site, "two", ENGINE.format(name="vlm"))
-    text = complaint(DuplicateNameError, load, only("one", "two"))
-    assert text == "engine 'vlm' is registered by two plugins: 'one' and 'two'"
+    install(site, "three", ENGINE.format(name="other"))
+    host = load(only("one", "two", "three"))
+    assert host.entry("engines", "other").owner == "three"
+    assert "vlm" not in host.engines.entries()
+    text = complaint(DuplicateNameError, host.entry, "engines", "vlm")
+    assert text.startswith(
+        "engine 'vlm' is registered by several plugins: 'one' and 'two' ('one' of fake-one 1.0 (module"
+    )
+    assert text.endswith("'two' of fake-two 1.0 (module fake_two)); uninstall one, or leave it out of TURNWISE_PLUGINS")
+
+
+def test_a_broken_plugin_takes_no_name_from_another(site):
+    """Its registrations are removed when a later hook fails."""
+    install(site, "one", ENGINE.format(name="vlm"))
+    fails = "\n@turnwise.hookimpl\ndef register_tools(registry):\n    raise KeyError('x')\n"
+    install(site, "two", textwrap.dedent(ENGINE.format(name="vlm")) + fails)
+    assert load().entry("engines", "vlm").owner == "one"
+
+
+def test_unmet_requirements_of_an_import_are_named(site):
+    """The error of a plugin whose import fails has the command that installs the missing package."""
+    install(site, "bad", "import no_such_module_anywhere")
+    metadata = site / "fake_bad-1.0.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text() + "Requires-Dist: no-such-package>=2\nRequires-Dist: attrs>=25.3\n")
+    importlib.invalidate_caches()
+    text = complaint(PluginError, load, only("bad"))
+    assert "; it needs no-such-package>=2, and it is not installed: pip install 'no-such-package>=2'; to go on" in text
+    assert list(unmet_requirements("fake-bad")) == [
+        "no-such-package>=2, and it is not installed: pip install 'no-such-package>=2'"
+    ]
+
+
+def test_a_plugin_for_another_turnwise_is_not_imported(site):
+    """Its code may need what this version lacks."""
+    install(site, "bad", "raise RuntimeError('imported')")
+    metadata = site / "fake_bad-1.0.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text() + "Requires-Dist: turnwise>=9\n")
+    importlib.invalidate_caches()
+    [bad] = named(load(), "bad")
+    here = f"turnwise>=9, and {version('turnwise')} is installed: pip install 'turnwise>=9'"
+    assert (bad.state, bad.error) == ("broken", f"needs {here}")
+    assert complaint(PluginError, load, only("bad")).startswith(f"plugin 'bad' of {bad.source} needs {here}; to go on")
 
 
 @pytest.mark.parametrize(
@@ -178,11 +232,13 @@ def test_a_plugin_that_cannot_be_imported(site, code, error):
     install(site, "bad", code)
     text = complaint(PluginError, load, only("bad"))
     assert text.startswith(f"plugin 'bad' of fake-bad 1.0 (module fake_bad) cannot be imported: {error}")
+    assert text.endswith(REMEDY)
     host = load()
     [broken] = [plugin for plugin in host.broken if plugin.name == "bad"]
-    assert broken.error.startswith(error)
+    assert broken.error.startswith(f"cannot be imported: {error}")
     assert "\n" not in broken.error
-    assert f"; plugin 'bad' is broken: {error}" in complaint(PluginError, host.entry, "engines", "vlm")
+    unknown = complaint(PluginError, host.entry, "engines", "vlm")
+    assert f"; plugin 'bad' is broken, it cannot be imported: {error}" in unknown
     assert "bad" not in [pin.name for pin in host.recipe().pins]
 
 
@@ -190,7 +246,7 @@ def test_a_name_that_is_there_does_not_mind_broken_plugins(site):
     """A run that needs nothing of a broken plugin continues."""
     install(site, "bad", "import fake_that_is_not_there")
     install(site, "one", ENGINE.format(name="vlm"))
-    assert build_part(load(), "engines", "vlm", Resources(seed=3)) == ("float32", 3)
+    assert build_part(load(), "engines", "vlm", Resources(seed=3)).made_of == ("float32", 3)
 
 
 def test_an_unknown_name_has_a_hint_and_says_what_was_not_loaded(site):
@@ -202,53 +258,80 @@ def test_an_unknown_name_has_a_hint_and_says_what_was_not_loaded(site):
     assert "two" in text
 
 
+HOOK = "@turnwise.hookimpl\ndef register_engines(registry):\n    "
+
+
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
         (
             "@turnwise.hookimpl\ndef register_engine(registry): pass",
-            "plugin 'bad' has an unknown hook 'register_engine'; did you mean 'register_engines'?",
+            "has an unknown hook 'register_engine'; did you mean 'register_engines'?",
         ),
         (
             "@turnwise.hookimpl\ndef configure(registry): pass",
-            "plugin 'bad' has an unknown hook 'configure'; known: register_agents, ",
+            "has an unknown hook 'configure'; known: register_adapters, ",
         ),
         (
             "def register_engines(registry): pass",
-            "plugin 'bad' has a function 'register_engines' that is not marked with @turnwise.hookimpl",
+            "has a function 'register_engines' that is not marked with @turnwise.hookimpl",
         ),
         (
             "@turnwise.hookimpl\ndef register_engines(registri): pass",
-            "plugin 'bad' cannot be registered: PluginValidationError: ",
+            "cannot be registered: PluginValidationError: ",
         ),
         (
-            "@turnwise.hookimpl\ndef register_engines(registry):\n    raise KeyError('x')",
-            "hook 'register_engines' of plugin 'bad' raised KeyError: 'x'",
+            "@turnwise.hookimpl\ndef register_engines(): pass",
+            "has a hook 'register_engines' without an argument; write `def register_engines(registry)`",
         ),
+        (f"{HOOK}raise KeyError('x')", "has a hook 'register_engines' that raised KeyError: 'x'"),
+        (f"{HOOK}raise SystemExit(3)", "has a hook 'register_engines' that raised SystemExit: 3"),
         (
             "@turnwise.hookimpl\nasync def register_engines(registry): pass",
-            "hook 'register_engines' of plugin 'bad': expected a plain function, neither async nor a wrapper",
+            "has a hook 'register_engines' that is async or a wrapper; expected a plain function",
         ),
         (
             "@turnwise.hookimpl(wrapper=True)\ndef register_engines(registry):\n    return (yield)",
-            "hook 'register_engines' of plugin 'bad': expected a plain function, neither async nor a wrapper",
+            "has a hook 'register_engines' that is async or a wrapper; expected a plain function",
         ),
         (
-            "@turnwise.hookimpl\ndef register_engines(registry):\n    registry.add('e', print, config=dict)",
-            "engine 'e' of plugin 'bad': expected an attrs class without a field 'name' as config, got <class 'dict'>",
+            f"{HOOK}registry.add('e', print, config=dict)",
+            "registers engine 'e': expected an attrs class without a field 'name' as config, got <class 'dict'>",
         ),
         (
-            "@frozen\nclass C:\n    name: str = ''\n"
-            "@turnwise.hookimpl\ndef register_engines(registry):\n    registry.add('e', print, config=C)",
-            "engine 'e' of plugin 'bad': expected an attrs class without a field 'name' as config, got <class",
+            f"@frozen\nclass C:\n    name: str = ''\n{HOOK}registry.add('e', print, config=C)",
+            "registers engine 'e': expected an attrs class without a field 'name' as config, got <class",
+        ),
+        (
+            f"{HOOK}registry.add('', print)",
+            "has a hook 'register_engines' that raised PluginError: engine '': a name has",
+        ),
+        (f"{HOOK}registry.add('x e!', print)", "has a hook 'register_engines' that raised PluginError: engine 'x e!'"),
+        (
+            f"{HOOK}registry.add('e', print)\n    registry.add('e', print)",
+            "has a hook 'register_engines' that raised PluginError: engine 'e' is registered twice",
         ),
     ],
 )
 def test_a_mistake_in_a_hook_names_the_plugin(site, code, expected):
-    """It is an error whether the plugin was asked for or not: silence would look like a missing name later."""
+    """It stops a run that asked for the plugin, and costs others nothing."""
     install(site, "bad", code)
-    assert complaint(PluginError, load, only("bad")).startswith(expected)
-    assert complaint(PluginError, load).startswith(expected)
+    install(site, "one", ENGINE.format(name="vlm"))
+    text = complaint(PluginError, load, only("bad"))
+    assert text.startswith(f"plugin 'bad' of fake-bad 1.0 (module fake_bad) {expected}")
+    assert text.endswith(REMEDY)
+    host = load()
+    [bad] = named(host, "bad")
+    assert (bad.state, bad.registers) == ("broken", {})
+    assert bad.error.startswith(expected)
+    assert host.entry("engines", "vlm").owner == "one"
+
+
+def test_output_of_an_import_goes_to_standard_error(site, capsys):
+    """The standard output of a command is its own, such as JSON."""
+    install(site, "one", "print('hello')")
+    load()
+    assert capsys.readouterr() == ("", "hello\n")
 
 
 def test_an_optional_hook_may_be_unknown(site):
@@ -263,13 +346,9 @@ def test_specifications_that_a_plugin_imports_are_no_hooks_of_its_own(site):
     assert [plugin.registers for plugin in named(load(only("one")), "one")] == [{}]
 
 
-def test_a_hook_may_leave_out_its_argument_and_have_another_name(site):
-    """Both are ways of pluggy; only the hook counts."""
+def test_a_hook_may_have_another_name(site):
+    """That is a way of pluggy; only the hook counts."""
     code = """
-        @turnwise.hookimpl
-        def register_agents():
-            pass
-
         @turnwise.hookimpl(specname="register_tools")
         def mine(registry):
             registry.add("t", print)
@@ -283,7 +362,8 @@ def test_one_module_cannot_be_two_plugins(site):
     install(site, "one")
     (site / "fake_one-1.0.dist-info" / "entry_points.txt").write_text("[turnwise]\none = fake_one\nuno = fake_one\n")
     importlib.invalidate_caches()
-    assert complaint(PluginError, load, only("one", "uno")).startswith("plugin 'uno' cannot be registered: ValueError")
+    text = complaint(PluginError, load, only("one", "uno"))
+    assert text.startswith("plugin 'uno' of fake-one 1.0 (module fake_one) cannot be registered: ValueError")
 
 
 def test_each_host_starts_from_nothing(site):
@@ -345,7 +425,7 @@ def test_options_become_the_config_of_the_entry(site):
     """Misfits have the path of the options."""
     install(site, "one", ENGINE.format(name="vlm"))
     host = load(only("one"))
-    assert build_part(host, "engines", Choice("vlm", {"dtype": "x"}), Resources(seed=7)) == ("x", 7)
+    assert build_part(host, "engines", Choice("vlm", {"dtype": "x"}), Resources(seed=7)).made_of == ("x", 7)
     call = (build_part, host, "engines", Choice("vlm", {"dtyp": "x", "dtype": 3}), Resources())
     assert complaint(ConfigError, *call, path="engine").splitlines() == [
         "engine.dtype: expected text, got 3; put it in quotes",

@@ -20,8 +20,8 @@ import yaml
 from attrs import evolve
 
 from turnwise.config.errors import located, shown
-from turnwise.config.parts import PACKAGE, ModelConfig
-from turnwise.config.run import RunConfig
+from turnwise.config.parts import FILE_END, PACKAGE, ModelConfig
+from turnwise.config.run import RunConfig, map_choices
 from turnwise.config.structuring import structure, unstructure
 from turnwise.errors import ConfigError
 from turnwise.types import JsonDict, JsonObject, copy_json
@@ -90,14 +90,31 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     def anchor_model(model: ModelConfig) -> ModelConfig:
         return evolve(model, path=anchor_if_set(model.path), chat_template=anchor_if_set(model.chat_template))
 
+    config = with_absolute_code(config)
     data, judge = config.data, config.judge
     return evolve(
         config,
         model=anchor_model(config.model),
         judge=None if judge is None else evolve(judge, model=anchor_model(judge.model)),
-        data=evolve(data, path=anchor(data.path), validation_path=anchor_if_set(data.validation_path)),
+        data=evolve(
+            data,
+            path=anchor_if_set(data.path),
+            sources=tuple(evolve(source, path=anchor(source.path)) for source in data.sources),
+            validation_path=anchor_if_set(data.validation_path),
+        ),
         tools_file=anchor_if_set(config.tools_file),
     )
+
+
+def with_absolute_code(config: RunConfig) -> RunConfig:
+    """Return the config with absolute paths of the files with code that it names."""
+
+    def anchor(place: str) -> str:
+        home, colon, name = place.rpartition(":") if ":" in place else (place, "", "")
+        return f"{config.locate(home)}{colon}{name}" if home.endswith(FILE_END) else place
+
+    anchored: RunConfig = map_choices(config, lambda choice, *_: evolve(choice, name=anchor(choice.name)))
+    return evolve(anchored, modules=tuple(map(anchor, config.modules)))
 
 
 def to_dict(config: RunConfig) -> JsonDict:

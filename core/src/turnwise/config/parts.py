@@ -1,5 +1,5 @@
 """
-Building blocks of config sections: a choice of a plugin's part, a tool, a model, and validators.
+Building blocks of config sections: a choice of a part, a model, and validators.
 
 A validator's error starts with the quoted name of its field, so that messages can show the whole path.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 from attrs import Attribute, field, frozen, validators
 
-from turnwise.errors import ConfigError, PluginError
+from turnwise.errors import PluginError
 from turnwise.types import ToolSchema
 
 T = TypeVar("T", str, tuple[str, ...])
@@ -34,8 +34,11 @@ SCHEMA: Final = "turnwise_schema"
 PACKAGE: Final = "package:"
 """Prefix of a path inside an installed package."""
 _MODULE: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
-TARGET_PATTERN: Final = rf"^{_MODULE}:[A-Za-z_][A-Za-z0-9_]*$"
-MODULE_PATTERN: Final = rf"^{_MODULE}$"
+FILE_END: Final = ".py"
+GIVEN: Final = "object:"
+"""Start of the name of a part that a program passes as an object."""
+PLACE_PATTERN: Final = rf"^({_MODULE}|[^:]+\.py):[A-Za-z_][A-Za-z0-9_]*$"
+MODULE_PATTERN: Final = rf"^({_MODULE}|[^:]+\.py)$"
 # SHA-1 or SHA-256, written out: an abbreviation or a branch can come to mean another commit.
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -81,85 +84,45 @@ def each_matches(pattern: str, expected: str) -> Callable[[object, Attribute[T],
 
 is_path: Final = validators.optional(not_empty)
 FILLED: Final = {SCHEMA: {"minLength": 1}}
-_is_target: Final = each_matches(TARGET_PATTERN, "'package.module:name'")
 
 
 @frozen
 class Choice:
     """
-    A plugin's part by its registered name; in a file, the bare name or a section with `name` and the options.
+    A part of the run; in a file, the bare name or a section with `name` and the options.
 
     Attributes:
-        name: registered name of the part, such as `my_engine`.
+        name: registered name of a plugin's part, such as `my_engine`; or the place of the user's own code,
+            `package.module:Name` or `./file.py:Name`, which `modules` must list.
         options: of that part; `turnwise.config.resolve.resolve` checks them against the plugin's config class.
     """
 
     name: str = field(validator=not_empty, metadata=FILLED)
     options: Options = field(factory=dict, converter=plain)
 
+    @property
+    def is_own_code(self) -> bool:
+        """Whether the name is the place of the user's own code."""
+        return ":" in self.name
+
     def __attrs_post_init__(self) -> None:
+        if self.is_own_code and not self.name.startswith(GIVEN) and not re.fullmatch(PLACE_PATTERN, self.name):
+            expected = "a registered name, 'package.module:Name' or './file.py:Name'"
+            raise ValueError(f"'name' must be {expected}: {self.name!r}")
         if "name" in self.options:
             raise ValueError("'options' must not hold 'name'")
 
 
 @frozen
-class RegisteredTool(Choice):
+class ToolChoice(Choice):
     """
-    A plugin's tool under a schema of the user's own.
+    A tool, and a schema of the user's own.
 
     Attributes:
         schema: replaces the tool's own schema, which the model sees.
     """
 
     schema: ToolSchema | None = None
-
-
-@frozen
-class ToolFunction:
-    """
-    A Python function as a tool; its type hints and docstring become the schema.
-
-    Attributes:
-        function: its place, as `package.module:name`; `tool_modules` must list the module.
-        run_in: `thread` for functions that may block, `process` for functions that may hang, `loop` for others; null
-            runs sync functions in a thread and async ones on the loop.
-        schema: replaces the schema from type hints and docstring, which the model sees.
-    """
-
-    function: str = field(validator=_is_target, metadata={SCHEMA: {"pattern": TARGET_PATTERN}})
-    run_in: Literal["thread", "process", "loop"] | None = None
-    schema: ToolSchema | None = None
-
-
-@frozen
-class ToolClass:
-    """
-    A class of the user's own as a tool.
-
-    Attributes:
-        target: its place, as `package.module:Name`; the key in a file is `class`. `tool_modules` must list the module.
-        options: keyword arguments for it; every other key of the section.
-        schema: replaces the tool's own schema, which the model sees.
-    """
-
-    target: str = field(validator=_is_target, metadata={SCHEMA: {"pattern": TARGET_PATTERN}})
-    options: Options = field(factory=dict, converter=plain)
-    schema: ToolSchema | None = None
-
-    def __attrs_post_init__(self) -> None:
-        if taken := {"name", "class", "schema"}.intersection(self.options):
-            raise ValueError(f"'options' must not hold {min(taken)!r}")
-
-
-ToolEntry = Choice | ToolFunction | ToolClass
-"""One item of `tools`."""
-
-
-def check_module_allowed(module: str, allowed: Sequence[str]) -> None:
-    """Raise `ConfigError` unless `tool_modules` lists a module, or a package that holds it."""
-    if not any(module == entry or module.startswith(f"{entry}.") for entry in allowed):
-        listed = ", ".join(allowed) or "nothing"
-        raise ConfigError(f"module {module!r} is not allowed; list it in tool_modules, which holds {listed}")
 
 
 @frozen(kw_only=True)

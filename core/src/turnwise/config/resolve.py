@@ -8,23 +8,23 @@ options, and reports all errors at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 from attrs import define, evolve, field
 
 from turnwise.config.errors import dotted, located
-from turnwise.config.file import read_config, structure_config
-from turnwise.config.parts import KIND, Choice
-from turnwise.config.run import JudgeConfig, RunConfig
+from turnwise.config.file import read_config, structure_config, with_absolute_code
+from turnwise.config.own_code import PLUGINS_ONLY, OwnCode, build_own
+from turnwise.config.parts import Choice
+from turnwise.config.run import RunConfig, kinds_of, map_choices
 from turnwise.config.structuring import structure, unstructure
 from turnwise.errors import ConfigError, PluginError, TurnwiseError, describe
-from turnwise.plugin.host import Host, Kind, load
+from turnwise.plugin.host import Host, load
 from turnwise.protocols import Resources
 from turnwise.types import JsonObject, PluginRecipe
-
-S = TypeVar("S", RunConfig, JudgeConfig)
 
 
 def load_resolved(source: str | Path | JsonObject, overrides: Iterable[str] = ()) -> tuple[RunConfig, Host]:
@@ -63,91 +63,85 @@ def resolve(config: RunConfig, host: Host) -> RunConfig:
     """
     Check every choice of a config against the plugin that registered it, and fill in that plugin's defaults.
 
-    Relative paths among the options become absolute. Resolving twice changes nothing more.
+    Relative paths among the options and of files with code become absolute. Resolving twice changes nothing more.
 
     Raises:
         ConfigError: names are unknown or options do not fit; one line for each.
     """
-    resolver = _Resolver(host, config.base_dir)
-    resolved = resolver.section(config)
+    resolver = _Resolver(host, OwnCode(base_dir=config.base_dir, modules=config.modules))
+    resolved: RunConfig = map_choices(config, resolver.resolve)
     if resolver.problems:
         raise ConfigError("\n".join(resolver.problems))
-    return resolved
+    # A resumed run reads its config in another folder, and must find its agents under the same names.
+    return with_absolute_code(resolved)
 
 
-def _structure_options(host: Host, kind: Kind, choice: Choice, path: str, base_dir: Path | None) -> object:
+def _structure_options(host: Host, kind: str, choice: Choice, path: str, base_dir: Path | None) -> object:
     """Return the config object of a registered part; arguments and errors as in `build_part`."""
     try:
         entry = host.entry(kind, choice.name)
     except PluginError as error:
         raise PluginError(dotted(path, str(error))) from None
-    return structure(choice.options, entry.config, path=path, base_dir=base_dir)
+    try:
+        return structure(choice.options, entry.config, path=path, base_dir=base_dir)
+    except PluginError as error:
+        raise PluginError(f"{host.part_label(kind, choice.name)}: {error}") from error
 
 
 def build_part(
-    host: Host, kind: Kind, choice: Choice | str, resources: Resources, *, path: str = "", base_dir: Path | None = None
+    host: Host, kind: str, choice: Choice | str, resources: Resources, *, path: str = "", code: OwnCode | None = None
 ) -> Any:
     """
-    Build a registered part.
+    Build a part: a registered one, or one of the user's own code.
 
     Args:
         host: the loaded plugins.
         kind: which registry.
-        choice: the registered name, with options or without.
+        choice: the registered name or the place, with options or without.
         resources: handed to the part's factory.
         path: place of the choice in the config, for errors.
-        base_dir: folder that relative paths among the options start from; None leaves them relative.
+        code: the user's own code that the run may use, and the folder that relative paths among the options start from;
+            None is no code, and leaves the paths relative.
 
     Raises:
-        PluginError: the name is unknown, or the factory raised something that is no `TurnwiseError`; those pass
-            unchanged.
+        PluginError: the name is unknown, the part does not fulfil its protocol, or the factory raised something that is
+            no `TurnwiseError`; those pass unchanged.
         ConfigError: the options do not fit; one line for each misfit.
     """
     chosen = Choice(choice) if isinstance(choice, str) else choice
-    config = _structure_options(host, kind, chosen, path, base_dir)
-    entry = host.entry(kind, chosen.name)
+    if chosen.is_own_code:
+        return build_own(host, kind, chosen, resources, path, code or OwnCode())
+    config = _structure_options(host, kind, chosen, path, code.base_dir if code else None)
     try:
-        return entry.factory(config, resources)
+        part = host.entry(kind, chosen.name).factory(config, resources)
     except TurnwiseError:
         raise
     except Exception as error:
-        part = f"{host.registry(kind).kind} {chosen.name!r} of plugin {entry.owner!r}"
-        raise PluginError(f"{path or kind}: {part} cannot be built: {describe(error)}") from error
+        label = host.part_label(kind, chosen.name)
+        raise PluginError(f"{path or kind}: {label} cannot be built: {describe(error)}") from error
+    try:
+        host.registry(kind).check(part)
+    except PluginError as error:
+        raise PluginError(f"{path or kind}: {host.part_label(kind, chosen.name)}: {error}") from None
+    return part
 
 
 @define
 class _Resolver:
     host: Host
-    base_dir: Path
+    code: OwnCode
     problems: list[str] = field(factory=list, init=False)
 
-    def section(self, section: S, prefix: str = "") -> S:
-        kinds = _kinds(type(section))
-        return evolve(section, **{n: self.value(getattr(section, n), kind, prefix + n) for n, kind in kinds.items()})
-
-    def value(self, value: object, kind: Kind, path: str) -> Any:
-        if isinstance(value, Choice):
-            return self._choice(value, kind, path)
-        if isinstance(value, JudgeConfig):
-            return self.section(value, f"{path}.")
-        if isinstance(value, Mapping):
-            return {key: self.value(item, kind, f"{path}.{key}") for key, item in value.items()}
-        if isinstance(value, tuple):
-            return tuple(self.value(item, kind, f"{path}.{index}") for index, item in enumerate(value))
-        return value
-
-    def _choice(self, choice: Choice, kind: Kind, path: str) -> Choice:
+    def resolve(self, choice: Choice, kind: str, path: str) -> Choice:
         try:
-            options = _structure_options(self.host, kind, choice, path, self.base_dir)
+            if choice.is_own_code and kind not in PLUGINS_ONLY:  # imported when it is built: reading runs no code
+                self.code.check_allowed(choice.name, dotted(path, ""))
+                return choice
+            options = _structure_options(self.host, kind, choice, path, self.code.base_dir)
             return evolve(choice, options=unstructure(options))
         except (ConfigError, PluginError) as error:
             self.problems.append(str(error))
             return choice
-
-
-def _kinds(section: type) -> dict[str, Kind]:
-    """Return the fields of a config class that choose registered parts, with the registry of each."""
-    return {item.name: item.metadata[KIND] for item in attrs.fields(section) if KIND in item.metadata}
 
 
 def _misfits_of_choices(data: object, base_dir: Path) -> list[str]:
@@ -158,12 +152,13 @@ def _misfits_of_choices(data: object, base_dir: Path) -> list[str]:
         host = load(PluginRecipe(allow=structure(data.get("plugins"), attrs.fields(RunConfig).plugins.type)))
     except (ConfigError, PluginError):
         return []
-    resolver = _Resolver(host, base_dir)
     attrs.resolve_types(RunConfig)
-    for name, kind in _kinds(RunConfig).items():
-        if name in data:
-            try:
-                resolver.value(structure(data[name], attrs.fields_dict(RunConfig)[name].type), kind, name)
-            except ConfigError:
-                continue  # reported with the misfits of the core's own keys
+    kinds, sections = kinds_of(RunConfig), {}
+    for name in ("modules", *kinds):
+        with suppress(ConfigError):  # reported with the misfits of the core's own keys
+            if name in data:
+                sections[name] = structure(data[name], attrs.fields_dict(RunConfig)[name].type)
+    resolver = _Resolver(host, OwnCode(base_dir=base_dir, modules=sections.pop("modules", ())))
+    for name, value in sections.items():
+        map_choices(value, resolver.resolve, kinds[name], name)
     return [line for problem in resolver.problems for line in problem.splitlines()]

@@ -8,11 +8,12 @@ documentation here appears in editors through the JSON schema that `turnwise con
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
-from attrs import field, frozen, validators
+import attrs
+from attrs import evolve, field, frozen, validators
 
 from turnwise.config.parts import (
     FILLED,
@@ -24,9 +25,7 @@ from turnwise.config.parts import (
     Choice,
     ModelConfig,
     Options,
-    ToolEntry,
-    ToolFunction,
-    check_module_allowed,
+    ToolChoice,
     each_matches,
     is_path,
     not_empty,
@@ -52,8 +51,36 @@ DataFormat = Literal["auto", "csv", "jsonl", "json", "parquet"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
+ChangeChoice = Callable[[Choice, str, str], Choice]
+
+
 def _absolute(path: Path) -> Path:
     return path.absolute()
+
+
+@frozen(kw_only=True)
+class DataSource:
+    """
+    One file of a mixture.
+
+    Attributes:
+        path: as `data.path`.
+        weight: of the file's tasks in a training, relative to the other weights; a rollout runs every row once.
+        name: `data_source` of rows that have none; null is the file's name without its ending.
+        columns: in place of `data.columns`; null keeps them.
+        limit: most rows that are used; null uses all.
+    """
+
+    path: str = field(validator=not_empty, metadata=FILLED)
+    weight: float = field(default=1.0, validator=validators.gt(0))
+    name: str | None = None
+    columns: Mapping[DataColumn, str | None] | None = None
+    limit: int | None = field(default=None, validator=validators.optional(at_least_1))
+
+    @property
+    def label(self) -> str:
+        """`name`, or its default."""
+        return PurePosixPath(self.path).stem if self.name is None else self.name
 
 
 @frozen(kw_only=True)
@@ -63,9 +90,11 @@ class DataConfig:
 
     Attributes:
         path: file with one task a row, or `package:NAME/FILE` for one that an installed package ships.
+        sources: several files in place of `path`, with a weight each.
         validation_path: the same for validation.
         format: how the files are written; `auto` goes by their endings.
-        columns: the files' names of understood columns, such as `prompt: question` and `ground_truth: answer`.
+        columns: the files' names of understood columns, such as `prompt: question` and `ground_truth: answer`. Null
+            ignores a column: `agent_name: null` runs all tasks with the config's `agent`.
         limit: most rows that are used; null uses all.
         offset: rows that are skipped at the start.
         shuffle: change the order of the rows, by the run's seed.
@@ -73,14 +102,27 @@ class DataConfig:
             leaves the task out, `truncate_left` keeps the end of the prompt and `truncate_right` its start.
     """
 
-    path: str = field(validator=not_empty, metadata=FILLED)
+    path: str | None = field(default=None, validator=is_path, metadata=FILLED)
+    sources: tuple[DataSource, ...] = ()
     validation_path: str | None = field(default=None, validator=is_path, metadata=FILLED)
     format: DataFormat = "auto"
-    columns: Mapping[DataColumn, str] = field(factory=dict)
+    columns: Mapping[DataColumn, str | None] = field(factory=dict)
     limit: int | None = field(default=None, validator=validators.optional(at_least_1))
     offset: int = field(default=0, validator=at_least_0)
     shuffle: bool = False
     prompt_policy: PromptPolicy = "error"
+
+    def __attrs_post_init__(self) -> None:
+        if self.path is None and not self.sources:
+            raise ValueError("'path' missing; name a file here or several in data.sources")
+        for name in ("path", "limit") if self.sources else ():
+            if getattr(self, name) is not None:
+                raise ValueError(f"'{name}' must be null beside data.sources, which have their own")
+        if self.offset and self.sources:
+            raise ValueError("'offset' must be 0 beside data.sources")
+        labels = [source.label for source in self.sources]
+        if twice := next((label for label in labels if labels.count(label) > 1), None):
+            raise ValueError(f"'sources' must have different names: {twice!r} is the name of two")
 
 
 @frozen(kw_only=True)
@@ -163,13 +205,14 @@ class RunConfig:
         parser: finds tool calls in sampled tokens.
         reasoning_parser: splits the reasoning from the text of a turn, for agents that report it apart.
         reward: scores episodes.
+        group_reward: scores the episodes of a task together; on Ray it needs `runtime.reward_workers`.
         judge: a second model, which rewards may ask; null for none.
         interaction: answers the model in place of a user.
-        tools: tools that the model can call: a registered name, a section with `name` and options, `function` with the
-            place of a Python function, or `class` with the place of a class and its options.
+        tools: tools that the model can call; `schema` replaces the schema of one.
         tools_file: file with more tools.
-        tool_modules: modules, with everything in them, that `function` and `class` may name.
+        modules: modules and packages, with everything in them, and files, whose code parts may name by its place.
         postprocessors: add fields to batches, in this order.
+        middleware: acts before and after calls of parts; the first is outside of the others.
         observers: receive the events of the run.
         router: chooses a replica for an episode; null is `least_tokens`.
         rollout: how tasks become episodes.
@@ -191,16 +234,18 @@ class RunConfig:
     parser: Choice | None = field(default=None, metadata={KIND: "tool_parsers"})
     reasoning_parser: Choice | None = field(default=None, metadata={KIND: "reasoning_parsers"})
     reward: Choice | None = field(default=None, metadata={KIND: "rewards"})
+    group_reward: Choice | None = field(default=None, metadata={KIND: "group_rewards"})
     judge: JudgeConfig | None = field(default=None, metadata={KIND: "engines"})
     interaction: Choice | None = field(default=None, metadata={KIND: "interactions"})
-    tools: tuple[ToolEntry, ...] = field(default=(), metadata={KIND: "tools"})
+    tools: tuple[ToolChoice, ...] = field(default=(), metadata={KIND: "tools"})
     tools_file: str | None = field(default=None, validator=is_path, metadata=FILLED)
-    tool_modules: tuple[str, ...] = field(
+    modules: tuple[str, ...] = field(
         default=(),
-        validator=each_matches(MODULE_PATTERN, "module names"),
+        validator=each_matches(MODULE_PATTERN, "names of modules or files that end in .py"),
         metadata={SCHEMA: {"items": {"type": "string", "pattern": MODULE_PATTERN}}},
     )
     postprocessors: tuple[Choice, ...] = field(default=(), metadata={KIND: "postprocessors"})
+    middleware: tuple[Choice, ...] = field(default=(), metadata={KIND: "middleware"})
     observers: tuple[Choice, ...] = field(default=(), metadata={KIND: "observers"})
     router: Choice | None = field(default=None, metadata={KIND: "routers"})
     rollout: RolloutConfig = field(factory=RolloutConfig)
@@ -216,14 +261,8 @@ class RunConfig:
     def __attrs_post_init__(self) -> None:
         if self.judge is not None and self.runtime.name == "local" and (self.judge.pool.num_replicas or 1) > 1:
             raise ValueError("'judge.pool.num_replicas' must be 1 with the runtime local; set runtime.name to ray")
-        for index, tool in enumerate(self.tools):
-            if isinstance(tool, Choice):
-                continue
-            target = tool.function if isinstance(tool, ToolFunction) else tool.target
-            try:
-                check_module_allowed(target.partition(":")[0], self.tool_modules)
-            except ConfigError as error:
-                raise ValueError(f"'tools.{index}' {error}") from error
+        if self.group_reward is not None and self.runtime.name == "ray" and not self.runtime.reward_workers:
+            raise ValueError("'runtime.reward_workers' must be at least 1 on Ray with a group_reward")
 
     def locate(self, path: str) -> Path:
         """Return the file or folder that a path means; `ConfigError` when a `package:` path does not exist."""
@@ -244,6 +283,26 @@ class RunConfig:
             chat_template=None if model.chat_template is None else self.locate(model.chat_template),
             template_options=model.template_options,
         )
+
+
+def map_choices(value: Any, change: ChangeChoice, kind: str = "", path: str = "") -> Any:
+    """Return a config, or a value in one, with the results of `change(choice, registry, path)` for its choices."""
+    if isinstance(value, Choice):
+        return change(value, kind, path)
+    if isinstance(value, RunConfig | JudgeConfig):
+        kinds, prefix = kinds_of(type(value)), f"{path}." if path else ""
+        changed = {name: map_choices(getattr(value, name), change, kinds[name], prefix + name) for name in kinds}
+        return evolve(value, **changed)
+    if isinstance(value, Mapping):
+        return {key: map_choices(item, change, kind, f"{path}.{key}") for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map_choices(item, change, kind, f"{path}.{index}") for index, item in enumerate(value))
+    return value
+
+
+def kinds_of(section: type) -> dict[str, str]:
+    """Return the fields of a config class that choose parts, with the registry of each."""
+    return {item.name: item.metadata[KIND] for item in attrs.fields(section) if KIND in item.metadata}
 
 
 def _in_package(path: str) -> Path:

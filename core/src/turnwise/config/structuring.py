@@ -38,10 +38,7 @@ from turnwise.config.errors import (
 from turnwise.config.parts import (
     IN_FILE,
     Choice,
-    RegisteredTool,
-    ToolClass,
-    ToolEntry,
-    ToolFunction,
+    ToolChoice,
     TypeForm,
     file_fields,
     plain,
@@ -101,15 +98,7 @@ def _converter(base_dir: Path | None) -> Converter:
         attrs.has, lambda kind: make_dict_unstructure_fn(kind, converter, **_omitted(kind))
     )
     converter.register_unstructure_hook(Choice, lambda choice: {"name": choice.name, **choice.options})
-    converter.register_unstructure_hook(
-        RegisteredTool, lambda tool: {"name": tool.name, **tool.options, **_given_schema(tool)}
-    )
-    converter.register_unstructure_hook(
-        ToolFunction, lambda tool: {"function": tool.function, "run_in": tool.run_in, **_given_schema(tool)}
-    )
-    converter.register_unstructure_hook(
-        ToolClass, lambda tool: {"class": tool.target, **tool.options, **_given_schema(tool)}
-    )
+    converter.register_unstructure_hook(ToolChoice, _plain_tool)
     # Later registrations are asked first.
     converter.register_structure_hook_func(lambda kind: kind is object, lambda value, _: value)
     converter.register_structure_hook_factory(attrs.has, lambda kind: _class_hook(kind, converter, base_dir))
@@ -118,7 +107,7 @@ def _converter(base_dir: Path | None) -> Converter:
     converter.register_structure_hook_factory(is_list, lambda kind: _list_hook(kind, converter))
     converter.register_structure_hook_factory(is_mapping, lambda kind: _mapping_hook(kind, converter))
     converter.register_structure_hook_factory(_is_alternative, lambda kind: _alternative_hook(kind, converter))
-    converter.register_structure_hook_func(lambda kind: kind == ToolEntry, _tool_hook(converter))
+    converter.register_structure_hook(ToolChoice, _structure_tool)
     runtime = _class_hook(RuntimeConfig, converter, base_dir)
     converter.register_structure_hook(
         RuntimeConfig, lambda value, kind: runtime({"name": value} if isinstance(value, str) else value, kind)
@@ -126,8 +115,8 @@ def _converter(base_dir: Path | None) -> Converter:
     return converter
 
 
-def _given_schema(tool: RegisteredTool | ToolFunction | ToolClass) -> JsonDict:
-    return {} if tool.schema is None else {"schema": plain(tool.schema)}
+def _plain_tool(tool: ToolChoice) -> JsonDict:
+    return {"name": tool.name, **tool.options, **({} if tool.schema is None else {"schema": plain(tool.schema)})}
 
 
 def _is_alternative(kind: object) -> bool:
@@ -177,29 +166,14 @@ def _structure_choice(value: object, _kind: object) -> Choice:
     return Choice(value["name"], {key: item for key, item in value.items() if key != "name"})
 
 
-def _tool_hook(converter: Converter) -> Structure:
-    def structure_tool(value: object, _kind: object) -> ToolEntry:
-        if not isinstance(value, Mapping):
-            return _structure_choice(value, Choice)
-        # With a name it is a registered tool, and every other key is an option of that tool.
-        kinds = ["name"] if "name" in value else [key for key in ("function", "class") if key in value]
-        if len(kinds) != 1:
-            raise ValueError(f"expected one of the keys name, function and class, got {_keys(value)}")
-        schema = value.get("schema")
-        if schema is not None and not isinstance(schema, Mapping):
-            raise MisfitAtKeyError("schema", f"expected a section of keys, got {shown(schema)}")
-        if kinds == ["name"]:
-            choice = _structure_choice({key: item for key, item in value.items() if key != "schema"}, Choice)
-            return choice if schema is None else RegisteredTool(choice.name, choice.options, schema)
-        if kinds == ["class"]:
-            options = {key: item for key, item in value.items() if key not in ("class", "schema")}
-            try:
-                return ToolClass(converter.structure(value["class"], str), options, schema)
-            except ValueError as error:
-                raise MisfitAtKeyError("class", str(error).removeprefix("'target' ")) from error
-        return converter.structure(value, ToolFunction)
-
-    return structure_tool
+def _structure_tool(value: object, _kind: object) -> ToolChoice:
+    schema = value.get("schema") if isinstance(value, Mapping) else None
+    if schema is not None and not isinstance(schema, Mapping):
+        raise MisfitAtKeyError("schema", f"expected a section of keys, got {shown(schema)}")
+    if isinstance(value, Mapping):
+        value = {key: item for key, item in value.items() if key != "schema"}
+    choice = _structure_choice(value, Choice)
+    return ToolChoice(choice.name, choice.options, schema)
 
 
 def _keys(value: JsonObject) -> str:

@@ -14,6 +14,7 @@ from turnwise.config.file import (
     read_mapping,
     with_absolute_paths,
 )
+from turnwise.config.parts import ToolChoice
 from turnwise.config.run import (
     Choice,
     DataConfig,
@@ -255,7 +256,7 @@ def test_overrides_change_what_the_file_says(tmp_path):
     config = load_config(path, [*overrides, "rollout.sampling.stop=['3', x]", "observers.0=o"])
     assert config.rollout.n == 2
     assert Choice("a", {"max_turns": 3}) == config.agent
-    assert (Choice("x", {"k": [1, 1000.0]}), Choice("y")) == config.tools
+    assert (ToolChoice("x", {"k": [1, 1000.0]}), ToolChoice("y")) == config.tools
     assert Choice("r") == config.reward
     assert config.rollout.sampling.stop == ("3", "x")
     assert (Choice("o"),) == config.observers

@@ -6,7 +6,7 @@ import pytest
 from attrs import field, frozen
 
 from turnwise.config.resolve import build_part, load_resolved, resolve
-from turnwise.config.run import Choice, DataConfig, RunConfig, ToolFunction
+from turnwise.config.run import Choice, DataConfig, RunConfig
 from turnwise.config.structuring import structure
 from turnwise.errors import ConfigError, EngineError, PluginError
 from turnwise.plugin.host import Host
@@ -74,8 +74,8 @@ def test_resolving_fills_in_the_defaults_of_plugins():
         agent=Choice("a", {"size": 2}),
         agents={"other": Choice("a", {"path": "y"})},
         reward=Choice("r"),
-        tools=(Choice("t"), ToolFunction("m:f")),
-        tool_modules=("m",),
+        tools=(Choice("t"), Choice("m:f", {"k": 1})),
+        modules=("m",),
         observers=(Choice("o", {"path": "/abs"}),),
     )
     resolved = resolve(config, host)
@@ -83,7 +83,7 @@ def test_resolving_fills_in_the_defaults_of_plugins():
     assert {"other": Choice("a", {"path": "/base/y", "size": 1})} == resolved.agents
     assert Choice("e", {"path": "/base/x", "size": 1}) == resolved.engine
     assert Choice("r", {"path": "/base/x", "size": 1}) == resolved.reward
-    assert (Choice("t", {"path": "/base/x", "size": 1}), ToolFunction("m:f")) == resolved.tools
+    assert (Choice("t", {"path": "/base/x", "size": 1}), Choice("m:f", {"k": 1})) == resolved.tools
     assert (Choice("o", {"path": "/abs", "size": 1}),) == resolved.observers
     assert resolved.parser is None
 
@@ -151,3 +151,25 @@ def test_paths_in_nested_defaults_start_from_the_folder_of_the_config():
     found = structure({}, Outer, base_dir=Path("/base"))
     assert Outer(Inner(Path("/base/inner")), (Path("/base/a"), Path("/b"))) == found
     assert Outer() == structure({}, Outer)
+
+
+def test_own_code_comes_from_allowed_modules_only():
+    """A listed module allows its submodules, and no module whose name merely starts alike; nothing is imported."""
+    host = host_with(agents="a", engines="e")
+    own = {"reward": Choice("mine.rewards:f"), "tools": (Choice("other:C"), Choice("./own.py:f"))}
+    allowed = config_of(**own, modules=("mine", "other", "../base/own.py"))
+    assert resolve(allowed, host) == resolve(resolve(allowed, host), host)
+    assert complaint(
+        ConfigError, resolve, config_of(**own, modules=("min", "mine.reward", "others")), host
+    ).splitlines() == [
+        "reward: module 'mine.rewards' is not allowed; list it in modules, which holds min, mine.reward, others",
+        "tools.0: module 'other' is not allowed; list it in modules, which holds min, mine.reward, others",
+        "tools.1: file './own.py' is not allowed; list it in modules, which holds min, mine.reward, others",
+    ]
+
+
+def test_engines_need_a_plugin():
+    """A replica loads one plugin, so no code of the user's own."""
+    config = config_of(engine=Choice("m:E"), modules=("m",))
+    expected = "engine: unknown engine 'm:E'; none is installed"
+    assert expected == complaint(ConfigError, resolve, config, host_with(agents="a"))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.config.file import dump_yaml, load_config, structure_config, to_dict
-from turnwise.config.parts import ToolClass
+from turnwise.config.parts import ToolChoice
 from turnwise.config.run import (
     Choice,
     DataConfig,
@@ -16,7 +16,6 @@ from turnwise.config.run import (
     RunConfig,
     RuntimeConfig,
     TelemetryConfig,
-    ToolFunction,
 )
 from turnwise.types import SamplingParams
 
@@ -61,11 +60,12 @@ TRAPS += [
 ]
 text = st.sampled_from(TRAPS) | st.text(max_size=20)
 name = text.filter(bool)
+names = name.filter(lambda each: ":" not in each) | st.sampled_from(["m.n:f", "./own.py:C"])
 integers = st.integers(-(2**63 - 1), 2**63 - 1)
 scalars = st.none() | st.booleans() | integers | st.floats(allow_nan=False, allow_infinity=False) | text
 values = st.recursive(scalars, lambda v: st.lists(v, max_size=3) | st.dictionaries(text, v, max_size=3), max_leaves=8)
 options = st.dictionaries(text.filter(lambda key: key not in ("name", "class")), values, max_size=3)
-choices = st.builds(Choice, name, options)
+choices = st.builds(Choice, names, options)
 counts = st.integers(1, 2**40)
 seconds = st.floats(1e-9, 1e12)
 samplings = st.builds(
@@ -96,7 +96,7 @@ models = st.builds(
     revision=st.just("0123456789" * 4),
     template_options=options,
 )
-tools = choices | st.just(ToolFunction("m.n:f")) | st.builds(ToolClass, st.just("m:C"), options)
+tools = st.builds(ToolChoice, names, options.map(lambda each: {k: v for k, v in each.items() if k != "schema"}))
 configs = st.builds(
     RunConfig,
     data=st.builds(DataConfig, path=name, limit=st.none() | counts, shuffle=st.booleans()),
@@ -107,7 +107,7 @@ configs = st.builds(
     parser=st.none() | choices,
     reward=st.none() | choices,
     tools=st.lists(tools, max_size=3).map(tuple),
-    tool_modules=st.just(("m",)),
+    modules=st.just(("m",)),
     observers=st.lists(choices, max_size=2).map(tuple),
     rollout=rollouts,
     runtime=st.builds(RuntimeConfig, num_workers=counts),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from attrs.exceptions import FrozenInstanceError
 
-from turnwise.config.parts import ToolClass, plain
+from turnwise.config.parts import plain
 from turnwise.config.run import (
     Choice,
     DataConfig,
@@ -17,7 +17,6 @@ from turnwise.config.run import (
     ModelConfig,
     RolloutConfig,
     RunConfig,
-    ToolFunction,
 )
 from turnwise.errors import ConfigError
 from turnwise.types import SamplingParams
@@ -70,9 +69,9 @@ def test_config_is_frozen_and_crosses_processes():
         (lambda: ModelConfig(path=""), "'path' must not be empty"),
         (lambda: Choice(""), "'name' must not be empty"),
         (lambda: Choice("a", {"name": "b"}), "must not hold 'name'"),
-        (lambda: ToolFunction("pkg.mod.f"), r"'function' must be 'package.module:name': 'pkg.mod.f'"),
-        (lambda: ToolClass("a:b", {"class": 1}), "must not hold 'class'"),
-        (lambda: run_config(tool_modules=("a b",)), "'tool_modules' must be module names: 'a b'"),
+        (lambda: Choice("pkg.mod:f.g"), "'name' must be a registered name, 'package.module:Name' or"),
+        (lambda: Choice("./file.txt:f"), r"'name' must be .* or './file.py:Name': './file.txt:f'"),
+        (lambda: run_config(modules=("a b",)), "'modules' must be names of modules or files that end in .py: 'a b'"),
     ],
 )
 def test_values_out_of_bounds_are_refused(make, text):
@@ -92,16 +91,6 @@ def test_remote_code_of_a_pinned_commit_reaches_the_model():
     """Factories get the pinned commit."""
     spec = run_config(model=ModelConfig(path="m", trust_remote_code=True, revision=COMMIT)).model_spec()
     assert (spec.trust_remote_code, spec.revision) == (True, COMMIT)
-
-
-def test_tools_come_from_allowed_modules_only():
-    """A listed module allows its submodules, and no module whose name merely starts alike."""
-    tools = (ToolFunction("mine.tools:f"), ToolClass("other:C"), Choice("registered"))
-    assert tools == run_config(tools=tools, tool_modules=("mine", "other")).tools
-    with pytest.raises(ValueError, match=r"^'tools\.1' module 'other' is not allowed; list it in tool_modules"):
-        run_config(tools=tools, tool_modules=("mine", "others"))
-    with pytest.raises(ValueError, match=r"'tools\.0' module 'mine.tools' is not allowed"):
-        run_config(tools=tools, tool_modules=("min", "mine.tool"))
 
 
 def test_plain_copies_what_a_file_can_hold():

@@ -9,8 +9,8 @@ import pytest
 from attrs import field, frozen, validators
 
 from turnwise.config.file import structure_config, to_dict
-from turnwise.config.parts import ToolClass
-from turnwise.config.run import Choice, DataConfig, RunConfig, ToolFunction
+from turnwise.config.parts import ToolChoice
+from turnwise.config.run import Choice, DataConfig, RunConfig
 from turnwise.config.structuring import _converter, structure, unstructure
 from turnwise.errors import ConfigError, PluginError
 from turnwise.types import JsonObject
@@ -204,7 +204,7 @@ def test_all_misfits_are_reported_at_once():
 @pytest.mark.parametrize(
     ("changes", "lines"),
     [
-        ({"data": {}}, ["data.path: missing; expected text"]),
+        ({"data": {}}, ["data.path: missing; name a file here or several in data.sources"]),
         ({"data": {"path": ""}}, ["data.path: must not be empty"]),
         ({"rollout": None}, ["rollout: expected a section of keys, got null; remove the key to use the defaults"]),
         ({"engine": None}, ["engine: expected a name, or a section with 'name' and options, got null"]),
@@ -217,16 +217,14 @@ def test_all_misfits_are_reported_at_once():
         ({"plugins": "vllm"}, ["plugins: expected a list, got 'vllm'"]),
         ({"runtime": "rey"}, ["runtime.name: expected one of local, ray, got 'rey'"]),
         ({"base_dir": "/"}, ["base_dir: unknown key"]),
-        ({"tools": [{"class": "x"}]}, ["tools.0.class: must be 'package.module:name': 'x'"]),
-        ({"tools": [{"class": 3}]}, ["tools.0.class: expected text, got 3; put it in quotes"]),
-        ({"tools": [{"function": "x"}]}, ["tools.0.function: must be 'package.module:name': 'x'"]),
-        ({"tools": [{"function": "a:b", "k": 1}]}, ["tools.0.k: unknown key; known: function"]),
-        ({"tools": ["x", {"k": 1}]}, ["tools.1: expected one of the keys name, function and class, got k"]),
-        ({"tools": [3]}, ["tools.0: expected a name, or a section with 'name' and options, got 3"]),
+        ({"tools": ["x", {"k": 1}]}, ["tools.1.name: missing; the section has only k"]),
+        ({"tools": [{"name": "x", "schema": 1}]}, ["tools.0.schema: expected a section of keys, got 1"]),
         (
-            {"tools": [{"class": "a.b:C"}]},
-            ["tools.0: module 'a.b' is not allowed; list it in tool_modules"],
+            {"reward": "m:f.g"},
+            ["reward.name: must be a registered name, 'package.module:Name' or"],
         ),
+        ({"modules": ["a b"]}, ["modules: must be names of modules or files that end in .py: 'a b'"]),
+        ({"tools": [3]}, ["tools.0: expected a name, or a section with 'name' and options, got 3"]),
         (
             {"model": {"trust_remote_code": True}},
             ["model.revision: must be a whole commit hash when trust_remote_code is true: None"],
@@ -252,13 +250,12 @@ def test_a_choice_is_a_name_or_a_section():
     assert Path("/base") == config.base_dir
 
 
-def test_tools_are_told_apart_by_their_key():
-    """A section with a name is a registered tool, whatever its options are called."""
-    function = {"function": "m:f", "run_in": "process"}
-    tools = ["r", {"name": "s", "function": 1}, function, {"class": "m.n:C", "k": 1}]
-    config = structure_config({**MINIMAL, "tools": tools, "tool_modules": ["m"]}, Path("/"))
-    expected = (Choice("r"), Choice("s", {"function": 1}), ToolFunction("m:f", "process"), ToolClass("m.n:C", {"k": 1}))
-    assert expected == config.tools
+def test_a_tool_may_have_a_schema_of_the_users_own():
+    """It is no option of the tool."""
+    tools = ["r", {"name": "s", "k": 1}, {"name": "m:f", "run_in": "process", "schema": {"type": "function"}}]
+    config = structure_config({**MINIMAL, "tools": tools, "modules": ["m"]}, Path("/"))
+    function = ToolChoice("m:f", {"run_in": "process"}, {"type": "function"})
+    assert (ToolChoice("r"), ToolChoice("s", {"k": 1}), function) == config.tools
     assert [{"name": "r"}, *tools[1:]] == to_dict(config)["tools"]
 
 

@@ -14,9 +14,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 from turnwise.events.observer import Observer
+from turnwise.plugin.added_kinds import HookSpecs
 from turnwise.plugin.registry import NoConfig, Registry
-from turnwise.plugin.specs import hookimpl
+from turnwise.plugin.specs import hookimpl, hookspec
 from turnwise.protocols import (
+    Adapter,
     Agent,
     Chat,
     Command,
@@ -24,8 +26,10 @@ from turnwise.protocols import (
     Engine,
     Episode,
     Finding,
+    GroupReward,
     Interaction,
     Judge,
+    Middleware,
     ModelSpec,
     Postprocessor,
     ReasoningParser,
@@ -67,16 +71,15 @@ if TYPE_CHECKING:
     from turnwise.config.resolve import load_resolved
     from turnwise.config.run import RunConfig
     from turnwise.config.structuring import structure
-    from turnwise.data.dataset import read_tasks
     from turnwise.events.logging import configure_logging
     from turnwise.plugin.host import Host
     from turnwise.record.spec import UnfinishedEpisode
-    from turnwise.runtime.build import load_tasks
     from turnwise.runtime.manager import RolloutManager
     from turnwise.runtime.placement import PoolPlacement, RunPlacement, plan_placement
     from turnwise.weights.memory import MemorySwitch
 
 __all__ = [
+    "Adapter",
     "Agent",
     "Capabilities",
     "Chat",
@@ -89,11 +92,14 @@ __all__ = [
     "FinishReason",
     "GenerateRequest",
     "GenerateResult",
+    "GroupReward",
+    "HookSpecs",
     "Host",
     "Interaction",
     "Judge",
     "MemorySwitch",
     "Message",
+    "Middleware",
     "ModelSpec",
     "NoConfig",
     "Observer",
@@ -129,12 +135,11 @@ __all__ = [
     "WeightTransport",
     "configure_logging",
     "hookimpl",
+    "hookspec",
     "load_chat",
     "load_config",
     "load_resolved",
-    "load_tasks",
     "plan_placement",
-    "read_tasks",
     "structure",
 ]
 
@@ -152,9 +157,7 @@ _ON_DEMAND = {
     "load_chat": "turnwise.chat.template",
     "load_config": "turnwise.config.file",
     "load_resolved": "turnwise.config.resolve",
-    "load_tasks": "turnwise.runtime.build",
     "plan_placement": "turnwise.runtime.placement",
-    "read_tasks": "turnwise.data.dataset",
     "structure": "turnwise.config.structuring",
 }
 

@@ -123,6 +123,11 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
+def class_name(part: object) -> str:
+    """Return the class of a part and its module, to name the part in an error."""
+    return f"{type(part).__qualname__} of {type(part).__module__}"
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's text, or its class where there is no text."""
     lines = str(error).strip().splitlines()

@@ -8,7 +8,6 @@ old name can come back.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -57,31 +56,6 @@ def replace(source: Path, target: Path) -> None:
     _flush_tree(source)
     os.replace(source, target)
     flush(target.parent)
-
-
-class FolderLockedError(Exception):
-    """Another process writes to a folder."""
-
-
-@contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """
-    Hold a folder for the life of the block, so that one run at a time writes to it; a killed process lets it go.
-
-    Raises:
-        FolderLockedError: another process holds the folder.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FolderLockedError(f"{folder}: another run writes to this folder") from None
-        except OSError:  # some network file systems have no locks
-            pass
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def flush(path: Path) -> None:

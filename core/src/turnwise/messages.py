@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Final
 
 from turnwise.types import Message, ToolCall
+
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False)  # `json.dumps` with an option makes a new one at every call
 
 
 def name_call(turn: int, index: int) -> str:
@@ -20,7 +23,7 @@ def name_call(turn: int, index: int) -> str:
 
 def format_arguments(call: ToolCall) -> str:
     """Return the arguments of a call as text; for a malformed call this is the sampled text."""
-    return call.raw if call.error else json.dumps(dict(call.arguments), ensure_ascii=False)
+    return call.raw if call.error else _ENCODER.encode(dict(call.arguments))
 
 
 def build_turn_message(content: str, calls: Sequence[ToolCall] = (), ids: Sequence[str] = ()) -> Message:

@@ -18,7 +18,7 @@ from zlib import crc32
 
 from attrs import define, field, frozen, validators
 
-from turnwise.errors import EngineError
+from turnwise.errors import EngineError, InfrastructureError, class_name, describe
 from turnwise.protocols import ReplicaLoad, Resources, Router
 from turnwise.types import GenerateRequest
 
@@ -190,6 +190,24 @@ def _least(key: str, loads: list[float]) -> int:
         raise EngineError(f"no replica is available: all {len(loads)} are dead, asleep or draining")
     equals = [index for index, load in enumerate(loads) if load == least]
     return equals[crc32(key.encode()) % len(equals)] if len(equals) > 1 else equals[0]
+
+
+def checked_choice(
+    router: Router, request: GenerateRequest, replicas: Sequence[ReplicaLoad], *, explain: bool
+) -> tuple[int, str]:
+    """Return a router's choice, and its reason if wanted; `InfrastructureError` if it cannot be used."""
+    decide = getattr(router, "decide", None) if explain else None
+    try:
+        decision = decide(request, replicas) if decide else None
+        index: int = decision.index if decision else router.choose(request, replicas)
+        usable = 0 <= index < len(replicas) and replicas[index].available
+    except EngineError:  # there is no replica for the request
+        raise
+    except Exception as error:
+        raise InfrastructureError(f"router {class_name(router)}: {describe(error)}") from error
+    if not usable:
+        raise InfrastructureError(f"router {class_name(router)}: it chose replica {index!r}, which is not available")
+    return index, str(decision.reason) if decision else ""
 
 
 def make_least_tokens(config: LeastTokensConfig, _resources: Resources) -> Router:

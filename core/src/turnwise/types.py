@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
-from attrs import evolve, field, frozen, validators
+from attrs import field, frozen, validators
 from numpy.typing import ArrayLike, NDArray
 
 from turnwise.errors import Owner
@@ -20,7 +20,6 @@ from turnwise.layout import Layout
 TokenArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 Array = NDArray[np.generic]
-"""An array whose elements may have any type."""
 JsonObject = Mapping[str, object]
 """A JSON object to read: text keys, and JSON values that a reader checks before it uses them."""
 JsonDict = dict[str, object]
@@ -55,12 +54,13 @@ def as_float_array(values: ArrayLike) -> FloatArray:
 
 def copy_json(value: object) -> Any:
     """Return JSON values in new containers; any other value is returned unchanged."""
-    # Leaves are tested here and not in one more call: agents' notes are copied before every step.
-    if isinstance(value, dict):
-        return {key: copy_json(item) if isinstance(item, (dict, list)) else item for key, item in value.items()}
-    if isinstance(value, list):
-        return [copy_json(item) if isinstance(item, (dict, list)) else item for item in value]
-    return value
+    if not isinstance(value, (dict, list)):
+        return value
+    copied: Any = value.copy()
+    for key, item in copied.items() if isinstance(copied, dict) else enumerate(copied):
+        if isinstance(item, (dict, list)):
+            copied[key] = copy_json(item)
+    return copied
 
 
 class State(StrEnum):
@@ -145,7 +145,7 @@ class SamplingParams:
 
     def with_(self, **changes: Any) -> SamplingParams:
         """Return a copy with some fields changed."""
-        return evolve(self, **changes)
+        return SamplingParams(**{name: getattr(self, name) for name in SamplingParams.__annotations__} | changes)
 
 
 @frozen(kw_only=True, eq=False)
@@ -160,8 +160,7 @@ class GenerateRequest:
         token_ids: (num_tokens,) int32, the whole context, never empty.
         sampling: with `max_tokens` and `stop_token_ids` filled in.
         group_id: the task's `uid`; requests of one group share a prompt prefix.
-        layout: places of the paths in the context of a record that has forked; None is plain text. Only engines with
-            the capability `layouts` get one.
+        layout: places of the paths of a forked record, for an engine with `layouts`; None is plain text.
     """
 
     request_id: str
@@ -181,8 +180,7 @@ class GenerateResult:
         token_ids: (num_new,) int32, as sampled; a stop token is included.
         logprobs: (num_new,) float32, of each id under the distribution it was drawn from.
         finish_reason: stop, length or abort; an aborted request returns the tokens sampled so far.
-        weight_version: of the weights that sampled the tokens: one for all, or (num_new,) int32 when the weights
-            changed in between.
+        weight_version: of the weights that sampled the tokens: one for all, or (num_new,) int32 if it changed.
         stop_reason: the stop id or string that ended the turn, when there was one.
         num_cached_tokens: tokens of the context that came from a prefix cache.
         replica: index of the replica that served the request; an engine leaves it at 0.
@@ -213,6 +211,7 @@ class Capabilities:
         abort: `Engine.abort` ends a request early, and the request returns the tokens sampled so far.
         layouts: requests may carry a fork layout (parallel paths).
         weight_updates: `Engine.update_weights` works.
+        adapter_updates: it also accepts LoRA adapters, see `Engine.update_weights`.
         sleep_levels: levels that `Engine.sleep` accepts.
         max_context: most tokens of context and output together; None when unknown.
         vocab_size: every id is below it; None when unknown.
@@ -224,6 +223,7 @@ class Capabilities:
     abort: bool = False
     layouts: bool = False
     weight_updates: bool = False
+    adapter_updates: bool = False
     sleep_levels: frozenset[int] = frozenset()
     max_context: int | None = None
     vocab_size: int | None = None
@@ -255,7 +255,7 @@ class ToolResult:
     Attributes:
         text: for the model.
         reward: of the call, if the tool gives rewards.
-        metrics: numbers for the logs, such as counts and seconds: those of an episode's calls are added up.
+        metrics: numbers for the logs, such as counts and seconds: the sum over an episode's calls is logged.
         error: the call failed, and `text` gives the reason; the model may try again.
     """
 
@@ -341,16 +341,15 @@ class EpisodeMetrics:
 
     Attributes:
         total_s: from the first step to the end, reward included.
-        llm_s: sum over generate calls.
-        tool_s: sum over tool calls (parallel calls add up).
+        llm_s, tool_s: sums over generate calls, and over tool calls (parallel calls add up).
         reward_s: spent in the reward.
         num_turns: generate calls that returned tokens.
-        num_tool_calls: tool calls of the model, malformed ones included.
-        num_tool_errors: tool calls that ended in an error text.
+        num_tool_calls, num_tool_errors: all tool calls, malformed ones included, and the ones that ended in an error.
         num_tokens: by origin: prompt, action, observation, forced, and replayed in an episode with branches.
         mask_ratio: action tokens over response tokens.
         tool_reward: sum of the tools' rewards.
         num_cached_tokens: context tokens that came from a prefix cache.
+        replicas: indexes of the replicas that sampled its turns, in the order of their first turn.
         extra: sums of `Episode.record_metric` by name, and of the tools' metrics by `tool/` and name.
     """
 
@@ -365,6 +364,7 @@ class EpisodeMetrics:
     mask_ratio: float = 0.0
     tool_reward: float = 0.0
     num_cached_tokens: int = 0
+    replicas: tuple[int, ...] = ()
     extra: Mapping[str, float] = field(factory=dict)
 
 

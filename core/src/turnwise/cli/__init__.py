@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import io
 import sys
+import traceback
 from collections.abc import Sequence
 
-from turnwise.errors import ConfigError, DataError, PluginError, TemplateError, TurnwiseError
+from turnwise.errors import ConfigError, DataError, PluginError, TemplateError, TurnwiseError, describe
 from turnwise.plugin.host import Host, load
-from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Command, Resources
 from turnwise.protocols.command import BAD_INPUT, FAILED, INTERRUPTED
 from turnwise.types import PluginRecipe
@@ -28,11 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         host = load(PluginRecipe())
         words = list(sys.argv[1:] if arguments is None else arguments)
-        if words and not words[0].startswith("-"):
-            host.entry("commands", words[0])  # whose error has the package to install, which argparse's has not
-        options = _parsed(make_parser(host), words)
-        command: Command = options.command
-        return command.run(options)
+        chosen = words[0] if words and not words[0].startswith("-") else ""
+        if chosen:
+            host.entry("commands", chosen)  # whose error has the package to install, which argparse's has not
+        options = _parsed(make_parser(host, chosen), words)
+        return _run(options, host.part_label("commands", chosen))
     except TurnwiseError as error:
         sys.stderr.write(f"turnwise: error: {error}\n")
         return exit_code_of(error)
@@ -45,8 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def make_parser(host: Host) -> argparse.ArgumentParser:
-    """Return the parser with one subcommand per registered command."""
+def make_parser(host: Host, chosen: str | None = None) -> argparse.ArgumentParser:
+    """
+    Return the parser with one subcommand per registered command.
+
+    Args:
+        host: the loaded plugins.
+        chosen: the only command whose options are declared; None declares those of all.
+
+    Raises:
+        PluginError: the chosen command cannot be used; another one is listed as broken.
+    """
     parser = argparse.ArgumentParser(
         prog="turnwise",
         description="Run multi-turn language-model agents for reinforcement learning.",
@@ -56,13 +65,36 @@ def make_parser(host: Host) -> argparse.ArgumentParser:
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, entry in host.commands.entries().items():
-        command = entry.factory(NoConfig(), Resources())
-        sub = subparsers.add_parser(
-            name, help=command.help, description=command.help, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        command.add_arguments(sub)
-        sub.set_defaults(command=command, parser=sub)
+        try:
+            command: Command = entry.factory(entry.config(), Resources())
+            text = str(command.help).replace("%", "%%")  # argparse would expand it
+            sub = subparsers.add_parser(
+                name, help=text, description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+            )
+            sub.set_defaults(command=command, parser=sub)
+            if chosen in (None, name):
+                command.add_arguments(sub)
+        except Exception as error:
+            if name == chosen:
+                raise PluginError(f"{host.part_label('commands', name)} cannot be used: {describe(error)}") from error
+            if name not in subparsers.choices:
+                subparsers.add_parser(name, help=f"broken, see `turnwise {name}`")
     return parser
+
+
+def _run(options: argparse.Namespace, label: str) -> int:
+    """Run a command; an unexpected error has a traceback, and then a line that names the plugin."""
+    try:
+        code: object = options.command.run(options)
+        if not isinstance(code, int):
+            raise TypeError(f"run returned {code!r}, expected an exit code")  # noqa: TRY301 - reported below
+    except (TurnwiseError, BrokenPipeError):
+        raise
+    except Exception as error:  # noqa: BLE001 - any error of a plugin; its traceback is printed
+        traceback.print_exc()
+        sys.stderr.write(f"turnwise: error: {label}: {describe(error)}\n")
+        return FAILED
+    return code
 
 
 def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:

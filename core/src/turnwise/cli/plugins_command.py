@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from turnwise.plugin.host import Host, load
+from turnwise.plugin.requirements import unmet_requirements
 from turnwise.protocols.command import OK
 from turnwise.types import JsonDict, PluginRecipe
 
@@ -42,6 +43,7 @@ def plugin_rows(host: Host) -> list[JsonDict]:
             "module": plugin.module,
             "state": plugin.state,
             "error": plugin.error,
+            "unmet_requirements": list(unmet_requirements(plugin.distribution)),
             "registers": {kind: list(names) for kind, names in plugin.registers.items()},
         }
         for plugin in host.plugins
@@ -51,6 +53,11 @@ def plugin_rows(host: Host) -> list[JsonDict]:
 def _table(host: Host) -> Table:
     table = Table("plugin", "version", "state", "registers")
     for plugin in host.plugins:
-        registers = "\n".join(f"{kind}: {', '.join(names)}" for kind, names in plugin.registers.items())
-        table.add_row(plugin.name, plugin.version, plugin.state, plugin.error or registers)
+        lines = [f"{kind}: {', '.join(names)}" for kind, names in plugin.registers.items()]
+        lines += [f"needs {text}" for text in unmet_requirements(plugin.distribution)]
+        for kind in host.kinds:
+            shared = [name for name in plugin.registers.get(kind, ()) if len(host.registry(kind).owners(name)) > 1]
+            lines += [f"{kind}: {name} is registered by several plugins, and none has it" for name in shared]
+        text = f"{plugin.error}{plugin.remedy}" if plugin.error else "\n".join(lines)
+        table.add_row(plugin.name, plugin.version, plugin.state, text)
     return table

@@ -7,8 +7,10 @@ async exactly when it may wait. A class fulfils a protocol by having its methods
 
 from __future__ import annotations
 
+from turnwise.protocols.adapter import Adapter as Adapter
 from turnwise.protocols.agent import Agent as Agent
 from turnwise.protocols.agent import Episode as Episode
+from turnwise.protocols.agent import ServingAgent as ServingAgent
 from turnwise.protocols.chat import Chat as Chat
 from turnwise.protocols.chat import Tokenizer as Tokenizer
 from turnwise.protocols.command import Command as Command
@@ -17,8 +19,11 @@ from turnwise.protocols.command import Finding as Finding
 from turnwise.protocols.command import FindingState as FindingState
 from turnwise.protocols.engine import Engine as Engine
 from turnwise.protocols.judge import Judge as Judge
+from turnwise.protocols.middleware import Middleware as Middleware
 from turnwise.protocols.resources import ModelSpec as ModelSpec
 from turnwise.protocols.resources import Resources as Resources
+from turnwise.protocols.reward import GroupCall as GroupCall
+from turnwise.protocols.reward import GroupReward as GroupReward
 from turnwise.protocols.reward import Postprocessor as Postprocessor
 from turnwise.protocols.reward import Reward as Reward
 from turnwise.protocols.router import ReplicaLoad as ReplicaLoad

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from turnwise.layout import Objective
@@ -241,3 +241,18 @@ class Agent(Protocol):
 
     async def step(self, episode: Episode) -> State | str:
         """Make one transition from `episode.state` and return the next state; `State.TERMINATED` ends it."""
+
+
+@runtime_checkable
+class ServingAgent(Protocol):
+    """
+    An agent with servers, which stay open between calls of the manager and while a trainer updates the weights.
+
+    The runtime opens those of the config's `agent` when it starts, and others at their first episode.
+    """
+
+    async def open(self) -> Mapping[str, str]:
+        """Listen on the running event loop; return the addresses by name, for `RolloutManager.addresses`."""
+
+    async def close(self) -> None:
+        """Close the servers; the agent may be opened again on another event loop. Also called after a failed `open`."""

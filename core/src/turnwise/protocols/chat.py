@@ -43,11 +43,12 @@ class Chat(Protocol):
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> TokenArray:
         """Return (P,) ids of a conversation up to the start of the model's turn."""
 
-    def delta(self, messages: Sequence[Message], last_token_id: int) -> TokenArray:
+    def delta(self, messages: Sequence[Message], last_token_id: int, *, with_tools: bool = True) -> TokenArray:
         """
         Return (n,) ids that new messages append after a turn of the model, up to the start of its next turn.
 
         `last_token_id` is the record's last id: a truncated turn without its end-of-turn token is closed first.
+        `with_tools` is whether the prompt has tools; some templates move these to the newest message.
         """
 
     def text(self, token_ids: Sequence[int] | TokenArray) -> str:

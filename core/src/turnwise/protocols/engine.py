@@ -62,7 +62,9 @@ class Engine(Protocol):
                 `ml_dtypes.bfloat16`) or, from a transport that delivers on the device, a torch tensor. Arrays may be
                 read-only views that are valid only until the next item: copy them. Iterating may block and may raise:
                 keep it off the event loop. A `turnwise.protocols.weights.WeightSource` also has `specs`, so that the
-                engine can check names and shapes before it writes anything.
+                engine can check names and shapes before it writes anything. With `capabilities.adapter_updates` also
+                LoRA adapters: `MODULE.lora_A.weight` (r, in) and `MODULE.lora_B.weight` (out, r), which includes the
+                scale. They replace the module's earlier adapter, on top of its last `MODULE.weight`.
             version: of these weights.
 
         Raises:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
 
+from attrs import frozen
+
 from turnwise.protocols.agent import Episode
+from turnwise.record.result import EpisodeResult
 from turnwise.types import Score
 
 
@@ -23,9 +27,60 @@ class Reward(Protocol):
         """
 
 
+GroupKey = tuple[str, int, bool]
+"""Task uid, training step, and whether it is a validation."""
+
+
+@frozen(kw_only=True)
+class GroupCall:
+    """
+    A call whose groups are scored.
+
+    Attributes:
+        label: of the reward with its plugin, for errors.
+        num_members: returns how many episodes a group has in this call, as far as it is known.
+        put: delivers an episode, scored or failed.
+        ask: returns the answer of `score_group` within seconds, from a reward worker if there is one; raises
+            `TimeoutError` or `BoundaryError`.
+    """
+
+    label: str
+    num_members: Callable[[GroupKey], int]
+    put: Callable[[int, EpisodeResult], None]
+    ask: Callable[[Sequence[EpisodeResult], float], Awaitable[object]]
+
+
+@runtime_checkable
+class GroupReward(Protocol):
+    """
+    Scores the ended episodes of a task together.
+
+    `turnwise_rollout_buffer.GroupReward` is the base class of group rewards: it has all but `score_group`.
+    """
+
+    def score_group(self, episodes: Sequence[EpisodeResult]) -> object:
+        """
+        Return a number or a `Score` for each episode, in their order, or an awaitable of that.
+
+        Args:
+            episodes: of one task, at least one and none that failed, with the scores of the run's `reward`.
+
+        An exception fails these episodes, owned by `reward`.
+        """
+
+    def collect(self, call: GroupCall) -> AbstractAsyncContextManager[Callable[[int, EpisodeResult], None]]:
+        """Return a context whose function gets each ended episode of a call; at its end, all are delivered."""
+
+
 @runtime_checkable
 class Postprocessor(Protocol):
     """Adds fields to a batch."""
 
     def process(self, batch: Any) -> Mapping[str, Any]:
-        """Return new fields for a `turnwise.batch.rollout_batch.RolloutBatch`: name to tensor of B rows."""
+        """
+        Return new fields for a `turnwise.PackedBatch`, by name.
+
+        A field is a (B,) tensor; or B tensors, one for each row, with a value for each token of the row or for each of
+        its response tokens. `batch.split` gives the rows of a column. No pads are made, so memory grows with the real
+        tokens, however long one row is.
+        """

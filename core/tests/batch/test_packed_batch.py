@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turnwise.batch import packed_batch
 from turnwise.batch.columns import COLUMNS, NO_TRAJECTORY, make_rows
 from turnwise.batch.packed_batch import PackedBatch, collate_packed
-from turnwise.batch.rollout_batch import collate
+from turnwise.batch.rollout_batch import RolloutBatch, collate
 from turnwise.errors import TrajectoryError
 from turnwise.record.result import EpisodeResult, token_scores
 from turnwise.record.trajectory import Trajectory
@@ -130,14 +131,17 @@ class TestPack:
         assert expected == rows_in(packed, "loss_mask")
 
     def test_types(self):
-        """Ids, positions and masks are int64, as embeddings and trainers take them; the rest is half as wide."""
+        """Ids and positions are int32 and masks uint8, where padded batches have int64 for all of them."""
         packed = pack(
             [EpisodeResult(task=task(), status=Status.COMPLETED, trajectories=(trajectory(),))], pad_token_id=0
         )
-        wide = ("input_ids", "position_ids", "response_mask", "loss_mask", "prompt_lens", "num_turns")
-        assert {torch.int64} == {getattr(packed, name).dtype for name in wide}
-        narrow = ("block_start", "path_start", "weight_versions", "cu_seqlens")
-        assert {torch.int32} == {getattr(packed, name).dtype for name in narrow}
+        expected = {
+            torch.int64: ("prompt_lens", "num_turns"),
+            torch.int32: ("input_ids", "position_ids", "block_start", "path_start", "weight_versions", "cu_seqlens"),
+            torch.uint8: ("response_mask", "loss_mask"),
+        }
+        for dtype, names in expected.items():
+            assert {dtype} == {getattr(packed, name).dtype for name in names}
         assert {torch.float32} == {packed.rollout_log_probs.dtype, packed.rm_scores.dtype}
 
     def test_row_columns(self):
@@ -222,7 +226,7 @@ def test_size_follows_the_real_tokens(tmp_path, num_short):
         tracemalloc.stop()
 
     size = (tmp_path / "b.safetensors").stat().st_size
-    assert 52 * num_tokens < size < 52 * num_tokens + 300 * len(episodes) + 2000
+    assert 22 * num_tokens < size < 22 * num_tokens + 300 * len(episodes) + 2000
     # The columns, their bytes for the file, and the arrays that the longest record computes.
     assert peak < 200 * num_tokens + 3000 * len(episodes) + 50_000
     assert num_tokens == len(PackedBatch.load(tmp_path / "b.safetensors").input_ids)
@@ -230,3 +234,47 @@ def test_size_follows_the_real_tokens(tmp_path, num_short):
 
 def finished(record: Trajectory) -> EpisodeResult:
     return EpisodeResult(task=task(), status=Status.COMPLETED, trajectories=(record,))
+
+
+def test_a_packed_batch_without_blocks_takes_little_more_than_its_real_bytes(tmp_path):
+    """In memory and in its file, at most 1.4 times the values of real tokens, and the same after a padded batch."""
+    record = Trajectory(range(500))
+    for _ in range(4):
+        record.add_action(range(200), [-0.5] * 200)
+        record.add_observation(range(60))
+    results = [EpisodeResult(task=task(), status=Status.COMPLETED, agent_name="a", trajectories=(record,))] * 8
+    # Ids and positions of all tokens; log-probability, score, version and two masks of response tokens.
+    real_bytes = 8 * (len(record) * (4 + 4) + record.num_response_tokens * (4 + 4 + 4 + 1 + 1))
+
+    packed = collate_packed(results, pad_token_id=PAD)
+    packed.save(tmp_path / "batch.safetensors")
+    for batch in (packed, packed.load(tmp_path / "batch.safetensors"), collate(results, pad_token_id=PAD).packed()):
+        num_bytes = sum(tensor.untyped_storage().nbytes() for tensor in batch.tensors.values())
+        assert num_bytes <= 1.4 * real_bytes
+    assert (tmp_path / "batch.safetensors").stat().st_size <= 1.4 * real_bytes
+
+
+@pytest.mark.parametrize("with_blocks", [False, True])
+def test_a_padded_batch_has_the_types_of_the_table(with_blocks, tmp_path):
+    """Also one that was packed or saved in between, where ids, positions and masks have smaller types."""
+    record = trajectory()
+    if with_blocks:
+        paths = record.fork(2)
+        for path in paths:
+            path.add_action([7], [-0.5], 2)
+        record.join(paths)
+    results = [EpisodeResult(task=task(), status=Status.COMPLETED, agent_name="a", trajectories=(record,))]
+    padded = collate(results, pad_token_id=PAD)
+    padded.save(tmp_path / "batch.safetensors")
+
+    assert (padded.path_start > 0).any() == with_blocks
+    for batch in (padded, RolloutBatch.from_packed(padded.packed()), RolloutBatch.load(tmp_path / "batch.safetensors")):
+        for name, column in COLUMNS.items():
+            assert getattr(batch, name).numpy().dtype == column.dtype
+            assert torch.equal(getattr(batch, name), getattr(padded, name))
+
+
+def test_names_of_padded_batches_are_taken():
+    """No field of a packed batch hides an attribute that a padded one has."""
+    own = {name for name in {*dir(RolloutBatch)} - {*dir(PackedBatch)} if not name.startswith("_")}
+    assert own == packed_batch._PADDED_NAMES

@@ -405,7 +405,7 @@ class TestFiles:
         batch = collate([episode(trajectory())], pad_token_id=PAD)
         rows = {a.name: [getattr(batch.rows[0], a.name)] for a in batch.rows[0].__attrs_attrs__}
         packed = batch.packed()
-        tensors = {name: getattr(packed, name) for name in (*COLUMNS, "cu_seqlens", "prompt_lens")}
+        tensors = {name: getattr(packed, name).contiguous() for name in (*COLUMNS, "cu_seqlens", "prompt_lens")}
         good = {"widths": {}, "pad_token_id": 0, "num_rows": 1, "rows": rows, "field_alignment": {}}
 
         def load(change, **wrong):

@@ -7,11 +7,11 @@ values for, and the value of its pads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
-from attrs import field, fields, frozen
+from attrs import Factory, field, fields, frozen
 from numpy.typing import DTypeLike
 
 from turnwise.errors import TrajectoryError
@@ -31,22 +31,23 @@ class Column:
     The type of a column, and the tokens or rows that it has values for.
 
     `fill` is the value of its pads; `input_ids` hold the batch's `pad_token_id` instead. Token indices move with the
-    padding.
+    padding. `dtype` is the type in padded batches, which trainers and kernels expect; `packed_dtype` is the smallest.
     """
 
     dtype: DTypeLike
     alignment: Alignment
     fill: int = 0
     is_index: bool = False
+    packed_dtype: DTypeLike = field(default=Factory(lambda self: self.dtype, takes_self=True))
 
 
 COLUMNS: Final[Mapping[str, Column]] = {
-    "input_ids": Column(np.int64, "token"),
-    "position_ids": Column(np.int64, "token"),
+    "input_ids": Column(np.int64, "token", packed_dtype=np.int32),
+    "position_ids": Column(np.int64, "token", packed_dtype=np.int32),
     "block_start": Column(np.int32, "token", is_index=True),
     "path_start": Column(np.int32, "token", is_index=True),
-    "response_mask": Column(np.int64, "response"),
-    "loss_mask": Column(np.int64, "response"),
+    "response_mask": Column(np.int64, "response", packed_dtype=np.uint8),
+    "loss_mask": Column(np.int64, "response", packed_dtype=np.uint8),
     "rollout_log_probs": Column(np.float32, "response"),
     "rm_scores": Column(np.float32, "response"),
     "weight_versions": Column(np.int32, "response", fill=NO_VERSION),
@@ -100,14 +101,15 @@ class BatchColumns:
     The tensors that padded and packed batches share, one for each entry of `COLUMNS`.
 
     Shapes: a padded batch has (B, T) for tokens and (B, R) for response tokens, a packed one has (N,) for both.
+    Ids, positions and masks are int64 in a padded batch; in a packed one, ids and positions are int32 and masks uint8.
 
     Attributes:
-        input_ids: tokens, int64.
-        position_ids: tokens, int64, from 0 in each row; the paths of a block share theirs.
+        input_ids: tokens.
+        position_ids: tokens, from 0 in each row; the paths of a block share theirs.
         block_start: tokens, int32, index at which the token's block starts; 0 outside blocks.
         path_start: tokens, int32, index at which the token's own path starts; 0 outside blocks.
-        response_mask: response tokens, int64, 1 exactly on tokens that the policy sampled.
-        loss_mask: response tokens, int64, the response mask, all 0 in rows that say nothing about the policy.
+        response_mask: response tokens, 1 exactly on tokens that the policy sampled.
+        loss_mask: response tokens, the response mask, all 0 in rows that say nothing about the policy.
         rollout_log_probs: response tokens, float32, of each sampled id when it was sampled.
         rm_scores: response tokens, float32, where the reward set them.
         weight_versions: response tokens, int32, of the weights that sampled each id; -1 elsewhere.
@@ -148,9 +150,36 @@ class BatchColumns:
         """The shared tensors by name, in the order of `COLUMNS`."""
         return {name: getattr(self, name) for name in COLUMNS}
 
+    @property
+    def group_index(self) -> Tensor:
+        """(B,) int64: the group of each row, from 0 in order of appearance; one task at one step is one group."""
+        return _number_keys((row.uid, row.global_step, row.validation) for row in self.rows)
+
+    @property
+    def episode_index(self) -> Tensor:
+        """(B,) int64: the episode of each row, from 0 in order of appearance; its trajectories and paths are rows."""
+        return _number_keys((row.uid, row.global_step, row.validation, row.rollout_n) for row in self.rows)
+
     def column(self, name: str) -> list[Any]:
         """Return the B values of one attribute of `rows`, such as `uid`."""
         return [getattr(row, name) for row in self.rows]
+
+
+def pack_column(values: Tensor, column: Column) -> Tensor:
+    """Return (N,) values in their packed type; indices that are all 0, as without blocks, take the memory of one."""
+    import torch
+
+    if column.is_index and not values.any():
+        return values.new_zeros(1).expand(len(values))
+    return values.to(torch.from_numpy(np.empty(0, column.packed_dtype)).dtype)
+
+
+def _number_keys(keys: Iterable[object]) -> Tensor:
+    """Return a number for each key, from 0 in order of appearance."""
+    import torch
+
+    numbers: dict[object, int] = {}
+    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.int64)
 
 
 def make_rows(columns: Mapping[str, Sequence[Any]], size: int) -> tuple[BatchRow, ...]:

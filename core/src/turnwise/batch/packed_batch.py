@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns, make_rows
+from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns, make_rows, pack_column
 from turnwise.batch.padding import Padding, Widths
 from turnwise.batch.rows import build_rows
-from turnwise.errors import DataError, TrajectoryError
+from turnwise.errors import DataError, DuplicateNameError, PluginError, TrajectoryError
 from turnwise.files import atomic_write
 from turnwise.record.result import EpisodeResult
 
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _METADATA_KEY: Final = "turnwise.packed_batch"
+_PADDED_NAMES: Final = frozenset(
+    {
+        *("attention_mask", "prompt_length", "response_length", "prompts", "responses", "visibility", "select"),
+        *("packed", "from_packed", "to_tensordict", "from_tensordict"),
+    }
+)
+"""Attributes of padded batches alone, which no field may hide when the batch is padded."""
 _TENSORS: Final = (*COLUMNS, "cu_seqlens", "prompt_lens")
 
 
@@ -64,6 +71,47 @@ class PackedBatch(BatchColumns):
         """(B,) int64: response tokens of each row."""
         return self.cu_seqlens.diff() - self.prompt_lens
 
+    def split(self, column: Tensor) -> tuple[Tensor, ...]:
+        """Return views of an (N, ...) column, one for each row: its prompt, then its response."""
+        return column.split_with_sizes(self.cu_seqlens.diff().tolist())
+
+    def with_fields(self, new: Mapping[str, Tensor | Sequence[Tensor]]) -> PackedBatch:
+        """
+        Return a batch with additional fields.
+
+        Args:
+            new: name to a (B,) tensor; or to a sequence of B tensors, one for each row, with a value for each token of
+                the row or for each of its response tokens.
+
+        Raises:
+            DuplicateNameError: the batch, a `BatchRow` or another field has the name.
+            PluginError: the values do not fit the rows.
+        """
+        fields, alignments = dict(self.fields), dict(self.field_alignment)
+        for name, values in new.items():
+            if name in fields or name in _PADDED_NAMES or name in ROW_NAMES or hasattr(self, name):
+                raise DuplicateNameError(f"field {name!r}: the batch already has an attribute or a field of that name")
+            fields[name], alignments[name] = self._align(name, values)
+        return evolve(self, fields=fields, field_alignment=alignments)
+
+    def _align(self, name: str, values: Tensor | Sequence[Tensor]) -> tuple[Tensor, Alignment]:
+        """Return a field as it is kept, and the alignment of its values."""
+        import torch
+
+        if isinstance(values, torch.Tensor):
+            if values.shape == (len(self),):
+                return values, "row"
+            raise PluginError(f"field {name!r} has shape {tuple(values.shape)}, expected ({len(self)},)")
+        lens = [each.shape[0] if each.ndim else -1 for each in values]
+        prompt_lens = self.prompt_lens.tolist()
+        if lens == self.response_lens.tolist():
+            rows = [(each.new_zeros((n, *each.shape[1:])), each) for n, each in zip(prompt_lens, values, strict=True)]
+            return torch.cat([part for row in rows for part in row] or [torch.zeros(0)]), "response"
+        if lens == self.cu_seqlens.diff().tolist():
+            return torch.cat(list(values)), "token"
+        wanted = f"{len(self)}, with a value for each token of a row or for each of its response tokens"
+        raise PluginError(f"field {name!r} has {len(lens)} tensors of lengths {lens[:4]}, expected {wanted}")
+
     def save(self, path: str | Path, **widths: Unpack[Widths]) -> None:
         """
         Write a safetensors file, whole or not at all, with everything that is no tensor as JSON in its metadata.
@@ -79,7 +127,9 @@ class PackedBatch(BatchColumns):
             "rows": {name: self.column(name) for name in ROW_NAMES},
             "field_alignment": dict(self.field_alignment),
         }
-        tensors = {name: getattr(self, name) for name in _TENSORS} | dict(self.fields)
+        # A batch without blocks has no layout in its file.
+        empty = {name for name, column in COLUMNS.items() if column.is_index and not getattr(self, name).any()}
+        tensors = {name: getattr(self, name) for name in _TENSORS if name not in empty} | dict(self.fields)
         with atomic_write(path) as partial:
             partial.touch()
             mode = partial.stat().st_mode
@@ -94,13 +144,16 @@ class PackedBatch(BatchColumns):
 
 def read_file(path: str | Path) -> tuple[PackedBatch, Widths]:
     """Return the batch in a file, and the widths that it was saved with; errors as in `PackedBatch.load`."""
+    import torch
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {})[_METADATA_KEY])
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-        columns = {name: tensors.pop(name) for name in _TENSORS}
+        no_blocks = tensors["input_ids"].new_zeros(1, dtype=torch.int32).expand(len(tensors["input_ids"]))
+        layout = {name: no_blocks for name, column in COLUMNS.items() if column.is_index and name not in tensors}
+        columns = layout | {name: tensors.pop(name) for name in _TENSORS if name not in layout}
         packed = PackedBatch(
             **columns,
             rows=make_rows(metadata["rows"], metadata["num_rows"]),
@@ -129,7 +182,9 @@ def collate_packed(results: Sequence[EpisodeResult], *, pad_token_id: int) -> Pa
     columns: dict[str, Any] = {
         name: torch.from_numpy(getattr(rows, name))
         if column.alignment == "row"
-        else padding.pack_rows(rows.columns[name], column.alignment, column.dtype, column.fill)
+        else pack_column(
+            padding.pack_rows(rows.columns[name], column.alignment, column.packed_dtype, column.fill), column
+        )
         for name, column in COLUMNS.items()
     }
     prompt_lens = np.array(rows.prompt_lens, np.int64)

@@ -65,13 +65,16 @@ class Padding:
             response_length=padded_length(response_lens, response_length, pad_to_multiple_of, "response"),
         )
 
-    def pad(self, flat: Tensor, alignment: Alignment, fill: int = 0) -> Tensor:
-        """Return (N, ...) values as (B, T, ...), or as (B, R, ...) without those of prompts; (B,) stays."""
+    def pad(self, flat: Tensor, alignment: Alignment, fill: int = 0, dtype: DTypeLike = None) -> Tensor:
+        """Return (N, ...) values as (B, T, ...), or as (B, R, ...) without prompts, of a type; (B,) stays."""
+        import torch
+
         if alignment == "row":
             return flat
         values = as_array(flat)
         if values is not None:
-            return self.pad_rows(self._rows(values, alignment), alignment, values.dtype, fill, flat.shape[1:])
+            return self.pad_rows(self._rows(values, alignment), alignment, dtype or values.dtype, fill, flat.shape[1:])
+        flat = flat if dtype is None else flat.to(torch.from_numpy(np.empty(0, dtype)).dtype)
         padded = flat.new_full((*self._shape(alignment), *flat.shape[1:]), fill)
         self._place(self._rows(flat, alignment), padded, alignment)
         return padded

@@ -1,5 +1,5 @@
 """
-Padded batches: the columns of many rows as rectangles, and their conversions.
+Padded batches: the columns of many rows as rectangles, and their conversion.
 
 Every real token is the same in all forms; only pads come and go. A batch depends on the episodes and their order
 alone, never on the workers that ran them.
@@ -9,7 +9,7 @@ Shapes: B rows, one per trajectory; P prompt columns; R response columns; T = P 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Unpack
 
@@ -17,7 +17,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns, BatchRow, make_rows
+from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns, BatchRow, make_rows, pack_column
 from turnwise.batch.packed_batch import PackedBatch, collate_packed, read_file
 from turnwise.batch.padding import Padding, Widths, as_array, find_alignment
 from turnwise.errors import DuplicateNameError, PluginError, TrajectoryError
@@ -81,16 +81,6 @@ class RolloutBatch(BatchColumns):
         """(B,) int64: response tokens of each row."""
         return self.attention_mask[:, self.prompt_length :].sum(1)
 
-    @property
-    def group_index(self) -> Tensor:
-        """(B,) int64: the group of each row, from 0 in order of appearance; one task at one step is one group."""
-        return _number_keys((row.uid, row.global_step, row.validation) for row in self.rows)
-
-    @property
-    def episode_index(self) -> Tensor:
-        """(B,) int64: the episode of each row, from 0 in order of appearance; its trajectories and paths are rows."""
-        return _number_keys((row.uid, row.global_step, row.validation, row.rollout_n) for row in self.rows)
-
     def visibility(self) -> Tensor:
         """
         Return (B, T, T) bool: whether the token at a column (second axis) sees the one at another (third axis).
@@ -144,7 +134,10 @@ class RolloutBatch(BatchColumns):
         padded |= _shift_indices(padded, prompt_lens - self.prompt_length)
         alignment = {name: self._alignment(name, tensor) for name, tensor in self.fields.items()}
         return PackedBatch(
-            **{name: padding.unpad(padded[name], each.alignment, each.fill) for name, each in COLUMNS.items()},
+            **{
+                name: pack_column(padding.unpad(padded[name], column.alignment, column.fill), column)
+                for name, column in COLUMNS.items()
+            },
             cu_seqlens=torch.cat([lens.new_zeros(1), lens.cumsum(0)]).int(),
             prompt_lens=prompt_lens,
             rows=self.rows,
@@ -159,7 +152,7 @@ class RolloutBatch(BatchColumns):
         padding = Padding.fitting(packed.prompt_lens.tolist(), packed.response_lens.tolist(), **widths)
         fills = {"input_ids": packed.pad_token_id}
         padded = {
-            name: padding.pad(getattr(packed, name), column.alignment, fills.get(name, column.fill))
+            name: padding.pad(getattr(packed, name), column.alignment, fills.get(name, column.fill), column.dtype)
             for name, column in COLUMNS.items()
         }
         fields = {name: padding.pad(t, packed.field_alignment[name]) for name, t in packed.fields.items()}
@@ -252,12 +245,6 @@ def collate(results: Sequence[EpisodeResult], *, pad_token_id: int, **widths: Un
         TrajectoryError: a row does not fit, or an episode's scores do not fit its trajectories.
     """
     return RolloutBatch.from_packed(collate_packed(results, pad_token_id=pad_token_id), **widths)
-
-
-def _number_keys(keys: Iterable[object]) -> Tensor:
-    """Return a number for each key, from 0 in order of appearance."""
-    numbers: dict[object, int] = {}
-    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.int64)
 
 
 def _shift_indices(padded: Mapping[str, Tensor], by: Tensor) -> dict[str, Tensor]:

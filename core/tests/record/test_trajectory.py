@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.errors import InvariantError, TrajectoryError
-from turnwise.record.columns import Origin
+from turnwise.record.columns import DTYPES, Origin
 from turnwise.record.invariants import check_sampled, check_trajectory
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import FinishReason, GenerateResult
@@ -32,6 +32,13 @@ def columns_of(trajectory: Trajectory) -> dict[str, list[float]]:
 
 def visible_set(trajectory: Trajectory, query: int) -> set[int]:
     return {key for key in range(len(trajectory)) if trajectory.visible(query, key)}
+
+
+def damaged(trajectory: Trajectory, column: str, row: int, value: float) -> Trajectory:
+    """Return a copy of a record with another value in a column."""
+    columns = {name: trajectory._columns.view(name).copy() for name in DTYPES}
+    columns[column][row] = value
+    return Trajectory.from_columns(columns, list(trajectory.segments), trajectory.num_prompt_tokens)
 
 
 def replayed_visibility(script: Script) -> list[set[int]]:
@@ -147,6 +154,53 @@ class TestLinear:
             if name != "response_mask":
                 with pytest.raises(ValueError, match="read-only"):
                     getattr(t, name)[0] = 9
+
+
+class TestMemory:
+    """Rows that have no memory, and columns that have none."""
+
+    def test_a_plain_record_has_memory_for_the_sampled_columns_of_its_response_only(self):
+        """
+        Many idle records must fit into memory, and a prompt is nearly all of an idle record.
+        """
+        t = Trajectory(np.arange(10_000))
+        t.add_action([1] * 100, [-1.0] * 100, 2)
+        t.add_observation([2] * 100)
+        own = t._columns._arrays
+
+        assert set(own) == {"token_ids", "logprobs", "origins", "weight_versions"}
+        assert sum(array.nbytes for array in own.values()) < 100_000
+        assert t._columns.view("position_ids").base is Trajectory(range(9_000))._columns.view("position_ids").base
+
+    @given(trajectories(), st.data())
+    def test_a_view_from_any_row_equals_the_part_of_the_whole(self, t, data):
+        """
+        Rows of a prompt without memory are read like others.
+        """
+        start = data.draw(st.integers(0, len(t)))
+        for name in DTYPES:
+            part = t._columns.view(name, start)
+            assert part.dtype == DTYPES[name]
+            assert not part.flags.writeable
+            assert part.tolist() == t._columns.view(name).tolist()[start:]
+
+    def test_a_block_gives_its_columns_memory(self):
+        """
+        Tokens before and after the block keep the positions that they had.
+        """
+        t = Trajectory([1, 2])
+        t.add_forced([3])
+        before = t.position_ids
+        one, two = t.fork(2)
+        one.add_forced([4, 5])
+        two.add_forced([6])
+        t.join([one, two])
+        t.add_forced([7])
+
+        assert before.tolist() == [0, 1, 2]
+        assert t.position_ids.tolist() == [0, 1, 2, 3, 4, 3, 5]
+        assert t.block_start.tolist() == [0, 0, 0, 3, 3, 3, 0]
+        assert t.path_start.tolist() == [0, 0, 0, 3, 3, 5, 0]
 
 
 class TestBlocks:
@@ -382,9 +436,8 @@ class TestChecks:
         """
         t = Trajectory([1, 2])
         t.add_action([3, 4], [-1.0, -1.0])
-        t._columns._arrays[column][3] = value
         with pytest.raises(InvariantError, match=text):
-            check_trajectory(t)
+            check_trajectory(damaged(t, column, 3, value))
 
     def test_observation_with_logprob_is_found(self):
         """
@@ -392,9 +445,8 @@ class TestChecks:
         """
         t = Trajectory([1])
         t.add_observation([2])
-        t._columns._arrays["logprobs"][1] = -1.0
         with pytest.raises(InvariantError, match="was not sampled"):
-            check_trajectory(t)
+            check_trajectory(damaged(t, "logprobs", 1, -1.0))
 
     def test_segments_that_do_not_tile_are_found(self):
         """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -29,7 +30,12 @@ DTYPES: Final[dict[str, DTypeLike]] = {
     "block_start": np.int32,
     "path_start": np.int32,
 }
-_FIRST_CAPACITY: Final = 1024
+_SPARE_ROWS: Final = 64
+_WITHOUT_BLOCKS: Final = frozenset({"position_ids", "block_start", "path_start"})
+"""Columns without memory until a value differs from 0, 1, 2, ... or from 0: most records have no block."""
+_IN_PROMPT: Final[Mapping[str, float]] = {"logprobs": 0.0, "origins": 0, "weight_versions": NO_VERSION}
+"""Columns without memory for the prompt, and the value that they have there."""
+_ZERO: Final = bytes(4)
 
 
 class TokenColumns:
@@ -39,43 +45,70 @@ class TokenColumns:
     Views are read-only and stay valid, because a column only grows after them.
     """
 
-    __slots__ = ("_arrays", "_capacity", "_size")
+    __slots__ = ("_arrays", "_capacity", "_first", "_size")
 
     def __init__(self, arrays: Mapping[str, Array] | None = None) -> None:
-        """Start empty, or with given arrays, which are never written to: appending makes new ones."""
-        if arrays is None:
-            self._arrays = {name: np.empty(_FIRST_CAPACITY, dtype) for name, dtype in DTYPES.items()}
-            self._size = 0
-        else:
-            self._arrays = {name: arrays[name] for name in DTYPES}
-            self._size = len(arrays["token_ids"])
-        self._capacity = len(self._arrays["token_ids"])
+        """
+        Start empty, or with given arrays, which are never written to: appending makes new ones.
+
+        Those that tell of blocks may be missing; the columns of `_IN_PROMPT` may all start behind the prompt.
+        """
+        own = {name: np.empty(0, dtype) for name, dtype in DTYPES.items() if name not in _WITHOUT_BLOCKS}
+        self._arrays: dict[str, Array] = {**own, **(arrays or {})}
+        self._size = self._capacity = len(self._arrays["token_ids"])
+        self._first = dict.fromkeys(_IN_PROMPT, self._size - len(self._arrays["origins"]))
 
     def __len__(self) -> int:
         return self._size
 
     def extend(self, num_rows: int, **values: ArrayLike) -> None:
-        """Append rows; each column is given (num_rows,) values, or one value for all of them."""
+        """Append rows; a column is given (num_rows,) values, or one value for all of them, or is 0."""
         start, stop = self._size, self._size + num_rows
         if stop > self._capacity:
             self._grow(stop)
-        for name, array in self._arrays.items():
-            array[start:stop] = values[name]
+        for name, value in values.items():
+            if name not in self._arrays:
+                if 0 not in (_follow(name, start, stop) == value).tobytes():
+                    continue
+                self._arrays[name] = np.append(_follow(name, 0, start), np.zeros(self._capacity - start, np.int32))
+            first = self._first.get(name, 0)
+            self._arrays[name][start - first : stop - first] = value
         self._size = stop
 
     def view(self, name: str, start: int = 0) -> np.ndarray:
-        """Return a read-only view of one column from row `start` on."""
-        view = self._arrays[name][start : self._size]
+        """Return a read-only view of one column from row `start` on; a copy, if that is in a prompt without memory."""
+        array, first = self._arrays.get(name), self._first.get(name, 0)
+        if array is None:
+            view = _follow(name, start, self._size)
+        elif start >= first:
+            view = array[start - first : self._size - first]
+        else:
+            prompt = np.full(first - start, _IN_PROMPT[name], DTYPES[name])
+            view = np.concatenate([prompt, array[: self._size - first]])
         view.flags.writeable = False
         return view
 
     def _grow(self, num_rows: int) -> None:
         # New arrays rather than a resize in place: views that are out keep the memory they were taken from.
-        self._capacity = max(num_rows, 2 * self._capacity)
+        # By a quarter: many idle records must fit into memory, and the copies of a long one are still O(1) for a row.
+        self._capacity = num_rows + num_rows // 4 + _SPARE_ROWS
         for name, array in self._arrays.items():
-            grown = np.empty(self._capacity, array.dtype)
-            grown[: self._size] = array[: self._size]
+            first = self._first.get(name, 0)
+            grown = np.zeros(self._capacity - first, DTYPES[name])
+            grown[: self._size - first] = array[: self._size - first]
             self._arrays[name] = grown
+
+
+@cache
+def _count(size: int) -> TokenArray:
+    return np.broadcast_to(np.arange(size, dtype=np.int32), size)  # read-only
+
+
+def _follow(name: str, start: int, stop: int) -> Array:
+    """Return rows of a column of `_WITHOUT_BLOCKS` without a block; all records share the memory."""
+    if name == "position_ids":
+        return _count(1 << stop.bit_length())[start:stop]
+    return np.ndarray(stop - start, np.int32, _ZERO, strides=(0,))
 
 
 class Origin(IntEnum):
@@ -134,7 +167,7 @@ class TokenRecord:
 
     def sampled(self) -> tuple[TokenArray, FloatArray]:
         """Return (n,) ids that the policy sampled here, in order, and (n,) their log-probabilities."""
-        where = self._columns.view("origins") == Origin.ACTION
+        where = self._columns.view("origins") == int(Origin.ACTION)
         ids, logprobs = (self._columns.view(name)[where] for name in ("token_ids", "logprobs"))
         return as_token_array(ids), as_float_array(logprobs)
 
@@ -153,7 +186,7 @@ class TokenRecord:
         ids, values = as_tokens(token_ids), as_float_array(logprobs)
         if len(ids) != len(values):
             raise TrajectoryError(f"{len(ids)} token ids but {len(values)} log-probabilities")
-        if not np.isfinite(values).all():
+        if 0 in np.isfinite(values).tobytes():  # half the time of a reduction
             raise TrajectoryError(f"log-probability {int(np.isfinite(values).argmin())} is not finite")
         self._append(Origin.ACTION, ids, values, _versions(weight_version, len(ids)))
 
@@ -176,11 +209,9 @@ class TokenRecord:
             len(ids),
             token_ids=ids,
             logprobs=logprobs,
-            origins=origin,
+            origins=int(origin),
             weight_versions=versions,
-            position_ids=np.arange(position, position + len(ids)),
-            block_start=0,
-            path_start=0,
+            position_ids=_follow("position_ids", position, position + len(ids)),
         )
         self._next_position = position + len(ids)
         self._segments.append(Segment(origin, start, start + len(ids)))
@@ -195,7 +226,7 @@ def as_tokens(token_ids: ArrayLike) -> TokenArray:
         ids = as_token_array(token_ids)
     except ValueError as error:
         raise TrajectoryError(str(error)) from error
-    if ids.size and int(ids.min()) < 0:
+    if ids.size and np.minimum.reduce(ids) < 0:
         raise TrajectoryError(f"token id {int(ids.min())} is negative")
     return ids
 

@@ -44,6 +44,8 @@ class EpisodeResult:
         lineage: relation of each trajectory to the others; empty without a described or branched record.
         metrics: counts and wall-clock times.
         unfinished: state from which an aborted episode can resume; see `RolloutManager.unfinished`.
+        key: of the attempt, by which logs, events and spans name the episode; empty for one that did not run.
+        worker: name of the worker that ran it.
     """
 
     task: Task
@@ -60,6 +62,8 @@ class EpisodeResult:
     lineage: tuple[RecordLineage, ...] = ()
     metrics: EpisodeMetrics = field(factory=EpisodeMetrics)
     unfinished: UnfinishedEpisode | None = None
+    key: str = ""
+    worker: str = ""
 
     @property
     def uid(self) -> str:

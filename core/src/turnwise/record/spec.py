@@ -8,7 +8,10 @@ these results, so no finished tool call runs twice and no sampled token is lost 
 
 from __future__ import annotations
 
-from attrs import define, evolve, field, frozen
+from operator import attrgetter
+from typing import Any, Final
+
+from attrs import define, evolve, field, fields, frozen
 
 from turnwise.record.lineage import EpisodeRecord
 from turnwise.record.trajectory import Trajectory
@@ -49,6 +52,8 @@ class Counters:
     """Samples that were not appended, by the start of their turn."""
     turn_records: list[int] = field(factory=list)
     """The number of the record of each turn with tokens, from 0, in the order in which they were appended."""
+    replicas: list[int] = field(factory=list)
+    """The replicas that sampled turns, each once."""
 
     def add_sample(self, turn: RecordedTurn) -> None:
         self.llm_s += turn.seconds
@@ -63,6 +68,8 @@ class Counters:
         if len(turn.result.token_ids):  # an abort may come before the first token
             self.num_turns += 1
             self.turn_records.append(turn.position[0] - 1)
+            if turn.result.replica not in self.replicas:
+                self.replicas.append(turn.result.replica)
 
     def add_call(self, call: RecordedCall) -> None:
         result = call.result
@@ -77,10 +84,14 @@ class Counters:
         """Add to a metric of the agent or a tool."""
         self.extra[name] = self.extra.get(name, 0.0) + value
 
-    def copy(self) -> Counters:
-        return evolve(
-            self, extra=dict(self.extra), unappended=dict(self.unappended), turn_records=self.turn_records.copy()
-        )
+    def mark(self) -> tuple[Any, ...]:
+        """Return copies of the attributes, in their order: `Counters(*mark)` has the totals of this time."""
+        containers = (self.extra.copy(), self.unappended.copy(), self.turn_records.copy(), self.replicas.copy())
+        return (*_read_totals(self), *containers)
+
+
+# All but the last four, which are containers.
+_read_totals: Final = attrgetter(*[attribute.name for attribute in fields(Counters)[:-4]])
 
 
 @frozen(kw_only=True, eq=False)

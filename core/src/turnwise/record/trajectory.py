@@ -16,10 +16,10 @@ Shapes: P prompt tokens, R response tokens, T = P + R.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve
 from numpy.typing import ArrayLike, NDArray
 
 from turnwise.errors import TrajectoryError
@@ -28,8 +28,7 @@ from turnwise.record.columns import DTYPES, Origin, Segment, TokenColumns, Token
 from turnwise.types import Array, FloatArray, TokenArray
 
 
-@frozen(eq=False)
-class Mark:
+class Mark(NamedTuple):
     """The number of tokens of a record, and of each open path, at some time; made by `Trajectory.mark`."""
 
     num_tokens: int
@@ -116,14 +115,13 @@ class Trajectory(TokenRecord):
 
     def __init__(self, prompt_ids: ArrayLike) -> None:
         """Start a record with (P,) prompt ids; P may be 0."""
-        super().__init__(next_position=0)
+        ids = as_tokens(prompt_ids)
+        super().__init__(next_position=len(ids))
         self._num_blocks = 0
         self._open_paths: tuple[Path, ...] = ()
         self._is_closed = False
-        ids = as_tokens(prompt_ids)
         self.num_prompt_tokens = len(ids)
-        self._append(Origin.PROMPT, ids)
-        self._segments.clear()
+        self._columns = TokenColumns({"token_ids": ids.copy()})
 
     # Recorded tokens
 
@@ -150,7 +148,7 @@ class Trajectory(TokenRecord):
     @property
     def response_mask(self) -> NDArray[np.uint8]:
         """(R,) uint8: 1 exactly on tokens that the policy sampled."""
-        is_action: NDArray[np.bool_] = self.origins == Origin.ACTION
+        is_action: NDArray[np.bool_] = self.origins == int(Origin.ACTION)  # numpy is slow with the member
         return is_action.view(np.uint8)
 
     @property
@@ -193,7 +191,7 @@ class Trajectory(TokenRecord):
     @property
     def has_blocks(self) -> bool:
         """Whether any token lies in a path, so that positions are not just 0..T-1."""
-        return any(segment.block >= 0 for segment in self._segments)
+        return self._num_blocks > 0
 
     @property
     def layout(self) -> Layout:
@@ -249,7 +247,7 @@ class Trajectory(TokenRecord):
         for path in paths:
             self._take(path, block_start)
         self._next_position += max(len(path) for path in paths)
-        self._num_blocks += 1
+        self._num_blocks += any(map(len, paths))  # a block without tokens leaves no trace in the record
 
     def _take(self, path: Path, block_start: int) -> None:
         path._joined = True  # noqa: SLF001 - the record and its paths are one idea in two classes
@@ -329,7 +327,7 @@ class Trajectory(TokenRecord):
 
     def mark(self) -> Mark:
         """Return the current size of this record, for `rewound` and `branched`; O(open paths)."""
-        return Mark(len(self._columns), tuple((path, len(path)) for path in self._open_paths))
+        return Mark(len(self._columns), tuple([(path, len(path)) for path in self._open_paths]))
 
     def rewound(self, mark: Mark) -> Trajectory:
         """Return a new record with the state of this one at a mark, its open paths included."""
@@ -373,18 +371,16 @@ class Trajectory(TokenRecord):
         """
         Return a record of (T,) arrays, by the names and of the types in `columns.DTYPES`, with no block open.
 
-        The record keeps the arrays, so the caller must not write to them. Nothing is checked.
+        `TokenColumns` says which may be shorter or missing. The record keeps the arrays, so the caller must not write
+        to them. Nothing is checked.
         """
-        trajectory = cls.__new__(cls)
-        trajectory._hold(TokenColumns(columns), segments, num_prompt_tokens)  # noqa: SLF001 - its own factory
-        return trajectory
-
-    def _hold(self, columns: TokenColumns, segments: list[Segment], num_prompt_tokens: int) -> None:
-        self.num_prompt_tokens = num_prompt_tokens
-        self._columns, self._segments, self._open_paths, self._is_closed = columns, segments, (), False
-        self._num_blocks = 1 + max((s.block for s in segments), default=-1)
+        trajectory = cls(())
+        trajectory.num_prompt_tokens = num_prompt_tokens
+        trajectory._columns, trajectory._segments = TokenColumns(columns), segments
+        trajectory._num_blocks = 1 + max((s.block for s in segments), default=-1)
         # Nothing is left open, so the next token sees every token before it.
-        self._next_position = 1 + int(self.position_ids.max(initial=-1))
+        trajectory._next_position = 1 + int(trajectory.position_ids.max(initial=-1))
+        return trajectory
 
     def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Trajectory], tuple[dict[str, Any]]]:
         """Pickle without spare memory."""

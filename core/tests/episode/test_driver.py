@@ -1,14 +1,16 @@
 """The episode driver: how an episode ends, and that it always ends."""
 
 import asyncio
+import gc
+import weakref
 from types import SimpleNamespace
 
 import attrs
 import numpy as np
 import pytest
-from episode_fakes import EOS, ConstantReward, LoopAgent, TinyEngine, run
+from episode_fakes import EOS, ConstantReward, LookTool, LoopAgent, TinyEngine, run
 
-from turnwise import Capabilities, FinishReason, GenerateResult, Status
+from turnwise import Capabilities, FinishReason, GenerateResult, Status, ToolCall, ToolResult
 from turnwise.episode.setup import Limits
 from turnwise.errors import EngineError, InfrastructureError
 
@@ -204,6 +206,17 @@ class TestEndings:
         assert (result.status, result.fault.kind) == (Status.ABORTED, "EpisodeAborted")
         assert result.trajectories[0].num_response_tokens == (1 if hangs else 3)
 
+    def test_the_replicas_of_the_turns_are_counted_once(self):
+        """An episode names the replicas that sampled its turns, in the order of their first turn."""
+
+        class Pool(TinyEngine):
+            replicas = iter([3, 0, 3])
+
+            async def generate(self, request):
+                return attrs.evolve(self.answer([7], FinishReason.STOP), replica=next(self.replicas))
+
+        assert run(LoopAgent(num_turns=3), Pool()).metrics.replicas == (3, 0)
+
     def test_an_engine_that_returns_too_much_fails(self):
         """Tokens beyond max_tokens never enter a record."""
 
@@ -338,3 +351,23 @@ def test_the_capabilities_of_an_engine_are_looked_up_once():
     run(LoopAgent(num_turns=5), engine)
 
     assert (len(engine.requests), engine.num_capability_lookups) == (5, 1)
+
+
+def test_an_ended_episode_is_freed_without_the_garbage_collector():
+    """Its last reference frees it, with its arrays. A cycle would keep both until a collection stops the process."""
+    started = []
+
+    async def look():
+        return ToolResult(text="1")
+
+    async def call(episode):
+        started.append(weakref.ref(episode))
+        await episode.call_tool(ToolCall(name="look"))
+
+    gc.disable()
+    try:
+        result = run(LoopAgent(after=call), tools=[LookTool(look)])
+        assert [episode() for episode in started] == [None]
+    finally:
+        gc.enable()
+    assert result.status is Status.COMPLETED

@@ -8,7 +8,6 @@ from attrs import evolve
 from episode_fakes import EOS, LookTool, TinyEngine, run
 
 from turnwise import Capabilities, FinishReason, GenerateResult, Status, Task
-from turnwise.episode.reported_reward import ReportedReward
 from turnwise.episode.setup import Limits
 from turnwise.errors import DataError, TrajectoryError
 from turnwise.record.columns import Origin
@@ -17,6 +16,7 @@ from turnwise.record.result import total_score
 from turnwise.record.spec import EpisodeSpec, RecordedTurn, UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import TrajectoryScore, TurnScore
+from turnwise_reported_reward import ReportedReward
 from turnwise_result_files import load_unfinished, save_unfinished
 
 

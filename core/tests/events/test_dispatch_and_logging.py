@@ -7,6 +7,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from turnwise.errors import PluginError
 from turnwise.events.dispatch import EVENTS, Observers
 from turnwise.events.logging import configure_logging
 from turnwise.events.observer import EpisodeStarted, Observer
@@ -141,3 +142,14 @@ def test_observers_are_opened_and_closed():
 
     assert first.states == second.states == ["open", "closed"]
     assert [log["event"] for log in logs] == ["observer did not close"]
+
+
+def test_an_observer_that_does_not_open_is_named():
+    """One line with the class and the cause, which stops the run."""
+
+    class Locked(Observer):
+        def open(self):
+            raise OSError("no port is free")
+
+    with pytest.raises(PluginError, match=f"observer .*Locked of {__name__} does not open: OSError: no port is free"):
+        Observers.of([Locked()]).open()

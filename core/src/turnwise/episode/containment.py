@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio.tasks import _enter_task, _leave_task
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Final, Generic, TypeVar
+from contextvars import copy_context
+from typing import Any, Final, Generic, TypeVar, cast
 
 import structlog
 from attrs import define, field
@@ -20,7 +22,7 @@ _LEFT_BEHIND: Final[set[asyncio.Task[None]]] = set()
 @define(eq=False)
 class ContainedTask(Generic[T]):
     """
-    Plugin code in a separate task.
+    Plugin code in a separate task, which starts with `wait`.
 
     A task that does not end within `grace_s` of its cancellation is left behind: it may run on, unobserved.
 
@@ -38,24 +40,18 @@ class ContainedTask(Generic[T]):
     grace_s: float
     on_left: Callable[[], None] = lambda: None
     cancelled: bool = field(default=False, init=False)
-    _task: asyncio.Task[None] = field(init=False)
-    _waiter: asyncio.Future[None] = field(init=False)
+    _task: asyncio.Task[None] | None = field(default=None, init=False)
+    _waiter: asyncio.Future[None] | None = field(default=None, init=False)
     _results: list[T] = field(factory=list, init=False)
     _error: BaseException | None = field(default=None, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        # In no task group: a group waits for its tasks, also for one that swallows its cancellation.
-        self._task = loop.create_task(self._run())
-        self._task.add_done_callback(self._end)
 
     def cancel(self) -> None:
         """Cancel the task; after the grace period `wait` returns whether the task has ended or not."""
         if not self.cancelled:
             self.cancelled = True
-            self._task.cancel()
-            asyncio.get_running_loop().call_later(self.grace_s, self._wake)
+            if self._task is not None:
+                self._task.cancel()
+                asyncio.get_running_loop().call_later(self.grace_s, self._wake)
 
     async def wait(self, seconds: float | None = None) -> T:
         """
@@ -65,33 +61,59 @@ class ContainedTask(Generic[T]):
             TimeoutError: the code was cancelled.
             BoundaryError, EpisodeEnd: the code raised.
         """
-        alarm = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self.cancel)
-        try:
-            await self._waiter
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._results and task is not None:
-                # The code has ended before the cancellation. Its result counts, and the next wait is cancelled.
-                task.uncancel()
-                task.cancel()
-                return self._results[0]
-            self._waiter = asyncio.get_running_loop().create_future()
-            self.cancel()
-            if not self._task.done():
-                await self._waiter
-            self._leave()
-            raise
-        finally:
-            if alarm is not None:
-                alarm.cancel()
+        if self.cancelled:
+            self.code.close()
+            raise TimeoutError(self.name)
+        task = self._start()
+        if not self._results and self._error is None:  # most tools return before their first wait
+            await self._wait_for(task, seconds)
         if self._results:
             return self._results[0]
-        self._leave()
         if self._error is None or (self.cancelled and isinstance(self._error, asyncio.CancelledError)):
             raise TimeoutError(self.name)
         if isinstance(self._error, asyncio.CancelledError):  # the code has cancelled its own task
             raise BoundaryError(self.owner, self.name, self._error)
         raise self._error
+
+    def _start(self) -> asyncio.Task[None]:
+        """Start the task, and run the code up to its first wait now, as `eager_start` of Python 3.12 does."""
+        loop, context, started = asyncio.get_running_loop(), copy_context(), _Wrapped(self._run())
+        caller = cast("asyncio.Task[Any]", asyncio.current_task())
+        # In no task group: a group waits for its tasks, also for one that swallows its cancellation.
+        self._task = task = loop.create_task(started, context=context)
+        # The code runs as its own task, which its timeouts and task groups cancel.
+        _leave_task(loop, caller)
+        _enter_task(loop, task)
+        try:
+            context.run(started.start)
+        finally:
+            _leave_task(loop, task)
+            _enter_task(loop, caller)
+        return task
+
+    async def _wait_for(self, task: asyncio.Task[None], seconds: float | None) -> None:
+        """Wait for the end of the task, or of its grace period after a cancellation."""
+        loop, caller = asyncio.get_running_loop(), asyncio.current_task()
+        alarm = None if seconds is None else loop.call_later(seconds, self.cancel)
+        self._waiter = loop.create_future()
+        try:
+            await self._waiter
+        except asyncio.CancelledError:
+            if self._results and caller is not None:
+                # The code has ended before the cancellation. Its result counts, and the next wait is cancelled.
+                caller.uncancel()
+                caller.cancel()
+                return
+            self._waiter = loop.create_future()
+            self.cancel()
+            if not task.done():
+                await self._waiter
+            self._leave(task)
+            raise
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+        self._leave(task)
 
     async def _run(self) -> None:
         try:
@@ -101,21 +123,53 @@ class ContainedTask(Generic[T]):
             self._error = error
         self._wake()
 
-    def _end(self, _task: asyncio.Task[None]) -> None:
-        # A task that is cancelled before its first step runs nothing: neither its code nor the end of `_run`.
-        self.code.close()
-        self._wake()
-
     def _wake(self) -> None:
-        if not self._waiter.done():
+        if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _leave(self) -> None:
-        if not self._task.done():
-            _LEFT_BEHIND.add(self._task)
-            self._task.add_done_callback(_LEFT_BEHIND.discard)
+    def _leave(self, task: asyncio.Task[None]) -> None:
+        if not task.done():
+            _LEFT_BEHIND.add(task)
+            task.add_done_callback(_LEFT_BEHIND.discard)
             self.on_left()
             structlog.get_logger().warning("left behind: the code ignored its cancellation", code=self.name)
+
+
+@define(eq=False)
+class _Wrapped(Coroutine[Any, Any, Any]):
+    """A coroutine whose exits are errors, and which may run up to its first wait before its task does."""
+
+    # No `async def`, which would not start code that is cancelled at once.
+    code: Coroutine[Any, Any, Any]
+    _awaited: list[object] | None = field(factory=list)  # None when the code has ended before its task
+
+    def start(self) -> None:
+        try:
+            self._awaited = [self.code.send(None)]
+        except StopIteration:
+            self._awaited = None
+
+    def send(self, value: Any) -> Any:
+        return self._awaited.pop() if self._awaited else self._step(self.code.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        future = self._awaited.pop() if self._awaited else None
+        # A task cancels the future it waits for, then throws. Here it does not know yet that it waits.
+        return future if asyncio.isfuture(future) and future.cancel() else self._step(self.code.throw, *error)
+
+    def close(self) -> None:
+        self.code.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self.code.__await__()
+
+    def _step(self, step: Callable[..., Any], *values: Any) -> Any:
+        if self._awaited is None:
+            raise StopIteration
+        try:
+            return step(*values)
+        except (KeyboardInterrupt, SystemExit) as error:
+            raise RuntimeError(f"a task tried to end the process: {describe(error)}") from error
 
 
 def contain_exits() -> None:
@@ -126,35 +180,6 @@ def contain_exits() -> None:
     """
 
     def make_task(loop: asyncio.AbstractEventLoop, code: Any, **options: Any) -> asyncio.Task[Any]:
-        return asyncio.Task(_WithoutExits(code), loop=loop, **options)
+        return asyncio.Task(_Wrapped(code), loop=loop, **options)
 
     asyncio.get_running_loop().set_task_factory(make_task)
-
-
-@define(eq=False)
-class _WithoutExits(Coroutine[Any, Any, Any]):
-    """A coroutine whose exits are errors. No `async def`, which would not start code that is cancelled at once."""
-
-    code: Coroutine[Any, Any, Any]
-
-    def send(self, value: Any) -> Any:
-        try:
-            return self.code.send(value)
-        except (KeyboardInterrupt, SystemExit) as error:
-            raise _converted(error) from error
-
-    def throw(self, *error: Any) -> Any:
-        try:
-            return self.code.throw(*error)
-        except (KeyboardInterrupt, SystemExit) as raised:
-            raise _converted(raised) from raised
-
-    def close(self) -> None:
-        self.code.close()
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return self.code.__await__()
-
-
-def _converted(error: BaseException) -> RuntimeError:
-    return RuntimeError(f"a task tried to end the process: {describe(error)}")

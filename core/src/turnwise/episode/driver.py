@@ -31,13 +31,13 @@ from turnwise.errors import (
     EpisodeEnd,
     Owner,
 )
-from turnwise.protocols import Agent, Episode, Reward
+from turnwise.protocols import Agent, Reward
 from turnwise.record.columns import Origin
 from turnwise.record.invariants import check_lineage, check_sampled, check_trajectory
 from turnwise.record.result import EpisodeResult, token_scores, total_score
 from turnwise.record.spec import UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
-from turnwise.tools.thread import in_thread
+from turnwise.threads import in_thread
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import (
     EpisodeMetrics,
@@ -115,6 +115,8 @@ async def run_episode(episode: LiveEpisode, program: EpisodeProgram) -> EpisodeR
         lineage=episode.records.lineage,
         metrics=_build_metrics(episode, total_s=total_s, reward_s=ended - scoring_started),
         unfinished=unfinished and evolve(unfinished, spent_s=total_s),
+        key=episode.key,
+        worker=episode.events.worker,
     )
     episode.events.emit_episode_finished(result)
     return result
@@ -265,12 +267,16 @@ async def _score(episode: LiveEpisode, reward: Reward | None, outcome: Outcome) 
     return outcome, scores
 
 
-async def _request_scores(episode: LiveEpisode, reward: Reward) -> tuple[Score, ...]:
-    score: Callable[[Episode], object] = reward.score
+async def call_reward(score: Callable[[T], object], argument: T) -> object:
+    """Return the answer of a reward."""
     # In a thread unless it is async: a function that blocks must not hold the other episodes.
-    answer = score(episode) if inspect.iscoroutinefunction(score) else await in_thread(partial(score, episode), {})
-    if inspect.isawaitable(answer):  # also of partials and callable objects, which `iscoroutinefunction` misses
-        answer = await answer
+    answer = score(argument) if inspect.iscoroutinefunction(score) else await in_thread(partial(score, argument), {})
+    # Also of partials and callable objects, which `iscoroutinefunction` misses.
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+async def _request_scores(episode: LiveEpisode, reward: Reward) -> tuple[Score, ...]:
+    answer = await call_reward(reward.score, episode)
     scores = tuple(answer) if isinstance(answer, list | tuple) else (answer,)
     scores = tuple(TrajectoryScore(value=float(s)) if isinstance(s, Real) else s for s in scores)
     _check_scores(scores, episode.trajectories)
@@ -312,5 +318,6 @@ def _build_metrics(episode: LiveEpisode, *, total_s: float, reward_s: float) -> 
         mask_ratio=num_tokens["action"] / response if response else 0.0,
         tool_reward=counters.tool_reward + _released_reward(episode),
         num_cached_tokens=counters.num_cached_tokens,
+        replicas=tuple(counters.replicas),
         extra=dict(counters.extra),
     )

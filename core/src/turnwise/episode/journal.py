@@ -36,13 +36,13 @@ class ResumableEpisode(Protocol):
 
 
 class StepMark(NamedTuple):
-    """State of an episode at the start of a step; the attributes are as in `UnfinishedEpisode`."""
+    """State of an episode at the start of a step; the attributes are as in `UnfinishedEpisode`, `counters` a mark."""
 
     state: str
     messages: tuple[Message, ...]
     memory: Mapping[str, Any]
     records: tuple[RecordMark, ...]
-    counters: Counters
+    counters: tuple[Any, ...]
     last_finish: FinishReason | None
     objective: str
 
@@ -82,7 +82,7 @@ class Journal:
         episode.records.entries = [record.rewound() for record in saved.records]
         for record in episode.records.entries:
             record.sampled = record.find_samples()
-        episode.counters = saved.counters.copy()
+        episode.counters = Counters(*saved.counters.mark())
         episode.chosen_objective = Objective(saved.objective) if saved.objective else None
         self.num_steps = saved.num_steps
         for turn in saved.turns:
@@ -103,8 +103,8 @@ class Journal:
             episode.state,
             tuple(episode.messages),
             copy_json(episode.memory),
-            tuple(record.mark() for record in episode.records.entries),
-            episode.counters.copy(),
+            tuple([record.mark() for record in episode.records.entries]),  # a generator takes twice as long
+            episode.counters.mark(),
             episode.last_finish,
             episode.chosen_objective or "",
         )
@@ -157,7 +157,7 @@ class Journal:
             turns=(*self.turns, *(turn for turns in self._saved_turns.values() for turn in turns)),
             calls=(*self.calls, *self._saved_calls),
             replies=(*self.replies, *self._saved_replies),
-            counters=mark.counters.copy(),
+            counters=Counters(*mark.counters),
             last_finish=mark.last_finish,
             objective=mark.objective,
             num_steps=self.num_steps,

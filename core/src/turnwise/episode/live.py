@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from attrs import define, field
+from attrs import define, field, setters
 from attrs.validators import instance_of
 
 from turnwise.episode.containment import ContainedTask
@@ -48,7 +48,7 @@ from turnwise.types import (
 T = TypeVar("T")
 
 
-@define(eq=False)
+@define(eq=False, on_setattr=setters.NO_OP)
 class LiveEpisode:
     """
     The core's `turnwise.protocols.Episode`.
@@ -78,7 +78,7 @@ class LiveEpisode:
     context: EpisodeContext
     key: str = field(factory=lambda: uuid4().hex)
     state: str = State.PENDING
-    messages: list[Message] = field(factory=list, validator=instance_of(list))
+    messages: list[Message] = field(factory=list, validator=instance_of(list), on_setattr=setters.validate)
     memory: dict[str, Any] = field(factory=dict)
     counters: Counters = field(factory=Counters)
     last_finish: FinishReason | None = None
@@ -327,20 +327,20 @@ class LiveEpisode:
         room, limit = self.records.remaining(record), self.limits.max_sampled_tokens
         if limit is not None:
             room = min(room, limit - self.counters.num_sampled_tokens)
-        sampling = options.bound(room)
-        self._num_requests += 1
         forked = isinstance(record, Path) or record.has_blocks
-        again = self.counters.unappended.get(str(position), 0)
+        again = self.counters.unappended.get(str(position), 0) if self.counters.unappended else 0
         seed_name = self.records.find_seed_name(position[0] - 1)
         # A given seed is kept, although it makes the rollouts of a group equal.
-        given = sampling.seed
+        given = options.sampling.seed
         seed = derive_seed(self.spec, position, seed_name, again) if given is None else (given + again) % 2**31
+        sampling = options.bound(room, seed)
+        self._num_requests += 1
         return GenerateRequest(
             request_id=f"{self.key}-{self._num_requests}",
             trajectory_id=name_record(self.key, position),
             group_id=self.spec.task.uid,
             token_ids=record.input_ids,
-            sampling=sampling.with_(seed=seed),
+            sampling=sampling,
             layout=record.layout if forked and self.objective is Objective.EXACT else None,
         )
 

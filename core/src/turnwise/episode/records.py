@@ -77,12 +77,12 @@ class EpisodeRecords:
 
     def find(self, record: TokenRecord) -> int:
         """Return the number of a record, or of the record that a path belongs to; `TrajectoryError` when foreign."""
-        if not isinstance(record, Trajectory | Path):
-            raise TypeError(f"expected a trajectory or one of its paths as record, got {record!r}")
         trajectory = record.trajectory if isinstance(record, Path) else record
         for number in reversed(range(len(self.entries))):  # most often the last one
             if self.entries[number].trajectory is trajectory:
                 return number
+        if not isinstance(record, Trajectory | Path):
+            raise TypeError(f"expected a trajectory or one of its paths as record, got {record!r}")
         raise TrajectoryError("the record belongs to another episode: begin and branch open those of this one")
 
     def resolve(self, record: TokenRecord | None) -> Trajectory | Path:

@@ -26,7 +26,7 @@ class TurnOptions:
     stop_token_ids: Sequence[int] = ()
     stop: Sequence[str] = ()
 
-    def bound(self, room: int) -> SamplingParams:
+    def bound(self, room: int, seed: int) -> SamplingParams:
         """Return the sampling parameters of a turn of at most `room` tokens; `BudgetExhausted` if none fits."""
         if room < 1:
             raise BudgetExhausted("no further token fits the budget")
@@ -35,6 +35,7 @@ class TurnOptions:
             max_tokens=min(bounds),
             stop_token_ids=tuple(dict.fromkeys((*self.sampling.stop_token_ids, *self.stop_token_ids))),
             stop=tuple(dict.fromkeys((*self.sampling.stop, *self.stop))),
+            seed=seed,
         )
 
 

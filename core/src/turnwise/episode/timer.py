@@ -37,6 +37,7 @@ class EpisodeTimer:
     aborting: bool = False
     _agent: ContainedTask[None] | None = field(default=None, init=False)
     _has_ended: bool = field(default=False, init=False)
+    _was_cancelled: bool = field(default=False, init=False)
     _episode_deadline: float = field(default=inf, init=False)
     _turn_deadline: float = field(default=inf, init=False)
     _abort_deadline: float = field(default=inf, init=False)
@@ -59,9 +60,11 @@ class EpisodeTimer:
         try:
             await agent.wait()
         finally:
-            self._has_ended = True
+            self._has_ended, self._was_cancelled = True, agent.cancelled
             if self._alarm is not None:
                 self._alarm.cancel()
+            # Both refer to the episode: with this cycle, only the garbage collector would free it and its arrays.
+            self._agent = self._alarm = None
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Wait for the engine, until the nearest deadline and its grace period."""
@@ -76,7 +79,7 @@ class EpisodeTimer:
             # The agent continues with other requests. At the end of the episode the engine has been asked already.
             if self._in_flight[request.request_id] < inf:
                 self.context.spawn(self._abort_request(request.request_id))
-            if self._agent is None or not self._agent.cancelled:
+            if not self._is_cancelled():
                 self.activity = "agent"
             raise
         finally:
@@ -107,7 +110,7 @@ class EpisodeTimer:
 
     def check_running(self) -> None:
         """Raise what ended the episode, if anything did."""
-        if self.aborting or (self._agent is not None and self._agent.cancelled):
+        if self.aborting or self._is_cancelled():
             raise self.stop_signal()
         if self._has_ended:
             raise TrajectoryError("the episode has ended")
@@ -123,10 +126,13 @@ class EpisodeTimer:
             return DeadlineExceeded(f"the turn took longer than {self.deadlines.turn_s:g} s")
         return EpisodeAborted("the engine ended the request")
 
+    def _is_cancelled(self) -> bool:
+        return self._was_cancelled if self._agent is None else self._agent.cancelled
+
     def _check(self) -> None:
         """Abort requests at their time, cancel the agent at its own, and set the alarm to the next such time."""
         self._alarm, self._alarm_time = None, inf
-        if self._agent is None or self._agent.cancelled or self._has_ended:
+        if self._agent is None or self._agent.cancelled:
             return
         now = asyncio.get_running_loop().time()
         for request_id, deadline in self._in_flight.items():

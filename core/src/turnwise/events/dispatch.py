@@ -8,11 +8,13 @@ costs one empty loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from threading import current_thread, main_thread
 
 import structlog
 from attrs import define, field
 
+from turnwise.errors import PluginError, class_name, describe
 from turnwise.events.observer import Observer
 
 EVENTS = tuple(name for name in vars(Observer) if name.startswith("on_"))
@@ -28,6 +30,7 @@ class Observers:
 
     _observers: list[Observer] = field(factory=list, init=False)
     _listeners: dict[str, tuple[Callable[..., None], ...]] = field(init=False)
+    _held: str = field(default="", init=False)
 
     def __attrs_post_init__(self) -> None:
         self._rebuild()
@@ -47,7 +50,10 @@ class Observers:
     def open(self) -> None:
         """Open every observer; an exception stops the run."""
         for observer in self._observers:
-            observer.open()
+            try:
+                observer.open()
+            except Exception as error:
+                raise PluginError(f"observer {class_name(observer)} does not open: {describe(error)}") from error
 
     def close(self) -> None:
         """Close every observer; one that raises stops no other."""
@@ -65,7 +71,16 @@ class Observers:
         """Return whether an event has listeners; ask before building an expensive event."""
         return bool(self._listeners[event_name])
 
+    def hold(self, event_name: str) -> Callable[[object], None]:
+        """Let `emit` drop an event from now on, and return a function that emits it later."""
+        self._held = event_name
+        return partial(self._emit, event_name)
+
     def emit(self, event_name: str, event: object) -> None:
+        if event_name != self._held:
+            self._emit(event_name, event)
+
+    def _emit(self, event_name: str, event: object) -> None:
         for listener in self._listeners[event_name]:
             try:
                 listener(event)

@@ -1,5 +1,5 @@
 """
-The log: its configuration, and the observer that logs episodes.
+The configuration of the log.
 
 Every module may call ``structlog.get_logger()``; only `configure_logging` decides where lines go.
 """
@@ -13,9 +13,7 @@ from typing import TextIO
 import structlog
 from structlog.typing import Processor
 
-from turnwise.events.observer import Observer
 from turnwise.options import LogFormat
-from turnwise.record.result import EpisodeResult
 
 
 def configure_logging(level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None) -> None:
@@ -47,26 +45,3 @@ def configure_logging(level: str = "info", log_format: LogFormat = "auto", strea
         # A cached logger cannot be pickled after its first line, and would outlive a change of stream.
         cache_logger_on_first_use=False,
     )
-
-
-class EpisodeLog(Observer):
-    """The observer `episode_log`: a log line per finished episode, with its counts, times and status."""
-
-    def on_episode_finished(self, event: EpisodeResult) -> None:
-        metrics, fault = event.metrics, event.fault
-        structlog.get_logger().info(
-            "episode finished",
-            episode=event.uid,
-            agent=event.agent_name,
-            status=str(event.status),
-            fault=f"{fault.owner}: {fault.kind}: {fault.message}" if fault else None,
-            reward=event.reward,
-            turns=metrics.num_turns,
-            tool_calls=metrics.num_tool_calls,
-            tool_errors=metrics.num_tool_errors,
-            llm_s=round(metrics.llm_s, 4),
-            tool_s=round(metrics.tool_s, 4),
-            total_s=round(metrics.total_s, 4),
-            tokens=dict(metrics.num_tokens),
-            mask_ratio=round(metrics.mask_ratio, 4),
-        )

@@ -142,6 +142,7 @@ class RequestRouted:
         kind: `first` request of the episode, `sticky` when the episode stayed on its replica, `migrated` otherwise.
         reason: the router's reason, such as `prefix` or `overloaded`; `kind` for a router that gives none.
         worker: name of the worker that asks.
+        key: of the episode.
     """
 
     trajectory_id: str
@@ -149,6 +150,7 @@ class RequestRouted:
     kind: RouteKind
     reason: str
     worker: str = ""
+    key: str = ""
 
 
 @frozen(kw_only=True)

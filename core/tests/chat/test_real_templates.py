@@ -394,10 +394,12 @@ class TestRealVocabularies:
             assert content in chat.tokenizer.decode(found)
 
     def test_tools_that_move_are_refused(self):
-        """Tools before the newest user message are no append; tool results behind it are."""
+        """Tools before the newest user message are no append; tool results are, and messages without tools."""
         chat = ChatTemplate(byte_tokenizer(MISTRAL, bos_token="<s>", eos_token="</s>"))
         with pytest.raises(TemplateError, match=r"cannot append a user message: they read differently when tools"):
             chat.delta([NEXT], chat.stop_token_ids[0])
+        without = chat.delta([NEXT], chat.stop_token_ids[0], with_tools=False)
+        assert f"[INST] {NEXT['content']}[/INST]" == chat.tokenizer.decode(without)
         text = chat.tokenizer.decode(chat.delta(RESULTS[:1], chat.stop_token_ids[0]))
         assert f'[TOOL_RESULTS] {{"content": {RESULTS[0]["content"]}, "call_id": "abcdefgh0"}}[/TOOL_RESULTS]' == text
         with pytest.raises(TemplateError, match="shows 'tool_call_id' of a tool message"):

@@ -255,16 +255,20 @@ class TestProof:
         assert [isinstance(verdict, str) for verdict in chat.verify()] == [True, False, False, True]
         assert delta_text(chat, [RESULT]) == "<|im_start|>tool:42<|im_end|><|im_start|>assistant:"
 
+    def test_tools_in_every_message(self):
+        """A template that shows tools again in new messages appends only to prompts without tools."""
+        chat = chat_of(plain_with(content="message.content + (tools | tojson if tools else '')"))
+        with pytest.raises(TemplateError, match=r"cannot append a user message: .*differently when tools are given"):
+            chat.delta([{"role": "user", "content": "more"}], IM_END)
+        found = chat.delta([{"role": "user", "content": "more"}], IM_END, with_tools=False)
+        assert "<|im_start|>user:more<|im_end|><|im_start|>assistant:" == chat.tokenizer.decode(found)
+
     @pytest.mark.parametrize(
         ("template", "text"),
         [
             (PLAIN.replace("<|im_", "<im_"), "no special token separates them from the turn of the model"),
             (plain_with(content="(message.content if message.role == 'user' and loop.first else '')"), "leaves out"),
             (plain_with("{{ messages[-1].content }}", "(message.content if not loop.last else '')"), "before the turn"),
-            (
-                plain_with(content="message.content + (tools | tojson if tools else '')"),
-                "differently when tools are given",
-            ),
             (plain_with(content="loop.index | string + message.content"), "differently after a system message"),
             (plain_with(content="message.content | upper"), "leaves out"),
             (plain_with(content="(message.content if message.role != 'assistant' else '')"), "leaves out the turn"),

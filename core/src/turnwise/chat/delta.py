@@ -71,6 +71,7 @@ class DeltaTemplate:
         pieces: text around each content, one more than there are roles; None when a rendering depends on more.
         fills: the change that each content between the pieces gets.
         needs: keys besides role and content that the rendering shows.
+        moves_tools: the reason why it cannot append to a prompt with tools; empty when it can.
         rewrites: the change that the template makes to earlier turns; empty when it keeps the sampled text.
     """
 
@@ -85,6 +86,7 @@ class DeltaTemplate:
     pieces: tuple[str, ...] | None = None
     fills: tuple[Fill, ...] = ()
     needs: frozenset[str] = frozenset()
+    moves_tools: str = ""
     rewrites: str = ""
 
     def fill(self, contents: Sequence[str]) -> str:
@@ -202,13 +204,15 @@ class DeltaProver:
         """Return the template with all that its proof finds out."""
         messages = probe_messages(template.roles)
         suffix = template.suffix(self.whole(template, messages))
-        self._prove_contexts(template, messages, suffix)
+        template = evolve(template, moves_tools=self._prove_contexts(template, messages, suffix))
         samples = self._sample(template, CONTENTS, prove_ids=True)
         changing = (key for key in ("name", "tool_call_id") if self._shows(template, messages, key, suffix))
         template = evolve(template, needs=frozenset(changing), rewrites=self._rewrites(template, messages))
         return template if template.needs else self._with_pieces(template, messages, suffix, samples)
 
-    def _prove_contexts(self, template: DeltaTemplate, messages: Sequence[Plain], expected: str) -> None:
+    def _prove_contexts(self, template: DeltaTemplate, messages: Sequence[Plain], expected: str) -> str:
+        """Return how the suffix differs when tools are given, or an empty text; raise for other differences."""
+        moves_tools = ""
         for context, before, tools in contexts(template.turn, template.roles):
             try:
                 whole = self._renderer.render([*before, *messages], tools)
@@ -217,7 +221,11 @@ class DeltaProver:
                 continue
             suffix = template.behind_end(_tail(whole, messages)[0])
             if suffix != expected:
-                raise TemplateError(f"they read differently {context}: {excerpt(suffix, expected)}")
+                problem = f"they read differently {context}: {excerpt(suffix, expected)}"
+                if not tools:
+                    raise TemplateError(problem)
+                moves_tools = f"{self._renderer.name} cannot append {describe(template.roles)}: {problem}"
+        return moves_tools
 
     def _sample(
         self, template: DeltaTemplate, contents: Sequence[str], *, prove_ids: bool

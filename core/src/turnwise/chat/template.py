@@ -122,7 +122,7 @@ class ChatTemplate:
             raise TemplateError("a prompt needs at least one message")
         return self._heads.encode(self._render(messages, tools))
 
-    def delta(self, messages: Sequence[Message], last_token_id: int) -> TokenArray:
+    def delta(self, messages: Sequence[Message], last_token_id: int, *, with_tools: bool = True) -> TokenArray:
         """
         Append messages of the environment: tool results in the order of their calls, and user messages.
 
@@ -132,6 +132,8 @@ class ChatTemplate:
             DataError: a message spells a special token and the policy is `refuse`.
         """
         template = self._delta_template(messages)
+        if with_tools and template.moves_tools:
+            raise TemplateError(template.moves_tools)
         start = template.start(self._stops.get(last_token_id))
         # The text starts with the token before the delta, so that the rest is split as in a whole conversation.
         return np.array(self._tokenizer.encode(start + self._suffix(template, messages)), np.int32)[1:]

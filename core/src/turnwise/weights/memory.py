@@ -67,6 +67,19 @@ class EngineSide(Protocol):
     def memory_bytes(self) -> int: ...
 
 
+@contextmanager
+def report_stage(observers: Observers, stage: str, memory_bytes: Callable[[], int]) -> Iterator[None]:
+    """Emit the event of a sleep or wake-up of engines that succeeds; `memory_bytes` counts their memory."""
+    # The bytes are read outside of the measured time: a cluster needs a round trip for them.
+    before, started = memory_bytes(), time.perf_counter()
+    yield
+    seconds, after = time.perf_counter() - started, memory_bytes()
+    event = MemorySwitched(
+        stage=stage, seconds=seconds, bytes_before=before, bytes_after=after, started_at=unix_s(started)
+    )
+    observers.emit("on_memory_switched", event)
+
+
 @frozen(kw_only=True)
 class StageReport:
     """Duration of one stage, and the memory of engines and trainer before and after it; 0 bytes if unknown."""
@@ -104,7 +117,7 @@ class MemorySwitch:
         trainer: the other side.
         mode: `hybrid`, or `standalone`, which moves no memory and only updates weights.
         level: sleep level of the engines: 1 keeps their weights in host memory, 2 drops them.
-        observers: receive an event for every stage.
+        observers: receive an event for every stage of the trainer and for the update of weights.
         state: current state.
         version: of the weights that the engines serve; changes when a switch has succeeded.
     """
@@ -217,7 +230,6 @@ class MemorySwitch:
     @contextmanager
     def _measured(self, stage: Stage) -> Iterator[None]:
         """Measure a stage that succeeds: append its report and emit its event."""
-        # The bytes are read outside of the measured time: a cluster needs a round trip for them.
         before, started = self._bytes(), time.perf_counter()
         yield
         seconds, after = time.perf_counter() - started, self._bytes()
@@ -225,7 +237,9 @@ class MemorySwitch:
             stage=stage, seconds=seconds, engine_bytes=(before[0], after[0]), trainer_bytes=(before[1], after[1])
         )
         self._stages.append(report)
-        of_trainer = stage in (Stage.ONLOAD, Stage.OFFLOAD_OPTIMIZER, Stage.OFFLOAD_PARAMETERS)
+        if stage in (Stage.SLEEP, Stage.WAKE_WEIGHTS, Stage.WAKE_KV_CACHE):
+            return  # the engines emit it themselves, so that a sleep without a switch is seen too
+        of_trainer = stage is not Stage.SYNC
         event = MemorySwitched(
             stage=stage,
             seconds=seconds,

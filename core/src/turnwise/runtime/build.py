@@ -8,18 +8,18 @@ gets its parts from it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import attrs
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
 from turnwise.chat.template import load_chat
+from turnwise.config.own_code import OwnCode
 from turnwise.config.parts import Choice
 from turnwise.config.resolve import build_part
 from turnwise.config.run import RunConfig
-from turnwise.data.dataset import read_tasks
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.episode.setup import EngineClient, Limits
 from turnwise.errors import ConfigError
@@ -27,40 +27,32 @@ from turnwise.events.dispatch import Observers
 from turnwise.events.observer import Observer, Place
 from turnwise.options import Deadlines, GroupOptions
 from turnwise.plugin.host import Host
-from turnwise.protocols import Chat, Engine, Judge, ModelSpec, Resources, Reward, Router, Tool, WeightTransport
+from turnwise.protocols import (
+    Agent,
+    Chat,
+    Engine,
+    GroupReward,
+    Judge,
+    Middleware,
+    ModelSpec,
+    Resources,
+    Reward,
+    Router,
+    Tool,
+    WeightTransport,
+)
 from turnwise.protocols.weights import WeightSource
+from turnwise.runtime.groups import GroupScoring
 from turnwise.runtime.judge import JudgeClient
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.remote.replica_pool import ReplicaPool
+from turnwise.runtime.remote.reward_pool import RewardPool
 from turnwise.runtime.tools import build_tools, read_tools_file
 from turnwise.runtime.worker import WorkerComponents
 from turnwise.tools.toolbox import ToolBox
-from turnwise.types import Task
 from turnwise.weights.sources import ConvertedSource, Weights, source_of
 
-
-def load_tasks(config: RunConfig) -> list[Task]:
-    """
-    Read the tasks of a run: its data set, or the validation set where `rollout.validation` is true.
-
-    Raises:
-        ConfigError: `rollout.validation` is true, but the config names no validation set.
-        DataError: the file cannot be read, or a row does not fit.
-    """
-    data = config.data
-    path = data.path
-    if config.rollout.validation:
-        if data.validation_path is None:
-            raise ConfigError("rollout.validation is true, but data.validation_path is not set")
-        path = data.validation_path
-    return read_tasks(
-        config.locate(path),
-        format=None if data.format == "auto" else data.format,
-        limit=data.limit,
-        offset=data.offset,
-        shuffle_seed=config.rollout.seed if data.shuffle else None,
-        columns=data.columns,
-    )
+T = TypeVar("T")
 
 
 @define(eq=False)
@@ -72,11 +64,26 @@ class RunBuilder:
         config: resolved, see `turnwise.config.resolve.resolve`.
         host: the loaded plugins.
         judge_client: replicas of the judge, in a process that sends them requests.
+        given: objects that a program passes as parts, by their names in the config.
     """
 
     config: RunConfig
     host: Host
     judge_client: EngineClient | None = None
+    given: Mapping[str, object] = field(factory=dict)
+
+    @cached_property
+    def code(self) -> OwnCode:
+        """The user's own code that the run may use."""
+        return OwnCode(modules=self.config.modules, base_dir=self.config.base_dir, given=self.given)
+
+    def _build(self, kind: str, choice: Choice | None, path: str, resources: Resources | None = None) -> Any:
+        """Build a part, with the run's resources unless others are given; None for one that is not configured."""
+        if choice is None:
+            return None
+        resources = self.resources if resources is None else resources
+        part = build_part(self.host, kind, choice, resources, path=path, code=self.code)
+        return self._wrapped(kind, part, resources.chat)
 
     @cached_property
     def model(self) -> ModelSpec:
@@ -104,36 +111,69 @@ class RunBuilder:
         chat = self._load_chat(self.model)
         resources = Resources(model=self.model, seed=config.rollout.seed, chat=chat, judge=self.judge)
         # Each part is built with the parts before it: a parser may use the tools' schemas, and a simulated user both.
-        resources = evolve(resources, tools=self._build_tools(resources))
-        if config.parser is not None:
-            parser = build_part(self.host, "tool_parsers", config.parser, resources, path="parser")
-            resources = evolve(resources, parser=parser)
-        if (choice := config.reasoning_parser) is not None:
-            reasoning_parser = build_part(self.host, "reasoning_parsers", choice, resources, path="reasoning_parser")
-            resources = evolve(resources, reasoning_parser=reasoning_parser)
-        if config.interaction is not None:
-            interaction = build_part(self.host, "interactions", config.interaction, resources, path="interaction")
-            resources = evolve(resources, interaction=interaction)
-        return resources
+        tools = {name: self._wrapped("tools", tool, chat) for name, tool in self._build_tools(resources).items()}
+        resources = evolve(resources, tools=tools)
+        resources = evolve(resources, parser=self._build("tool_parsers", config.parser, "parser", resources))
+        reasoning = self._build("reasoning_parsers", config.reasoning_parser, "reasoning_parser", resources)
+        resources = evolve(resources, reasoning_parser=reasoning)
+        interaction = self._build("interactions", config.interaction, "interaction", resources)
+        return evolve(resources, interaction=interaction)
+
+    @cached_property
+    def middleware(self) -> dict[str, Middleware]:
+        """The middleware of this process by name, the innermost first."""
+        entries, resources = self.host.middleware.entries(), self._bare_resources
+        # A replica loads no plugin but its engine's and those of the middleware that wraps engines.
+        choices = [each for each in self.config.middleware if each.name in entries or each.is_own_code]
+        choices.sort(key=lambda each: entries[each.name].order if each.name in entries else 0)
+        build = partial(build_part, self.host, "middleware", resources=resources, path="middleware", code=self.code)
+        return {each.name: build(each) for each in reversed(choices)}
+
+    @property
+    def _bare_resources(self) -> Resources:
+        # For a replica, which would load the tokenizer and build tools that it never uses.
+        return Resources(model=self.model, seed=self.config.rollout.seed)
+
+    def _wrapped(self, kind: str, part: T, chat: Chat | None) -> T:
+        for middleware in self.middleware.values():
+            if kind in middleware.kinds:
+                part = middleware.wrap(kind, part, chat)
+        return part
 
     @cached_property
     def reward(self) -> Reward | None:
-        choice = self.config.reward
-        if choice is None:
-            return None
-        reward: Reward = build_part(self.host, "rewards", choice, self.resources, path="reward")
+        reward: Reward | None = self._build("rewards", self.config.reward, "reward")
         return reward
+
+    @cached_property
+    def group_reward(self) -> GroupReward | None:
+        reward: GroupReward | None = self._build("group_rewards", self.config.group_reward, "group_reward")
+        return reward
+
+    def build_groups(self, observers: Observers, pool: RewardPool | None = None) -> GroupScoring | None:
+        """Build the group reward of the driver, which is asked in reward workers if there is a pool of them."""
+        choice, rollout = self.config.group_reward, self.config.rollout
+        if choice is None or self.group_reward is None:
+            return None
+        label = self._label("group_rewards", choice)
+        return GroupScoring(self.group_reward, label, rollout, observers, rollout.deadlines.abort_grace_s, pool)
 
     @cached_property
     def programs(self) -> AgentPrograms:
         return AgentPrograms(self)
 
+    def _label(self, kind: str, choice: Choice) -> str:
+        return choice.name if choice.is_own_code else self.host.part_label(kind, choice.name)
+
+    def build_agent(self, choice: Choice, path: str) -> Agent:
+        agent: Agent = self._build("agents", choice, path)
+        return agent
+
     def build_engine(self) -> Engine:
         """Build the engine. It gets the model and no chat template: an engine never sees text."""
-        # Not `self.resources`: a replica would load the tokenizer and build tools that it never uses.
-        resources = Resources(model=self.model, seed=self.config.rollout.seed)
-        engine: Engine = build_part(self.host, "engines", self.config.engine, resources, path="engine")
-        return engine
+        engine: Engine = build_part(self.host, "engines", self.config.engine, self._bare_resources, path="engine")
+        lifecycle = self._wrapped("engines", engine, None)
+        return engine if lifecycle is engine else cast("Engine", _InterceptedEngine(engine, lifecycle))
 
     def build_judge_engine(self) -> Engine | None:
         judge = self.config.judge
@@ -151,23 +191,17 @@ class RunBuilder:
             # A named observer is on in any case, with the options of the config.
             if name not in named and entry.enabled_if is not None and entry.enabled_if():
                 choices[f"observers ({name})"] = Choice(name)
-        built = [
-            build_part(self.host, "observers", choice, self.resources, path=path) for path, choice in choices.items()
-        ]
+        built = [self._build("observers", choice, path) for path, choice in choices.items()]
         return [observer for observer in built if place in (None, observer.place)]
 
     def build_router(self) -> Router:
         choice = self.config.router or Choice("least_tokens")
-        router: Router = build_part(self.host, "routers", choice, Resources(), path="router")
+        router: Router = self._build("routers", choice, "router", Resources())
         return router
 
     def build_transport(self) -> WeightTransport | None:
-        choice = transport_choice(self.config, self.host)
-        if choice is None:
-            return None
-        transport: WeightTransport = build_part(
-            self.host, "weight_transports", choice, Resources(model=self.model), path="weight_transport"
-        )
+        choice, resources = transport_choice(self.config, self.host), Resources(model=self.model)
+        transport: WeightTransport | None = self._build("weight_transports", choice, "weight_transport", resources)
         return transport
 
     def worker_components(self, engine: EngineClient, observers: Observers) -> WorkerComponents:
@@ -181,6 +215,7 @@ class RunBuilder:
             interaction=self.resources.interaction,
             observers=observers,
             max_in_flight=self.config.rollout.max_in_flight,
+            default_agent=self.config.agent.name,
         )
 
     def limits(self) -> Limits:
@@ -204,10 +239,11 @@ class RunBuilder:
         config = self.config
         for name in (config.agent.name, *config.agents):
             self.programs[name]
-        postprocessors = tuple(
-            build_part(self.host, "postprocessors", choice, self.resources, path=f"postprocessors.{index}")
-            for index, choice in enumerate(config.postprocessors)
-        )
+        choices = {f"postprocessors.{index}": choice for index, choice in enumerate(config.postprocessors)}
+        postprocessors = {
+            f"{path}: {self._label('postprocessors', choice)}": self._build("postprocessors", choice, path)
+            for path, choice in choices.items()
+        }
         return RolloutPlan(
             default_agent=config.agent.name,
             agents=self.programs,
@@ -230,15 +266,28 @@ class RunBuilder:
 
     def _build_tools(self, resources: Resources) -> dict[str, Tool]:
         config = self.config
-        tools = build_tools(config.tools, self.host, resources, config.tool_modules, base_dir=config.base_dir)
+        tools = build_tools(config.tools, self.host, resources, self.code)
         if config.tools_file is not None:
             path: Path = config.locate(config.tools_file)
             # Relative paths in a tools file start from the file, and not from the config that names it.
-            more = build_tools(read_tools_file(path), self.host, resources, config.tool_modules, base_dir=path.parent)
+            code = evolve(self.code, base_dir=path.parent)
+            more = build_tools(read_tools_file(path), self.host, resources, code)
             if both := tools.keys() & more.keys():
                 raise ConfigError(f"{path}: tools and tools_file both have a tool {min(both)!r}")
             tools |= more
         return tools
+
+
+@frozen(eq=False)
+class _InterceptedEngine:
+    """An engine whose lifecycle is called on a wrapper, and everything else on itself."""
+
+    _engine: Engine
+    _lifecycle: Engine
+
+    def __getattr__(self, name: str) -> Any:
+        is_stage = name in ("start", "stop", "sleep", "wake_up", "update_weights")
+        return getattr(self._lifecycle if is_stage else self._engine, name)
 
 
 @define(eq=False)
@@ -260,7 +309,7 @@ class AgentPrograms(Mapping[str, EpisodeProgram]):
             builder = self._builder
             path, choice = self._choices().get(name, (f"agents.{name}", Choice(name)))
             self._built[name] = EpisodeProgram(
-                agent=build_part(builder.host, "agents", choice, builder.resources, path=path),
+                agent=builder.build_agent(choice, path),
                 reward=builder.reward,
                 tools=ToolBox(builder.resources.tools),
                 check_invariants=builder.config.rollout.check_invariants,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 
 from attrs import define, field
 
+from turnwise.protocols.reward import GroupKey
 from turnwise.record.spec import EpisodeSpec
 
 Numbered = tuple[int, EpisodeSpec]
@@ -22,9 +23,11 @@ class EpisodeFeed:
 
     Attributes:
         closed: no more episodes will be added.
+        num_members: number of added episodes by group.
     """
 
     closed: bool = False
+    num_members: Counter[GroupKey] = field(factory=Counter, init=False)
     _waiting: deque[Numbered] = field(factory=deque, init=False)
     _num_added: int = field(default=0, init=False)
     _changed: asyncio.Event = field(factory=asyncio.Event, init=False)
@@ -42,6 +45,7 @@ class EpisodeFeed:
         for spec in specs:
             self._waiting.append((self._num_added, spec))
             self._num_added += 1
+            self.num_members[spec.task.uid, spec.global_step, spec.validation] += 1
         self._changed.set()
 
     def close(self) -> None:

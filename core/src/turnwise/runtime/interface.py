@@ -9,6 +9,7 @@ from typing import Protocol
 from turnwise.protocols.weights import UpdateReport
 from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.worker import Deliver
+from turnwise.types import Capabilities
 from turnwise.weights.sources import Weights
 
 
@@ -18,6 +19,9 @@ class Runtime(Protocol):
 
     `RolloutManager` documents the methods that have no text here.
     """
+
+    @property
+    def capabilities(self) -> Capabilities: ...
 
     async def start(self) -> None:
         """Start engines and workers."""
@@ -40,6 +44,8 @@ class Runtime(Protocol):
 
     async def counts(self) -> dict[str, int]:
         """Return the counters of restarts, retries and migrations; see `RolloutManager.stats`."""
+
+    async def addresses(self) -> dict[str, dict[str, str]]: ...
 
     async def stop(self) -> None:
         """Free everything; a second call does nothing."""

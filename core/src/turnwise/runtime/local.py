@@ -14,6 +14,7 @@ from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.loop_watchdog import EventLoopWatchdog
 from turnwise.runtime.remote.weight_updates import MakeSource
 from turnwise.runtime.worker import Deliver, Worker, WorkerComponents
+from turnwise.types import Capabilities
 from turnwise.weights.sleep import EngineMemory
 from turnwise.weights.sources import Weights, source_of
 
@@ -43,10 +44,15 @@ class LocalRuntime:
         # The only caller of the engine's sleep, wake-up and update: it keeps them from overlapping.
         self._memory = EngineMemory(self.engine)
 
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.engine.capabilities
+
     async def start(self) -> None:
         await self.engine.start()
         if self.judge is not None:
             await self.judge.start()
+        await self.parts.open_servers()
 
     async def run(self, feed: EpisodeFeed, deliver: Deliver, interrupt: asyncio.Event | None = None) -> None:
         # New workers for every call, so that an interrupt of one call does not touch the episodes of another.
@@ -89,8 +95,13 @@ class LocalRuntime:
         """Return no counters: a failure of a part in this process ends the run."""
         return {}
 
+    async def addresses(self) -> dict[str, dict[str, str]]:
+        """Return the addresses; all workers share the servers of this process."""
+        return {"local": found} if (found := await self.parts.open_servers()) else {}
+
     async def stop(self) -> None:
-        try:  # a judge that fails to stop must not leave the engine with its devices
+        try:  # a server or judge that fails to stop must not leave the engine with its devices
+            await self.parts.servers.close()
             if self.judge is not None:
                 await self.judge.stop()
         finally:

@@ -1,8 +1,7 @@
 """
 Reports code that blocks the event loop. While the loop is blocked, no episode continues and no deadline fires.
 
-A thread watches the loop. It cannot end the blocking call; a tool that may block has to run in a thread or a process
-(`run_in`, see `turnwise.tools.function`).
+A thread watches the loop. It cannot end the blocking call; a tool that may block has to run in a thread or a process.
 """
 
 from __future__ import annotations

@@ -21,23 +21,26 @@ from attrs import define, field
 
 from turnwise.errors import PromptTooLongError, TurnwiseError
 from turnwise.events.dispatch import Observers
-from turnwise.events.observer import Observer, RunStarted, WeightsUpdated, unix_s
+from turnwise.events.observer import RunStarted, WeightsUpdated, unix_s
 from turnwise.protocols import Chat
 from turnwise.protocols.weights import TAGS, UpdateReport
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import UnfinishedEpisode
 from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.finished import FinishedEpisodes, OpenEpisodes, TaskFeed
+from turnwise.runtime.groups import GroupScoring
 from turnwise.runtime.interface import Runtime
 from turnwise.runtime.loop_thread import LoopThread, T
 from turnwise.runtime.partial import CompletionThreshold, PartialCall, RolloutOptions
 from turnwise.runtime.plan import RolloutPlan
-from turnwise.types import Status, Task
+from turnwise.types import Capabilities, Status, Task
+from turnwise.weights.memory import report_stage
 from turnwise.weights.sources import Weights
 
 if TYPE_CHECKING:
     from turnwise.batch.packed_batch import PackedBatch
     from turnwise.batch.rollout_batch import RolloutBatch
+    from turnwise.config.own_code import OwnParts
     from turnwise.config.run import RunConfig
     from turnwise.plugin.host import Host
 
@@ -56,6 +59,7 @@ class RolloutManager:
         plan: turns tasks into episodes, and episodes into a batch.
         observers: receive the events.
         chat: chat template and tokenizer of the model, if there is one.
+        groups: scores the episodes of a task together, if there is a group reward.
         weight_version: version of the last weight update, also of a failed one; 0 at the start.
 
     Example:
@@ -67,6 +71,7 @@ class RolloutManager:
     plan: RolloutPlan
     observers: Observers = field(factory=Observers)
     chat: Chat | None = None
+    groups: GroupScoring | None = None
     weight_version: int = field(default=0, init=False)
     _unfinished: list[UnfinishedEpisode] = field(factory=list, init=False)
     _counts: Counter[str] = field(factory=Counter, init=False)
@@ -78,23 +83,21 @@ class RolloutManager:
     _calls: set[PartialCall] = field(factory=set, init=False)  # changed on the runtime's loop alone
 
     @classmethod
-    def from_config(
-        cls, config: RunConfig, host: Host | None = None, *, observers: Iterable[Observer] = ()
-    ) -> RolloutManager:
+    def from_config(cls, config: RunConfig, host: Host | None = None, **parts: Unpack[OwnParts]) -> RolloutManager:
         """
         Build a run; `start` starts it.
 
         Args:
             config: of the run.
             host: the loaded plugins; None loads the plugins that the config allows.
-            observers: receive events in addition to the config's own.
+            parts: replace those of the config, as in `reward=my_function`; see `turnwise.config.own_code.OwnParts`.
 
         Raises:
             ConfigError, PluginError, TemplateError: the config cannot be run; one line for each problem.
         """
         from turnwise.runtime.launch import launch  # importing the manager alone loads no plugin and no config
 
-        return cls(*launch(config, host, observers))
+        return cls(*launch(config, host, parts))
 
     def start(self) -> None:
         """Start the runtime and its engines; a second call does nothing."""
@@ -193,9 +196,7 @@ class RolloutManager:
 
     def open(self, *, global_step: int = 0, validation: bool = False, limit: int | None = None) -> TaskFeed:
         """
-        Return an open call, to which tasks may be submitted while others run.
-
-        Episodes are the same as those of one call with all tasks.
+        Return an open call, to which tasks may be submitted while others run; the episodes are those of one call.
 
         Args:
             global_step: training step of the tasks.
@@ -233,8 +234,7 @@ class RolloutManager:
         """
         The episodes that were interrupted or aborted so far and have not been resumed since.
 
-        Episodes that `min_fraction` interrupted are only here. Episodes of an `abort` are also among the results, with
-        the status `aborted`.
+        Episodes that `min_fraction` interrupted are only here; those of an `abort` are also results, as `aborted`.
         """
         return tuple(self._unfinished)
 
@@ -260,11 +260,20 @@ class RolloutManager:
         with self._lock:
             self._unfinished[:] = [each for each in self._unfinished if id(each) not in forgotten]
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """The capabilities of the engine; known once it has started."""
+        return self.runtime.capabilities
+
+    @property
+    def addresses(self) -> dict[str, dict[str, str]]:
+        """Addresses of the agents' servers by worker and name; empty when no agent has servers."""
+        return self._running_thread().call(self.runtime.addresses())
+
     def abort(self) -> None:
         """Stop every running episode soon and close every task feed; the calls that wait for them return."""
         if self._thread is not None:
-            # Not awaited: signal handlers call this method, and must not wait for the loop.
-            self._thread.submit(self._abort())
+            self._thread.submit(self._abort())  # not awaited: signal handlers must not wait for the loop
 
     def update_weights(self, weights: Weights, *, version: int | None = None) -> UpdateReport:
         """
@@ -288,26 +297,20 @@ class RolloutManager:
             self.weight_version = number
             started_at = unix_s(time.perf_counter())
             report = thread.call(self.runtime.update_weights(weights, number))
-        for update in report.replicas:
-            if not update.error:
-                event = WeightsUpdated(
-                    version=report.version,
-                    seconds=update.seconds,
-                    num_bytes=report.num_bytes,
-                    replica=update.replica,
-                    started_at=started_at,
-                )
-                self.observers.emit("on_weights_updated", event)
+        event = partial(WeightsUpdated, version=report.version, num_bytes=report.num_bytes, started_at=started_at)
+        for each in report.replicas:
+            if not each.error:
+                self.observers.emit("on_weights_updated", event(seconds=each.seconds, replica=each.replica))
         return report
 
     def sleep(self, level: int = 1) -> None:
         """Free the memory of every replica. Requests in flight end as by `abort`, later ones raise `EngineError`."""
-        with self._switching:
+        with self._switching, report_stage(self.observers, "sleep", self.memory_bytes):
             self._running_thread().call(self.runtime.sleep(level))
 
     def wake_up(self, tags: Sequence[str] = TAGS) -> None:
         """Restore the memory of these tags on every replica."""
-        with self._switching:
+        with self._switching, report_stage(self.observers, "_".join(("wake_up", *tags)), self.memory_bytes):
             self._running_thread().call(self.runtime.wake_up(tags))
 
     def call(self, work: Coroutine[object, object, T]) -> T:
@@ -320,25 +323,18 @@ class RolloutManager:
 
     def collate(self, results: Sequence[EpisodeResult]) -> RolloutBatch:
         """Return the batch of some episodes, with the fields of the postprocessors."""
-        from turnwise.batch.rollout_batch import collate  # torch is only needed here
+        from turnwise.batch.rollout_batch import RolloutBatch  # torch is only needed here
 
-        batch = collate(
-            results,
-            pad_token_id=self.plan.pad_token_id,
-            prompt_length=self.plan.prompt_length,
-            response_length=self.plan.response_length,
-        )
-        for postprocessor in self.plan.postprocessors:
-            batch = batch.with_fields(postprocessor.process(batch))
-        return batch
+        prompt_length, response_length = self.plan.prompt_length, self.plan.response_length
+        packed = self.collate_packed(results)
+        return RolloutBatch.from_packed(packed, prompt_length=prompt_length, response_length=response_length)
 
     def collate_packed(self, results: Sequence[EpisodeResult]) -> PackedBatch:
-        """Return the batch of some episodes without pads; postprocessors, if there are any, get a padded one."""
+        """Return the batch of some episodes without pads, with the fields of the postprocessors."""
         from turnwise.batch.packed_batch import collate_packed  # torch is only needed here
 
-        if self.plan.postprocessors:
-            return self.collate(results).packed()
-        return collate_packed(results, pad_token_id=self.plan.pad_token_id)
+        batch = collate_packed(results, pad_token_id=self.plan.pad_token_id)
+        return self.plan.postprocessed(batch)
 
     def _launch(self, call: PartialCall, finished: FinishedEpisodes) -> Future[None]:
         """Start a call; its episodes, and then an error or the end, come to `finished` from the runtime's thread."""
@@ -360,7 +356,8 @@ class RolloutManager:
         """Run episodes on the runtime's loop; put None at the end, after the exception if there was one."""
         self._calls.add(call)
         try:
-            await self.runtime.run(call.feed, call.deliver, call.interrupt)
+            run = partial(self.groups.run, self.runtime) if self.groups else self.runtime.run
+            await run(call.feed, call.deliver, call.interrupt)
         except BaseException as error:  # a cancellation too, or the caller would wait for ever
             finished.put(error)
             raise

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
@@ -105,28 +104,6 @@ class RunPlacement:
         return _sum(
             [*(pool.needs for pool in self.pools), {"CPU": (self.num_workers + self.reward_workers) * self.worker_cpus}]
         )
-
-    @property
-    def largest_bundle(self) -> dict[str, float]:
-        """The largest amount of each resource in one bundle. Some node must have it."""
-        largest: Counter[str] = Counter()
-        for pool in self.pools:
-            for bundle in pool.bundles:
-                largest |= Counter(bundle)
-        return dict(largest)
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes with `devices_per_node` GPUs that hold the replicas, packed first-fit."""
-        free: list[float] = []
-        amounts = [bundle.get("GPU", 0.0) for pool in self.pools for bundle in pool.bundles * pool.num_replicas]
-        for amount in sorted(filter(None, amounts), reverse=True):  # largest first packs more closely
-            place = next((i for i, left in enumerate(free) if left >= amount), None)
-            if place is None:
-                free.append(self.devices_per_node - amount)
-            else:
-                free[place] -= amount
-        return len(free)
 
 
 def plan_placement(config: RunConfig) -> RunPlacement:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import field, frozen
 
-from turnwise.errors import DataError
+from turnwise.errors import DataError, PluginError, describe
 from turnwise.options import GroupOptions, PromptPolicy
 from turnwise.plugin.registry import did_you_mean
 from turnwise.protocols import Postprocessor
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.types import Task
+
+if TYPE_CHECKING:
+    from turnwise.batch.packed_batch import PackedBatch
 
 
 @frozen(kw_only=True)
@@ -29,7 +33,7 @@ class RolloutPlan(GroupOptions):
         pad_token_id: fills padded batches.
         prompt_length: width of a batch's prompts; None for the longest one.
         response_length: width of a batch's responses; None for the longest one.
-        postprocessors: add fields to a batch, in this order.
+        postprocessors: add fields to a batch, in this order; the keys name them in errors.
     """
 
     default_agent: str
@@ -38,7 +42,7 @@ class RolloutPlan(GroupOptions):
     pad_token_id: int = 0
     prompt_length: int | None = None
     response_length: int | None = None
-    postprocessors: tuple[Postprocessor, ...] = ()
+    postprocessors: Mapping[str, Postprocessor] = field(factory=dict)
 
     def specs(
         self,
@@ -110,6 +114,17 @@ class RolloutPlan(GroupOptions):
             known = did_you_mean(name, tuple(sorted(self.agents)))
             raise DataError(f"row {task.sample_index} (task {task.uid!r}) names the unknown agent {name!r}{known}")
         self.agents[name]  # builds it
+
+    def postprocessed(self, batch: PackedBatch) -> PackedBatch:
+        """Return a batch with the fields of the postprocessors; `PluginError` names one that fails."""
+        for where, postprocessor in self.postprocessors.items():
+            try:
+                batch = batch.with_fields(postprocessor.process(batch))
+            except PluginError as error:
+                raise type(error)(f"{where}: {error}") from error
+            except Exception as error:
+                raise PluginError(f"{where}: {describe(error)}") from error
+        return batch
 
     def _choose_agent(self, task: Task) -> str:
         name = task.agent_name or self.default_agent

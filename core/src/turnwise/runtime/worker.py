@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 
 from attrs import define, evolve, field, frozen
+from structlog.contextvars import bound_contextvars
 
 from turnwise.episode.driver import EpisodeProgram, run_episode
 from turnwise.episode.live import LiveEpisode
@@ -18,13 +19,36 @@ from turnwise.episode.setup import EngineClient, EpisodeContext, Limits
 from turnwise.errors import BoundaryError, boundary
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import LimitReached
-from turnwise.protocols import Interaction
+from turnwise.protocols import Interaction, ServingAgent
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.runtime.feed import EpisodeFeed, Numbered
 from turnwise.types import Fault, Status
 
 Deliver = Callable[[int, EpisodeResult], None]
+
+
+@define(eq=False)
+class AgentServers:
+    """The open servers of the agents of an event loop, and their addresses by name."""
+
+    addresses: dict[str, str] = field(factory=dict)
+    _agents: list[ServingAgent] = field(factory=list)
+    _opening: asyncio.Lock = field(factory=asyncio.Lock)
+
+    async def open(self, agent: object) -> None:
+        # Every episode asks, and `isinstance` alone would take as long as a tenth of a turn.
+        if not hasattr(agent, "open") or not isinstance(agent, ServingAgent):
+            return
+        async with self._opening:  # whoever asks meanwhile needs the addresses, too
+            if agent not in self._agents:
+                self._agents.append(agent)
+                self.addresses.update({**await agent.open(), **self.addresses})
+
+    async def close(self) -> None:
+        self.addresses.clear()
+        while self._agents:
+            await self._agents.pop().close()
 
 
 @frozen(kw_only=True)
@@ -41,6 +65,8 @@ class WorkerComponents:
         observers: receive the events.
         max_in_flight: most episodes at once.
         on_episode_end: called with the key of an episode that has ended, so that the engine can free its contexts.
+        default_agent: its servers are open from the start; None for no such agent.
+        servers: of the agents.
     """
 
     engine: EngineClient
@@ -51,6 +77,14 @@ class WorkerComponents:
     observers: Observers = field(factory=Observers)
     max_in_flight: int = 256
     on_episode_end: Callable[[str], None] = field(default=lambda _key: None)
+    default_agent: str | None = None
+    servers: AgentServers = field(factory=AgentServers)
+
+    async def open_servers(self) -> dict[str, str]:
+        """Open the servers of the default agent, unless they are open; return the addresses of all servers."""
+        if self.default_agent is not None and self.default_agent in self.programs:
+            await self.servers.open(self.programs[self.default_agent].agent)
+        return dict(self.servers.addresses)
 
 
 @define(eq=False)
@@ -116,20 +150,23 @@ class Worker:
         try:
             with boundary("infra", self.name):
                 return await self._run_live(spec, context, number)
-        except Exception as error:  # noqa: BLE001 - becomes the result
+        except Exception as error:  # noqa: BLE001 - becomes the fault of a failed result
             return self._fail(spec, error)
 
     async def _run_live(self, spec: EpisodeSpec, context: EpisodeContext, number: int) -> EpisodeResult:
         # The driver has built the agent, but this machine may lack a package or a file.
         with boundary("agent", self.name):
             program = self.parts.programs[spec.agent_name]
+            await self.parts.servers.open(program.agent)
         stops = (*spec.sampling.stop_token_ids, *self.parts.stop_token_ids)
         sampling = spec.sampling.with_(stop_token_ids=tuple(dict.fromkeys(stops)))
         episode = LiveEpisode(evolve(spec, sampling=sampling), self.parts.limits, context)
         # Registered before the first await, so that an interrupt never misses a running episode.
         self._live[episode] = number
         try:
-            return await run_episode(episode, program)
+            # Lines that tools, rewards and routers log meanwhile name the episode too.
+            with bound_contextvars(episode=spec.uid, key=episode.key):
+                return await run_episode(episode, program)
         finally:
             del self._live[episode]
             self.parts.on_episode_end(episode.key)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from attrs import evolve, frozen
 
 from turnwise.config.file import structure_config, to_dict, with_absolute_paths
 from turnwise.config.run import RunConfig
 from turnwise.episode.setup import EngineClient
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, describe
 from turnwise.events.dispatch import Observers
 from turnwise.events.logging import configure_logging
 from turnwise.plugin.host import Host, load
-from turnwise.protocols import Engine, Reward, Router, WeightTransport
+from turnwise.protocols import Engine, GroupReward, Reward, Router, WeightTransport
 from turnwise.runtime.build import RunBuilder, transport_choice
 from turnwise.runtime.ray.weights import GroupWeights
 from turnwise.runtime.remote.weight_updates import WeightUpdater
@@ -37,6 +38,9 @@ class Blueprint(Protocol):
     def make_reward(self, judge: EngineClient | None = None) -> Reward | None:
         """Build the reward of a reward worker. Only called if reward workers are configured."""
 
+    def make_group_reward(self, judge: EngineClient | None = None) -> GroupReward | None:
+        """Build the group reward of a reward worker. Only called if one is configured."""
+
     def make_router(self) -> Router:
         """Build the router of a worker."""
 
@@ -58,6 +62,8 @@ class ConfigBlueprint:
         engine_owner: plugin of the engine.
         judge_owner: plugin of the judge's engine; empty without a judge.
         transport_owner: plugin of the weight transport; empty without one.
+        middleware_owners: plugins of the middleware that wraps engines.
+        given: objects that a program passes as parts, pickled: replicas need none of them, and may lack their modules.
     """
 
     config: JsonObject
@@ -66,19 +72,27 @@ class ConfigBlueprint:
     engine_owner: str
     judge_owner: str = ""
     transport_owner: str = ""
+    middleware_owners: tuple[str, ...] = ()
+    given: bytes = b""
 
     @classmethod
-    def of(cls, config: RunConfig, host: Host) -> ConfigBlueprint:
-        """Return the blueprint of a resolved config and the loaded plugins."""
+    def of(cls, config: RunConfig, host: Host, given: Mapping[str, object] | None = None) -> ConfigBlueprint:
+        """Return the blueprint of a resolved config, the loaded plugins, and the objects that a program passes."""
         owner = host.entry("engines", config.engine.name).owner
         judge = "" if config.judge is None else host.entry("engines", config.judge.engine.name).owner
         transport = transport_choice(config, host)
         transport_owner = "" if transport is None else host.entry("weight_transports", transport.name).owner
+        built = RunBuilder(config, host, None, given or {}).middleware
+        wrapping = [name for name, each in built.items() if "engines" in each.kinds]
+        if own := [name for name in wrapping if name not in host.middleware]:
+            raise ConfigError(f"middleware {own[0]!r}: on Ray, middleware for engines must be a plugin's")
+        middleware = tuple(host.entry("middleware", name).owner for name in wrapping)
         plain = to_dict(with_absolute_paths(config))
-        return cls(plain, str(config.base_dir), host.recipe(), owner, judge, transport_owner)
+        owners = (owner, judge, transport_owner, middleware)
+        return cls(plain, str(config.base_dir), host.recipe(), *owners, given=_pickled(given or {}))
 
     def make_engine(self) -> Engine:
-        return self._builder(self._pinned(self.engine_owner)).build_engine()
+        return self._builder(self._pinned(self.engine_owner, *self.middleware_owners)).build_engine()
 
     def make_judge_engine(self) -> Engine:
         engine = self._builder(self._pinned(self.judge_owner)).build_judge_engine()
@@ -87,11 +101,14 @@ class ConfigBlueprint:
         return engine
 
     def make_components(self, engine: EngineClient, judge: EngineClient | None = None) -> WorkerComponents:
-        builder = self._builder(self.recipe, judge)
+        builder = self._builder(self.recipe, judge, own_parts=True)
         return builder.worker_components(engine, Observers.of(builder.build_observers(place="worker")))
 
     def make_reward(self, judge: EngineClient | None = None) -> Reward | None:
-        return self._builder(self.recipe, judge).reward
+        return self._builder(self.recipe, judge, own_parts=True).reward
+
+    def make_group_reward(self, judge: EngineClient | None = None) -> GroupReward | None:
+        return self._builder(self.recipe, judge).group_reward
 
     def make_router(self) -> Router:
         return self._builder(self.recipe).build_router()
@@ -102,15 +119,38 @@ class ConfigBlueprint:
             raise ConfigError("no weight transport is configured")
         return transport
 
-    def _pinned(self, owner: str) -> PluginRecipe:
+    def _pinned(self, *owners: str) -> PluginRecipe:
         # The version must still match the driver's, also in another interpreter.
-        return PluginRecipe(allow=(owner,), pins=tuple(pin for pin in self.recipe.pins if pin.name == owner))
+        return PluginRecipe(allow=owners, pins=tuple(pin for pin in self.recipe.pins if pin.name in owners))
 
-    def _builder(self, recipe: PluginRecipe, judge: EngineClient | None = None) -> RunBuilder:
+    def _builder(
+        self, recipe: PluginRecipe, judge: EngineClient | None = None, *, own_parts: bool = False
+    ) -> RunBuilder:
         # For every part again: an actor builds one to three parts, and only at its start.
         config = structure_config(dict(self.config), Path(self.base_dir))
         configure_logging(config.telemetry.log_level, config.telemetry.log_format)
-        return RunBuilder(evolve(config, base_dir=Path(self.base_dir)), load(recipe), judge)
+        given = _unpickled(self.given) if own_parts and self.given else {}
+        if not own_parts:
+            config = evolve(config, middleware=tuple(each for each in config.middleware if not each.is_own_code))
+        return RunBuilder(evolve(config, base_dir=Path(self.base_dir)), load(recipe), judge, given)
+
+
+def _pickled(given: Mapping[str, object]) -> bytes:
+    if not given:
+        return b""
+    import ray.cloudpickle
+
+    dumps: Any = ray.cloudpickle.dumps  # without annotations
+    try:
+        return bytes(dumps(dict(given)))
+    except Exception as error:
+        raise ConfigError(f"{', '.join(given)}: cannot be sent to Ray's workers: {describe(error)}") from error
+
+
+def _unpickled(given: bytes) -> dict[str, object]:
+    import ray.cloudpickle
+
+    return dict(ray.cloudpickle.loads(given))
 
 
 def build_group_weights(builder: RunBuilder) -> GroupWeights:

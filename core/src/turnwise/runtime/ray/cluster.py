@@ -63,6 +63,8 @@ class Cluster:
         await asyncio.to_thread(self._connect)
 
     def _connect(self) -> None:
+        # Ray reads it when it is imported. It would show one of several similar lines, such as those of two episodes.
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         import ray
 
         # Runs of one process connect from threads of their managers, and Ray has one connection for the process.

@@ -6,10 +6,10 @@ import asyncio
 import os
 from contextlib import suppress
 
-from turnwise.episode.containment import contain_exits
 from turnwise.protocols import ReplicaLoad
 from turnwise.protocols.weights import WeightManifest, WeightTransport
 from turnwise.runtime.ray.blueprint import Blueprint
+from turnwise.runtime.remote.actor_process import prepare_process
 from turnwise.runtime.remote.replica_server import ReplicaServer
 from turnwise.runtime.remote.supervision import ActorHandle
 from turnwise.runtime.remote.wire import ToReplica, ToWorker
@@ -39,6 +39,13 @@ class ReplicaActor:
         await self._engine.start()
         return self._engine.capabilities
 
+    async def locate(self) -> tuple[str, list[str]]:
+        """Return the id of this node, and the ids of the GPUs that Ray has reserved for the replica."""
+        import ray
+
+        context = ray.get_runtime_context()
+        return context.get_node_id(), context.get_accelerator_ids()["GPU"]
+
     async def connect(self, worker: str, handle: ActorHandle, index: int) -> None:
         """Send a worker its results from now on; `index` is this replica's."""
         deliver = handle.deliver.options(num_returns=0)  # once: `post` would do it for every message
@@ -66,7 +73,7 @@ class ReplicaActor:
 
         The call fails if the process dies or a task raises, and so the driver learns of either.
         """
-        contain_exits()
+        prepare_process()
         async with asyncio.TaskGroup() as self._group:
             await self._stopped.wait()
 

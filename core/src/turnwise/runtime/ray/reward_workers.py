@@ -12,6 +12,7 @@ from turnwise.runtime.ray.calls import first_reply, kill_actor, post, watch_with
 from turnwise.runtime.ray.cluster import Cluster
 from turnwise.runtime.ray.replicas import ReplicaGroup
 from turnwise.runtime.ray.reward_actor import RewardActor
+from turnwise.runtime.remote.reward_pool import RewardPool
 from turnwise.runtime.remote.supervision import ActorSlot, all_given_up, live, make_slots
 
 
@@ -26,6 +27,7 @@ class RewardGroup:
         cluster: runs the actors.
         pools: replicas that a reward may ask, by name: the judge's.
         clients: returns the slots of the workers.
+        driver: scores groups for the driver, if there is a group reward.
         slots: of the reward workers.
     """
 
@@ -34,6 +36,7 @@ class RewardGroup:
     cluster: Cluster
     pools: Mapping[str, ReplicaGroup]
     clients: Callable[[], list[ActorSlot]]
+    driver: RewardPool | None = None
     slots: list[ActorSlot] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -42,7 +45,8 @@ class RewardGroup:
     async def start(self, slot: ActorSlot) -> Awaitable[object]:
         """Start a reward worker and connect it to the judge's replicas and to every worker."""
         actor = self.cluster.actor(RewardActor, slot, num_cpus=self.config.ray.worker_cpus)
-        handle = actor(slot.name, self.blueprint, {name: pool.spec for name, pool in self.pools.items()})
+        pools = {name: pool.spec for name, pool in self.pools.items()}
+        handle = actor(slot.name, self.blueprint, pools, self.driver is not None)
         await first_reply(handle, handle.stats.remote(), self.config.ray.start_timeout_s)
         watch = handle.watch.remote()
         # No await from here on, for the reason given in `ReplicaGroup.start`.
@@ -51,6 +55,8 @@ class RewardGroup:
             pool.connect_client(slot)
         for client in live(self.clients()):
             self._connect(client, slot)
+        if self.driver is not None:
+            self.driver.worker_up(slot.index, handle.score_group.remote)
         return watch
 
     async def watch_actor(self, slot: ActorSlot, watch: Awaitable[object]) -> None:
@@ -63,12 +69,16 @@ class RewardGroup:
                 pool.disconnect_client(slot)
             for client in live(self.clients()):
                 post(client.handle.reward_worker_down, slot.index)
+            if self.driver is not None:
+                self.driver.worker_down(slot.index)
 
     async def give_up(self, slot: ActorSlot) -> None:
         """Let the workers fail their scores if no reward worker is left."""
         if all_given_up(self.slots):
             for client in live(self.clients()):
                 post(client.handle.no_more_reward_workers, f"{slot.name}: {slot.last_error}")
+            if self.driver is not None:
+                self.driver.give_up(f"{slot.name}: {slot.last_error}")
 
     async def close(self) -> None:
         """Do nothing: reward workers have no resources besides their actors."""

@@ -29,6 +29,7 @@ from turnwise.runtime.ray.reward_workers import RewardGroup
 from turnwise.runtime.ray.weights import GroupWeights
 from turnwise.runtime.ray.workers import WorkerGroup
 from turnwise.runtime.remote.dispatch import EpisodeDispatcher
+from turnwise.runtime.remote.reward_pool import RewardPool
 from turnwise.runtime.remote.supervision import (
     ActorGroup,
     ActorSlot,
@@ -38,6 +39,7 @@ from turnwise.runtime.remote.supervision import (
     wait_until_started,
 )
 from turnwise.runtime.worker import Deliver
+from turnwise.types import Capabilities
 from turnwise.weights.sources import Weights
 
 _STOP_S = 10.0
@@ -55,6 +57,7 @@ class RayRuntime:
         observers: receive the events in the driver.
         placement: resources of every pool; follows from `config` unless given.
         weights: version and sleep state of the policy's replicas.
+        group_pool: the reward workers for the driver, if there is a group reward.
         dispatcher: tracks every episode.
         cluster: runs the actors.
         pools: replicas by name: `policy`, and `judge` if there is one.
@@ -67,6 +70,7 @@ class RayRuntime:
     observers: Observers = field(factory=Observers)
     placement: RunPlacement | None = None
     weights: GroupWeights = field(factory=GroupWeights)
+    group_pool: RewardPool | None = None
     dispatcher: EpisodeDispatcher = field(init=False)
     cluster: Cluster = field(init=False)
     pools: dict[str, ReplicaGroup] = field(init=False)
@@ -88,7 +92,12 @@ class RayRuntime:
         judges = {name: pool for name, pool in self.pools.items() if name == "judge"}
         if self.config.reward_workers:
             self.rewards = RewardGroup(
-                self.blueprint, self.config, self.cluster, judges, clients=lambda: self.workers.slots
+                self.blueprint,
+                self.config,
+                self.cluster,
+                judges,
+                clients=lambda: self.workers.slots,
+                driver=self.group_pool,
             )
         self.workers = WorkerGroup(
             self.blueprint, self.config, self.cluster, self.pools, self.dispatcher, self.observers, self.rewards
@@ -120,6 +129,10 @@ class RayRuntime:
     @property
     def _slots(self) -> list[ActorSlot]:
         return [slot for stage in self._stages for group in stage for slot in group.slots]
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.policy.capabilities
 
     async def start(self) -> None:
         """Connect to the cluster and start every actor; `EngineError` with the reason if one does not start."""
@@ -165,6 +178,10 @@ class RayRuntime:
     async def abort(self) -> None:
         self.workers.abort()
 
+    async def locate_replicas(self) -> list[tuple[str, list[str]]]:
+        """Return the node and the GPUs of each live replica of the policy, in their order."""
+        return [await slot.handle.locate.remote() for slot in live(self.policy.slots)]
+
     async def update_weights(self, weights: Weights, version: int) -> UpdateReport:
         return await self.weights.update(self.policy.slots, weights, version, self.policy.kill_replica)
 
@@ -187,6 +204,10 @@ class RayRuntime:
             "replica_restarts": sum(max(0, slot.num_starts - 1) for slot in self.policy.slots),
             "migrations": int(sum(numbers.get("num_migrations", 0) for numbers in workers)),
         }
+
+    async def addresses(self) -> dict[str, dict[str, str]]:
+        found = {slot.name: await slot.handle.addresses.remote() for slot in live(self.workers.slots)}
+        return {name: addresses for name, addresses in found.items() if addresses}
 
     async def stop(self) -> None:
         """Stop every actor, and the cluster if it was started here. Idempotent."""

@@ -10,7 +10,6 @@ from typing import Final
 
 from attrs import evolve
 
-from turnwise.episode.containment import contain_exits
 from turnwise.episode.setup import EpisodeContext
 from turnwise.events.observer import unix_s
 from turnwise.record.result import EpisodeResult
@@ -18,6 +17,7 @@ from turnwise.record.spec import EpisodeSpec
 from turnwise.runtime.loop_watchdog import EventLoopWatchdog
 from turnwise.runtime.ray.blueprint import Blueprint
 from turnwise.runtime.ray.pool_client import PoolClientActor, PoolSpec
+from turnwise.runtime.remote.actor_process import prepare_process
 from turnwise.runtime.remote.event_forwarding import EventForwarder, Events
 from turnwise.runtime.remote.result_wire import ToDriver, pack_episodes
 from turnwise.runtime.remote.reward_pool import RewardPool
@@ -60,10 +60,15 @@ class WorkerActor(PoolClientActor):
 
     async def watch(self) -> None:
         """Run the tasks of this actor until it stops, as `ReplicaActor.watch` does."""
-        contain_exits()
+        prepare_process()
         with EventLoopWatchdog(self._worker.parts.limits.loop_lag_s):
             async with asyncio.TaskGroup() as self._group:
+                await self.addresses()
                 await self._stopped.wait()
+
+    async def addresses(self) -> dict[str, str]:
+        """Return the addresses of this worker's agents."""
+        return await self._worker.parts.open_servers()
 
     async def reward_worker_up(self, index: int, handle: ActorHandle) -> None:
         if self._rewards is not None:
@@ -80,6 +85,7 @@ class WorkerActor(PoolClientActor):
             self._rewards.give_up(reason)
 
     async def submit(self, specs: list[tuple[int, EpisodeSpec]]) -> None:
+        self._worker.resume()  # an earlier run may have been aborted
         context = self._worker.build_context(self._group)
         # All of them before the first pass of the loop, so that `interrupt` also finds episodes without a task.
         self._waiting.update(specs)
@@ -130,11 +136,9 @@ class WorkerActor(PoolClientActor):
                 self._finish(number, build_unstarted_result(spec))
         self._worker.interrupt(frozenset(numbers))
 
-    async def resume(self) -> None:
-        self._worker.resume()
-
     async def stop(self) -> None:
         """Let `watch` return."""
+        await self._worker.parts.servers.close()
         self._observers.close()
         self._stopped.set()
 

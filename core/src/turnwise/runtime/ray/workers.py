@@ -104,8 +104,6 @@ class WorkerGroup:
         """Share new episodes of the dispatcher evenly among the workers."""
         if all_given_up(self.slots):
             self.dispatcher.fail_all("every worker is dead")
-        for slot in live(self.slots):
-            post(slot.handle.resume)  # an earlier run may have been aborted
         self._share()
 
     def abort(self) -> None:

@@ -19,7 +19,7 @@ from turnwise.errors import AsleepError, EngineError, ReplicaDiedError
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import LimitReached, RequestRouted, RouteKind
 from turnwise.protocols import ReplicaLoad, Router
-from turnwise.routing import episode_of
+from turnwise.routing import checked_choice, episode_of
 from turnwise.runtime.remote.admission import Admission
 from turnwise.runtime.remote.coalescing import Coalescer
 from turnwise.runtime.remote.wire import ToReplica, ToWorker, pack_requests, unpack_results
@@ -270,30 +270,29 @@ class ReplicaPool:
         loads = [self._load(link) for link in self._links]
         if not any(load.available for load in loads):
             raise AsleepError("every replica is asleep: wake them up before asking for tokens")
-        if self._observers.heard("on_request_routed"):
-            return self._choose_and_emit(request, loads)
-        return self.router.choose(request, loads)
+        heard = self._observers.heard("on_request_routed")
+        index, reason = checked_choice(self.router, request, loads, explain=heard)
+        if heard:
+            self._emit_choice(request, index, reason)
+        return index
 
     def _all_dead(self) -> ReplicaDiedError:
         return ReplicaDiedError(f"all {self.num_replicas} replicas are dead: {self._last_error}")
 
-    def _choose_and_emit(self, request: GenerateRequest, loads: list[ReplicaLoad]) -> int:
-        """Choose a replica and emit the decision, with the reason of a router that has a method `decide`."""
+    def _emit_choice(self, request: GenerateRequest, index: int, reason: str) -> None:
         episode = episode_of(request.trajectory_id)
         before = self._last_replica.get(episode)
-        decide = getattr(self.router, "decide", None)
-        if decide is None:
-            index, reason = self.router.choose(request, loads), ""
-        else:
-            decision = decide(request, loads)
-            index, reason = decision.index, str(decision.reason)
         kind: RouteKind = "first" if before is None else "sticky" if before == index else "migrated"
         self._last_replica[episode] = index
         event = RequestRouted(
-            trajectory_id=request.trajectory_id, replica=index, kind=kind, reason=reason or kind, worker=self._worker
+            trajectory_id=request.trajectory_id,
+            key=episode,
+            replica=index,
+            kind=kind,
+            reason=reason or kind,
+            worker=self._worker,
         )
         self._observers.emit("on_request_routed", event)
-        return index
 
     def _load(self, link: _Link) -> ReplicaLoad:
         """Return the load of a replica, as far as this worker knows it."""

@@ -16,10 +16,10 @@ import numpy as np
 from attrs import fields, frozen
 from numpy.typing import DTypeLike, NDArray
 
-from turnwise.record.columns import NO_VERSION, Origin, Segment
+from turnwise.record.columns import Origin, Segment
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
-from turnwise.types import FloatArray, Status, TokenArray
+from turnwise.types import Array, FloatArray, Status, TokenArray
 
 _NAMES: Final = tuple(attribute.name for attribute in fields(EpisodeResult) if attribute.name != "trajectories")
 _values: Final = attrgetter(*_NAMES)
@@ -110,39 +110,24 @@ def _records(message: ToDriver) -> Iterator[Trajectory]:
 
 
 def _plain_records(message: ToDriver) -> Iterator[Trajectory]:
-    # The columns of a record are never written, so all records can share the arrays that are equal in all of them.
-    longest = int(message.num_tokens.max(initial=0))
-    positions, zeros = np.arange(longest, dtype=np.int32), np.zeros(longest, np.int32)
     segments = [Segment(_ORIGINS[origin], start, stop) for origin, start, stop in message.segments.tolist()]
     shapes = (message.num_prompt_tokens.tolist(), message.num_segments.tolist(), message.num_tokens.tolist())
     first = start = response = 0
     for num_prompt_tokens, num_segments, num_tokens in zip(*shapes, strict=True):
         own = segments[first : first + num_segments]
         end = response + num_tokens - num_prompt_tokens
-        columns = {
-            # A copy: a view would keep the whole message alive, and its memory in the object store.
+        columns: dict[str, Array] = {  # copies: a view would keep the message alive, and its memory
             "token_ids": message.token_ids[start : start + num_tokens].copy(),
-            "logprobs": _after_prompt(num_prompt_tokens, message.logprobs[response:end], 0.0),
-            "origins": _origins(own, num_tokens),
-            "weight_versions": _after_prompt(num_prompt_tokens, message.weight_versions[response:end], NO_VERSION),
-            "position_ids": positions[:num_tokens],
-            "block_start": zeros[:num_tokens],
-            "path_start": zeros[:num_tokens],
+            "logprobs": message.logprobs[response:end].copy(),
+            "origins": _origins(own, num_prompt_tokens, num_tokens),
+            "weight_versions": message.weight_versions[response:end].copy(),
         }
         yield Trajectory.from_columns(columns, own, num_prompt_tokens)
         first, start, response = first + num_segments, start + num_tokens, end
 
 
-def _after_prompt(num_prompt_tokens: int, values: NDArray[Any], fill: float) -> NDArray[Any]:
-    """Return (T,) values: the fill value for the prompt, then the values of the response."""
-    column = np.empty(num_prompt_tokens + len(values), values.dtype)
-    column[:num_prompt_tokens] = fill
-    column[num_prompt_tokens:] = values
-    return column
-
-
-def _origins(segments: Sequence[Segment], num_tokens: int) -> NDArray[np.uint8]:
-    origins = np.full(num_tokens, Origin.PROMPT, np.uint8)
+def _origins(segments: Sequence[Segment], num_prompt_tokens: int, num_tokens: int) -> NDArray[np.uint8]:
+    origins = np.zeros(num_tokens - num_prompt_tokens, np.uint8)
     for segment in segments:
-        origins[segment.start : segment.stop] = segment.origin
+        origins[segment.start - num_prompt_tokens : segment.stop - num_prompt_tokens] = segment.origin
     return origins

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from math import inf
 from typing import Any, Literal
@@ -19,7 +19,9 @@ from attrs import define, evolve, field, frozen
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.errors import EngineError, InfrastructureError, TurnwiseError
 from turnwise.protocols import Episode
+from turnwise.record.result import EpisodeResult
 from turnwise.runtime.remote.episode_snapshot import EpisodeSnapshot
+from turnwise.runtime.remote.result_wire import pack_episodes
 from turnwise.runtime.remote.supervision import failure_reason
 from turnwise.runtime.worker import WorkerComponents
 
@@ -78,8 +80,8 @@ class RewardReply:
     failure: RewardFailure | None = None
 
 
-ScoreRemotely = Callable[[EpisodeSnapshot, float], Awaitable[RewardReply]]
-"""Scores an episode in a reward worker, within seconds; raises an error if the worker dies."""
+ScoreRemotely = Callable[[Any, float], Awaitable[RewardReply]]
+"""Scores an episode, or a group, in a reward worker within seconds; raises an error if the worker dies."""
 
 
 class RewardWorkerDiedError(InfrastructureError):
@@ -140,10 +142,21 @@ class RewardPool:
         Raises:
             InfrastructureError: in every attempt the reward worker died or its service failed, or none is left.
         """
-        snapshot, suspect = EpisodeSnapshot.of(episode), False
+        reply = await self._request(EpisodeSnapshot.of(episode))
+        for name, value in reply.recorded:
+            episode.record_metric(name, value)
+        return _scores_of(reply)
+
+    async def score_group(self, episodes: Sequence[EpisodeResult], seconds: float) -> Any:
+        """Score a group in one reward worker, as `score` does an episode."""
+        self.reward_s = seconds
+        return _scores_of(await self._request(pack_episodes(list(enumerate(episodes)))))
+
+    async def _request(self, work: object) -> RewardReply:
+        suspect = False
         for attempt in range(1, self.max_tries + 1):
             try:
-                reply = await self._score_once(snapshot, suspect=suspect)
+                reply = await self._score_once(work, suspect=suspect)
                 break
             except InfrastructureError as error:
                 # A failed service says nothing about the episode. A dead worker may have been killed by it.
@@ -152,11 +165,7 @@ class RewardPool:
                     raise
                 self.num_retried += 1
                 await asyncio.sleep(self.backoff_s * 2.0 ** (attempt - 1))
-        for name, value in reply.recorded:
-            episode.record_metric(name, value)
-        if reply.failure is not None:
-            raise reply.failure.as_error()
-        return reply.scores
+        return reply
 
     def worker_up(self, index: int, score: ScoreRemotely) -> None:
         self._links[index] = _Link(score)
@@ -172,7 +181,7 @@ class RewardPool:
         self._given_up = reason
         self._any_live.set()
 
-    async def _score_once(self, snapshot: EpisodeSnapshot, *, suspect: bool) -> RewardReply:
+    async def _score_once(self, work: object, *, suspect: bool) -> RewardReply:
         while True:
             await self._any_live.wait()
             if not self._links:
@@ -181,11 +190,11 @@ class RewardPool:
             async with link.suspects if suspect else nullcontext():
                 # The reward worker may have died, and restarted, during the wait for the lock: then choose again.
                 if self._links.get(index) is link:
-                    return await self._score_on(index, link, snapshot)
+                    return await self._score_on(index, link, work)
 
-    async def _score_on(self, index: int, link: _Link, snapshot: EpisodeSnapshot) -> RewardReply:
+    async def _score_on(self, index: int, link: _Link, work: object) -> RewardReply:
         # Outside of the try: an error here means that the episode does not pickle, not that the worker died.
-        scoring = link.score(snapshot, self.reward_s)
+        scoring = link.score(work, self.reward_s)
         link.num_pending += 1
         try:
             reply = await scoring
@@ -199,3 +208,9 @@ class RewardPool:
         if reply.failure is not None and reply.failure.owner == "infra":
             raise reply.failure.as_error()
         return reply
+
+
+def _scores_of(reply: RewardReply) -> Any:
+    if reply.failure is not None:
+        raise reply.failure.as_error()
+    return reply.scores

@@ -9,7 +9,7 @@ import pytest
 from turnwise.config.file import structure_config
 from turnwise.errors import ConfigError, DataError, PluginError
 from turnwise.plugin.host import Host
-from turnwise.runtime.build import RunBuilder, load_tasks
+from turnwise.runtime.build import RunBuilder
 from turnwise.types import Task
 from turnwise.weights.sources import source_of
 from turnwise_testing.tokenizers import byte_tokenizer
@@ -25,7 +25,7 @@ def host_with(built: list[str]) -> Host:
 
     def good(_config, _resources):
         built.append("good")
-        return object()
+        return SimpleNamespace(step=print)
 
     def broken(_config, _resources):
         built.append("broken")
@@ -101,7 +101,8 @@ def test_a_parser_gets_the_tools_of_the_run():
     host = host_with([])
     tool = fake_tool("add")
     host.tools.add("add", lambda _config, _resources: tool)
-    host.tool_parsers.add("p", lambda _config, resources: seen.append(resources.tool_schemas))
+    parser = SimpleNamespace(parse=print)
+    host.tool_parsers.add("p", lambda _config, resources: seen.append(resources.tool_schemas) or parser)
 
     assert {"add": tool} == RunBuilder(config_with(parser="p", tools=["add"]), host).resources.tools
     assert [(tool.schema,)] == seen
@@ -113,12 +114,16 @@ class TestPartsOfResources:
     def test_reasoning_parser_and_interaction(self):
         """A simulated user gets the parsers."""
         host = host_with([])
-        host.reasoning_parsers.add("r", lambda _config, _resources: "reasoning")
-        host.interactions.add("i", lambda _config, resources: ("user", resources.reasoning_parser))
+        reasoning = SimpleNamespace(split=print)
+        methods = dict.fromkeys(("create", "respond", "release"), print)
+        host.reasoning_parsers.add("r", lambda _config, _resources: reasoning)
+        host.interactions.add(
+            "i", lambda _config, resources: SimpleNamespace(**methods, reasoning=resources.reasoning_parser)
+        )
 
         resources = RunBuilder(config_with(reasoning_parser="r", interaction="i"), host).resources
 
-        assert ("reasoning", ("user", "reasoning")) == (resources.reasoning_parser, resources.interaction)
+        assert (reasoning, reasoning) == (resources.reasoning_parser, resources.interaction.reasoning)
 
     def test_a_tool_of_two_places_is_refused(self, tmp_path):
         """A tool of `tools_file` never replaces one of `tools`."""
@@ -144,17 +149,41 @@ class TestPartsOfResources:
 
 def fake_tool(name: str) -> SimpleNamespace:
     schema = {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}
-    return SimpleNamespace(schema=schema, create=None, execute=None, release=None)
+    return SimpleNamespace(schema=schema, create=print, execute=print, release=print)
 
 
-def test_validation_reads_its_own_tasks(tmp_path):
-    """And without a validation set it is refused."""
-    for name in ("train", "test"):
-        (tmp_path / f"{name}.jsonl").write_text(f'{{"messages": [{{"role": "user", "content": "{name}"}}]}}\n')
-    sections = {"engine": "e", "agent": "good", "rollout": {"validation": True}}
-    data = {"path": "train.jsonl", "validation_path": "test.jsonl"}
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"sources": []}, "data.path: missing; name a file here or several in data.sources"),
+        ({"path": "a.csv", "sources": [{"path": "b.csv"}]}, "data.path: must be null beside data.sources, which"),
+        ({"limit": 3, "sources": [{"path": "b.csv"}]}, "data.limit: must be null beside data.sources, which"),
+        ({"offset": 3, "sources": [{"path": "b.csv"}]}, "data.offset: must be 0 beside data.sources"),
+        ({"sources": [{"path": "b.csv", "weight": 0}]}, "data.sources.0.weight: must be > 0: 0"),
+        ({"sources": [{"path": "b.csv", "wieght": 1}]}, "data.sources.0.wieght: unknown key; did you mean 'weight'"),
+        ({"sources": [{"weight": 1}]}, "data.sources.0.path: missing"),
+        (
+            {"sources": [{"path": "a/b.csv"}, {"path": "c/b.json"}]},
+            "data.sources: must have different names: 'b' is the name of two",
+        ),
+    ],
+)
+def test_a_wrong_mixture(data, message):
+    """Each is one line that names the key."""
+    with pytest.raises(ConfigError) as caught:
+        config_with(data=data)
 
-    (read,) = load_tasks(structure_config(sections | {"data": data}, tmp_path))
-    assert "test" == read.messages[0]["content"]
-    with pytest.raises(ConfigError, match=r"data\.validation_path is not set"):
-        load_tasks(structure_config(sections | {"data": {"path": "train.jsonl"}}, tmp_path))
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_postprocessor_is_named_with_its_place_and_its_plugin():
+    """Twice the same one counts twice, and errors tell them apart."""
+    host = host_with([])
+    with host.postprocessors.owned_by("fields"):
+        host.postprocessors.add("lengths", lambda _config, _resources: SimpleNamespace(process=dict))
+
+    plan = RunBuilder(config_with(postprocessors=["lengths", "lengths"]), host).plan()
+
+    label = "postprocessor 'lengths' of plugin 'fields'"
+    assert list(plan.postprocessors) == [f"postprocessors.0: {label}", f"postprocessors.1: {label}"]

@@ -1,20 +1,21 @@
 """A judge in one process: its own template and sampling, and equal answers to equal questions."""
 
 import asyncio
-import json
 import sys
 
 import numpy as np
 import pytest
 import yaml
 
-from turnwise import Judge, RolloutManager, SamplingParams, load_tasks
+from turnwise import Judge, RolloutManager, SamplingParams
 from turnwise.config.resolve import load_resolved
 from turnwise.errors import ConfigError, EngineError, InfrastructureError, ReplicaDiedError
 from turnwise.runtime.judge import JudgeClient
+from turnwise_task_files import load_tasks
 from turnwise_testing.agent_probe import probe_chat
 from turnwise_testing.installation import install_plugin
 from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.scripted_run import PLUGIN, SITE, write_scripted_run
 from turnwise_testing.tokenizers import byte_tokenizer
 
 END = 258
@@ -97,34 +98,9 @@ def test_a_judge_that_cannot_answer_says_why():
     asyncio.run(go())
 
 
-PLUGIN = """
+REWARD = """
 import turnwise
-from attrs import frozen
 from turnwise.errors import ConfigError
-
-
-@frozen
-class Config:
-    seed: int = 3
-
-
-def make(config, resources):
-    from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
-
-    policy = RandomPolicy(seed=config.seed, vocab_size=120, end_token_id=258, mean_tokens=9)
-    return ScriptedEngine(policy=policy)
-
-
-class Agent:
-    def __init__(self, config, resources):
-        self.chat = resources.chat
-
-    async def step(self, episode):
-        if episode.state == "pending":
-            episode.begin(self.chat.prompt(episode.messages))
-            return "generating"
-        await episode.generate(max_tokens=50)
-        return "terminated"
 
 
 class Judged:
@@ -140,16 +116,6 @@ class Judged:
 
 
 @turnwise.hookimpl
-def register_engines(registry):
-    registry.add("scripted", make, config=Config)
-
-
-@turnwise.hookimpl
-def register_agents(registry):
-    registry.add("once", Agent)
-
-
-@turnwise.hookimpl
 def register_rewards(registry):
     registry.add("judged", Judged)
 """
@@ -158,27 +124,18 @@ def register_rewards(registry):
 @pytest.fixture
 def config_file(tmp_path, monkeypatch):
     """A run whose reward asks a judge with a model of its own."""
-    site = tmp_path / "site"
-    install_plugin(site, "acme_judge", PLUGIN)
-    monkeypatch.syspath_prepend(str(site))
+    install_plugin(tmp_path / SITE, "acme_judge", REWARD)
+    monkeypatch.syspath_prepend(str(tmp_path / SITE))
     monkeypatch.delitem(sys.modules, "acme_judge", raising=False)
-    byte_tokenizer().save_pretrained(tmp_path / "model")
     byte_tokenizer().save_pretrained(tmp_path / "judge")
-    rows = [{"messages": [{"role": "user", "content": f"Question {i}"}]} for i in range(4)]
-    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    config = {
-        "model": {"path": "model"},
-        "data": {"path": "data.jsonl"},
-        "engine": "scripted",
-        "agent": "once",
-        "reward": "judged",
-        "judge": {"engine": {"name": "scripted", "seed": 9}, "model": {"path": "judge"}},
-        "rollout": {"prompt_length": 64, "response_length": 64},
-        "plugins": ["acme_judge"],
-    }
-    file = tmp_path / "run.yaml"
-    file.write_text(yaml.safe_dump(config))
-    return file
+    return write_scripted_run(
+        tmp_path,
+        num_tasks=4,
+        reward="judged",
+        judge={"engine": {"name": "scripted", "seed": 9}, "model": {"path": "judge"}},
+        rollout={"prompt_length": 64, "response_length": 64},
+        plugins=[PLUGIN, "acme_judge"],
+    )
 
 
 def rewards(config_file, *overrides):

@@ -8,6 +8,7 @@ import pytest
 from turnwise.config.file import structure_config
 from turnwise.errors import ConfigError
 from turnwise.plugin.host import load
+from turnwise.protocols.weights import WeightTransport
 from turnwise.routing import LeastTokens
 from turnwise.runtime.build import RunBuilder
 from turnwise.runtime.launch import launch
@@ -17,6 +18,8 @@ from turnwise_testing.installation import install_plugin
 from turnwise_testing.scripted import ScriptedEngine
 
 PLUGIN = """
+from types import SimpleNamespace
+
 import turnwise
 from turnwise_testing.scripted import ScriptedEngine
 
@@ -49,8 +52,15 @@ def register_rewards(registry):
 
 
 @turnwise.hookimpl
+def register_group_rewards(registry):
+    methods = dict.fromkeys(("score_group", "collect"), print)
+    registry.add("blueprint_group", lambda _config, _resources: SimpleNamespace(**methods))
+
+
+@turnwise.hookimpl
 def register_weight_transports(registry):
-    registry.add("blueprint_transport", lambda _config, _resources: "transport")
+    methods = dict.fromkeys(("publish", "apply", "close"), print)
+    registry.add("blueprint_transport", lambda _config, _resources: SimpleNamespace(**methods))
 """
 
 
@@ -93,13 +103,22 @@ class TestConfigBlueprint:
         assert "Length" == type(blueprint.make_reward()).__name__
         assert isinstance(blueprint.make_router(), LeastTokens)
 
+    def test_the_group_reward_needs_a_reward_worker(self, parts, tmp_path):
+        """It is built in the reward workers; without one, the config is refused."""
+        ray = {"name": "ray", "reward_workers": 1}
+        config = make_config(tmp_path, group_reward="blueprint_group", runtime=ray)
+
+        assert callable(ConfigBlueprint.of(config, parts[1]).make_group_reward().score_group)
+        with pytest.raises(ConfigError, match=r"runtime\.reward_workers: must be at least 1 on Ray"):
+            make_config(tmp_path, group_reward="blueprint_group")
+
     def test_judge_and_transport(self, parts, tmp_path):
         """Replicas build them with their own plugins alone."""
         changes = {"judge": {"engine": "blueprint_scripted"}, "weight_transport": "blueprint_transport"}
         blueprint = ConfigBlueprint.of(make_config(tmp_path, **changes), parts[1])
 
         assert isinstance(blueprint.make_judge_engine(), ScriptedEngine)
-        assert "transport" == blueprint.make_transport()
+        assert isinstance(blueprint.make_transport(), WeightTransport)
 
     @pytest.mark.parametrize(("transport", "missing"), [("blueprint_transport", False), (None, True)])
     def test_the_weights_of_a_pool(self, parts, tmp_path, transport, missing):

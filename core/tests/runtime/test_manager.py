@@ -2,17 +2,19 @@
 
 import asyncio
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
+import torch
 from attrs import define
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise import SamplingParams, State, Status, Task
+from turnwise import EpisodeResult, SamplingParams, State, Status, Task, Trajectory
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.episode.setup import Limits
-from turnwise.errors import DataError, EngineError, TurnwiseError
+from turnwise.errors import DataError, DuplicateNameError, EngineError, PluginError, TurnwiseError
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import Observer
 from turnwise.runtime.local import LocalRuntime
@@ -352,6 +354,25 @@ def test_versions_of_weights_only_rise():
         assert 4 == running.update_weights([("w", np.ones(4, np.float32))]).version
 
 
+class SizedEngine(ScriptedEngine):
+    """A scripted engine with 16 bytes of weights and 30 of cache."""
+
+    def __init__(self):
+        super().__init__(RandomPolicy())
+        self.bytes = {"weights": 16, "kv_cache": 30}
+
+    def stats(self):
+        return {**super().stats(), "memory_bytes": float(sum(self.bytes.values()))}
+
+    async def sleep(self, level):
+        await super().sleep(level)
+        self.bytes = {}
+
+    async def wake_up(self, tags):
+        await super().wake_up(tags)
+        self.bytes |= {tag: {"weights": 16, "kv_cache": 30}[tag] for tag in tags}
+
+
 def test_memory_is_given_up_and_taken_again():
     """While the engine sleeps its episodes fail with a reason, and after the wake-up they run."""
     with manager() as running:
@@ -365,6 +386,34 @@ def test_memory_is_given_up_and_taken_again():
     assert Status.COMPLETED == awake.status
 
 
+def test_sleep_and_wake_up_are_events():
+    """Each sleep and wake-up is an event with seconds and bytes, also when the caller uses no memory switch."""
+
+    class Recorder(Observer):
+        def __init__(self):
+            self.events = []
+
+        def on_memory_switched(self, event):
+            self.events.append(event)
+
+    recorder = Recorder()
+    with manager(SizedEngine(), observers=[recorder]) as running:
+        running.sleep()
+        running.wake_up(("weights",))
+        running.wake_up(("kv_cache",))
+        running.sleep()
+        running.wake_up()
+
+    assert [
+        ("sleep", 46, 0),
+        ("wake_up_weights", 0, 16),
+        ("wake_up_kv_cache", 16, 46),
+        ("sleep", 46, 0),
+        ("wake_up_weights_kv_cache", 0, 46),
+    ] == [(event.stage, event.bytes_before, event.bytes_after) for event in recorder.events]
+    assert all(event.seconds >= 0 and event.started_at > 0 for event in recorder.events)
+
+
 class Doubled:
     """A postprocessor: twice the episode's reward."""
 
@@ -374,9 +423,85 @@ class Doubled:
 
 def test_postprocessors_add_their_fields():
     """To a padded batch and to a packed one, the same values for the same rows."""
-    with manager(postprocessors=(Doubled(),)) as running:
+    with manager(postprocessors={"doubled": Doubled()}) as running:
         results = running.rollout(tasks(3))
         batch, packed = running.collate(results), running.collate_packed(results)
 
     expected = [2 * result.reward for result in results]
     assert expected == batch.fields["doubled"].tolist() == packed.fields["doubled"].tolist()
+
+
+class Halves:
+    """A postprocessor with a value for each response token, and for each token."""
+
+    def process(self, batch):
+        rows = batch.split(batch.input_ids)
+        lens = batch.prompt_lens.tolist()
+        return {
+            "half": [row[length:] / 2 for row, length in zip(rows, lens, strict=True)],
+            "pair": [torch.stack([row, -row], 1) for row in rows],
+        }
+
+
+def test_fields_of_tokens_fit_padded_and_packed_batches():
+    """Each value is beside its token in both; pads and the prompts of response fields hold 0."""
+    with manager(postprocessors={"halves": Halves()}) as running:
+        results = running.rollout(tasks(3))
+        batch, packed = running.collate(results), running.collate_packed(results)
+
+    real = batch.attention_mask.bool()
+    assert torch.equal(batch.fields["half"], batch.responses / 2 * real[:, batch.prompt_length :])
+    assert torch.equal(batch.fields["pair"][..., 1][real], -batch.input_ids[real].int())
+    assert torch.equal(packed.fields["pair"][:, 0], packed.input_ids)
+    for row, half, length in zip(
+        packed.split(packed.input_ids), packed.split(packed.fields["half"]), packed.prompt_lens.tolist(), strict=True
+    ):
+        assert torch.equal(half, torch.cat([torch.zeros(length), row[length:] / 2]))
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "text"),
+    [
+        (lambda batch: {"uid": batch.episode_rewards}, DuplicateNameError, "'uid'"),
+        (lambda batch: {"prompts": batch.episode_rewards}, DuplicateNameError, "'prompts'"),
+        (lambda batch: {"split": batch.episode_rewards}, DuplicateNameError, "'split'"),
+        (lambda batch: {"half": batch.input_ids}, PluginError, "has shape"),
+        (lambda batch: {"half": [row[:1] for row in batch.split(batch.input_ids)]}, PluginError, "tensors of lengths"),
+        (lambda batch: {"half": [torch.tensor(1.0)] * len(batch)}, PluginError, "tensors of lengths"),
+        (lambda batch: None, PluginError, "AttributeError: 'NoneType'"),
+        (lambda batch: {3: batch.episode_rewards}, PluginError, "TypeError"),
+        (lambda batch: {"half": 1 / 0}, PluginError, "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_fields_that_do_not_fit(values, error, text):
+    """The error names the postprocessor, whether it raised or the values do not fit."""
+    part = Doubled()
+    part.process = values
+    with manager(postprocessors={"part 'x' of plugin 'y'": part}) as running:
+        results = running.rollout(tasks(3))
+        with pytest.raises(error, match=f"^part 'x' of plugin 'y': .*{text}"):
+            running.collate_packed(results)
+
+
+def test_postprocessors_take_no_memory_for_pads():
+    """One long row among many short ones: the peak stays far below the rectangle that pads would make."""
+    long, short = 40_000, 300
+
+    def result(number, length):
+        record = Trajectory(np.arange(4, dtype=np.int32))
+        record.add_action(np.zeros(length, np.int32), np.zeros(length, np.float32), weight_version=0)
+        return EpisodeResult(task=tasks(number + 1)[number], status=Status.COMPLETED, trajectories=(record,))
+
+    results = [result(0, long), *(result(number, 4) for number in range(1, short))]
+    running = manager(postprocessors={"halves": Halves()})
+    running.collate_packed(results)  # imports, which would count
+    tracemalloc.start()
+    try:
+        packed = running.collate_packed(results)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    num_bytes = sum(tensor.nbytes for tensor in (*packed.tensors.values(), *packed.fields.values()))
+    assert peak < 4 * num_bytes
+    assert 20 * num_bytes < 8 * long * short

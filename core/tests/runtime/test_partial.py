@@ -30,7 +30,6 @@ from turnwise.episode.live import LiveEpisode
 from turnwise.episode.setup import EpisodeContext, Limits
 from turnwise.record.invariants import check_trajectory
 from turnwise.record.spec import EpisodeSpec
-from turnwise.tools.function import function_tool
 from turnwise.tools.toolbox import ToolBox
 from turnwise_result_files import load_unfinished, save_unfinished
 
@@ -179,7 +178,12 @@ AGENTS = {"turn_by_turn": TurnByTurn(), "all_at_once": AllAtOnce(), "fork_over_s
 
 @define
 class World:
-    """An engine, a tool and a user around one episode at a time; counts the finished tool calls."""
+    """The tool `look`, with an engine and a user around one episode at a time; counts the finished tool calls."""
+
+    schema = {  # noqa: RUF012 - attrs keeps it on the class
+        "type": "function",
+        "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "integer"}}}},
+    }
 
     calls: Counter = field(factory=Counter)
     hang_at: int = -1
@@ -187,14 +191,19 @@ class World:
     engine: ChainEngine = field(factory=ChainEngine)
     episode: LiveEpisode | None = None
 
-    async def look(self, at: int) -> str:
+    async def create(self, task): ...
+
+    async def execute(self, _session, arguments):
         """Return a text whose length depends on `at`; at the chosen call, abort the episode and wait."""
+        at = arguments["at"]
         self.num_calls += 1
         if self.num_calls == self.hang_at:
             self.episode.abort()
             await asyncio.sleep(60)
         self.calls[at] += 1
-        return "x" * (at + 1)
+        return ToolResult(text="x" * (at + 1))
+
+    async def release(self, _session): ...
 
     def run(self, spec, *, budget=float("inf"), hang_at=-1, version=0):
         """Run an episode, or the rest of it, up to an interrupt."""
@@ -202,7 +211,7 @@ class World:
         return asyncio.run(self._run(spec))
 
     async def _run(self, spec):
-        program = EpisodeProgram(agent=AGENTS[spec.agent_name], tools=ToolBox([function_tool(self.look)]), reward=Sum())
+        program = EpisodeProgram(agent=AGENTS[spec.agent_name], tools=ToolBox([self]), reward=Sum())
         async with asyncio.TaskGroup() as group:
             context = EpisodeContext(engine=self.engine, spawn=group.create_task, interaction=User())
             self.episode = LiveEpisode(spec, Limits(response_length=300, abort_grace_s=0.2), context)

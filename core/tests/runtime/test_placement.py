@@ -111,8 +111,6 @@ def test_the_judge_has_its_own_arithmetic():
 
     assert [("policy", 2, 1.0), ("judge", 2, 4.0)] == [(p.name, p.num_replicas, p.num_devices) for p in placement.pools]
     assert placement.needs == {"GPU": 10.0}
-    assert 2 == placement.num_nodes
-    assert {"GPU": 4.0} == placement.largest_bundle
 
     with pytest.raises(ConfigError, match=r"judge.pool.total_devices: 6 does not divide"):
         plan_placement(run_config(judge=JudgeConfig(engine=judge.engine, pool=PoolConfig(total_devices=6))))

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from attrs import frozen
 
-from turnwise.config.parts import Choice, ToolClass, ToolEntry
+from turnwise.config.own_code import OwnCode
+from turnwise.config.parts import ToolChoice
 from turnwise.config.structuring import structure
 from turnwise.errors import ConfigError
-from turnwise.plugin.host import Host
+from turnwise.plugin.host import Host, load
 from turnwise.protocols import Resources, Tool
 from turnwise.runtime.tools import build_tools, read_tools_file
 from turnwise.tools.toolbox import ToolBox
-from turnwise.types import Task, ToolCall, ToolResult
+from turnwise.types import PluginRecipe, Task, ToolCall, ToolResult
 
 
 def schema_of(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -55,7 +56,7 @@ class ProbeOptions:
 
 @pytest.fixture
 def host() -> Host:
-    host = Host()
+    host = load(PluginRecipe(allow=("plain_functions",)))
     host.tools.add("probe", lambda config, _resources: Probe(config.label), config=ProbeOptions)
     host.tools.add("broken", lambda _config, _resources: 1 / 0)
     return host
@@ -70,13 +71,13 @@ def own_tools(tmp_path, monkeypatch) -> None:
     (package / "maths.py").write_text(
         textwrap.dedent('''
         from os import getenv
-        from turnwise.tools.function import function_tool
+        from turnwise_plain_functions import tool
 
         def add(a: int, b: int) -> int:
             """Add up."""
             return a + b
 
-        @function_tool
+        @tool
         def double(a: int) -> int:
             """Double it."""
             return 2 * a
@@ -110,8 +111,8 @@ class TestLoading:
     """Tools from a config."""
 
     def load(self, host: Host, *entries: object, allowed: Sequence[str] = ("own_tools",)) -> Any:
-        structured = structure(list(entries), tuple[ToolEntry, ...], path="tools")
-        return build_tools(structured, host, Resources(), allowed)
+        structured = structure(list(entries), tuple[ToolChoice, ...], path="tools")
+        return build_tools(structured, host, Resources(), OwnCode(modules=tuple(allowed)))
 
     def test_every_kind_of_entry(self, host):
         """Registered names, functions, decorated functions and classes, in order."""
@@ -119,9 +120,9 @@ class TestLoading:
             host,
             "probe",
             {"name": "probe"} | {"schema": schema_of({"type": "object"}, "renamed")},
-            {"function": "own_tools.maths:add"},
-            {"function": "own_tools.maths:double"},
-            {"class": "own_tools.maths:Counter", "start": 4},
+            {"name": "own_tools.maths:add"},
+            {"name": "own_tools.maths:double"},
+            {"name": "own_tools.maths:Counter", "start": 4},
         )
         assert list(tools) == ["registered", "renamed", "add", "double", "counter"]
         assert call_once(tools["add"], a=1, b=2).text == "3"
@@ -137,14 +138,14 @@ class TestLoading:
         one = schema_of({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}, "one")
         for entry in (
             {"name": "probe"},
-            {"function": "own_tools.maths:untyped"},
-            {"function": "own_tools.maths:double"},
-            {"class": "own_tools.maths:Counter"},
+            {"name": "own_tools.maths:untyped"},
+            {"name": "own_tools.maths:double"},
+            {"name": "own_tools.maths:Counter"},
         ):
             tools = self.load(host, {**entry, "schema": one})
             assert tools["one"].schema == one
             assert call_once(tools["one"], a=2).error
-        assert call_once(self.load(host, {"function": "own_tools.maths:double", "schema": one})["one"], a=1).text == "2"
+        assert call_once(self.load(host, {"name": "own_tools.maths:double", "schema": one})["one"], a=1).text == "2"
 
     @pytest.mark.parametrize(
         ("entry", "text"),
@@ -152,21 +153,22 @@ class TestLoading:
             ("prob", "tool 'prob': unknown tool 'prob'; did you mean 'probe'?"),
             ("broken", "tool 'broken': tools: tool 'broken' of plugin '' cannot be built: ZeroDivisionError"),
             ({"name": "probe", "sizes": 1}, "tool 'probe': sizes: unknown key; did you mean 'size'?"),
-            ({"function": "os:getenv"}, "module 'os' is not allowed; list it in tool_modules, which holds own_tools"),
-            ({"class": "own_toolsy.a:B"}, "module 'own_toolsy.a' is not allowed"),
-            ({"function": "own_tools.maths:getenv"}, "module 'os' is not allowed"),
-            ({"function": "own_tools.maths:os.system"}, "tools.0.function: must be 'package.module:name'"),
-            ({"function": "own_tools.maths"}, "tools.0.function: must be 'package.module:name'"),
-            ({"function": "own_tools.maths:ad"}, "module own_tools.maths has no 'ad'; did you mean 'add'?"),
+            ({"name": "os:getenv"}, "module 'os' is not allowed; list it in modules, which holds own_tools"),
+            ({"name": "own_toolsy.a:B"}, "module 'own_toolsy.a' is not allowed"),
+            ({"name": "own_tools.maths:getenv"}, "module 'os' is not allowed"),
             (
-                {"function": "own_tools.none:f"},
-                "cannot be built: ModuleNotFoundError: No module named 'own_tools",
+                {"name": "own_tools.maths:ad"},
+                "tool 'own_tools.maths:ad': there is no 'ad'; did you mean",
             ),
-            ({"function": "own_tools.failing:f"}, "cannot be built: OSError: no licence"),
-            ({"function": "own_tools.maths:untyped"}, "tool 'untyped': parameter 'a' has no type annotation"),
-            ({"function": "own_tools.maths:add", "start": 1}, "tools.0.start: unknown key"),
-            ({"class": "own_tools.maths:Counter", "stop": 1}, "unexpected keyword argument 'stop'"),
-            ({"class": "own_tools.maths:NoTool"}, "is not a Tool: NoTool has no create, execute, release"),
+            ({"name": "own_tools.none:f"}, "cannot be imported: No module named 'own_tools.none'"),
+            ({"name": "own_tools.failing:f"}, "cannot be imported: OSError: no licence"),
+            ({"name": "own_tools.maths:untyped"}, "tool 'untyped': parameter 'a' has no type annotation"),
+            ({"name": "own_tools.maths:add", "start": 1}, "tool 'own_tools.maths:add': start: unknown key"),
+            ({"name": "own_tools.maths:Counter", "stop": 1}, "unexpected keyword argument 'stop'"),
+            (
+                {"name": "own_tools.maths:NoTool"},
+                "it is NoTool, which has no create, execute, release; expected turnwise.Tool",
+            ),
             ({"name": "probe", "schema": {"type": "function"}}, "tool 'probe': its schema must have the form"),
         ],
     )
@@ -177,6 +179,15 @@ class TestLoading:
         assert text in str(caught.value)
         assert "\n" not in str(caught.value)
 
+    def test_without_an_adapter_the_error_names_the_package(self, monkeypatch):
+        """A core without plugins cannot make a tool of a function, and says which package can."""
+        monkeypatch.setattr("turnwise.plugin.requirements.distributions", lambda **_name: [])
+        with pytest.raises(ConfigError) as caught:
+            self.load(Host(), {"name": "own_tools.maths:add"})
+        text = str(caught.value)
+        assert text.startswith("tool 'own_tools.maths:add': no adapter makes a tool of a function")
+        assert text.endswith("; to install it: pip install 'turnwise-plain-functions'")
+
     def test_two_tools_of_one_name_are_rejected(self, host):
         """Names come from schemas, so two entries may collide."""
         with pytest.raises(ConfigError, match="two tools are named 'registered'"):
@@ -184,8 +195,8 @@ class TestLoading:
 
     def test_nothing_is_allowed_unless_listed(self, host):
         """The error says how to allow it, and the module is not imported."""
-        with pytest.raises(ConfigError, match="list it in tool_modules, which holds nothing"):
-            self.load(host, {"function": "own_tools.maths:add"}, allowed=())
+        with pytest.raises(ConfigError, match="list it in modules, which holds nothing"):
+            self.load(host, {"name": "own_tools.maths:add"}, allowed=())
         assert "own_tools.maths" not in sys.modules
 
     @pytest.mark.parametrize(
@@ -195,11 +206,9 @@ class TestLoading:
             ("tools: probe", "tools: expected a list, got 'probe'"),
             ("tool: []", "tools: missing"),
             ("tools: [3]", "tools.0: expected a name, or a section"),
-            ("tools: [a, {}]", "tools.1: expected one of the keys name, function and class, got no keys"),
-            ("tools: [{class_name: x}]", "tools.0: expected one of the keys name, function and class, got"),
-            ("tools: [{function: 'a:d', class: 'b:c'}]", "tools.0: expected one of the keys"),
+            ("tools: [a, {}]", "tools.1.name: missing; the section has only no keys"),
             ("tools: [{name: 3}]", "tools.0.name: expected text, got 3"),
-            ("tools: [{function: ''}]", "tools.0.function: must be 'package.module:name': ''"),
+            ("tools: ['m:f.g']", "tools.0.name: must be a registered name, 'package.module:Name' or"),
             ("tools: [{name: a, schema: 3}]", "tools.0.schema: expected a section of keys, got 3"),
         ],
     )
@@ -214,7 +223,7 @@ class TestLoading:
     def test_a_file_holds_the_entries_of_a_config(self, tmp_path):
         """The section `tools` of a config and a tools file have one form."""
         file = tmp_path / "tools.yaml"
-        file.write_text("tools: [{class: 'a.b:C', x: 1, schema: {type: function}}, {name: probe, size: 2}]")
+        file.write_text("tools: [{name: 'a.b:C', x: 1, schema: {type: function}}, {name: probe, size: 2}]")
         first, second = read_tools_file(file)
-        assert ToolClass("a.b:C", {"x": 1}, {"type": "function"}) == first
-        assert Choice("probe", {"size": 2}) == second
+        assert ToolChoice("a.b:C", {"x": 1}, {"type": "function"}) == first
+        assert ToolChoice("probe", {"size": 2}) == second

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+import structlog
 from attrs import define, field
+from structlog.testing import capture_logs
 
 from turnwise import EpisodeResult, Observer, State, Status, Task
 from turnwise.episode.driver import EpisodeProgram
@@ -100,3 +102,22 @@ def test_an_agent_that_cannot_be_built_fails_its_own_episodes(error, owner, mess
     fault = results[1].fault
     assert (fault.owner, fault.kind, fault.message) == (owner, type(error).__name__, message)
     assert (results[1].trajectories, results[1].unfinished) == ((), None)
+
+
+def test_log_lines_of_plugins_name_their_episode():
+    """A line that a tool or an agent logs carries the uid and the key of its episode, and later lines carry neither."""
+
+    class LoggingTurn(OneTurn):
+        async def step(self, episode):
+            structlog.get_logger().info("step")
+            return await super().step(episode)
+
+    programs = {"logs": EpisodeProgram(agent=LoggingTurn())}
+    with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as lines:
+        results = run_all(["logs"] * 3, programs, Statuses())
+        structlog.get_logger().info("after")
+
+    *steps, after = lines
+    assert {(line["episode"], line["key"]) for line in steps} == {(each.uid, each.key) for each in results.values()}
+    assert len(steps) == len({each.key for each in results.values()}) == 3
+    assert not {"episode", "key"} & after.keys()

@@ -1,9 +1,11 @@
 """The actor of a worker in one process, without Ray."""
 
 import asyncio
+import gc
 from functools import partial
 
-from attrs import define, field, frozen
+import pytest
+from attrs import define, evolve, field, frozen
 
 from turnwise import State
 from turnwise.episode.driver import EpisodeProgram
@@ -20,6 +22,13 @@ from turnwise.runtime.worker import WorkerComponents
 from turnwise.types import Capabilities, FinishReason, GenerateResult, Status, Task
 
 TURNS = 4
+
+
+@pytest.fixture(autouse=True)
+def unfrozen():
+    """The actor freezes the objects of its process; here it shares the tests' process."""
+    yield
+    gc.unfreeze()
 
 
 class FourTurns:
@@ -163,3 +172,74 @@ def test_started_episodes_are_the_oldest_undelivered_ones():
     assert list(range(20)) == sorted(results)
     assert not_started[0] == 17
     assert not_started[-1] == 0
+
+
+def test_collections_do_not_visit_the_objects_of_the_start():
+    """When the first episodes run, the modules and the parts of the actor are frozen."""
+    num_frozen = []
+    asyncio.run(run(1, on_collect=lambda *_: num_frozen.append(gc.get_freeze_count())))
+    assert num_frozen[0] > 10_000
+
+
+class ServingTurns(FourTurns):
+    """An agent with a server."""
+
+    def __init__(self):
+        self.news = []
+
+    async def open(self):
+        self.news.append("open")
+        return {"agents": "http://127.0.0.1:1"}
+
+    async def close(self):
+        self.news.append("close")
+
+
+def test_all_who_ask_while_servers_open_get_the_addresses():
+    """The start of the actor and the driver may ask at once: both wait for the one opening."""
+    agent, may_open = ServingTurns(), asyncio.Event()
+    real_open = agent.open
+
+    async def open_later():
+        await may_open.wait()
+        return await real_open()
+
+    agent.open = open_later
+    components = evolve(
+        Blueprint(EpisodeCounter(), 1).make_components(None),
+        programs={"four": EpisodeProgram(agent=agent)},
+        default_agent="four",
+    )
+
+    async def main():
+        async with asyncio.TaskGroup() as group:
+            asking = [group.create_task(components.open_servers()) for _ in range(3)]
+            await asyncio.sleep(0)
+            may_open.set()
+        assert [{"agents": "http://127.0.0.1:1"}] * 3 == [each.result() for each in asking]
+        assert ["open"] == agent.news
+
+    asyncio.run(main())
+
+
+def test_servers_of_agents_are_open_from_start_to_stop():
+    """The actor opens those of the default agent once, whoever asks for addresses, and closes them at its end."""
+    agent = ServingTurns()
+    components = evolve(
+        Blueprint(EpisodeCounter(), 1).make_components(None),
+        programs={"four": EpisodeProgram(agent=agent)},
+        default_agent="four",
+    )
+
+    async def main():
+        actor = WorkerActor("w", Blueprint(EpisodeCounter(), 1), {"policy": PoolSpec(Capabilities(), 1)})
+        actor._worker.parts = components
+        async with asyncio.TaskGroup() as group:
+            group.create_task(actor.watch())
+            await asyncio.sleep(0)  # the driver's calls reach the actor in their order
+            assert {"agents": "http://127.0.0.1:1"} == await actor.addresses() == await actor.addresses()
+            assert ["open"] == agent.news
+            await actor.stop()
+        assert ["open", "close"] == agent.news
+
+    asyncio.run(main())

@@ -157,7 +157,7 @@ class TestResultWire:
     def test_a_broken_record_arrives_broken(self):
         """A record that failed its check is not repaired, so that its fault can be found."""
         record = linear()
-        record._columns._arrays["position_ids"][3] = 77
+        record._columns._arrays["position_ids"] = np.array([*range(3), 77, *range(4, len(record))], np.int32)
         ((_number, arrived),) = send_and_receive([(0, episode(record, status=Status.FAILED))])
         assert arrived.trajectories[0].position_ids[3] == 77
 

@@ -2,13 +2,13 @@
 Files of rows of plain types: layout, writing and reading of Parquet and JSON lines.
 
 A writer fills a temporary file in complete pieces, so the temporary file is readable after a kill at any time.
-`turnwise_result_files.trajectories` converts rows to episodes.
+`turnwise_result_files.episode_rows` converts rows to episodes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -47,15 +47,26 @@ SECONDS: Final = ("total_s", "llm_s", "tool_s", "reward_s")
 FAULT: Final = tuple(attribute.name for attribute in attributes_of(Fault))
 JSON: Final = ("messages", "ground_truth", "task_messages", "task_extra", "score_extra", "num_tokens", "metrics_extra")
 _BATCH_ROWS: Final = 256
+_GROUP_ROWS: Final = 4096
+_GROUP_BYTES: Final = 16 * 2**20
+"""Largest group of a Parquet file, before compression; a larger batch is a group by itself."""
 _MAX_DEPTH: Final = 100
 """Levels of a JSON value, well below the depth at which Python's reader gives up."""
 _MAX_BITS: Final = 4096
 """Longest integer written as a number; Python refuses to read decimals of some thousand digits."""
 
+VERSION: Final = 2
+"""Version of the columns, in the metadata of Parquet files under `turnwise_schema`; it rises with each change."""
+
+ADDED: Final[Mapping[str, int]] = {"replicas": 2}
+"""Columns that files of earlier versions lack, with the version that added them; rows of such files have null."""
+
+ATTEMPT: Final = ("key", "worker")
 SCHEMA: Final = pa.schema(
     [
-        *((name, pa.string()) for name in ("uid", "agent_name", "data_source", "status", "task_agent_name")),
+        *((name, pa.string()) for name in ("uid", "agent_name", "data_source", "status", "task_agent_name", *ATTEMPT)),
         *((name, pa.int64()) for name in ("sample_index", "rollout_n", "global_step", "trajectory_index")),
+        ("replicas", _IDS),
         ("validation", pa.bool_()),
         ("objective", pa.string()),
         *((f"fault_{name}", pa.string()) for name in FAULT),
@@ -68,14 +79,24 @@ SCHEMA: Final = pa.schema(
         *((name, pa.int64()) for name in COUNTS),
         *((name, pa.float64()) for name in (*SECONDS, "mask_ratio", "tool_reward")),
         *((name, pa.string()) for name in JSON),
-    ]
+    ],
+    metadata={"turnwise_schema": str(VERSION)},
 )
 """
 Columns of `trajectories.parquet`. Every row repeats the columns of its episode; `reward` belongs to the row.
 
 `lineage` is null for an episode without a described or branched record. `trajectory_index` is null for an episode
 without a trajectory, whose other columns are kept. These columns hold JSON text: messages, ground_truth, task_messages,
-task_extra, score_extra, num_tokens, metrics_extra.
+task_extra, score_extra, num_tokens, metrics_extra. `key` names the attempt in logs, events, spans and the trace file.
+"""
+
+TRAINING: Final[Mapping[str, pa.DataType]] = {"training_step": pa.int64(), "advantages": pa.list_(pa.float32())}
+TRAINING_SCHEMA: Final = pa.schema([*SCHEMA, *TRAINING.items()], metadata=SCHEMA.metadata)
+"""
+Columns of the episodes of a training step: the ones in `SCHEMA`, and two more.
+
+`training_step` is the step that trained on the episode; `global_step` is the one that asked for it. `advantages` has
+one value for each response token, 0 outside the loss; it is null for a trajectory that was not trained.
 """
 
 Row = dict[str, Any]
@@ -84,22 +105,23 @@ Row = dict[str, Any]
 
 class ParquetFile:
     """
-    A Parquet file with a row group per write.
+    A Parquet file with large groups of rows.
 
     Parquet cannot be read before its last byte is written, so rows go to a stream of Arrow batches first, which can,
-    and are copied when all are there.
+    and are copied when all are there. A batch has the few rows of a second; groups are joined from many.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, schema: pa.Schema = SCHEMA) -> None:
         self._path = path
+        self._schema = schema
         self._partial = partial_path(path)
         self._file = self._partial.open("wb")
-        self._stream = pa.ipc.new_stream(self._file, SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd"))
+        self._stream = pa.ipc.new_stream(self._file, schema, options=pa.ipc.IpcWriteOptions(compression="zstd"))
 
     @staticmethod
-    def encode(rows: Sequence[Row]) -> pa.Table:
+    def encode(rows: Sequence[Row], schema: pa.Schema = SCHEMA) -> pa.Table:
         """Return rows as `write` takes them; a value that does not fit its column raises."""
-        return _to_table(rows)
+        return _to_table(rows, schema)
 
     def write(self, pieces: Sequence[pa.Table]) -> None:
         """Add encoded rows; they are on their way to the disk when it returns."""
@@ -112,9 +134,9 @@ class ParquetFile:
         self._file.close()
         complete = self._path.with_name(f"{self._path.name}.complete")
         try:
-            with complete.open("wb") as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
-                for batch in _stream_batches(self._partial):
-                    writer.write_batch(batch)
+            with complete.open("wb") as file, pq.ParquetWriter(file, self._schema, compression="zstd") as writer:
+                for group in join_batches(_stream_batches(self._partial)):
+                    writer.write_table(group, row_group_size=group.num_rows)
             replace(complete, self._path)
         except BaseException:
             complete.unlink(missing_ok=True)
@@ -122,17 +144,36 @@ class ParquetFile:
         self._partial.unlink()
 
 
+def join_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """
+    Yield the rows of batches as tables for groups of a Parquet file: few groups, each small enough to read for one row.
+
+    A reader of some columns of a large file pays for each group, and a reader of one episode pays for a whole group.
+    """
+    pending: list[pa.RecordBatch] = []
+    num_rows = num_bytes = 0
+    for batch in batches:
+        if pending and (num_rows + batch.num_rows > _GROUP_ROWS or num_bytes + batch.nbytes > _GROUP_BYTES):
+            yield pa.Table.from_batches(pending)
+            pending, num_rows, num_bytes = [], 0, 0
+        pending.append(batch)
+        num_rows += batch.num_rows
+        num_bytes += batch.nbytes
+    if pending:
+        yield pa.Table.from_batches(pending)
+
+
 class JsonlFile:
     """A file in which each row is a line, and nothing is JSON within JSON."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, _schema: pa.Schema = SCHEMA) -> None:
         self._path = path
         self._file: BinaryIO = partial_path(path).open("wb")
 
     @staticmethod
-    def encode(rows: Sequence[Row]) -> bytes:
+    def encode(rows: Sequence[Row], schema: pa.Schema = SCHEMA) -> bytes:
         """Return rows as `write` takes them; a value that does not fit its column raises."""
-        _to_table(rows)
+        _to_table(rows, schema)
         return b"".join(_json(row).encode() + b"\n" for row in rows)
 
     def write(self, pieces: Sequence[bytes]) -> None:
@@ -179,8 +220,8 @@ def find_rows(folder: Path, stem: str) -> Path:
     raise DataError(f"{folder}: holds {'both' if found else 'neither of'} {' and '.join(names)}")
 
 
-def _to_table(rows: Sequence[Row]) -> pa.Table:
-    return pa.Table.from_pylist([row | {name: _json(row[name]) for name in JSON} for row in rows], SCHEMA)
+def _to_table(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_pylist([row | {name: _json(row[name]) for name in JSON} for row in rows], schema)
 
 
 def _json(value: object) -> str:
@@ -222,9 +263,28 @@ def plain_text(value: object) -> str:
 def _parquet_batches(file: Path) -> Iterator[pa.RecordBatch]:
     with file.open("rb") as stream:
         parquet = pq.ParquetFile(stream)
-        if not parquet.schema_arrow.equals(SCHEMA):
-            raise ValueError("another version of turnwise wrote the file: its columns differ")
+        _check_schema(parquet.schema_arrow)
         yield from parquet.iter_batches(batch_size=_BATCH_ROWS)
+
+
+def _check_schema(schema: pa.Schema) -> None:
+    versions = [_of_version(known, version) for known in (SCHEMA, TRAINING_SCHEMA) for version in range(1, VERSION + 1)]
+    if not any(schema.equals(known) for known in versions):
+        found = (schema.metadata or {}).get(b"turnwise_schema", b"unknown").decode("utf-8", "replace")
+        raise ValueError(f"its columns are of another version: {found} in the file, {VERSION} in this turnwise")
+
+
+def _of_version(schema: pa.Schema, version: int) -> pa.Schema:
+    """Return the columns that a file of a version has."""
+    return pa.schema([each for each in schema if ADDED.get(each.name, 1) <= version])
+
+
+def fill_columns(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Return some columns of a table; a column that a later version added is null."""
+    for name in names:
+        if name in ADDED and name not in table.column_names:
+            table = table.append_column(name, pa.nulls(table.num_rows, SCHEMA.field(name).type))
+    return table.select(list(names))
 
 
 def _stream_batches(file: Path) -> Iterator[pa.RecordBatch]:
@@ -234,8 +294,7 @@ def _stream_batches(file: Path) -> Iterator[pa.RecordBatch]:
             reader = pa.ipc.open_stream(stream)
         except pa.ArrowInvalid:  # killed before the first byte
             return
-        if not reader.schema.equals(SCHEMA):
-            raise ValueError("another version of turnwise wrote the file: its columns differ")
+        _check_schema(reader.schema)
         while True:
             try:
                 batch = reader.read_next_batch()
@@ -247,11 +306,12 @@ def _stream_batches(file: Path) -> Iterator[pa.RecordBatch]:
 def _batch_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
     for batch in batches:
         # Token columns stay arrays: as Python lists they would take ten times the time and memory.
-        plain = batch.select([name for name in SCHEMA.names if name not in ARRAYS]).to_pylist()
+        of_tokens = [name for name in (*ARRAYS, "advantages") if name in batch.schema.names]
+        plain = batch.select([name for name in batch.schema.names if name not in of_tokens]).to_pylist()
         for index, row in enumerate(plain):
-            arrays = {name: batch.column(name)[index].values for name in ARRAYS}
+            arrays = {name: batch.column(name)[index].values for name in of_tokens}
             texts = {name: json.loads(row[name]) for name in JSON}
-            yield row | texts | {k: v if v is None else v.to_numpy() for k, v in arrays.items()}
+            yield dict.fromkeys(ADDED) | row | texts | {k: v if v is None else v.to_numpy() for k, v in arrays.items()}
 
 
 def _jsonl_rows(file: Path, *, partial: bool) -> Iterator[Row]:
@@ -259,4 +319,4 @@ def _jsonl_rows(file: Path, *, partial: bool) -> Iterator[Row]:
         for line in stream:
             if partial and not line.endswith(b"\n"):
                 return
-            yield json.loads(line)
+            yield dict.fromkeys(ADDED) | json.loads(line)

@@ -1,0 +1,137 @@
+"""Resuming a run from its folder: the finished episodes, and the remaining ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from attrs import field, frozen
+
+from turnwise.errors import ConfigError, DataError
+from turnwise.files import PARTIAL, partial_path, replace
+from turnwise.record.result import EpisodeResult
+from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
+from turnwise.types import Status, TokenArray
+from turnwise_result_files.running_episodes import RUNNING_FILE
+from turnwise_result_files.trajectories import TrajectoryWriter, read_results
+from turnwise_result_files.unfinished import load_unfinished, save_unfinished
+
+BATCH_FILE: Final = "batch.safetensors"
+CONFIG_FILE: Final = "config.resolved.yaml"
+EVALUATION_FILE: Final = "evaluation.json"
+METRICS_FILE: Final = "metrics.json"
+TRAJECTORIES_FILE: Final = "trajectories.parquet"
+UNFINISHED_FILE: Final = "unfinished.jsonl"
+_RESCUED: Final = "rescued-"
+
+
+@frozen
+class Earlier:
+    """
+    State of a run's episodes before it starts or resumes.
+
+    Attributes:
+        places: index of every episode of the run, by its name.
+        finished: ended episodes.
+        todo: the other episodes, at the point where they were interrupted.
+        wall_s: wall-clock seconds of the earlier parts; None when one was killed, which leaves no record of it.
+    """
+
+    places: dict[str, int] = field(factory=dict)
+    finished: tuple[EpisodeResult, ...] = ()
+    todo: tuple[UnfinishedEpisode, ...] = ()
+    wall_s: float | None = 0.0
+
+    @classmethod
+    def of(cls, specs: Sequence[EpisodeSpec]) -> Earlier:
+        """Return the state before the first part of a run: every episode is still to do."""
+        todo = tuple(UnfinishedEpisode(spec=spec, started=False) for spec in specs)
+        return cls({spec.uid: place for place, spec in enumerate(specs)}, (), todo)
+
+    def in_order(self, results: Sequence[EpisodeResult]) -> list[EpisodeResult]:
+        """Return results in the order of the data set, an episode's newest one alone."""
+        newest = {result.uid: result for result in results}
+        return sorted(newest.values(), key=lambda result: self.places[result.uid])
+
+
+def config_of(out: Path) -> Path:
+    """Return the config of the run that a folder holds; `ConfigError` when it holds none."""
+    if not (out / CONFIG_FILE).exists():
+        raise ConfigError(f"--resume {out}: holds no run: {CONFIG_FILE} is missing")
+    return out / CONFIG_FILE
+
+
+def earlier_run(
+    out: Path,
+    specs: Sequence[EpisodeSpec],
+    decode: Callable[[TokenArray], str] | None,
+    *,
+    retry_failed: bool = False,
+) -> Earlier:
+    """
+    Read the state of a run that was interrupted or killed; the partial file of a killed one becomes complete.
+
+    Episodes that failed by an engine or the infrastructure run again with `retry_failed`. Raises a `DataError` when a
+    file cannot be read, or holds an episode that is none of the run's `specs`.
+    """
+    places = {spec.uid: place for place, spec in enumerate(specs)}
+    if len(places) < len(specs):
+        raise DataError(f"--resume {out}: two rows of the data set have one uid, so episodes cannot be told apart")
+    ended = _finished(out, decode)
+    earlier = Earlier(places, tuple(each for each in ended if not (retry_failed and _failed_by_outage(each))))
+    unfinished = load_unfinished(out / UNFINISHED_FILE) if (out / UNFINISHED_FILE).exists() else []
+    for uid in (*(result.uid for result in earlier.finished), *(each.uid for each in unfinished)):
+        if uid not in places:
+            raise DataError(f"--resume {out}: episode {uid!r} is none of this run's: has its data set changed?")
+    done, cut = {result.uid for result in earlier.finished}, {each.uid: each for each in unfinished}
+    todo = [cut.get(s.uid) or UnfinishedEpisode(spec=s, started=False) for s in specs if s.uid not in done]
+    return Earlier(places, earlier.finished, tuple(todo), _spent_s(out))
+
+
+def _failed_by_outage(result: EpisodeResult) -> bool:
+    return result.status is Status.FAILED and result.fault is not None and result.fault.owner in ("engine", "infra")
+
+
+def _spent_s(out: Path) -> float | None:
+    """Return the wall-clock seconds of a run so far; None when its last part was killed."""
+    try:
+        spent: float | None = json.loads((out / METRICS_FILE).read_text(encoding="utf-8"))["wall_s"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return spent
+
+
+def _finished(out: Path, decode: Callable[[TokenArray], str] | None) -> list[EpisodeResult]:
+    """Return the ended episodes, and turn the partial file of a killed writer into a complete one."""
+    complete, partial = out / TRAJECTORIES_FILE, out / f"{TRAJECTORIES_FILE}{PARTIAL}"
+    found = [result for path in (complete, partial) if path.exists() for result in read_results(path)]
+    finished = list({result.uid: result for result in found if result.status is not Status.ABORTED}.values())
+    if partial.exists():
+        rescued = out / f"{_RESCUED}{TRAJECTORIES_FILE}"
+        with TrajectoryWriter(rescued, decode=decode) as writer:
+            for result in finished:
+                writer.write(result)
+        replace(rescued, complete)
+        partial.unlink()
+    return finished
+
+
+def remove_leftovers(out: Path) -> None:
+    """Remove the files that only a part that was killed leaves behind; none of them holds the only copy of anything."""
+    rescued = f"{_RESCUED}{TRAJECTORIES_FILE}"
+    names = [RUNNING_FILE, f"{TRAJECTORIES_FILE}.complete", rescued, f"{rescued}.complete", f"{rescued}{PARTIAL}"]
+    whole = (RUNNING_FILE, BATCH_FILE, CONFIG_FILE, EVALUATION_FILE, METRICS_FILE, UNFINISHED_FILE)
+    for path in (*(out / name for name in names), *(partial_path(out / name) for name in whole)):
+        path.unlink(missing_ok=True)
+    for path in out.glob(".tmp??????"):  # `safetensors` gives its files such names while it writes them
+        path.unlink()
+
+
+def keep_unfinished(out: Path, unfinished: Sequence[UnfinishedEpisode]) -> None:
+    """Write the unfinished episodes that started, or remove the file of an earlier part when there are none."""
+    if started := [each for each in unfinished if each.started]:
+        save_unfinished(out / UNFINISHED_FILE, started)
+    else:
+        (out / UNFINISHED_FILE).unlink(missing_ok=True)

@@ -1,0 +1,258 @@
+"""Rolls out tasks into a folder, so that an interrupted or killed run can be resumed from there."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Final, Literal
+
+from attrs import define, evolve, field
+from rich.console import Console
+
+from turnwise import Host, RolloutManager, RunConfig, Task
+from turnwise.config.file import dump_yaml, with_absolute_paths
+from turnwise.config.parts import Choice
+from turnwise.errors import ConfigError, DataError
+from turnwise.files import PARTIAL, write_text
+from turnwise.record.result import EpisodeResult
+from turnwise.types import JsonDict, Status
+from turnwise_result_files.folder_lock import FolderLockedError, lock_folder
+from turnwise_result_files.progress import Tally, progress_view
+from turnwise_result_files.resumption import (
+    BATCH_FILE,
+    CONFIG_FILE,
+    EVALUATION_FILE,
+    METRICS_FILE,
+    TRAJECTORIES_FILE,
+    UNFINISHED_FILE,
+    Earlier,
+    earlier_run,
+    keep_unfinished,
+    remove_leftovers,
+)
+from turnwise_result_files.running_episodes import RunningEpisodes
+from turnwise_result_files.summary import summarize, write_metrics
+from turnwise_result_files.trajectories import TrajectoryWriter
+
+Existing = Literal["refuse", "overwrite", "resume", "retry_failed"]
+"""
+Treatment of results that a folder holds: raise an error, replace them once there are new ones, keep the finished
+episodes and run the others, or also run those again that failed by an engine or the infrastructure.
+"""
+_DISK_ERRORS: Final = frozenset(
+    {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENAMETOOLONG, errno.ENOSPC, errno.EPERM, errno.EROFS}
+)
+
+
+def run_in_folder(
+    out: Path,
+    config: RunConfig,
+    host: Host,
+    tasks: Sequence[Task],
+    existing: Existing = "refuse",
+    observers: Sequence[Choice] = (),
+) -> FolderRun:
+    """
+    Roll out tasks and write trajectories, batch, metrics and the config to a folder.
+
+    The first Ctrl-C or SIGTERM stops the running episodes and writes all finished ones; a second one stops waiting.
+
+    Args:
+        out: folder of the run; made if it is missing.
+        config: resolved config, whose `rollout` has the step and whether the tasks are held out.
+        host: loaded plugins.
+        tasks: the tasks of the run; an invalid row raises before an engine starts.
+        existing: how to treat results that the folder holds.
+        observers: observers of this part of the run, which are not written to the folder's config.
+
+    Returns:
+        The ended run, with its episodes in the order of the tasks.
+
+    Raises:
+        ConfigError: the folder cannot be made, another process writes to it, or it holds another run's results.
+        DataError: its files cannot be read or written, or belong to other tasks.
+    """
+    resume, retry_failed = existing in ("resume", "retry_failed"), existing == "retry_failed"
+    tally = Tally()
+    observed = evolve(config, observers=(*config.observers, *observers)) if observers else config
+    manager = RolloutManager.from_config(observed, host, observers=[tally, RunningEpisodes(out)])
+    step, validation = config.rollout.global_step, config.rollout.validation
+    specs = manager.plan.specs(tasks, global_step=step, validation=validation)
+    decode = manager.chat.tokenizer.decode if manager.chat else None
+    if not resume:
+        _make_folder(out)
+    with _writing_to(out):
+        if resume:
+            remove_leftovers(out)
+            run = FolderRun(manager, tally, out, earlier_run(out, specs, decode, retry_failed=retry_failed))
+            if not run.earlier.todo:
+                run.complete()
+                return run
+            _remember_groups(manager, run.earlier)
+        else:
+            text = dump_yaml(with_absolute_paths(config))
+            run = FolderRun(manager, tally, out, Earlier.of(specs), text, overwrite=existing == "overwrite")
+        with manager:
+            todo = run.earlier.todo
+            episodes = manager.iterate_numbered([], global_step=step, validation=validation, resume=todo)
+            with _interrupts(run, episodes.close):
+                run.collect(episodes)
+    return run
+
+
+def _remember_groups(manager: RolloutManager, earlier: Earlier) -> None:
+    """Give the group reward the ended members of groups that continue."""
+    remember = getattr(manager.groups.reward, "remember", None) if manager.groups else None
+    if remember is not None:
+        continuing = {each.spec.task.uid for each in earlier.todo}
+        remember(result for result in earlier.finished if result.task.uid in continuing)
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}") from error
+
+
+@contextmanager
+def _writing_to(out: Path) -> Iterator[None]:
+    """Keep other runs out of the folder, and report that, or a full or read-only disk, in one line."""
+    try:
+        with lock_folder(out):
+            yield
+    except FolderLockedError as error:
+        raise ConfigError(str(error)) from None
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        remedy = f"--resume {out} continues from the written episodes"
+        raise DataError(f"{out}: cannot be written: {error.strerror}; {remedy}") from error
+
+
+@define(eq=False)
+class FolderRun:
+    """
+    A running rollout in a locked folder: shows progress, writes finished episodes, and survives an interrupt.
+
+    Attributes:
+        config: resolved config that is still to be written; None when the folder holds it.
+        overwrite: results of another run are replaced, once there are new ones; without it they raise `ConfigError`.
+        results: newest result of each episode, in the order of the tasks.
+        interrupted: whether Ctrl-C or SIGTERM ended this part.
+        was_complete: the folder had all files of the run already.
+        summary: the content of the metrics file.
+    """
+
+    manager: RolloutManager
+    tally: Tally
+    out: Path
+    earlier: Earlier
+    config: str | None = None
+    overwrite: bool = False
+    results: list[EpisodeResult] = field(factory=list)
+    interrupted: bool = False
+    was_complete: bool = False
+    summary: JsonDict = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        if self.config is not None and not self._old_results():
+            self._replace_old_results()
+        elif self.config is not None and not self.overwrite:
+            text = "holds the results of another run; choose another folder or add --overwrite"
+            raise ConfigError(f"--out {self.out}: {text}")
+
+    def _old_results(self) -> list[Path]:
+        names = (
+            *(TRAJECTORIES_FILE, f"{TRAJECTORIES_FILE}{PARTIAL}", BATCH_FILE),
+            *(METRICS_FILE, UNFINISHED_FILE, EVALUATION_FILE),
+        )
+        return [path for name in names if (path := self.out / name).exists()]
+
+    def _replace_old_results(self) -> None:
+        """Remove the results of another run and write this run's config; do nothing the second time."""
+        if self.config is not None:
+            for path in self._old_results():
+                path.unlink()
+            write_text(self.out / CONFIG_FILE, self.config)
+            self.config = None
+
+    def collect(self, episodes: Iterator[tuple[int, EpisodeResult]]) -> None:
+        """Take every episode, write it, and then the batch and the metrics."""
+        started = time.perf_counter()
+        chat = self.manager.chat
+        if self.config is None:
+            for name in (METRICS_FILE, EVALUATION_FILE):  # are there again when this part has not been killed
+                (self.out / name).unlink(missing_ok=True)
+        results = list(self.earlier.finished)
+        with (
+            TrajectoryWriter(self.out / TRAJECTORIES_FILE, decode=chat.tokenizer.decode if chat else None) as writer,
+            progress_view(self.tally, len(self.earlier.todo), Console(stderr=True)) as update,
+        ):
+            for result in self.earlier.finished:
+                writer.write(result)
+            for _number, result in episodes:
+                if result.status is not Status.ABORTED or result.trajectories:  # an episode that started
+                    self._replace_old_results()
+                    results.append(writer.write(result))
+                update()
+            self._replace_old_results()
+        keep_unfinished(self.out, self.manager.unfinished)
+        spent_s = self.earlier.wall_s
+        self._summarize(results, None if spent_s is None else spent_s + time.perf_counter() - started)
+
+    def complete(self) -> None:
+        """Write the batch and the metrics of a run that was killed after its last episode."""
+        if (self.out / METRICS_FILE).exists():
+            self.results, self.was_complete = self.earlier.in_order(self.earlier.finished), True
+            return
+        keep_unfinished(self.out, ())
+        self._summarize(self.earlier.finished, self.earlier.wall_s)
+
+    def _summarize(self, results: Sequence[EpisodeResult], wall_s: float | None) -> None:
+        self.results = self.earlier.in_order(results)
+        self.summary = summarize(self.results, wall_s=wall_s)
+        self.summary["interrupted"] = self.interrupted
+        self.summary["not_started"] = sum(not each.started for each in self.manager.unfinished)
+        self.summary["dropped"] = self.tally.num_dropped
+        if self.results:
+            plan = self.manager.plan
+            batch = self.manager.collate_packed(self.results)
+            batch.save(self.out / BATCH_FILE, prompt_length=plan.prompt_length, response_length=plan.response_length)
+        # The last file: where it exists, all others are complete.
+        write_metrics(self.out / METRICS_FILE, self.summary)
+
+
+@contextmanager
+def _interrupts(run: FolderRun, stop_waiting: Callable[[], None]) -> Iterator[None]:
+    """
+    Handle Ctrl-C and SIGTERM: the first asks the episodes to stop, the second stops waiting for them.
+
+    The handler raises nothing, so an interrupt can neither lose an episode nor break a file.
+    """
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        if run.interrupted:
+            stop_waiting()
+            return
+        run.interrupted = True
+        text = "interrupted: saving finished episodes; press Ctrl-C again to exit without waiting"
+        sys.stderr.write(f"\nturnwise: {text}\n")
+        run.manager.abort()
+
+    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+        yield
+        return
+    before = {each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

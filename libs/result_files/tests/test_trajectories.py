@@ -29,8 +29,9 @@ from turnwise.types import (
     TrajectoryScore,
     TurnScore,
 )
-from turnwise_result_files.row_file import SCHEMA
-from turnwise_result_files.trajectories import TrajectoryWriter, read_results
+from turnwise_result_files import row_file
+from turnwise_result_files.row_file import ADDED, SCHEMA, VERSION
+from turnwise_result_files.trajectories import TrajectoryWriter, read_results, read_training_step
 from turnwise_testing.strategies import trajectories
 
 few = settings(max_examples=25, deadline=None)
@@ -95,8 +96,11 @@ def episode_results(draw: st.DrawFn):
             num_turns=draw(counts),
             num_tokens=draw(st.dictionaries(texts, counts, max_size=2)),
             mask_ratio=draw(floats),
+            replicas=tuple(draw(st.lists(st.integers(0, 2**31 - 1), max_size=2))),
             extra=draw(numbers),
         ),
+        key=draw(texts),
+        worker=draw(texts),
     )
 
 
@@ -239,11 +243,20 @@ class TestFile:
         (row,) = pq.read_table(path).to_pylist()
         assert (row["trajectory_index"], row["prompt_ids"], row["status"]) == (None, None, "failed")
 
-    def test_rows_are_written_as_they_come(self, tmp_path):
-        """A row group is full when enough rows came; the rest follows at the end."""
-        path = write(tmp_path / "t.parquet", *[episode(trajectory())] * 5, rows_per_group=2)
-        metadata = pq.read_metadata(path)
-        assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [2, 2, 1]
+    def test_joins_the_batches_of_seconds_in_groups(self, tmp_path, monkeypatch):
+        """A complete file has groups of many batches; a group ends before its bound of rows, or of bytes."""
+
+        def group_sizes():
+            path = write(tmp_path / "t.parquet", *[episode(trajectory())] * 7, rows_per_group=2)
+            metadata = pq.ParquetFile(path).metadata
+            assert len(read_results(path)) == 7
+            return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+
+        assert group_sizes() == [7]
+        monkeypatch.setattr(row_file, "_GROUP_ROWS", 5)
+        assert group_sizes() == [4, 3]
+        monkeypatch.setattr(row_file, "_GROUP_BYTES", 1)
+        assert group_sizes() == [2, 2, 2, 1]
 
 
 class TestWriter:
@@ -356,7 +369,7 @@ class TestReadErrors:
     def test_other_columns(self, tmp_path):
         """A Parquet file of something else."""
         pq.write_table(pa.table({"a": [1]}), tmp_path / "t.parquet")
-        expected = ", row 0: cannot be read as a trajectory: ValueError: another version of turnwise wrote the file"
+        expected = ", row 0: cannot be read as a trajectory: ValueError: its columns are of another version: unknown"
         assert self.error_of(tmp_path / "t.parquet").startswith(expected)
 
     @pytest.mark.parametrize(
@@ -423,3 +436,71 @@ def simple(number):
     trajectory = Trajectory([number])
     trajectory.add_action([1, 2, 3], [-0.5] * 3)
     return trajectory
+
+
+class TestTrainingStep:
+    """The file of a training step has the advantages of its episodes."""
+
+    @FORMATS
+    @few
+    @given(data=st.data())
+    def test_restores_advantages(self, suffix, data):
+        """Episodes, the step and the advantages of each trajectory come back; a trajectory may have none."""
+        results = data.draw(st.lists(episode_results(), min_size=1, max_size=3))
+        advantages = [
+            [
+                data.draw(st.none() | st.just(np.arange(record.num_response_tokens, dtype=np.float32) / 4 - 1))
+                for record in result.trajectories
+            ]
+            for result in results
+        ]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"step{suffix}"
+            with TrajectoryWriter(path, training_step=7) as writer:
+                for result, values in zip(results, advantages, strict=True):
+                    writer.write(result, values)
+
+            trained = read_training_step(path)
+            assert_same(results, read_results(path))
+
+        assert_same(results, [each.result for each in trained])
+        assert {7} == {each.step for each in trained}
+        for expected, each in zip(advantages, trained, strict=True):
+            assert [None if one is None else one.tolist() for one in expected] == [
+                None if other is None else other.tolist() for other in each.advantages
+            ]
+
+    @FORMATS
+    def test_a_rollout_is_no_training_step(self, tmp_path, suffix):
+        """The files of a rollout have no such columns, and the error names the file."""
+        path = write(tmp_path / f"trajectories{suffix}", episode(trajectory()))
+        with pytest.raises(DataError, match=f"{path}: the file of a rollout, not of a training step"):
+            read_training_step(path)
+
+    def test_the_columns_have_a_version(self, tmp_path):
+        """Both kinds of Parquet files tell the version of their columns, and have no column that is not documented."""
+        write(tmp_path / "a.parquet", episode(trajectory()))
+        write(tmp_path / "b.parquet", episode(trajectory()), training_step=1)
+
+        found = [pq.read_schema(tmp_path / name) for name in ("a.parquet", "b.parquet")]
+
+        assert [str(VERSION)] * 2 == [each.metadata[b"turnwise_schema"].decode() for each in found]
+        assert [SCHEMA.names, [*SCHEMA.names, "training_step", "advantages"]] == [each.names for each in found]
+
+    @pytest.mark.parametrize("training_step", [None, 1])
+    def test_a_file_of_the_first_version_is_read(self, tmp_path, training_step):
+        """A file without the columns of later versions has its episodes, without the values of these columns."""
+        result = episode(trajectory(), metrics=EpisodeMetrics(num_turns=1, replicas=(3, 0)))
+        path = write(tmp_path / "t.parquet", result, training_step=training_step)
+        assert_same([result], read_results(path))
+        old = pq.read_table(path).drop_columns([*ADDED]).replace_schema_metadata({"turnwise_schema": "1"})
+        pq.write_table(old, path)
+
+        assert_same([attrs.evolve(result, metrics=EpisodeMetrics(num_turns=1))], read_results(path))
+
+    def test_another_version_is_named(self, tmp_path):
+        """A file with the columns of another version is refused with both versions."""
+        table = pq.read_table(write(tmp_path / "t.parquet", episode(trajectory()))).drop_columns(["uid"])
+        pq.write_table(table.replace_schema_metadata({"turnwise_schema": "99"}), tmp_path / "t.parquet")
+        with pytest.raises(DataError, match="of another version: 99 in the file, 2 in this turnwise"):
+            read_results(tmp_path / "t.parquet")

@@ -7,7 +7,7 @@ Reading restores every record exactly, and nothing is pickled. `turnwise_result_
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -16,43 +16,39 @@ from typing import Final, Self
 import numpy as np
 import pyarrow as pa
 import structlog
-from attrs import asdict, evolve
-from numpy.typing import ArrayLike
+from attrs import frozen
 
-from turnwise.errors import DataError, describe, first_line
-from turnwise.record.columns import DTYPES, NO_VERSION, Origin
-from turnwise.record.lineage import RecordLineage
-from turnwise.record.result import EpisodeResult, total_score
-from turnwise.record.trajectory import Trajectory
-from turnwise.types import (
-    EpisodeMetrics,
-    Fault,
-    Placement,
-    Score,
-    Status,
-    Task,
-    TokenArray,
-    TokenScore,
-    TrajectoryScore,
-    TurnScore,
+from turnwise.errors import DataError, describe
+from turnwise.record.result import EpisodeResult
+from turnwise.types import FloatArray, TokenArray
+from turnwise_result_files.episode_rows import (
+    add_trajectory,
+    read_episode,
+    rows_of,
+    take_continued,
+    without_odd_values,
 )
-from turnwise_result_files.row_file import (
-    ARRAYS,
-    COUNTS,
-    FAULT,
-    SCHEMA,
-    SECONDS,
-    SUFFIXES,
-    Row,
-    RowFile,
-    find_rows,
-    plain_text,
-    read_rows,
-)
+from turnwise_result_files.row_file import SCHEMA, SUFFIXES, TRAINING_SCHEMA, RowFile, find_rows, read_rows
 
-_SCORES: Final[Mapping[str, type[TurnScore] | type[TokenScore]]] = {"turn": TurnScore, "token": TokenScore}
-_REQUEST: Final = ("rollout_n", "global_step", "validation")
 _FLUSH_S: Final = 1.0
+Advantages = Sequence[FloatArray | None]
+"""Values of each trajectory's response tokens; None for one that is not trained."""
+
+
+@frozen(eq=False)
+class TrainedEpisode:
+    """
+    An episode in a file of a training step.
+
+    Attributes:
+        result: the episode.
+        step: that trained on it; None in the file of a rollout.
+        advantages: of each trajectory: (R,) float32, 0 outside the loss, or None where it was not trained.
+    """
+
+    result: EpisodeResult
+    step: int | None
+    advantages: tuple[FloatArray | None, ...]
 
 
 class TrajectoryWriter:
@@ -69,7 +65,12 @@ class TrajectoryWriter:
     """
 
     def __init__(
-        self, path: str | Path, *, decode: Callable[[TokenArray], str] | None = None, rows_per_group: int = 64
+        self,
+        path: str | Path,
+        *,
+        decode: Callable[[TokenArray], str] | None = None,
+        training_step: int | None = None,
+        rows_per_group: int = 64,
     ) -> None:
         """
         Prepare to write; the first rows create the file and missing directories.
@@ -77,6 +78,7 @@ class TrajectoryWriter:
         Args:
             path: ends in `.parquet` or `.jsonl`.
             decode: gives `prompt_text` and `response_text`, which are null without it.
+            training_step: the step that trains on the episodes; the file then has the columns of `TRAINING_SCHEMA`.
             rows_per_group: most episodes kept in memory, for a second at most.
 
         Raises:
@@ -88,6 +90,8 @@ class TrajectoryWriter:
             raise DataError(f"{path}: suffix {self._path.suffix!r} is none of {', '.join(SUFFIXES)}")
         self._kind: type[RowFile] = kind
         self._decode = decode
+        self._training_step = training_step
+        self._schema = SCHEMA if training_step is None else TRAINING_SCHEMA
         self._rows_per_group = rows_per_group
         self._pieces: list[pa.Table | bytes] = []
         self._file: RowFile | None = None
@@ -96,9 +100,13 @@ class TrajectoryWriter:
         self._lock = threading.RLock()
         self._timer: threading.Timer | None = None
 
-    def write(self, result: EpisodeResult) -> EpisodeResult:
+    def write(self, result: EpisodeResult, advantages: Advantages | None = None) -> EpisodeResult:
         """
         Add an episode.
+
+        Args:
+            result: the episode.
+            advantages: of each trajectory, for a file of a training step: one value for each response token, or None.
 
         Returns:
             The episode as it was written: one with values that have no place in the file has failed.
@@ -107,11 +115,11 @@ class TrajectoryWriter:
             OSError: the disk is full or cannot be written; all episodes that were flushed before can be read.
         """
         try:
-            piece = self._kind.encode(_rows_of(result, self._decode))
+            piece = self._encode(result, advantages)
         except Exception as error:  # noqa: BLE001 - plugins may return anything; other episodes must not pay for it
             structlog.get_logger().error("episode cannot be written", episode=result.uid, reason=describe(error))
-            result = _without_odd_values(result, error)
-            piece = self._kind.encode(_rows_of(result, self._decode))
+            result = without_odd_values(result, error)
+            piece = self._encode(result, advantages)
         with self._lock:
             self._pieces.append(piece)
             if len(self._pieces) >= self._rows_per_group:
@@ -122,6 +130,14 @@ class TrajectoryWriter:
                 self._timer.daemon = True
                 self._timer.start()
         return result
+
+    def _encode(self, result: EpisodeResult, advantages: Advantages | None) -> pa.Table | bytes:
+        rows = rows_of(result, self._decode)
+        if self._training_step is not None:
+            columns: Advantages = advantages or [None] * len(rows)
+            shared = {"training_step": self._training_step}
+            rows = [row | shared | {"advantages": each} for row, each in zip(rows, columns, strict=True)]
+        return self._kind.encode(rows, self._schema)
 
     def flush(self) -> None:
         """Hand all rows to the file, where they are safe if this process is killed."""
@@ -146,7 +162,7 @@ class TrajectoryWriter:
     def _open(self) -> RowFile:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._kind(self._path)
+            self._file = self._kind(self._path, self._schema)
         return self._file
 
     def close(self) -> None:
@@ -187,170 +203,49 @@ def read_results(path: str | Path) -> list[EpisodeResult]:
     file = Path(path)
     if file.is_dir():
         file = find_rows(file, "trajectories")
+    return [trained.result for trained in _read(file)]
+
+
+def read_training_step(path: str | Path) -> list[TrainedEpisode]:
+    """
+    Read the episodes of a training step, in the order of the batch.
+
+    Args:
+        path: a file that a training wrote.
+
+    Raises:
+        DataError: as `read_results`; or it is the file of a rollout, which has no training step.
+    """
+    return [_check_trained(each, Path(path)) for each in _read(Path(path))]
+
+
+def _check_trained(episode: TrainedEpisode, file: Path) -> TrainedEpisode:
+    if episode.step is None:
+        raise DataError(f"{file}: the file of a rollout, not of a training step")
+    return episode
+
+
+def _read(file: Path) -> list[TrainedEpisode]:
     results: list[EpisodeResult] = []
+    advantages: list[list[FloatArray | None]] = []
+    step: int | None = None
     num_rows = 0
     try:
         for row in read_rows(file):
-            episode = _continued(results, row) if row["trajectory_index"] else _episode(row)
-            results.append(_with_trajectory(episode, row))
+            if row["trajectory_index"]:
+                episode = take_continued(results, row)
+            else:
+                episode = read_episode(row)
+                advantages.append([])
+            results.append(add_trajectory(episode, row))
+            step = row.get("training_step")
+            if row["trajectory_index"] is not None:
+                values = row.get("advantages")
+                advantages[-1].append(None if values is None else np.asarray(values, np.float32))
             num_rows += 1
     except FileNotFoundError:
         raise DataError(f"{file}: no such file") from None
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise DataError(f"{file}, row {num_rows}: cannot be read as a trajectory: {reason}") from error
-    return results
-
-
-# Episodes to rows
-
-
-def _without_odd_values(result: EpisodeResult, error: Exception) -> EpisodeResult:
-    """Return an episode with the values that every file takes, failed by the owner of the others."""
-    owner = result.fault.owner if result.fault else "reward" if result.scores else "agent"
-    index = result.task.sample_index
-    fits = isinstance(index, int) and 0 <= index < 2**63
-    task = evolve(result.task, sample_index=index if fits else -1)
-    return evolve(
-        result,
-        task=task,
-        status=Status.FAILED,
-        fault=Fault(owner=owner, kind=type(error).__name__, message=f"cannot be written: {first_line(error)}"),
-        scores=(),
-        metrics=EpisodeMetrics(),
-    )
-
-
-def _rows_of(result: EpisodeResult, decode: Callable[[TokenArray], str] | None) -> list[Row]:
-    if result.scores and len(result.scores) != len(result.trajectories):
-        counts = f"{len(result.scores)} scores for {len(result.trajectories)} trajectories"
-        raise DataError(f"episode {result.uid}: {counts}")
-    shared = _shared_columns(result)
-    if not result.trajectories:
-        return [shared]
-    scores: Sequence[Score | None] = result.scores or [None] * len(result.trajectories)
-    lineage: Sequence[RecordLineage | None] = result.lineage or [None] * len(result.trajectories)
-    return [
-        shared | {"trajectory_index": index} | _record_columns(record, line, decode) | _score_columns(score)
-        for index, (record, line, score) in enumerate(zip(result.trajectories, lineage, scores, strict=True))
-    ]
-
-
-def _shared_columns(result: EpisodeResult) -> Row:
-    task, metrics = result.task, result.metrics
-    fault = {f"fault_{name}": plain_text(getattr(result.fault, name)) for name in FAULT} if result.fault else {}
-    return dict.fromkeys(SCHEMA.names) | {
-        "uid": plain_text(task.uid),
-        "sample_index": task.sample_index,
-        **{name: getattr(result, name) for name in _REQUEST},
-        "objective": str(result.objective),
-        "agent_name": plain_text(result.agent_name),
-        "data_source": plain_text(task.data_source),
-        "status": str(result.status),
-        **fault,
-        "messages": result.messages,
-        "ground_truth": task.ground_truth,
-        "task_messages": task.messages,
-        "task_agent_name": plain_text(task.agent_name),
-        "task_extra": task.extra,
-        **{name: getattr(metrics, name) for name in (*COUNTS, *SECONDS, "mask_ratio", "tool_reward", "num_tokens")},
-        "metrics_extra": metrics.extra,
-    }
-
-
-def _record_columns(record: Trajectory, line: RecordLineage | None, decode: Callable[[TokenArray], str] | None) -> Row:
-    texts = {name: plain_text(getattr(line, name)) for name in ("kind", "label")} if line else {}
-    return {
-        "lineage": line and asdict(line) | texts,
-        **{name: getattr(record, name) for name in ARRAYS},
-        "segments": [
-            {"origin": s.origin.name.lower(), "start": s.start, "stop": s.stop, "block": s.block, "path": s.path}
-            for s in record.segments
-        ],
-        "prompt_text": plain_text(decode(record.prompt_ids)) if decode else None,
-        "response_text": plain_text(decode(record.response_ids)) if decode else None,
-    }
-
-
-def _score_columns(score: Score | None) -> Row:
-    if score is None:
-        return {}
-    columns: Row = {"reward": total_score(score), "score_extra": score.extra}
-    if isinstance(score, TrajectoryScore):
-        return columns | {"score_level": "trajectory", "score_values": [score.value], "score_at": str(score.at)}
-    level = "turn" if isinstance(score, TurnScore) else "token"
-    return columns | {"score_level": level, "score_values": list(score.values)}
-
-
-# Rows to episodes
-
-
-def _episode(row: Row) -> EpisodeResult:
-    fault = Fault(**{name: row[f"fault_{name}"] for name in FAULT}) if row["fault_owner"] is not None else None
-    numbers = {name: row[name] for name in (*COUNTS, *SECONDS, "mask_ratio", "tool_reward", "num_tokens")}
-    return EpisodeResult(
-        task=Task(
-            messages=tuple(row["task_messages"]),
-            uid=row["uid"],
-            sample_index=row["sample_index"],
-            agent_name=row["task_agent_name"],
-            ground_truth=row["ground_truth"],
-            data_source=row["data_source"],
-            extra=row["task_extra"],
-        ),
-        **{name: row[name] for name in _REQUEST},
-        agent_name=row["agent_name"],
-        objective=row["objective"],
-        status=Status(row["status"]),
-        fault=fault,
-        messages=tuple(row["messages"]),
-        metrics=EpisodeMetrics(**numbers, extra=row["metrics_extra"]),
-    )
-
-
-def _continued(results: list[EpisodeResult], row: Row) -> EpisodeResult:
-    """Take back the last episode, whose next trajectory this row must be."""
-    index = row["trajectory_index"]
-    last = [(result.task.uid, result.rollout_n, len(result.trajectories)) for result in results[-1:]]
-    if last != [(row["uid"], row["rollout_n"], index)]:
-        raise ValueError(f"trajectory {index} does not follow the one before it")
-    return results.pop()
-
-
-def _with_trajectory(result: EpisodeResult, row: Row) -> EpisodeResult:
-    if row["trajectory_index"] is None:
-        return result
-    scores = result.scores if row["score_level"] is None else (*result.scores, _score(row))
-    lineage = result.lineage if row["lineage"] is None else (*result.lineage, RecordLineage(**row["lineage"]))
-    return evolve(result, trajectories=(*result.trajectories, _trajectory(row)), scores=scores, lineage=lineage)
-
-
-def _trajectory(row: Row) -> Trajectory:
-    prompt_ids = np.asarray(row["prompt_ids"], np.int32)
-    segments = [(Origin[s["origin"].upper()], s["start"], s["stop"], s["block"], s["path"]) for s in row["segments"]]
-    lengths = [stop - start for _origin, start, stop, _block, _path in segments]
-    responses = {
-        "token_ids": row["response_ids"],
-        "logprobs": row["logprobs"],
-        "origins": np.repeat([int(origin) for origin, *_rest in segments], lengths) if segments else [],
-        "weight_versions": row["weight_versions"],
-    }
-    fills: Mapping[str, ArrayLike] = {
-        "token_ids": prompt_ids,
-        "logprobs": 0.0,
-        "origins": 0,
-        "weight_versions": NO_VERSION,
-    }
-    columns = {
-        name: np.concatenate([np.broadcast_to(fills[name], len(prompt_ids)), values]).astype(DTYPES[name])
-        for name, values in responses.items()
-    }
-    layout = {name: row[name] for name in ("position_ids", "block_start", "path_start")}
-    return Trajectory.from_dict(columns | layout | {"segments": segments, "num_prompt_tokens": len(prompt_ids)})
-
-
-def _score(row: Row) -> Score:
-    values, extra = row["score_values"], row["score_extra"]
-    if row["score_level"] == "trajectory":
-        return TrajectoryScore(value=values[0], at=Placement(row["score_at"]), extra=extra)
-    return _SCORES[row["score_level"]](values=tuple(values), extra=extra)
+    return [TrainedEpisode(each, step, tuple(own)) for each, own in zip(results, advantages, strict=True)]

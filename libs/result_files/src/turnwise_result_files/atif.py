@@ -1,0 +1,99 @@
+"""
+Documents in the Agent Trajectory Interchange Format (ATIF) of Harbor.
+
+Source: the models of version 1.7 in https://github.com/laude-institute/harbor (`harbor.models.trajectories`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from turnwise.types import FloatArray, JsonDict, Message, TokenArray
+from turnwise_result_files.messages import calls_of, text_of
+from turnwise_strict_json import read_arguments
+
+ATIF_VERSION: Final = "ATIF-v1.7"
+LOWEST_LOGPROB: Final = -9999.0
+"""Written for a token of probability 0: JSON has no infinite numbers."""
+_SOURCES: Final = {"assistant": "agent", "system": "system", "developer": "system"}
+
+Steps = list[dict[str, Any]]
+
+
+def add_step(steps: Steps, message: Message, *, is_given: bool = False) -> None:
+    """
+    Add a message as a step; the response of a tool joins the step that called it.
+
+    Args:
+        steps: of the conversation so far.
+        message: in the form of Chat Completions.
+        is_given: the message is part of the task, so a turn in it is not of this model.
+    """
+    if message["role"] == "tool":
+        called = next((step for step in reversed(steps) if step["source"] == "agent"), None)
+        if called is not None:
+            known = {call["tool_call_id"] for call in called.get("tool_calls", ())}
+            response: dict[str, Any] = {"content": text_of(message)}
+            if message.get("tool_call_id") in known:
+                response["source_call_id"] = message["tool_call_id"]
+            called.setdefault("observation", {"results": []})["results"].append(response)
+            return
+    source = _SOURCES.get(str(message["role"]), "user")
+    step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": text_of(message)}
+    if source == "agent":
+        if message.get("reasoning_content"):
+            step["reasoning_content"] = str(message["reasoning_content"])
+        if calls := list(calls_of(message)):
+            step["tool_calls"] = [_call(*call) for call in calls]
+        if is_given:
+            step["is_copied_context"] = True
+    steps.append(step)
+
+
+def token_metrics(
+    num_prompt_tokens: int, token_ids: TokenArray, logprobs: FloatArray, num_cached_tokens: int | None = None
+) -> JsonDict:
+    """Return the metrics of a turn: its tokens and the number of those before it."""
+    metrics: JsonDict = {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": len(token_ids),
+        "completion_token_ids": token_ids.tolist(),
+        "logprobs": [value if math.isfinite(value) else LOWEST_LOGPROB for value in logprobs.tolist()],
+    }
+    return metrics if num_cached_tokens is None else metrics | {"cached_tokens": num_cached_tokens}
+
+
+def build_document(
+    session_id: str, agent: JsonDict, steps: Steps, *, totals: Sequence[int], extra: JsonDict | None = None
+) -> JsonDict:
+    """
+    Return the document of a conversation.
+
+    Args:
+        session_id: of the document.
+        agent: `name`, `version` and perhaps `model_name`.
+        steps: of the conversation.
+        totals: prompt tokens, sampled tokens and cached tokens.
+        extra: anything else.
+    """
+    names = ("total_prompt_tokens", "total_completion_tokens", "total_cached_tokens")
+    document: JsonDict = {
+        "schema_version": ATIF_VERSION,
+        "session_id": session_id,
+        "agent": agent,
+        "steps": steps,
+        "final_metrics": {**dict(zip(names, totals, strict=True)), "total_steps": len(steps)},
+    }
+    return document if extra is None else document | {"extra": extra}
+
+
+def _call(name: str, function: str, arguments: str) -> dict[str, Any]:
+    """Return a call; the text of a malformed one becomes an argument, because the format wants an object."""
+    found = read_arguments(arguments)
+    return {
+        "tool_call_id": name,
+        "function_name": function,
+        "arguments": {"raw": arguments} if found is None else found,
+    }

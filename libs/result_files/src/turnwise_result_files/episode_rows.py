@@ -1,0 +1,190 @@
+"""Converts episodes to rows of plain types, and rows to episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from attrs import asdict, evolve
+from numpy.typing import ArrayLike
+
+from turnwise.errors import DataError, first_line
+from turnwise.record.columns import DTYPES, NO_VERSION, Origin
+from turnwise.record.lineage import RecordLineage
+from turnwise.record.result import EpisodeResult, total_score
+from turnwise.record.trajectory import Trajectory
+from turnwise.types import (
+    EpisodeMetrics,
+    Fault,
+    Placement,
+    Score,
+    Status,
+    Task,
+    TokenArray,
+    TokenScore,
+    TrajectoryScore,
+    TurnScore,
+)
+from turnwise_result_files.row_file import ARRAYS, ATTEMPT, COUNTS, FAULT, SCHEMA, SECONDS, Row, plain_text
+
+_SCORES: Final[Mapping[str, type[TurnScore] | type[TokenScore]]] = {"turn": TurnScore, "token": TokenScore}
+_REQUEST: Final = ("rollout_n", "global_step", "validation")
+
+# Episodes to rows
+
+
+def without_odd_values(result: EpisodeResult, error: Exception) -> EpisodeResult:
+    """Return an episode with the values that every file takes, failed by the owner of the others."""
+    owner = result.fault.owner if result.fault else "reward" if result.scores else "agent"
+    index = result.task.sample_index
+    fits = isinstance(index, int) and 0 <= index < 2**63
+    task = evolve(result.task, sample_index=index if fits else -1)
+    return evolve(
+        result,
+        task=task,
+        status=Status.FAILED,
+        fault=Fault(owner=owner, kind=type(error).__name__, message=f"cannot be written: {first_line(error)}"),
+        scores=(),
+        metrics=EpisodeMetrics(),
+    )
+
+
+def rows_of(result: EpisodeResult, decode: Callable[[TokenArray], str] | None) -> list[Row]:
+    """Return a row for each trajectory, or one for an episode without any; `DataError` if the scores do not fit."""
+    if result.scores and len(result.scores) != len(result.trajectories):
+        counts = f"{len(result.scores)} scores for {len(result.trajectories)} trajectories"
+        raise DataError(f"episode {result.uid}: {counts}")
+    shared = _shared_columns(result)
+    if not result.trajectories:
+        return [shared]
+    scores: Sequence[Score | None] = result.scores or [None] * len(result.trajectories)
+    lineage: Sequence[RecordLineage | None] = result.lineage or [None] * len(result.trajectories)
+    return [
+        shared | {"trajectory_index": index} | _record_columns(record, line, decode) | _score_columns(score)
+        for index, (record, line, score) in enumerate(zip(result.trajectories, lineage, scores, strict=True))
+    ]
+
+
+def _shared_columns(result: EpisodeResult) -> Row:
+    task, metrics = result.task, result.metrics
+    fault = {f"fault_{name}": plain_text(getattr(result.fault, name)) for name in FAULT} if result.fault else {}
+    return dict.fromkeys(SCHEMA.names) | {
+        "uid": plain_text(task.uid),
+        "sample_index": task.sample_index,
+        **{name: getattr(result, name) for name in _REQUEST},
+        "objective": str(result.objective),
+        "agent_name": plain_text(result.agent_name),
+        "data_source": plain_text(task.data_source),
+        "status": str(result.status),
+        **{name: plain_text(getattr(result, name)) for name in ATTEMPT},
+        **fault,
+        "messages": result.messages,
+        "ground_truth": task.ground_truth,
+        "task_messages": task.messages,
+        "task_agent_name": plain_text(task.agent_name),
+        "task_extra": task.extra,
+        **{name: getattr(metrics, name) for name in (*COUNTS, *SECONDS, "mask_ratio", "tool_reward", "num_tokens")},
+        "replicas": list(metrics.replicas),
+        "metrics_extra": metrics.extra,
+    }
+
+
+def _record_columns(record: Trajectory, line: RecordLineage | None, decode: Callable[[TokenArray], str] | None) -> Row:
+    texts = {name: plain_text(getattr(line, name)) for name in ("kind", "label")} if line else {}
+    return {
+        "lineage": line and asdict(line) | texts,
+        **{name: getattr(record, name) for name in ARRAYS},
+        "segments": [
+            {"origin": s.origin.name.lower(), "start": s.start, "stop": s.stop, "block": s.block, "path": s.path}
+            for s in record.segments
+        ],
+        "prompt_text": plain_text(decode(record.prompt_ids)) if decode else None,
+        "response_text": plain_text(decode(record.response_ids)) if decode else None,
+    }
+
+
+def _score_columns(score: Score | None) -> Row:
+    if score is None:
+        return {}
+    columns: Row = {"reward": total_score(score), "score_extra": score.extra}
+    if isinstance(score, TrajectoryScore):
+        return columns | {"score_level": "trajectory", "score_values": [score.value], "score_at": str(score.at)}
+    level = "turn" if isinstance(score, TurnScore) else "token"
+    return columns | {"score_level": level, "score_values": list(score.values)}
+
+
+# Rows to episodes
+
+
+def read_episode(row: Row) -> EpisodeResult:
+    """Return the episode of a row, without its trajectories."""
+    fault = Fault(**{name: row[f"fault_{name}"] for name in FAULT}) if row["fault_owner"] is not None else None
+    numbers = {name: row[name] for name in (*COUNTS, *SECONDS, "mask_ratio", "tool_reward", "num_tokens")}
+    return EpisodeResult(
+        task=Task(
+            messages=tuple(row["task_messages"]),
+            uid=row["uid"],
+            sample_index=row["sample_index"],
+            agent_name=row["task_agent_name"],
+            ground_truth=row["ground_truth"],
+            data_source=row["data_source"],
+            extra=row["task_extra"],
+        ),
+        **{name: row[name] for name in (*_REQUEST, *ATTEMPT)},
+        agent_name=row["agent_name"],
+        objective=row["objective"],
+        status=Status(row["status"]),
+        fault=fault,
+        messages=tuple(row["messages"]),
+        metrics=EpisodeMetrics(**numbers, replicas=tuple(row["replicas"] or ()), extra=row["metrics_extra"]),
+    )
+
+
+def take_continued(results: list[EpisodeResult], row: Row) -> EpisodeResult:
+    """Take back the last episode, whose next trajectory this row must be; `ValueError` if it is not."""
+    index = row["trajectory_index"]
+    last = [(result.task.uid, result.rollout_n, len(result.trajectories)) for result in results[-1:]]
+    if last != [(row["uid"], row["rollout_n"], index)]:
+        raise ValueError(f"trajectory {index} does not follow the one before it")
+    return results.pop()
+
+
+def add_trajectory(result: EpisodeResult, row: Row) -> EpisodeResult:
+    """Return an episode with the trajectory of a row, if it has one."""
+    if row["trajectory_index"] is None:
+        return result
+    scores = result.scores if row["score_level"] is None else (*result.scores, _score(row))
+    lineage = result.lineage if row["lineage"] is None else (*result.lineage, RecordLineage(**row["lineage"]))
+    return evolve(result, trajectories=(*result.trajectories, _trajectory(row)), scores=scores, lineage=lineage)
+
+
+def _trajectory(row: Row) -> Trajectory:
+    prompt_ids = np.asarray(row["prompt_ids"], np.int32)
+    segments = [(Origin[s["origin"].upper()], s["start"], s["stop"], s["block"], s["path"]) for s in row["segments"]]
+    lengths = [stop - start for _origin, start, stop, _block, _path in segments]
+    responses = {
+        "token_ids": row["response_ids"],
+        "logprobs": row["logprobs"],
+        "origins": np.repeat([int(origin) for origin, *_rest in segments], lengths) if segments else [],
+        "weight_versions": row["weight_versions"],
+    }
+    fills: Mapping[str, ArrayLike] = {
+        "token_ids": prompt_ids,
+        "logprobs": 0.0,
+        "origins": 0,
+        "weight_versions": NO_VERSION,
+    }
+    columns = {
+        name: np.concatenate([np.broadcast_to(fills[name], len(prompt_ids)), values]).astype(DTYPES[name])
+        for name, values in responses.items()
+    }
+    layout = {name: row[name] for name in ("position_ids", "block_start", "path_start")}
+    return Trajectory.from_dict(columns | layout | {"segments": segments, "num_prompt_tokens": len(prompt_ids)})
+
+
+def _score(row: Row) -> Score:
+    values, extra = row["score_values"], row["score_extra"]
+    if row["score_level"] == "trajectory":
+        return TrajectoryScore(value=values[0], at=Placement(row["score_at"]), extra=extra)
+    return _SCORES[row["score_level"]](values=tuple(values), extra=extra)

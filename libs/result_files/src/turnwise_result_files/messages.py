@@ -1,0 +1,31 @@
+"""Parts of messages that several formats need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from turnwise.types import Message
+from turnwise_strict_json import read_arguments
+
+
+def text_of(message: Message) -> str:
+    """Return the text of a message; the parts of a list are joined."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return "" if content is None else str(content)
+
+
+def calls_of(message: Message) -> Iterator[tuple[str, str, str]]:
+    """Yield the id, the name and the arguments as text of each tool call of a message."""
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        arguments = function.get("arguments", "{}")
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        yield str(call.get("id", "")), str(function.get("name", "")), text
+
+
+def is_malformed(message: Message) -> bool:
+    """Return whether a turn has a call without a name, or whose arguments are no JSON object."""
+    return any(not name or read_arguments(arguments) is None for _, name, arguments in calls_of(message))

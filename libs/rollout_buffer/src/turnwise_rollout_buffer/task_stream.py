@@ -1,14 +1,29 @@
-"""An endless, seeded stream of tasks; two integers describe its position, so it can be resumed."""
+"""An endless, seeded stream of tasks from one source or several; a few integers describe its position."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from turnwise import Task
 from turnwise.errors import DataError
+
+
+@frozen
+class Share:
+    """
+    A source of tasks in a mixture.
+
+    Attributes:
+        num_tasks: its number of tasks.
+        weight: of its tasks in the stream, relative to the other sources; above 0.
+    """
+
+    num_tasks: int
+    weight: float = 1.0
 
 
 @define(eq=False)
@@ -16,57 +31,114 @@ class TaskStream:
     """
     Repeated passes over tasks, each in a different random order.
 
+    With several sources, each has its own passes. The next task comes from the source that is furthest behind its
+    weight, so every part of the stream has the sources in proportion, up to one task.
+
     Attributes:
         tasks: at least one.
         seed: seed of the orders.
+        shares: the sources that `tasks` consists of, in order; empty for a single one.
     """
 
     tasks: Sequence[Task]
     seed: int
-    _epoch: int = field(default=0, init=False)
-    _position: int = field(default=0, init=False)
-    _order: list[int] = field(factory=list, init=False)
+    shares: Sequence[Share] = ()
+    _passes: list[_Passes] = field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
-        if not self.tasks:
+        shares = self.shares or [Share(len(self.tasks))]
+        if not self.tasks or not all(share.num_tasks for share in shares):
             raise DataError("the data set has no tasks to train on")
-        self._start_epoch(0)
+        start = 0
+        for number, share in enumerate(shares):
+            label = f"{self.seed}-{number}" if number else str(self.seed)
+            self._passes.append(_Passes(self.tasks[start : start + share.num_tasks], label, share.weight))
+            start += share.num_tasks
 
     def take(self, num: int, without: Collection[str] = ()) -> list[Task]:
         """
         Return the next tasks, all different; fewer than `num` if there are not enough.
+
+        A source without another task for this call leaves its place to the others, and catches up later.
 
         Args:
             num: number of tasks.
             without: uids to skip.
         """
         taken: dict[str, Task] = {}
+        left = list(self._passes)
+        while len(taken) < num and left:
+            total = sum(source.num_taken for source in self._passes) + 1
+            weight = sum(source.weight for source in self._passes)
+            source = max(left, key=lambda each: each.weight / weight * total - each.num_taken)
+            task = source.draw({*without, *taken})
+            if task is None:
+                left.remove(source)
+            else:
+                taken[task.uid] = task
+        return list(taken.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in each source, and the number of tasks that it refers to; JSON values."""
+        return {"sources": [source.state_dict() for source in self._passes]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a position; `DataError` if it refers to other sources or another number of tasks."""
+        sources = state["sources"]
+        if len(sources) != len(self._passes):
+            raise DataError(
+                f"cannot resume: the data set has {len(self._passes)} sources, but the checkpoint was made with"
+                f" {len(sources)}"
+            )
+        for source, saved in zip(self._passes, sources, strict=True):
+            source.load_state_dict(saved)
+
+
+@define(eq=False)
+class _Passes:
+    """The passes over one source; `num_taken` counts the tasks that were returned."""
+
+    tasks: Sequence[Task]
+    label: str
+    weight: float
+    num_taken: int = field(default=0, init=False)
+    _epoch: int = field(default=0, init=False)
+    _position: int = field(default=0, init=False)
+    _order: list[int] = field(factory=list, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._start_epoch(0)
+
+    def draw(self, without: Collection[str]) -> Task | None:
+        """Return the next task that is not excluded, which the pass skips; None if all are."""
         for _ in range(2 * len(self.tasks)):
-            if len(taken) == num:
-                break
             if self._position == len(self._order):
                 self._start_epoch(self._epoch + 1)
             task = self.tasks[self._order[self._position]]
             self._position += 1
             if task.uid not in without:
-                taken.setdefault(task.uid, task)
-        return list(taken.values())
+                self.num_taken += 1
+                return task
+        return None
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position, and the number of tasks that it refers to."""
-        return {"epoch": self._epoch, "position": self._position, "num_tasks": len(self.tasks)}
+        return {
+            "epoch": self._epoch,
+            "position": self._position,
+            "num_taken": self.num_taken,
+            "num_tasks": len(self.tasks),
+        }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restore a position; `DataError` if it refers to another number of tasks."""
         if state["num_tasks"] != len(self.tasks):
             raise DataError(
                 f"cannot resume: the data set has {len(self.tasks)} tasks, but the checkpoint was made with"
                 f" {state['num_tasks']}"
             )
         self._start_epoch(state["epoch"])
-        self._position = state["position"]
+        self._position, self.num_taken = state["position"], state["num_taken"]
 
     def _start_epoch(self, epoch: int) -> None:
         self._epoch, self._position = epoch, 0
         self._order = list(range(len(self.tasks)))
-        random.Random(f"{self.seed}-{epoch}").shuffle(self._order)
+        random.Random(f"{self.label}-{epoch}").shuffle(self._order)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise import Task
 from turnwise.errors import DataError
-from turnwise_rollout_buffer.task_stream import TaskStream
+from turnwise_rollout_buffer.task_stream import Share, TaskStream
 
 TASKS = [Task(messages=({"role": "user", "content": str(number)},), uid=str(number)) for number in range(7)]
 
@@ -99,3 +101,94 @@ def test_duplicate_uids_are_one_task():
     for _ in range(4):
         taken = uids(stream.take(8))
         assert len(taken) == len(set(taken)) == 7
+
+
+def make_mixture(sizes, weights, seed=0):
+    """Return a stream of sources with these numbers of tasks; the uid of each starts with the source's number."""
+    tasks = [
+        Task(messages=({"role": "user", "content": "?"},), uid=f"{source}/{number}")
+        for source, size in enumerate(sizes)
+        for number in range(size)
+    ]
+    return TaskStream(tasks, seed, [Share(*each) for each in zip(sizes, weights, strict=True)])
+
+
+mixtures = st.lists(st.tuples(st.integers(1, 30), st.sampled_from([0.1, 0.5, 1.0, 2.0, 7.0])), min_size=1, max_size=4)
+
+
+@given(mixture=mixtures, num=st.integers(1, 60), seed=st.integers(0, 3))
+def test_sources_come_by_weight(mixture, num, seed):
+    """After any number of tasks, each source has its share of them up to one task for each other source."""
+    sizes, weights = zip(*mixture, strict=True)
+    stream = make_mixture(sizes, weights, seed)
+    taken = [uid for _ in range(num) for uid in uids(stream.take(1))]
+
+    for source, weight in enumerate(weights):
+        count = sum(uid.startswith(f"{source}/") for uid in taken)
+        assert abs(count - num * weight / sum(weights)) < len(weights)
+
+
+@given(mixture=mixtures, num=st.integers(1, 200))
+def test_each_source_is_passed_over_evenly(mixture, num):
+    """Within a source, no task comes more than once more often than another."""
+    sizes, weights = zip(*mixture, strict=True)
+    stream = make_mixture(sizes, weights)
+    counts = dict.fromkeys(uids(stream.tasks), 0)
+    for _ in range(num):
+        counts[uids(stream.take(1))[0]] += 1
+
+    for source in range(len(sizes)):
+        own = [count for uid, count in counts.items() if uid.startswith(f"{source}/")]
+        assert max(own) - min(own) <= 1
+
+
+@given(
+    mixture=mixtures,
+    before=st.lists(st.integers(1, 20), max_size=6),
+    after=st.lists(st.integers(1, 20), min_size=1, max_size=4),
+)
+def test_a_mixture_is_resumed_exactly(mixture, before, after):
+    """A restored mixture returns the tasks that the original would, through JSON, also after sources were exhausted."""
+    sizes, weights = zip(*mixture, strict=True)
+    stream, other = make_mixture(sizes, weights), make_mixture(sizes, weights)
+    for num in before:
+        stream.take(num)
+    other.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+
+    assert [uids(stream.take(num)) for num in after] == [uids(other.take(num)) for num in after]
+
+
+def test_a_small_source_leaves_its_place():
+    """One call has no task twice, so others fill up for a source that is too small, which catches up afterwards."""
+    stream = make_mixture([2, 9], [1, 1])
+
+    first = uids(stream.take(8))
+    assert 8 == len(set(first))
+    assert 2 == sum(uid.startswith("0/") for uid in first)
+    then = [uid[:2] for _ in range(6) for uid in uids(stream.take(1))]
+    assert ["0/"] * 4 == then[:4]
+    assert 11 == len(stream.take(20))
+
+
+def test_another_mixture_is_refused():
+    """Another number of sources, or of tasks in one of them, cannot continue a checkpoint."""
+    state = make_mixture([3, 4], [1, 1]).state_dict()
+    with pytest.raises(DataError, match="the data set has 1 sources, but the checkpoint was made with 2"):
+        make_mixture([7], [1]).load_state_dict(state)
+    with pytest.raises(DataError, match="the data set has 5 tasks, but the checkpoint was made with 4"):
+        make_mixture([3, 5], [1, 1]).load_state_dict(state)
+
+
+def test_weights_may_change_at_a_resume():
+    """New weights hold for the whole stream: the source that they favour comes until it has its share."""
+    stream, other = make_mixture([20, 20], [1, 1]), make_mixture([20, 20], [3, 1])
+    stream.take(8)
+    other.load_state_dict(stream.state_dict())
+
+    assert ["0/"] * 8 == [uid[:2] for uid in uids(other.take(8))]
+
+
+def test_a_source_without_tasks():
+    """An empty source is refused: its weight could not be met."""
+    with pytest.raises(DataError, match="no tasks to train on"):
+        make_mixture([3, 0], [1, 1])

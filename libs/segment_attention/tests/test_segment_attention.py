@@ -8,6 +8,8 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import turnwise_segment_attention as segments
 from turnwise.record.trajectory import Trajectory
@@ -139,6 +141,45 @@ def test_flex_attention_forward():
 
     expected = dense_attention(query, key, value, torch.from_numpy(visibility(trajectory))[None], 8**-0.5)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the number of elements of the largest tensor that an operator returns."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        sizes = [each.numel() for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+        self.largest = max(self.largest, *sizes, 0)
+        return result
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_block_masks_are_those_of_torch_without_a_whole_mask(padded):
+    """Two rows of 2,560 columns, one with padding: the same blocks, from parts of the mask."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    size = 2500
+    rows = [record((700, 300, 129), (128, 400), prompt=300, tail=10), record((1, 2), prompt=1000)]
+    both = [columns(each) for each in rows]
+    blocks, paths = (
+        torch.cat([torch.nn.functional.pad(each[index], (0, size - each[index].shape[1])) for each in both])
+        for index in (0, 1)
+    )
+    real = (torch.arange(size) < torch.tensor([[len(each)] for each in rows])).long() if padded else None
+    with LargestTensor() as seen:
+        mask = segments.block_mask(blocks, paths, real)
+
+    rule = segments.mask_mod(blocks, paths, real)
+    expected = create_block_mask(rule, len(rows), None, size, size, device="cpu")
+    assert seen.largest <= 2 * 1024 * (size + 128)
+    assert torch.equal(mask.to_dense(), expected.to_dense())
+    assert mask.seq_lengths == expected.seq_lengths
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(mask, name), getattr(expected, name)), name
+    for name in ("kv_indices", "full_kv_indices"):
+        assert torch.equal(getattr(mask, name), getattr(expected, name)), name
 
 
 @pytest.fixture(scope="module", params=[transformers.Qwen3Config, transformers.LlamaConfig])

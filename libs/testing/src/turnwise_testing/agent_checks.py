@@ -22,6 +22,7 @@ from turnwise.record.columns import Origin
 from turnwise.record.invariants import check_sampled, check_trajectory
 from turnwise.types import GenerateRequest, State, Status
 from turnwise_testing.agent_probe import AgentProbe, Run
+from turnwise_testing.checks import register
 from turnwise_testing.engine_probe import expect, expect_equal
 from turnwise_testing.scripted import Failure
 
@@ -31,11 +32,17 @@ AGENT_CHECKS: dict[str, AgentCheck] = {}
 """Every check by the name of its function without `check_`."""
 
 _ENDED = (Status.COMPLETED, Status.TRUNCATED)
+_SLOW_TURN_S = 10.0
+"""So long that no turn ends before an abort or a deadline, also on a machine that delays these by seconds."""
 
 
-def _check(function: AgentCheck) -> AgentCheck:
-    AGENT_CHECKS[getattr(function, "__name__", "").removeprefix("check_")] = function
-    return function
+_check = register(AGENT_CHECKS)
+
+
+@_check
+async def check_fulfils_the_protocol(probe: AgentProbe) -> None:
+    """The factory returns something with the method of an agent."""
+    expect(isinstance(probe.make_agent(), Agent), "it is no Agent: it has no method `step`")
 
 
 @_check
@@ -133,8 +140,8 @@ async def check_engine_failure_is_the_engines(probe: AgentProbe) -> None:
 @_check
 async def check_abort_keeps_what_was_sampled(probe: AgentProbe) -> None:
     """An aborted episode ends soon, as aborted, with the tokens that it had."""
-    for after_s in (0.0, 0.02, 0.05):
-        engine = probe.slow_engine(turn_s=0.2)
+    for after_s in (0.0, 0.05, 0.6):
+        engine = probe.slow_engine(turn_s=_SLOW_TURN_S)
         await engine.start()
         run = await probe.run(probe.tasks[0], engine=engine, abort_after_s=after_s)
         expect_equal(run.result.status, Status.ABORTED, f"status when aborted after {after_s} s")
@@ -144,9 +151,9 @@ async def check_abort_keeps_what_was_sampled(probe: AgentProbe) -> None:
 @_check
 async def check_deadline_keeps_what_was_sampled(probe: AgentProbe) -> None:
     """An episode that is late ends as timed out, with the tokens that it had."""
-    engine = probe.slow_engine(turn_s=0.2)
+    engine = probe.slow_engine(turn_s=_SLOW_TURN_S)
     await engine.start()
-    run = await probe.run(probe.tasks[0], engine=engine, limits=probe.limits(episode_s=0.04))
+    run = await probe.run(probe.tasks[0], engine=engine, limits=probe.limits(episode_s=0.5))
     expect_equal(run.result.status, Status.TIMED_OUT, "status of a late episode")
     expect(sum(run.result.metrics.num_tokens.values()) > 0, "the late episode kept no token")
     _expect_sound(run)

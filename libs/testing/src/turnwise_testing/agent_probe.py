@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import evolve, field, frozen
 
@@ -25,7 +25,6 @@ from turnwise.episode.setup import EpisodeContext, Limits
 from turnwise.protocols import Agent, Chat, Episode, Resources, Reward, Tool
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec
-from turnwise.tools.function import function_tool
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import (
     Capabilities,
@@ -36,6 +35,8 @@ from turnwise.types import (
     Task,
     TokenArray,
     ToolCall,
+    ToolResult,
+    ToolSchema,
 )
 from turnwise_testing.scripted import ScriptedEngine
 from turnwise_testing.tokenizers import byte_tokenizer
@@ -81,20 +82,37 @@ def _call(raw: str) -> ToolCall:
         return ToolCall(error=f"Error: malformed call: {type(error).__name__}", raw=raw)
 
 
-def add(a: int, b: int) -> int:
-    """
-    Add two numbers.
+class AddTool:
+    """The tool `add`, which adds two numbers."""
 
-    Args:
-        a: First.
-        b: Second.
-    """
-    return a + b
+    schema: ClassVar[ToolSchema] = {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "a": {"type": "integer", "description": "First."},
+                    "b": {"type": "integer", "description": "Second."},
+                },
+                "required": ["a", "b"],
+                "additionalProperties": False,
+            },
+        },
+    }
+
+    async def create(self, task: Task) -> None: ...
+
+    async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
+        return ToolResult(text=str(arguments["a"] + arguments["b"]))
+
+    async def release(self, session: object) -> None: ...
 
 
 def probe_resources() -> Resources:
     """Return the resources of a typical agent: a chat template, a parser and the tool `add`."""
-    tools: dict[str, Tool] = {"add": function_tool(add)}
+    tools: dict[str, Tool] = {"add": AddTool()}
     return Resources(chat=probe_chat(), parser=ProbeParser(probe_chat()), tools=tools)
 
 
@@ -172,7 +190,7 @@ class AgentProbe:
     turns: tuple[str, ...] = TURNS
     num_tasks: int = 8
     response_length: int = 1024
-    timeout_s: float = 60.0
+    timeout_s: float = 600.0
     tasks: tuple[Task, ...] = field()
 
     @tasks.default

@@ -42,7 +42,7 @@ class GatewayResponse(NamedTuple):
 def send_request(
     endpoint: GatewayEndpoint, method: str, path: str, body: bytes | None = None, key: str | None = None
 ) -> GatewayResponse:
-    """Send one request to a gateway over a new connection; `key` replaces that of the endpoint."""
+    """Send one request to a gateway over a new connection; `key` replaces the endpoint's key."""
     parts = urlsplit(endpoint.url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
     try:

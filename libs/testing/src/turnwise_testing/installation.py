@@ -28,6 +28,6 @@ def install_plugin(folder: Path, module: str, code: str, *, entry: str = "", ver
 def write_distribution(folder: Path, name: str, version: str) -> Path:
     """Write the metadata of a distribution, which then looks installed to code with the folder on `sys.path`."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-    info.mkdir(parents=True)
+    info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
     return info

@@ -16,6 +16,7 @@ from attrs import frozen
 
 from turnwise.protocols import Chat, ToolParser
 from turnwise.types import ToolCall, as_token_array
+from turnwise_testing.checks import register
 from turnwise_testing.engine_probe import expect, expect_equal
 
 Parsed = tuple[str, tuple[ToolCall, ...]]
@@ -78,15 +79,19 @@ class ParserProbe:
         return f"First {calls[0]} then {calls[1]} done."
 
 
-ParserCheck = Callable[[ParserProbe], None]
+ParserCheck = Callable[[ParserProbe], str | None]
 
 PARSER_CHECKS: dict[str, ParserCheck] = {}
 """Every check by the name of its function without `check_`."""
 
 
-def _check(function: ParserCheck) -> ParserCheck:
-    PARSER_CHECKS[getattr(function, "__name__", "").removeprefix("check_")] = function
-    return function
+_check = register(PARSER_CHECKS)
+
+
+@_check
+def check_fulfils_the_protocol(probe: ParserProbe) -> None:
+    """The factory returns something with the method of a parser."""
+    expect(isinstance(probe.parser, ToolParser), "it is no ToolParser: it has no method `parse`")
 
 
 @_check
@@ -143,13 +148,14 @@ def check_a_turn_may_be_cut_anywhere(probe: ParserProbe) -> None:
 
 
 @_check
-def check_splitting_changes_nothing(probe: ParserProbe) -> None:
+def check_splitting_changes_nothing(probe: ParserProbe) -> str | None:
     """The same text in other tokens has the same calls."""
     if probe.tags_are_tokens:
-        return
+        return "the parser finds tags by their ids"
     for text in (probe.good_turn(), *probe.malformed):
         one_by_one = [token_id for char in text for token_id in probe.chat.tokenizer.encode(char)]
         expect_equal(probe.parse_ids(one_by_one), probe.parse(text), f"{text!r}, each character by itself")
+    return None
 
 
 @_check

@@ -1,4 +1,4 @@
-"""Registers the command `check`."""
+"""Registers the commands `check` and `new`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ def _check(_config: NoConfig, _resources: Resources) -> Command:
     return CheckCommand()
 
 
+def _new(_config: NoConfig, _resources: Resources) -> Command:
+    from turnwise_testing.scaffold.command import NewCommand
+
+    return NewCommand()
+
+
 @hookimpl
 def register_commands(registry: Registry[Command]) -> None:
-    """Add the command `check`."""
+    """Add the commands `check` and `new`."""
     registry.add("check", _check)
+    registry.add("new", _new)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
+from math import inf
 from typing import Any
 
 from attrs import evolve, field, frozen
@@ -18,6 +19,7 @@ from turnwise.protocols import Chat, Reward
 from turnwise.record.result import EpisodeResult
 from turnwise.types import Status, Task
 from turnwise_testing.agent_probe import AgentProbe, ReplayAgent, make_task, probe_chat
+from turnwise_testing.checks import register
 from turnwise_testing.engine_probe import expect, expect_equal
 
 
@@ -65,7 +67,8 @@ class RewardProbe:
         engine = evolve(agents.engine(), outputs=lambda _request: ids)
         await engine.start()
         task = evolve(example.task, ground_truth=example.ground_truth)
-        limits = agents.limits(response_length=len(ids) + 1)
+        # The time limit of the check is the only one: its error says which promise the reward does not keep.
+        limits = agents.limits(response_length=len(ids) + 1, reward_s=inf)
         run = await agents.run(task, engine=engine, limits=limits, reward=reward or self.make_reward())
         _expect_scored(run.result, example)
         return run.result
@@ -77,9 +80,13 @@ REWARD_CHECKS: dict[str, RewardCheck] = {}
 """Every check by the name of its function without `check_`."""
 
 
-def _check(function: RewardCheck) -> RewardCheck:
-    REWARD_CHECKS[getattr(function, "__name__", "").removeprefix("check_")] = function
-    return function
+_check = register(REWARD_CHECKS)
+
+
+@_check
+async def check_fulfils_the_protocol(probe: RewardProbe) -> None:
+    """The factory returns something with the method of a reward."""
+    expect(isinstance(probe.make_reward(), Reward), "it is no Reward: it has no method `score`")
 
 
 @_check

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from turnwise.protocols import Resources, Reward
+from turnwise.protocols import Resources
 from turnwise_testing.agent_probe import probe_chat
 from turnwise_testing.reward_checks import REWARD_CHECKS, RewardExample, RewardProbe
 from turnwise_testing.suite import PluginSuite
@@ -32,6 +30,7 @@ class RewardSuite(PluginSuite):
     """
 
     hook = "register_rewards"
+    checks = REWARD_CHECKS
 
     @pytest.fixture
     def resources(self) -> Resources:
@@ -52,36 +51,3 @@ class RewardSuite(PluginSuite):
             examples=tuple(examples),
             chat=resources.chat or probe_chat(),
         )
-
-    def test_fulfils_the_protocol(self, probe: RewardProbe) -> None:
-        """The factory returns something with the method of a reward."""
-        assert isinstance(probe.make_reward(), Reward)
-
-    def test_returns_a_score(self, probe: RewardProbe) -> None:
-        """Every example has a finite `Score` that fits its trajectory."""
-        run(probe, "returns_a_score")
-
-    def test_expected_values(self, probe: RewardProbe) -> None:
-        """Examples with an expected score get that score."""
-        run(probe, "expected_values")
-
-    def test_is_repeatable(self, probe: RewardProbe) -> None:
-        """The same episode has the same score, in any order, from one object or from several."""
-        run(probe, "is_repeatable")
-
-    def test_many_at_once_do_not_mix(self, probe: RewardProbe) -> None:
-        """One object scores many episodes at once, each as it does alone."""
-        run(probe, "many_at_once_do_not_mix")
-
-    def test_empty_response_has_a_score(self, probe: RewardProbe) -> None:
-        """A model that wrote nothing, or only ended its turn, is scored and fails nothing."""
-        run(probe, "empty_response_has_a_score")
-
-    def test_cut_response_has_a_score(self, probe: RewardProbe) -> None:
-        """An answer that the budget cut anywhere, in a character too, is scored."""
-        run(probe, "cut_response_has_a_score")
-
-
-def run(probe: RewardProbe, name: str) -> None:
-    """Run one check in a new event loop."""
-    asyncio.run(REWARD_CHECKS[name](probe))

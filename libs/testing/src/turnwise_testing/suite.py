@@ -17,6 +17,7 @@ import importlib
 import pickle
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
@@ -24,12 +25,38 @@ import pytest
 
 from turnwise.plugin.registry import Entry, Registry
 from turnwise.protocols import Resources
+from turnwise_testing.checks import CHECK_TIMEOUT_S, Check, promise_of, run_check
 
 HEAVY_MODULES = ("torch", "ray", "vllm", "sglang", "transformers")
 _META_TEST = "test_no_standard_test_is_overridden"
 
 
-class PluginSuite:
+class CheckedSuite:
+    """
+    The base of all suites: makes a test of each check, within a time limit.
+
+    Attributes:
+        checks: functions of the fixture `probe`; each becomes a test, whose docstring is the check's promise.
+        check_timeout_s: longest time of one check in seconds.
+    """
+
+    checks: ClassVar[Mapping[str, Check]] = {}
+    check_timeout_s: ClassVar[float] = CHECK_TIMEOUT_S
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, check in vars(cls).get("checks", {}).items():
+            setattr(cls, f"test_{name}", _test_of(check))
+        # The test that finds overridden tests cannot find that it was overridden itself.
+        if _META_TEST in vars(cls):
+            raise TypeError(f"{cls.__name__} must not override {_META_TEST}")
+
+    def test_no_standard_test_is_overridden(self) -> None:
+        """A plugin adds tests; it removes and replaces none, but for known failures that say why."""
+        assert overridden_tests(type(self)) == []
+
+
+class PluginSuite(CheckedSuite):
     """
     The conformance suite of all plugins.
 
@@ -40,20 +67,15 @@ class PluginSuite:
 
     Set by the suite of each kind:
         hook: which hook registers it, such as `register_engines`.
+        checks: functions of the fixture `probe`; each becomes a test, whose docstring is the check's promise.
 
-    May be overridden: the fixtures `config` and `resources`.
+    May be overridden: the fixtures `config` and `resources`, and `check_timeout_s`, the longest time of one check.
     """
 
     entry_point: ClassVar[str]
     module: ClassVar[str]
     registered: ClassVar[str]
     hook: ClassVar[str]
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        # The test that finds overridden tests cannot find that it was overridden itself.
-        if _META_TEST in vars(cls):
-            raise TypeError(f"{cls.__name__} must not override {_META_TEST}")
 
     @pytest.fixture
     def config(self) -> object:
@@ -97,9 +119,16 @@ class PluginSuite:
         """A config crosses process borders, so it survives pickling."""
         assert pickle.loads(pickle.dumps(config)) == config
 
-    def test_no_standard_test_is_overridden(self) -> None:
-        """A plugin adds tests; it removes and replaces none, but for known failures that say why."""
-        assert overridden_tests(type(self)) == []
+
+def _test_of(check: Check) -> Any:
+    """Return a check as a test method."""
+
+    def test(self: CheckedSuite, probe: Any) -> None:
+        if reason := run_check(check, probe, self.check_timeout_s):
+            pytest.skip(reason)
+
+    test.__doc__ = promise_of(check)
+    return test
 
 
 def overridden_tests(suite: type) -> list[str]:

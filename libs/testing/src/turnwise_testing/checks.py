@@ -1,0 +1,107 @@
+"""
+Checks of conformance suites: functions of a probe, each with its promise, run within a time limit.
+
+The first paragraph of a check's docstring is its promise. A check raises `AssertionError` when the promise is broken,
+and may return a text: the reason why it does not apply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from types import FrameType
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+Check = Callable[[Any], "str | Coroutine[Any, Any, str | None] | None"]
+"""A sync or async function of a probe."""
+
+CHECK_TIMEOUT_S: Final = 60.0
+"""Longest time of one check, unless a suite or `turnwise check` sets another."""
+_LIBRARIES: Final = (sysconfig.get_path("stdlib"), __file__.removesuffix("checks.py"), "<")
+
+
+def register(checks: dict[str, Any]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Return a decorator that adds a function to a table, under its name without `check_`."""
+
+    def add(function: Callable[..., T]) -> Callable[..., T]:
+        checks[getattr(function, "__name__", "").removeprefix("check_")] = function
+        return function
+
+    return add
+
+
+def promise_of(check: object) -> str:
+    """Return the first paragraph of a check's docstring, as one line."""
+    return " ".join((inspect.getdoc(check) or "").split("\n\n")[0].split())
+
+
+def run_check(check: Check, probe: Any, timeout_s: float = CHECK_TIMEOUT_S) -> str | None:
+    """Run a sync or async check on a probe; see `run_within`."""
+
+    def run() -> str | None:
+        outcome = check(probe)
+        return asyncio.run(outcome) if isinstance(outcome, Coroutine) else outcome
+
+    try:
+        return run_within(run, promise_of(check), timeout_s)
+    except ExceptionGroup as group:
+        # pytest and the command line show the first text, and a group has no useful text.
+        raise _first(group) from group
+
+
+def run_within(call: Callable[[], T], promise: str, timeout_s: float = CHECK_TIMEOUT_S) -> T:
+    """
+    Call a function in a new thread and return its result; raise its exception.
+
+    Raises:
+        AssertionError: it takes longer than `timeout_s` seconds. The text has the promise and the place that waits. The
+            thread is left behind, because Python cannot stop it.
+    """
+    outcome: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised in the caller's thread; pytest's skip is no Exception
+            outcome.set_exception(error)
+
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(work,), name="turnwise check", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        place = _waiting_place()
+        raise AssertionError(f"nothing came within {timeout_s:g} s{place}; the promise: {promise}")
+    return outcome.result()
+
+
+def _waiting_place() -> str:
+    """Return the plugin's line that a thread of a check waits in, for an error text; empty when none is found."""
+    for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the documented way to see another thread
+        thread = next((each for each in threading.enumerate() if each.ident == ident), None)
+        if thread is not None and thread.name in ("turnwise check", "turnwise tool") and (place := _own_line(frame)):
+            return f", and {place} still waits"
+    return ""
+
+
+def _own_line(frame: FrameType) -> str:
+    """Return the innermost line that is neither Python's, nor turnwise's, nor this kit's."""
+    for each in reversed(traceback.extract_stack(frame)):
+        if not each.filename.startswith(_LIBRARIES) and "/turnwise/" not in each.filename:
+            return f"{each.filename}:{each.lineno} in {each.name}"
+    return ""
+
+
+def _first(group: ExceptionGroup[Exception]) -> Exception:
+    first: Exception = group
+    while isinstance(first, ExceptionGroup):
+        first = first.exceptions[0]
+    return first

@@ -1,0 +1,1 @@
+"""`turnwise new`: writes plugins from templates."""

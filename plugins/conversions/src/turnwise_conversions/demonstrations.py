@@ -1,0 +1,107 @@
+"""
+Conversations as token ids for supervised fine-tuning (SFT).
+
+The ids are the ones that a rollout would see: the prompt, then for each turn of the assistant its own tokens, and the
+chat template's delta of the messages that follow. The loss covers the assistant's tokens alone, end-of-turn included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from attrs import frozen
+
+from turnwise import Chat, Message
+from turnwise.errors import DataError, TemplateError
+from turnwise.types import TokenArray, ToolSchema
+from turnwise_result_files.messages import calls_of, is_malformed, text_of
+
+
+@frozen(eq=False)
+class Demonstration:
+    """
+    A conversation in tokens.
+
+    Attributes:
+        input_ids: (T,) int32.
+        loss_mask: (T,) bool, True on the tokens that the model learns to write.
+    """
+
+    input_ids: TokenArray
+    loss_mask: np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+
+def encode_demonstration(chat: Chat, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> Demonstration:
+    """
+    Return a conversation as a rollout would record it.
+
+    A turn with `weight` 0 is in the context and not in the loss, as in OpenAI's fine-tuning files.
+
+    Args:
+        chat: template of the model.
+        messages: they end with a turn of the assistant; calls of tools are in the OpenAI form.
+        tools: schemas of the tools.
+
+    Raises:
+        DataError: the conversation has no turn of the assistant, or a malformed call, or the template writes a turn in
+            a form that it does not continue.
+    """
+    turns = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
+    if not turns or turns[-1] != len(messages) - 1:
+        raise DataError("a demonstration ends with a message of the role assistant")
+    if turns[0] == 0:
+        raise DataError("a demonstration starts with a message of another role than assistant")
+    ids, mask = [chat.prompt(messages[: turns[0]], tools)], [False]
+    for turn, following in zip(turns, [*turns[1:], None], strict=True):
+        ids.append(_encode_turn(chat, messages[: turn + 1], tools))
+        mask.append(messages[turn].get("weight", 1) != 0)
+        if following is not None:
+            if following == turn + 1:
+                raise DataError(f"messages {turn} and {following} are both of the role assistant")
+            ids.append(chat.delta(messages[turn + 1 : following], int(ids[-1][-1]), with_tools=bool(tools)))
+            mask.append(False)
+    return Demonstration(
+        input_ids=np.concatenate(ids).astype(np.int32),
+        loss_mask=np.concatenate([np.full(len(part), value) for part, value in zip(ids, mask, strict=True)]),
+    )
+
+
+def _encode_turn(chat: Chat, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> TokenArray:
+    """
+    Return the tokens of the last message, which the model would write.
+
+    The template renders the conversation with the turn and one message more. Without the prompt before the turn and the
+    delta behind it, the turn is left. Templates that drop reasoning before a user message keep it before a tool result.
+    """
+    number, turn = len(messages) - 1, messages[-1]
+    if is_malformed(turn):
+        raise DataError(f"message {number} has a call without a name, or whose arguments are no JSON object")
+    before = chat.prompt(messages[:-1], tools)
+    problem = "the chat template does not write this turn as the model would"
+    for probe in _probes(turn):
+        try:
+            whole = chat.prompt([*messages, probe], tools)
+            after = chat.delta([probe], next(iter(chat.stop_token_ids), 0), with_tools=bool(tools))
+        except TemplateError as error:
+            problem = str(error)
+            continue
+        ids = whole[len(before) : len(whole) - len(after)]
+        fits = np.array_equal(whole[: len(before)], before) and np.array_equal(whole[len(whole) - len(after) :], after)
+        if fits and len(ids) and int(ids[-1]) in chat.stop_token_ids and _shows(chat.text(ids), turn):
+            return ids
+    raise DataError(f"message {number}: {problem}")
+
+
+def _probes(turn: Message) -> Iterator[Message]:
+    """Yield messages that may follow a turn."""
+    yield {"role": "user", "content": "."}
+    name, function, _ = next(iter(calls_of(turn)), ("call", "tool", ""))
+    yield {"role": "tool", "content": ".", "tool_call_id": name, "name": function}
+
+
+def _shows(text: str, turn: Message) -> bool:
+    """Return whether a turn's text has all of its parts: content, reasoning and the names of its calls."""
+    reasoning = str(turn.get("reasoning_content") or turn.get("reasoning") or "")
+    parts = [text_of(turn), reasoning, *(function for _, function, _ in calls_of(turn))]
+    return all(part.strip() in text for part in parts)

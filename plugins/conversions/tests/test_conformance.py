@@ -1,0 +1,12 @@
+"""The command `convert` passes the conformance suite of plugins."""
+
+from turnwise_testing.suite import PluginSuite
+
+
+class TestConversions(PluginSuite):
+    """The standard suite of plugins."""
+
+    hook = "register_commands"
+    entry_point = "conversions"
+    module = "turnwise_conversions"
+    registered = "convert"

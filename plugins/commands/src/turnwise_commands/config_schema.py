@@ -19,12 +19,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 
 import attrs
+import structlog
 from attrs import define, field
 
-from turnwise.config.parts import KIND, SCHEMA, TARGET_PATTERN, Choice, ToolClass, TypeForm, file_fields
+from turnwise.config.own_code import PLUGINS_ONLY
+from turnwise.config.parts import KIND, PLACE_PATTERN, SCHEMA, Choice, ToolChoice, TypeForm, file_fields
 from turnwise.config.run import RunConfig
 from turnwise.config.runtime import RuntimeConfig
 from turnwise.config.structuring import default_of, unstructure
+from turnwise.errors import describe
 from turnwise.plugin.host import Host
 from turnwise.plugin.registry import Entry
 
@@ -42,6 +45,8 @@ _SCALARS: Mapping[object, Schema] = {
     Path: {"type": "string", "minLength": 1},
 }
 _TOOL_SCHEMA = "replaces the tool's own schema, which the model sees"
+_PLACE: Schema = {"type": "string", "pattern": PLACE_PATTERN}
+_OWN_SECTION: Schema = {"type": "object", "properties": {"name": _PLACE}, "required": ["name"]}
 _BOUNDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
 
 
@@ -105,7 +110,7 @@ class _Builder:
             return {"enum": [each.value if isinstance(each, Enum) else each for each in get_args(kind) or kind]}
         if kind in _SCALARS:
             return dict(_SCALARS[kind])
-        if kind is Choice:
+        if kind in (Choice, ToolChoice):
             known = registry if self.host is not None else ""
             return self._named(f"Choice.{known}" if known else "Choice", lambda: self._choice(known))
         if attrs.has(kind):
@@ -115,8 +120,6 @@ class _Builder:
     def _class(self, kind: type) -> Schema:
         namesakes = sum(other.__name__ == kind.__name__ for other in self._names)
         name = self._names.setdefault(kind, f"{kind.__name__}.{namesakes + 1}" if namesakes else kind.__name__)
-        if kind is ToolClass:
-            return self._named(name, _tool_class)
         reference = self._named(name, lambda: self.section(kind))
         if kind is RuntimeConfig:
             return _any_of([self._of(attrs.fields(RuntimeConfig).name.type), reference])
@@ -134,17 +137,27 @@ class _Builder:
             section = {"type": "object", "properties": {"name": name}, "required": ["name"]}
             return _described(_any_of([name, section]), _summary(Choice))
         entries: Mapping[str, Entry[object]] = getattr(self.host, registry).entries()
-        if not entries:
+        own = [] if registry in PLUGINS_ONLY else [_PLACE, _OWN_SECTION]
+        if not entries and not own:
             return {"not": {}, "description": "no plugin that has one is installed"}
         sections = [self._options(entry) for entry in entries.values()]
         if registry == "tools":
-            own = {"schema": {"type": "object", "description": _TOOL_SCHEMA}}
-            sections = [{**each, "properties": {**each["properties"], **own}} for each in sections]
+            schema = {"schema": {"type": "object", "description": _TOOL_SCHEMA}}
+            sections = [{**each, "properties": {**each["properties"], **schema}} for each in sections]
         bare = [name for name, section in zip(entries, sections, strict=True) if section["required"] == ["name"]]
-        return {"oneOf": [*([{"enum": bare}] if bare else []), *sections]}
+        return {"oneOf": [*([{"enum": bare}] if bare else []), *sections, *own]}
 
     def _options(self, entry: Entry[object]) -> Schema:
-        section = self.section(entry.config)
+        known = set(self.definitions)
+        try:
+            section = self.section(entry.config)
+        except Exception as error:  # noqa: BLE001 - a broken class must not cost the schema of the other parts
+            for half_made in self.definitions.keys() - known:
+                del self.definitions[half_made]
+            structlog.get_logger().warning(
+                "the schema checks no options of this part", part=entry.name, plugin=entry.owner, error=describe(error)
+            )
+            return {"type": "object", "properties": {"name": {"const": entry.name}}, "required": ["name"]}
         section["properties"] = {"name": {"const": entry.name}, **section["properties"]}
         section["required"] = ["name", *section.get("required", ())]
         return section
@@ -160,14 +173,6 @@ class _Builder:
         if issubclass(origin, Sequence | AbstractSet):
             return {"type": "array", "items": self._of(members[0], registry) if members else {}}
         return {}
-
-
-def _tool_class() -> Schema:
-    target = {"type": "string", "pattern": TARGET_PATTERN}
-    # With a name it is a registered tool, and the other keys are that tool's options.
-    own = {"type": "object", "description": _TOOL_SCHEMA}
-    section = {"type": "object", "properties": {"class": target, "name": False, "schema": own}, "required": ["class"]}
-    return _described(section, _summary(ToolClass))
 
 
 def _any_of(schemas: list[Schema]) -> Schema:

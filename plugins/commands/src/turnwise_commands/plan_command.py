@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping
 
 from rich.console import Console
@@ -53,11 +54,33 @@ def plan_as_json(placement: RunPlacement, memory: MemoryConfig) -> JsonDict:
         "workers": {"count": placement.num_workers, "cpus_each": placement.worker_cpus},
         "reward_workers": {"count": placement.reward_workers, "cpus_each": placement.worker_cpus},
         "needs": placement.needs,
-        "largest_bundle": placement.largest_bundle,
+        "largest_bundle": find_largest_bundle(placement),
         "devices_per_node": placement.devices_per_node,
-        "num_gpu_nodes": placement.num_nodes,
+        "num_gpu_nodes": count_gpu_nodes(placement),
         "memory": {"mode": memory.mode, "level": memory.level if memory.mode == "hybrid" else None},
     }
+
+
+def find_largest_bundle(placement: RunPlacement) -> dict[str, float]:
+    """Return the largest amount of each resource in one bundle. Some node must have it."""
+    largest: Counter[str] = Counter()
+    for pool in placement.pools:
+        for bundle in pool.bundles:
+            largest |= Counter(bundle)
+    return dict(largest)
+
+
+def count_gpu_nodes(placement: RunPlacement) -> int:
+    """Return the number of nodes with `devices_per_node` GPUs that hold the replicas, packed first-fit."""
+    free: list[float] = []
+    amounts = [bundle.get("GPU", 0.0) for pool in placement.pools for bundle in pool.bundles * pool.num_replicas]
+    for amount in sorted(filter(None, amounts), reverse=True):  # largest first packs more closely
+        place = next((i for i, left in enumerate(free) if left >= amount), None)
+        if place is None:
+            free.append(placement.devices_per_node - amount)
+        else:
+            free[place] -= amount
+    return len(free)
 
 
 def _pool_as_json(pool: PoolPlacement) -> JsonDict:
@@ -115,9 +138,10 @@ def _run_rows(placement: RunPlacement) -> list[tuple[str, str]]:
     if placement.runtime == "ray":
         rows.append(("cluster", placement.address or "started for the run"))
         rows.append(("needs in all", _shown(placement.needs)))
-        rows.append(("needs on one node", _shown(placement.largest_bundle)))
-    if placement.num_nodes:
-        rows.append(("nodes", f"at least {placement.num_nodes} with {placement.devices_per_node} GPU"))
+        rows.append(("needs on one node", _shown(find_largest_bundle(placement))))
+    num_nodes = count_gpu_nodes(placement)
+    if num_nodes:
+        rows.append(("nodes", f"at least {num_nodes} with {placement.devices_per_node} GPU"))
     return rows
 
 

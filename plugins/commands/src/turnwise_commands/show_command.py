@@ -15,8 +15,8 @@ from turnwise.protocols.command import OK
 from turnwise.record.result import EpisodeResult
 from turnwise.types import TokenArray
 from turnwise_commands.display import Decode, literal, results_table, trajectory_view
-from turnwise_commands.resumption import CONFIG_FILE
 from turnwise_result_files import find_rows, read_results
+from turnwise_result_files.resumption import CONFIG_FILE
 
 
 class ShowCommand:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from turnwise import Episode, Message, Resources, State, ToolCall, ToolResult
-from turnwise.errors import BudgetExhausted, ConfigError
+from turnwise.errors import BudgetExhausted, ConfigError, TemplateError
 from turnwise.messages import build_turn_message, name_call
 from turnwise.types import TokenArray
 from turnwise_tool_agent.config import ToolAgentConfig
@@ -36,7 +36,8 @@ class ToolAgent:
         resources: chat template, tools with their parser, and optionally a simulated user.
 
     Raises:
-        ConfigError: the run has no chat template, or tools but no parser.
+        ConfigError: the run has no chat template, or tools but no parser; or the template cannot append results of
+            tools or replies of the user.
     """
 
     def __init__(self, config: ToolAgentConfig, resources: Resources) -> None:
@@ -49,6 +50,24 @@ class ToolAgent:
         self._parser = resources.parser
         self._schemas = resources.tool_schemas
         self._has_user = resources.interaction is not None
+        if config.max_assistant_turns != 1:
+            self._check_template()
+
+    def _check_template(self) -> None:
+        """Raise `ConfigError` for messages that the template cannot append, before every episode fails by them."""
+        messages: list[Message] = []
+        if self._schemas:
+            messages.append({"role": "tool", "tool_call_id": name_call(1, 0), "name": "tool", "content": ""})
+        if self._has_user:
+            messages.append({"role": "user", "content": ""})
+        try:
+            for message in messages:
+                self._delta([message], self._chat.stop_token_ids[0])
+        except TemplateError as error:
+            raise ConfigError(f"agent 'tool_agent': {error}") from error
+
+    def _delta(self, messages: Sequence[Message], last_token_id: int) -> TokenArray:
+        return self._chat.delta(messages, last_token_id, with_tools=bool(self._schemas))
 
     async def step(self, episode: Episode) -> State:
         match episode.state:
@@ -147,7 +166,7 @@ class ToolAgent:
     def _continue(self, episode: Episode, messages: Sequence[Message]) -> State:
         """Append messages after the model's turn. If they leave no room for another turn, the episode ends instead."""
         # `observe` raises when there is no room, before the messages are changed.
-        episode.observe(self._chat.delta(messages, int(episode.trajectory.input_ids[-1])))
+        episode.observe(self._delta(messages, int(episode.trajectory.input_ids[-1])))
         episode.messages.extend(messages)
         episode.memory["user_turns"] += 1
         episode.memory["calls"] = []

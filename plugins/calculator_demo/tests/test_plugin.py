@@ -86,8 +86,8 @@ def test_the_limit_of_operations_is_an_option() -> None:
 
 def test_the_schema_describes_the_function() -> None:
     """The registered schema equals the schema of the typed function."""
-    function_tool = pytest.importorskip("turnwise.tools.function").function_tool
-    made: dict[str, Any] = dict(function_tool(calculator).schema)
+    tool = pytest.importorskip("turnwise_plain_functions").tool
+    made: dict[str, Any] = dict(tool(calculator).schema)
     assert made == TOOL_SCHEMA
 
 

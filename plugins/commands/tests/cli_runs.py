@@ -12,55 +12,8 @@ from turnwise_result_files import read_results
 
 NUM_HELD = 3
 """Episodes of a run of ten that wait until the file of `engine.hold` exists."""
-PLUGIN = """
-import os
-
+ODD_REWARD = """
 import turnwise
-from attrs import frozen
-
-
-@frozen
-class Config:
-    token_latency_s: float = 0.0
-    num_failures: int = 0
-    breaks: bool = False
-    hold: str = ""
-
-
-def make(config, resources):
-    from turnwise_testing.scripted import Failure, RandomPolicy, ScriptedEngine
-
-    def latency(request, index):
-        # Episodes of the last two rows stop after two tokens until the file exists.
-        prompt = "".join(map(chr, request.token_ids[:60].tolist()))
-        held = "Question 3" in prompt or "Question 4" in prompt
-        return 1000.0 if held and index == 2 and not os.path.exists(config.hold) else 0.001
-
-    policy = RandomPolicy(seed=3, vocab_size=120, end_token_id=258, mean_tokens=9)
-    failures = dict.fromkeys(range(config.num_failures), Failure.ERROR)
-    engine = ScriptedEngine(
-        policy=policy, token_latency_s=latency if config.hold else config.token_latency_s, failures=failures
-    )
-    if config.breaks:
-        engine._state = "broken"
-    return engine
-
-
-class Agent:
-    def __init__(self, config, resources):
-        self.chat = resources.chat
-
-    async def step(self, episode):
-        if episode.state == "pending":
-            episode.begin(self.chat.prompt(episode.messages))
-            return "generating"
-        await episode.generate(max_tokens=50)
-        return "terminated"
-
-
-class Length:
-    def score(self, episode):
-        return float(episode.trajectory.num_response_tokens)
 
 
 class Odd:
@@ -75,18 +28,7 @@ class Odd:
 
 
 @turnwise.hookimpl
-def register_engines(registry):
-    registry.add("scripted", make, config=Config)
-
-
-@turnwise.hookimpl
-def register_agents(registry):
-    registry.add("once", Agent)
-
-
-@turnwise.hookimpl
 def register_rewards(registry):
-    registry.add("length", lambda config, resources: Length())
     registry.add("odd", lambda config, resources: Odd())
 """
 

@@ -68,7 +68,8 @@ class TestRollout:
         """
         The observer `episode_log` writes a line per episode with its costs and status.
         """
-        assert rollout(run_dir, "observers=[episode_log]", "telemetry.log_format=json") == 0
+        plugins = "plugins=[scripted_kit,acme_odd,observability,plain_functions]"
+        assert rollout(run_dir, plugins, "observers=[episode_log]", "telemetry.log_format=json") == 0
         lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
         episodes = [line for line in lines if line["event"] == "episode finished"]
 
@@ -81,7 +82,7 @@ class TestRollout:
         """
         Without the plugin the error names the observer, before anything is written.
         """
-        monkeypatch.setenv("TURNWISE_PLUGINS", "acme_kit,commands")
+        monkeypatch.setenv("TURNWISE_PLUGINS", "scripted_kit,acme_odd,commands")
         assert rollout(run_dir, "--trace", str(run_dir / "run.json")) == 2
 
         error = capsys.readouterr().err
@@ -93,9 +94,9 @@ class TestRollout:
         """The error has the folder to put on Python's path, which then works."""
         text = 'def beside(x: int) -> int:\n    """Double.\n\n    Args:\n        x: it.\n    """\n    return 2 * x\n'
         (run_dir / "my_tools.py").write_text(text)
-        tools = ("tools=[{function: my_tools:beside}]", "tool_modules=[my_tools]")
+        tools = ("tools=[my_tools:beside]", "modules=[my_tools]")
         assert 2 == rollout(run_dir, *tools)
-        remedy = f"No module named 'my_tools', but a file beside the config is: set PYTHONPATH={run_dir}"
+        remedy = f"a file beside the config is found by ./FILE.py:NAME, or with PYTHONPATH={run_dir}"
         assert remedy in capsys.readouterr().err
 
         monkeypatch.syspath_prepend(str(run_dir))
@@ -168,11 +169,11 @@ class TestBadInput:
             ("rollout.n=three", "rollout.n"),
             ("engine.speed=3", "engine.speed"),
             ("engine=vlm", "vlm"),
-            ("plugins=[acme_kitt]", "acme_kit"),
+            ("plugins=[scripted_kitt]", "scripted_kit"),
             ("model.path=nowhere", "nowhere"),
             ("model.path=no_template", "chat template"),
             ("rollout.prompt_length=3", "more than prompt_length=3"),
-            ("tools=[{function: os.path:join}]", "tool_modules"),
+            ("tools=[os.path:join]", "modules"),
             ("tools=[nothing]", "nothing"),
             ("tools_file=bad_tools.yaml", "bad_tools.yaml"),
             ("tools_file=bad_schema.yaml", "schema"),
@@ -193,12 +194,12 @@ class TestBadInput:
         )
         (run_dir / "bad_tools.yaml").write_text("tools: [{name: 3}]\n")
         (run_dir / "bad_schema.yaml").write_text(
-            "tools:\n- function: json:dumps\n"
+            "tools:\n- name: json:dumps\n"
             "  schema: {type: function, function: {name: x, parameters: {type: nonsense}}}\n"
         )
         byte_tokenizer(chat_template=None).save_pretrained(run_dir / "no_template")
 
-        assert rollout(run_dir, override, "tool_modules=[json]") == 2
+        assert rollout(run_dir, override, "modules=[json]") == 2
         error = capsys.readouterr().err
         lines = [line for line in error.splitlines() if line.startswith("turnwise: error:")]
         assert len(lines) == 1, error
@@ -343,12 +344,13 @@ class TestOthers:
         assert main(["check", "onse"]) == 2
         assert "did you mean 'once'" in capsys.readouterr().err
 
-    def test_check_of_an_engine_needs_a_model(self, run_dir, capsys):
+    def test_check_of_an_engine(self, run_dir, capsys):
         """
-        An engine without a config is refused with the option that gives it one.
+        A registered engine is put through the checks with the options of a config.
         """
-        assert main(["check", "scripted"]) == 2
-        assert "add --config" in capsys.readouterr().err
+        config = ["--config", str(run_dir / "run.yaml"), "engine.token_latency_s=0.005", "engine.mean_tokens=200"]
+        assert main(["check", "scripted", *config]) == 0
+        assert "passed  scripted: abort_returns_what_was_sampled" in capsys.readouterr().out
 
     @pytest.mark.parametrize("command", ["rollout", "show", "config", "plan"])
     def test_help_has_examples(self, command, capsys):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NewType
 
 import jsonschema_rs
 import pytest
+import structlog
 from attrs import Factory, field, fields, frozen, make_class, validators
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,11 +97,10 @@ def paths_of(value: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]
 
 
 # Rules between fields and in validators of our own, which JSON Schema does not know.
-BEYOND_SCHEMA = {("model", "trust_remote_code"), ("model",), ("tool_modules",)}
+BEYOND_SCHEMA = {("model", "trust_remote_code"), ("model",)}
 PATHS = sorted(set(paths_of(to_dict(structure_config(MINIMAL, Path("/"))))) - BEYOND_SCHEMA)
 PATHS += [(*path[:-1], "unknown") for path in PATHS if len(path) > 1] + [("unknown",), ("base_dir",)]
-TOOLS = [["t"], [{"name": "t", "class": 1}], [{"function": "m:f"}], [{"class": "m:C", "k": 1}], [{"class": "m"}], [{}]]
-TOOLS += [[{"function": "m:f", "k": 1}], [{"class": 3}], [{"function": "m.f"}], [[]]]
+TOOLS = [["t"], [{"name": "t", "class": 1}], ["m:f"], ["./f.py:f"], [{"name": "m:C", "k": 1}], [{"k": 3}], [{}], [[]]]
 VALUES = [None, True, False, 0, 1, 2, -1, 5, 0.5, -0.5, "", "x", "3", "local", "auto", "error", "info", [], {}]
 VALUES += [["x"], [""], [1], {"name": "x"}, {"name": "x", "k": [1]}, {"name": ""}, {"name": 1}, {"k": 1}, {"k": "x"}]
 VALUES += [["x", {"name": "y"}], {"agent": {"name": "z"}}, *TOOLS]
@@ -109,7 +109,7 @@ VALUES += [["x", {"name": "y"}], {"agent": {"name": "z"}}, *TOOLS]
 @st.composite
 def documents(draw):
     """A small config with up to four values, right or wrong, put somewhere in it."""
-    document = copy.deepcopy(MINIMAL) | {"tool_modules": ["m"]}
+    document = copy.deepcopy(MINIMAL) | {"modules": ["m"]}
     for path in draw(st.lists(st.sampled_from(PATHS), max_size=4)):
         section = document
         for key in path[:-1]:
@@ -199,7 +199,10 @@ def test_documentation_of_several_lines_is_joined():
         ({"agents": {"x": "c"}}, False),
         ({"reward": None}, True),
         ({"reward": "r"}, False),
-        ({"tools": ["t", {"function": "m:f"}, {"class": "m:C", "k": 1}]}, True),
+        ({"tools": ["t", "m:f", {"name": "m:C", "k": 1}]}, True),
+        ({"tools": ["m:f.g"]}, False),
+        ({"agent": "./agent.py:Agent"}, True),
+        ({"engine": "m:E"}, False),
         ({"tools": ["u"]}, False),
         ({"engine": "e"}, False),
         ({"engine": {"name": "e"}}, False),
@@ -270,3 +273,34 @@ def test_a_file_stands_up_to_the_schema_as_it_was_read(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("data: {path: t}\nagent: a\nengine: e\nrollout: {sampling: {temperature: 1e-1}}\n")
     assert PLAIN.is_valid(read_mapping(path))
+
+
+@frozen
+class Unresolved:
+    """An annotation names a class that does not exist."""
+
+    first: Node = Node()
+    second: "Missing" = None  # noqa: F821 - the class must not exist
+
+
+@frozen
+class Unwritable:
+    """A config file has no form for this default."""
+
+    hook: Any = field(default=print)
+
+
+@pytest.mark.parametrize("broken", [Unresolved, Unwritable])
+def test_a_broken_config_class_costs_only_its_own_options(broken):
+    """A log line names the part and its plugin, and the schema still checks all other parts."""
+    registered = {"a": NoConfig, "b": Node}
+    host = host_of(agents={**registered, "z": broken}, engines={"e": EngineOptions})
+    with structlog.testing.capture_logs() as logs:
+        validator = jsonschema_rs.validator_for(json_schema(host))
+
+    assert [(line["part"], line["plugin"]) for line in logs] == [("z", host.agents.get("z").owner)]
+    run = {"data": {"path": "t"}, "engine": {"name": "e", "path": "p"}}
+    assert validator.is_valid({**run, "agent": {"name": "z", "anything": 1}})
+    assert validator.is_valid({**run, "agent": {"name": "b", "children": [{}]}})
+    assert not validator.is_valid({**run, "agent": {"name": "b", "children": 3}})
+    assert not validator.is_valid({**run, "agent": {"name": "unknown"}})

@@ -119,6 +119,23 @@ class TestInterrupts:
         assert resume(out) == 0
         check_complete(out)
 
+    @pytest.mark.parametrize("removed", [("batch.safetensors", "metrics.json"), ()])
+    def test_a_resume_removes_what_a_killed_part_left(self, run_dir, removed):
+        """A kill in the end phase leaves temporary files: after --resume the folder is that of an undisturbed run."""
+        assert rollout(run_dir) == 0
+        out = run_dir / "out"
+        whole = {path.name for path in out.iterdir()}
+        for name in removed:
+            (out / name).unlink()
+        for name in ("running.json", "running.json.partial", "trajectories.parquet.complete", ".tmpaB3xY9"):
+            (out / name).write_text("half")
+        for name in ("batch.safetensors.partial", "metrics.json.partial", "rescued-trajectories.parquet.partial"):
+            (out / name).write_text("half")
+
+        assert resume(out) == 0
+        check_complete(out)
+        assert {path.name for path in out.iterdir()} == whole
+
     def test_episodes_of_an_outage_run_again_when_asked(self, run_dir, capsys):
         """--resume alone keeps failed episodes; with --retry-failed those of an engine run again."""
         assert rollout(run_dir, "engine.num_failures=10") == 1

@@ -8,7 +8,9 @@ import sys
 import pytest
 import yaml
 
+from turnwise import PoolPlacement, RunPlacement
 from turnwise.cli import main
+from turnwise_commands.plan_command import count_gpu_nodes, find_largest_bundle
 from turnwise_testing.installation import install_plugin
 
 
@@ -113,3 +115,13 @@ def test_plan_rejects_an_invalid_address(config_file):
     assert (2, "") == (done.returncode, done.stdout)
     assert 1 == len(done.stderr.splitlines())
     assert "runtime.ray.address: expected host:port, ray://host:port, auto or local, got 'nonsense'" in done.stderr
+
+
+def test_pools_share_nodes_where_they_fit():
+    """Two replicas with four devices fill a node of eight, so those with one device need a second node."""
+    policy = PoolPlacement(num_replicas=2, bundles=({"GPU": 1.0},))
+    judge = PoolPlacement(name="judge", num_replicas=2, bundles=({"GPU": 4.0},))
+    placement = RunPlacement(runtime="ray", address=None, pools=(policy, judge), num_workers=1, devices_per_node=8)
+
+    assert 2 == count_gpu_nodes(placement)
+    assert {"GPU": 4.0} == find_largest_bundle(placement)

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import pytest
 from attrs import define, evolve, field
@@ -10,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise import Reply, Resources, State, Status, ToolResult
+from turnwise.chat.template import ChatTemplate
 from turnwise.errors import ConfigError, InfrastructureError
 from turnwise.record.columns import Origin
-from turnwise.tools.function import function_tool
-from turnwise_testing.agent_probe import AgentProbe, add, make_task, probe_resources
+from turnwise_plain_functions import tool
+from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
 from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.tokenizers import byte_tokenizer
 from turnwise_tool_agent import make_tool_agent
 from turnwise_tool_agent.config import ToolAgentConfig
 from turnwise_tool_agent.truncation import MARK, truncate
@@ -22,6 +26,17 @@ from turnwise_tool_agent.truncation import MARK, truncate
 
 def call(name="add", **arguments):
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def add(a: int, b: int) -> int:
+    """
+    Add two numbers.
+
+    Args:
+        a: First.
+        b: Second.
+    """
+    return a + b
 
 
 @define
@@ -45,7 +60,7 @@ def converse(*texts, tools=(add,), user=None, limits: Mapping = {}, task=None, c
     """Run one episode whose model writes one text per turn; `closed` says whether the first ends with its end token."""
     resources = evolve(
         probe_resources(),
-        tools={tool.__name__: function_tool(tool) for tool in tools},
+        tools={func.__name__: tool(func) for func in tools},
         interaction=user,
     )
     agent = make_tool_agent(ToolAgentConfig(**options), resources)
@@ -385,3 +400,65 @@ class TestSetup:
         with pytest.raises(ValueError, match="tool_agent has no state 'odd'"):
             asyncio.run(agent.step(Odd()))
         assert State.PENDING == "pending"
+
+
+MOVING_TOOLS = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {%- if tools and loop.last %}{{- '[AVAILABLE_TOOLS] ' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{%- endif %}
+        {{- '[INST] ' + message.content + '[/INST]' }}
+    {%- elif message.role == 'assistant' %}
+        {{- ' ' + message.content | trim + eos_token }}
+    {%- else %}
+        {{- raise_exception('Only user and assistant roles are supported!') }}
+    {%- endif %}
+{%- endfor %}
+"""
+"""Puts tools before the newest user message, as Mistral's template does, and knows no tool messages, as Gemma's."""
+
+
+def resources_with(template, **changes):
+    chat = ChatTemplate(byte_tokenizer(template, bos_token="<s>", eos_token="</s>"))
+    return evolve(probe_resources(), chat=chat, **changes)
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ({}, "cannot append a tool message: it fails: Only user and assistant roles are supported!"),
+        ({"interaction": User([])}, "cannot append a tool message"),
+        ({"tools": {}, "interaction": User([])}, ""),
+        ({"tools": {}}, ""),
+    ],
+)
+def test_a_template_that_cannot_append(parts, text):
+    """It is refused before the run where it matters: tool results, but not replies of a user without tools."""
+    resources = resources_with(MOVING_TOOLS, **parts)
+    with pytest.raises(ConfigError, match=text) if text else nullcontext():
+        make_tool_agent(ToolAgentConfig(), resources)
+    make_tool_agent(ToolAgentConfig(max_assistant_turns=1), resources)
+
+
+def test_tools_that_move_and_a_user():
+    """With tools, the template renders the replies of a user elsewhere, so the run is refused."""
+    template = MOVING_TOOLS.replace("{%- elif message.role == 'assistant' %}", """\
+    {%- elif message.role == 'tool' %}
+        {{- '[TOOL_RESULTS]' + message.content + '[/TOOL_RESULTS]' }}
+    {%- elif message.role == 'assistant' %}""")  # fmt: skip
+    make_tool_agent(ToolAgentConfig(), resources_with(template))
+    with pytest.raises(ConfigError, match="cannot append a user message: they read differently when tools are given"):
+        make_tool_agent(ToolAgentConfig(), resources_with(template, interaction=User([])))
+
+
+def test_a_conversation_without_tools_in_such_a_template():
+    """The reply of the user follows the turn of the model as the template renders it."""
+    resources = resources_with(MOVING_TOOLS, tools={}, interaction=User([Reply(content="And 2 + 2?")]))
+    agent = make_tool_agent(ToolAgentConfig(max_assistant_turns=2), resources)
+    probe = AgentProbe(make_agent=lambda: agent, resources=resources, turns=("It is 5.", "It is 4."))
+    done = asyncio.run(probe.run(make_task()))
+
+    assert done.result.status is Status.COMPLETED, done.result.fault
+    text = resources.chat.tokenizer.decode(done.result.trajectories[0].input_ids)
+    turn = r"It is [45]\.</s>"  # the probe's engine picks one of the texts
+    assert re.fullmatch(rf"<s>\[INST\] Question 0\?\[/INST\]{turn}\[INST\] And 2 \+ 2\?\[/INST\]{turn}", text)

@@ -7,7 +7,7 @@ from attrs import define, field
 
 from turnwise import Resources, ToolResult
 from turnwise.errors import InfrastructureError
-from turnwise.tools.function import function_tool
+from turnwise_plain_functions import tool
 from turnwise_testing.agent_probe import AgentProbe, make_task, probe_chat
 from turnwise_testing.scripted import ScriptedEngine
 from turnwise_torl_python import make_torl_python
@@ -57,7 +57,7 @@ def fake_python(code: str) -> ToolResult:
 
 def resources_with(python=fake_python, chat=None):
     """Return resources with the tool `python` and a chat template, over bytes by default."""
-    return Resources(chat=chat or probe_chat(), tools={"python": function_tool(python, name="python")})
+    return Resources(chat=chat or probe_chat(), tools={"python": tool(python, name="python")})
 
 
 def play(turns, resources, *, limits=None, task=None, engine=None, agent=None, **options):

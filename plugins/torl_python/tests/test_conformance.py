@@ -4,7 +4,7 @@ import pytest
 from attrs import frozen
 
 from turnwise import Resources
-from turnwise.tools.function import function_tool
+from turnwise_plain_functions import tool
 from turnwise_testing.agent_probe import AgentProbe, probe_chat
 from turnwise_testing.agent_suite import AgentSuite
 from turnwise_testing.reward_checks import RewardExample
@@ -58,7 +58,7 @@ class TestTorlPython(AgentSuite):
     @pytest.fixture
     def resources(self):
         """A tokenizer, and a tool that runs nothing."""
-        return Resources(chat=probe_chat(), tools={"python": function_tool(python)})
+        return Resources(chat=probe_chat(), tools={"python": tool(python)})
 
     @pytest.fixture
     def probe(self, config, resources):

@@ -1,7 +1,6 @@
 """`turnwise rollout --trace FILE` draws a run, however it ends."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,74 +12,14 @@ import yaml
 from turnwise import Status
 from turnwise.cli import main
 from turnwise_result_files import read_results
-from turnwise_testing.installation import install_plugin
-from turnwise_testing.tokenizers import byte_tokenizer
-
-PLUGIN = """
-import turnwise
-from attrs import frozen
-
-
-@frozen
-class Config:
-    token_latency_s: float = 0.0
-
-
-def make(config, resources):
-    from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
-
-    policy = RandomPolicy(seed=3, vocab_size=120, end_token_id=258, mean_tokens=9)
-    return ScriptedEngine(policy=policy, token_latency_s=config.token_latency_s)
-
-
-class Agent:
-    def __init__(self, config, resources):
-        self.chat = resources.chat
-
-    async def step(self, episode):
-        if episode.state == "pending":
-            episode.begin(self.chat.prompt(episode.messages))
-            return "generating"
-        await episode.generate(max_tokens=50)
-        return "terminated"
-
-
-@turnwise.hookimpl
-def register_engines(registry):
-    registry.add("scripted", make, config=Config)
-
-
-@turnwise.hookimpl
-def register_agents(registry):
-    registry.add("once", Agent)
-"""
+from turnwise_testing.scripted_run import PLUGIN, SITE, environment_of, write_scripted_run
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch):
-    """A folder with an installed plugin: an engine and an agent that need no model."""
-    folder = tmp_path / "site"
-    install_plugin(folder, "traced_kit", PLUGIN)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delitem(sys.modules, "traced_kit", raising=False)
-    return folder
-
-
-@pytest.fixture
-def run_dir(tmp_path, site):
-    """A folder with a tokenizer, a data set of five rows and a config."""
-    byte_tokenizer().save_pretrained(tmp_path / "model")
-    rows = [{"messages": [{"role": "user", "content": f"Question {i}"}]} for i in range(5)]
-    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    config = {
-        "model": {"path": "model"},
-        "data": {"path": "data.jsonl"},
-        "engine": "scripted",
-        "agent": "once",
-        "rollout": {"n": 2, "prompt_length": 64, "response_length": 64},
-        "plugins": ["observability", "traced_kit"],
-    }
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+def run_dir(tmp_path, monkeypatch):
+    """A folder with a config, and an installed plugin that needs no model."""
+    write_scripted_run(tmp_path, plugins=["observability", PLUGIN])
+    monkeypatch.syspath_prepend(str(tmp_path / SITE))
     return tmp_path
 
 
@@ -109,13 +48,13 @@ def test_a_config_that_leaves_the_plugin_out(run_dir, capsys):
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-def test_trace_of_a_run_that_was_stopped(run_dir, site, stop):
+def test_trace_of_a_run_that_was_stopped(run_dir, stop):
     """The trace is valid however the run ends; after an interrupt it has the aborted episodes."""
     command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", "engine.token_latency_s=0.05"]
     command += ["--out", "out", "--trace", "run.json"]
     log = run_dir / "log"
     with log.open("w") as stream:
-        environment = os.environ | {"PYTHONPATH": str(site)}
+        environment = environment_of(run_dir)
         process = subprocess.Popen(command, cwd=run_dir, env=environment, stdout=stream, stderr=stream)
         try:
             wait_for(lambda: "rollout started" in log.read_text(), process)

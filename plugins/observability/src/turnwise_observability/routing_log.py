@@ -23,14 +23,16 @@ class RoutingLogConfig:
 
 @define(eq=False)
 class RoutingLog(Observer):
-    """Logs the replica of each request, and the reason."""
+    """Logs the replica of each request, and the reason, with the key that `episode_log` logs too."""
 
+    place = "driver"
     config: RoutingLogConfig = field(factory=RoutingLogConfig)
 
     def on_request_routed(self, event: RequestRouted) -> None:
         if event.kind != "sticky" or self.config.sticky:
             structlog.get_logger().info(
                 "request routed",
+                key=event.key,
                 trajectory=event.trajectory_id,
                 replica=event.replica,
                 kind=event.kind,

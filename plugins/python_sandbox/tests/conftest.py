@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +17,12 @@ from types import SimpleNamespace
 import pytest
 from attrs import evolve
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sandbox_settings import SETTINGS, Host, Setting
+
 from turnwise_python_sandbox import Sandbox, SandboxUnavailableError, Tier, supervisor
-from turnwise_python_sandbox.box import messages
+from turnwise_python_sandbox.box import landlock, messages
 from turnwise_python_sandbox.box.messages import Exited, Launch, Ready, Started
 from turnwise_python_sandbox.job import Job
 from turnwise_python_sandbox.limits import Limits
@@ -116,6 +121,26 @@ def make_sandbox() -> Iterator[Callable[..., Sandbox]]:
     yield make
     for sandbox in made:
         sandbox.close()
+
+
+# The kernel's own Landlock with every test; the older ones with the slow tests.
+_PARAMS = [pytest.param(each, id=str(each), marks=[pytest.mark.slow] if each.abi else []) for each in SETTINGS]
+
+
+@pytest.fixture(scope="module", params=_PARAMS)
+def host(request: pytest.FixtureRequest) -> Iterator[Host]:
+    """A sandbox in one setting, with its victim."""
+    setting: Setting = request.param
+    if setting.user == "root" and os.geteuid() != 0:
+        pytest.skip("only root can start a sandbox as root")
+    if landlock.detect_abi() < (setting.abi or 1):
+        pytest.skip(f"this kernel has Landlock ABI {landlock.detect_abi()}")
+    try:
+        made = Host(setting)
+    except SandboxUnavailableError as error:
+        pytest.skip(f"{setting} does not work here: {error}")
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session", params=[1, 2], ids=["tier1", "tier2"])

@@ -7,8 +7,10 @@ Each comes with a victim: files of the user who runs the programs, which only th
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
+import pkgutil
 import resource
 import shutil
 import socket
@@ -21,7 +23,7 @@ from typing import Any
 
 from attrs import frozen
 
-from turnwise_python_sandbox import Sandbox, SandboxUnavailableError
+from turnwise_python_sandbox import Sandbox, SandboxUnavailableError, interpreter, server_command, subprocess_backend
 from turnwise_python_sandbox.interpreter import PACKAGE, find_blocking_directory
 from turnwise_python_sandbox.server_command import find_unprivileged_uid
 
@@ -99,6 +101,7 @@ class Host:
         uid = _ORDINARY_UID if ordinary and os.geteuid() == 0 else None
         self.victim = Victim(uid or find_unprivileged_uid() or os.geteuid(), owns_library=ordinary)
         self._child: _Child | None = None
+        self._package: ReachablePackage | None = None
         self._sandbox: Sandbox | None = None
         options: dict[str, Any] = {"tier": setting.tier, **_LIMITS}
         if setting.abi is not None:
@@ -108,9 +111,10 @@ class Host:
             if uid is None:
                 self._sandbox = Sandbox(**options).start()
             else:
-                self._child = _Child(uid, options | {"python": find_reachable_python(uid)})
+                self._package = ReachablePackage(uid)
+                self._child = _Child(uid, options | {"python": find_reachable_python(uid)}, self._package)
         except BaseException:
-            self.victim.remove()
+            self.close()
             raise
 
     def run(self, codes: Sequence[str], timeout_s: float = 5.0) -> list[dict[str, Any]]:
@@ -127,6 +131,8 @@ class Host:
             self._child.close()
         if self._sandbox is not None:
             self._sandbox.close()
+        if self._package is not None:
+            self._package.remove()
         self.victim.remove()
 
     def _ask(self, request: dict[str, Any]) -> list[dict[str, Any]]:
@@ -136,15 +142,41 @@ class Host:
         return _answer(self._sandbox, request)
 
 
+class ReachablePackage:
+    """The sandbox's sources where a user can read them: a copy, if that user may not enter the checkout's folder."""
+
+    def __init__(self, uid: int) -> None:
+        self._copy: Path | None = None
+        self.path = PACKAGE
+        if find_blocking_directory(PACKAGE, uid) is not None:
+            self._copy = Path(tempfile.mkdtemp(prefix="turnwise-package-", dir="/tmp"))
+            self.path = str(shutil.copytree(PACKAGE, self._copy / "package"))
+            for each in (self._copy, *self._copy.rglob("*")):
+                each.chmod(0o755 if each.is_dir() else 0o644)
+
+    def use(self) -> None:
+        """Let this process start servers from these sources, and load all that it imports only when needed."""
+        for module in pkgutil.walk_packages([PACKAGE], "turnwise_python_sandbox."):
+            importlib.import_module(module.name)
+        for each in (interpreter, server_command, subprocess_backend):
+            each.PACKAGE = self.path
+
+    def remove(self) -> None:
+        """Remove the copy."""
+        if self._copy is not None:
+            shutil.rmtree(self._copy)
+
+
 class _Child:
     """A forked child with another user, which serves requests; a program cannot tell it from a user's own process."""
 
-    def __init__(self, uid: int, options: dict[str, Any]) -> None:
+    def __init__(self, uid: int, options: dict[str, Any], package: ReachablePackage) -> None:
         ours, theirs = socket.socketpair()
         self.pid = os.fork()
         if self.pid == 0:
             with contextlib.suppress(BaseException):
                 ours.close()
+                package.use()
                 _serve(theirs, uid, options)
             os._exit(0)
         theirs.close()
@@ -171,6 +203,7 @@ def _serve(connection: socket.socket, uid: int, options: dict[str, Any]) -> None
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     tempfile.tempdir = None
+    sys.executable = options["python"]  # the user's own interpreter; the sandbox starts a helper with it
     with connection.makefile("rw") as stream:
         try:
             sandbox = Sandbox(**options).start()
@@ -197,11 +230,13 @@ def _answer(sandbox: Sandbox, request: dict[str, Any]) -> list[dict[str, Any]]:
 
 def find_reachable_python(uid: int) -> str:
     """Return an interpreter that a user can run; raise `SandboxUnavailableError` if there is none."""
+    blocked = []
     for path in (os.path.realpath(getattr(sys, "_base_executable", sys.executable)), "/usr/bin/python3"):
-        if os.path.exists(path) and find_blocking_directory(path, uid) is None:
-            break
-    else:
-        raise SandboxUnavailableError("no interpreter is reachable for an ordinary user")
-    if find_blocking_directory(PACKAGE, uid):
-        raise SandboxUnavailableError("this checkout is not reachable for an ordinary user")
-    return path
+        if not os.path.exists(path):
+            continue
+        blocking = find_blocking_directory(path, uid)
+        if blocking is None:
+            return path
+        blocked.append(f"it may not enter {blocking}, where {path} is")
+    reasons = "; ".join(blocked) or "there is none"
+    raise SandboxUnavailableError(f"an ordinary user can run no interpreter: {reasons}")

@@ -5,10 +5,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from attrs import frozen
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sandbox_settings import Host
 
 from turnwise_python_sandbox import Sandbox, Status
 
@@ -309,6 +314,22 @@ def test_attack_is_contained(sandbox: Sandbox, programs_of, wait_until, attack: 
     wait_until(lambda: programs_of(sandbox) == set())
     after = sandbox.run("print('well')")
     assert (Status.OK, "well\n") == (after.status, after.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+def test_attack_is_contained_in_every_setting(host: Host, attack: Attack) -> None:
+    """As root and as an ordinary user, with each Landlock: the attack reaches nothing, and the next program runs."""
+    before = host.victim.describe()
+    host.run([f"secret = {_SECRET!r}"])
+
+    (result,) = host.run([attack.code], timeout_s=_LIMIT_S if "timeout" in attack.statuses else 60.0)
+    (after,) = host.run(["print('well')"])
+
+    assert "BREACH" not in result["stdout"], result["stdout"]
+    assert result["status"] in attack.statuses, result
+    assert before == host.victim.describe()
+    assert ("ok", "well\n") == (after["status"], after["stdout"])
 
 
 def test_the_readme_lists_every_attack() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -15,10 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from neighbour_attacks import NEIGHBOUR_ATTACKS, NeighbourAttack, build_program
-from sandbox_settings import SETTINGS, Host, Setting
-
-from turnwise_python_sandbox import SandboxUnavailableError
-from turnwise_python_sandbox.box import landlock
+from sandbox_settings import Host
 
 _NEIGHBOUR = """
 import os, time
@@ -35,26 +31,6 @@ for fd in range(3, 1024):
     try: os.write(fd, b'\\0\\0\\0\\x10{"exit_code": 0}')
     except OSError: pass
 """
-
-
-# The kernel's own Landlock with every test; the older ones with the slow tests.
-_PARAMS = [pytest.param(each, id=str(each), marks=[pytest.mark.slow] if each.abi else []) for each in SETTINGS]
-
-
-@pytest.fixture(scope="module", params=_PARAMS)
-def host(request: pytest.FixtureRequest) -> Iterator[Host]:
-    """A sandbox in one setting, with its victim."""
-    setting: Setting = request.param
-    if setting.user == "root" and os.geteuid() != 0:
-        pytest.skip("only root can start a sandbox as root")
-    if landlock.detect_abi() < (setting.abi or 1):
-        pytest.skip(f"this kernel has Landlock ABI {landlock.detect_abi()}")
-    try:
-        made = Host(setting)
-    except SandboxUnavailableError as error:
-        pytest.skip(f"{setting} does not work here: {error}")
-    yield made
-    made.close()
 
 
 @contextlib.contextmanager

@@ -137,7 +137,8 @@ def decode(datagram: bytes) -> Message:
 def _check_field(name: str, value: Any) -> None:
     expected = _FIELD_TYPES[name]
     # bool is a subclass of int, but True is no number of bytes.
-    fits = isinstance(value, expected) and (expected is bool or not isinstance(value, bool))  # type: ignore[arg-type]
+    fits = isinstance(value, expected)  # type: ignore[arg-type]  # a type, or a union of types
+    fits = fits and (expected is bool or not isinstance(value, bool))
     if fits and isinstance(value, float):
         fits = math.isfinite(value)
     if fits and isinstance(value, tuple):

@@ -145,8 +145,8 @@ def shut_down(main: ModuleType, code: int) -> NoReturn:
 
     Other modules stay, because the process would have to copy the pages that it shares with the server to free them.
     """
-    # The interpreter's own steps have no public names.
-    steps = (threading._shutdown, atexit._run_exitfuncs, lambda: _clear(main))  # type: ignore[attr-defined] # noqa: SLF001
+    shut_down_threads = threading._shutdown  # type: ignore[attr-defined] # noqa: SLF001 - it has no public name
+    steps = (shut_down_threads, atexit._run_exitfuncs, lambda: _clear(main))  # noqa: SLF001 - it has no public name
     for step in steps:
         try:
             step()

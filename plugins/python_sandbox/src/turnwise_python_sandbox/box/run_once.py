@@ -36,5 +36,5 @@ def main(settings_text: str) -> NoReturn:
         # macOS refuses to limit the address space.
         with contextlib.suppress(OSError, ValueError):
             confinement.set_limit(kind, value)
-    sys.stdout.reconfigure(encoding="utf-8", line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout.reconfigure(encoding="utf-8", line_buffering=True)  # type: ignore[union-attr]  # a real file
     program.run_file(code_fd)

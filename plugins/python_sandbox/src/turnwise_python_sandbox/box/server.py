@@ -50,8 +50,9 @@ def _serve(settings: dict[str, Any], control: socket.socket, isolation: Isolatio
         sys.exit("this kernel has no Landlock, or the container hides it")
     sys.path += settings["import_path"]
     missing = preload.preload_modules([*_COMMON_MODULES.split(), *settings["preload"]])
-    sys.stdout.reconfigure(encoding="utf-8", errors="strict", line_buffering=True)  # type: ignore[union-attr]
-    sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # type: ignore[union-attr]
+    for stream in (sys.stdin, sys.stdout):
+        stream.reconfigure(encoding="utf-8", errors="strict")  # type: ignore[union-attr]  # a real file
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # as above
     server = ForkServer(control, isolation, _build_confinement(settings, abi))
     control.send(messages.encode(Ready(abi, missing)))
     # Frozen objects are never visited by the collector, so that forks do not copy their pages.

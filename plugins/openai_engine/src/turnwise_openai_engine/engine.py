@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -107,7 +108,7 @@ class OpenAIEngine:
         max_tokens = self._check_request(request)
         pending = self._pending[request.request_id] = _Pending(request)
         try:
-            outcome = await self._run_attempts(pending, self._attempts(pending, session, dialect, max_tokens))
+            outcome = await self._run_attempts(pending, partial(self._attempts, pending, session, dialect, max_tokens))
         finally:
             del self._pending[request.request_id]
         if isinstance(outcome, Exception) and not pending.aborted:
@@ -166,12 +167,16 @@ class OpenAIEngine:
         check_not_in_flight(request, self._pending)
         return request.sampling.max_tokens if max_context is None else num_new_tokens(request, max_context)
 
-    async def _run_attempts(self, pending: _Pending, attempts: Any) -> Exception | None:
+    async def _run_attempts(
+        self, pending: _Pending, attempts: Callable[[], Coroutine[Any, Any, None]]
+    ) -> Exception | None:
         """Run the attempts in a task, which `abort` can cancel without the caller, and return their error."""
 
         async def outcome() -> Exception | None:
             try:
-                await attempts
+                # Called here, because an abort can cancel this task before its first step: a coroutine that was
+                # made outside would then never be awaited.
+                await attempts()
             except (EngineError, InfrastructureError) as error:
                 return error
             return None

@@ -8,8 +8,10 @@ expired stay in the episode as untrained ones.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import sqlite3
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
@@ -20,23 +22,23 @@ from aiohttp import web
 from attrs import define, evolve, field
 
 from turnwise import Episode
-from turnwise.errors import InfrastructureError
+from turnwise.errors import ConfigError, InfrastructureError
 from turnwise_gateway.agent import show_task
 from turnwise_gateway.host import ModelClient, RunningServer
 from turnwise_gateway.pool.leased_session import LeasedSession
 from turnwise_gateway.pool.store import Lease, PoolResult, PoolTask
 from turnwise_gateway.pool.task_pool import TaskPool
 from turnwise_gateway.pull_options import PullOptions
-from turnwise_gateway.pull_pool import POLL_S, SharedPool, SharedStore, build_shared_app, name_task
+from turnwise_gateway.pull_pool import POLL_S, HeldError, SharedPool, SharedStore, build_shared_app, name_task
 from turnwise_gateway.pull_site import PullSite
+from turnwise_gateway.replay.request_file import end_log, log_session
 from turnwise_gateway.server import ServerOptions
+from turnwise_gateway.server.closing import close_runner
 from turnwise_gateway.session.options import TrainedKinds
 from turnwise_gateway.session.session import Session, SessionParts
 
-_MAX_SESSIONS: Final = 4096
-"""Sessions that the control port shows, those that are over included."""
-_ACCEPT_PASSES: Final = 8
-"""Passes of the event loop after the last accepted connection."""
+_MAX_ENDED: Final = 128
+"""Sessions that are over and that the control port still shows."""
 _UNTRAINED: Final = TrainedKinds(main=False, subagent=False, compaction=False, auxiliary=False)
 
 
@@ -74,6 +76,8 @@ class Attempt:
                 self.session.parts, options=evolve(self.session.parts.options, train=_UNTRAINED)
             )
         self.session.close()
+        if is_trained:  # else a replay gives other records
+            end_log(self.leased.backend)
 
 
 @define(eq=False)
@@ -95,7 +99,13 @@ class Offer:
     _parts: SessionParts
     _server: RunningServer
     _calls: asyncio.TaskGroup
+    _keep_requests: Path | None = None
     _last: Attempt | None = field(default=None, init=False)
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Name of the episode in the pool."""
+        return self.task.uid, self.task.global_step, self.task.rollouts[0]
 
     def open(self, lease: Lease) -> Attempt:
         """Open the session of a lease; that of an earlier lease ends, because the episode has one lease at a time."""
@@ -110,7 +120,7 @@ class Offer:
             return task
 
         session = Session(self.episode, self._parts, lease.id, spawn)
-        leased = LeasedSession(lease, session, self.pool)
+        leased = LeasedSession(lease, log_session(session, self._keep_requests), self.pool)
         door = ExitStack()
         client = door.enter_context(self._server.open(lease.id, leased))
         self._last = attempt = Attempt(leased, session, client, door, calls)
@@ -136,33 +146,43 @@ class PullDesk:
     pool: SharedPool
     _offers: dict[tuple[str, int, int], Offer] = field(factory=dict, init=False)
     _sessions: OrderedDict[str, LeasedSession] = field(factory=OrderedDict, init=False)
-    _num_offers: Counter[tuple[str, bool, int, int]] = field(factory=Counter, init=False)
 
     @asynccontextmanager
     async def offer(
-        self, episode: Episode, parts: SessionParts, server: RunningServer, calls: asyncio.TaskGroup
+        self,
+        episode: Episode,
+        parts: SessionParts,
+        server: RunningServer,
+        calls: asyncio.TaskGroup,
+        keep_requests: Path | None = None,
     ) -> AsyncIterator[Offer]:
-        """Let agents lease an episode inside the `async with` statement."""
-        task = self._describe(episode)
-        key = task.uid, task.global_step, episode.rollout_n
-        offer = self._offers[key] = Offer(episode, task, self.pool, parts, server, calls)
+        """Let agents lease an episode inside the `async with` statement; their requests may be kept in a folder."""
+        for copy in itertools.count():  # equal episodes may run at once, for example those of two calls
+            offer = Offer(episode, _describe(episode, copy), self.pool, parts, server, calls, keep_requests)
+            if await self._put(offer):
+                break
         try:
-            await self.pool.put(task)
             yield offer
         finally:
-            del self._offers[key]
-            await self.pool.abandon(task, owner="infra", reason="the episode has ended")
+            await self._withdraw(offer)
 
-    def _describe(self, episode: Episode) -> PoolTask:
-        """Return an episode as a task; one that runs again gets another name, and its group with it."""
-        task, step, rollout_n = episode.task, episode.global_step, episode.rollout_n
-        names = (task.uid, episode.validation, step, rollout_n)
-        run = self._num_offers[names]
-        self._num_offers[names] += 1
-        # Without the ground truth: an agent must not read the answer.
-        content = {**show_task(task), "validation": episode.validation}
-        uid = name_task(task.uid, self.pool.site.name, validation=episode.validation, run=run)
-        return PoolTask(uid=uid, global_step=step, rollouts=(rollout_n,), content=content)
+    async def _put(self, offer: Offer) -> bool:
+        """Put an episode into the pool; return False if an equal one is there, which runs too."""
+        if offer.key in self._offers:
+            return False
+        self._offers[offer.key] = offer
+        try:
+            await self.pool.put(offer.task)
+        except BaseException as error:
+            await self._withdraw(offer)  # a cancelled `put` runs to its end
+            if isinstance(error, HeldError):
+                return False
+            raise
+        return True
+
+    async def _withdraw(self, offer: Offer) -> None:
+        del self._offers[offer.key]
+        await self.pool.abandon(offer.task, owner="infra", reason="the episode has ended")
 
     def open(self, lease: Lease) -> ModelClient | None:
         if (client := self.pool.opened.pop(lease.id, None)) is not None:
@@ -172,8 +192,9 @@ class PullDesk:
             return None
         attempt = offer.open(lease)
         self._sessions[lease.id] = attempt.leased
-        while len(self._sessions) > _MAX_SESSIONS:
-            self._sessions.popitem(last=False)
+        ended = [name for name, session in self._sessions.items() if session.ended.is_set()]
+        for name in ended[: max(0, len(ended) - _MAX_ENDED)]:
+            del self._sessions[name]
         return attempt.client
 
     def end_lost(self, lease: Lease) -> None:
@@ -186,6 +207,15 @@ class PullDesk:
 
     def model_name(self) -> str:
         return self.model
+
+
+def _describe(episode: Episode, copy: int) -> PoolTask:
+    """Return an episode as a task."""
+    task, step = episode.task, episode.global_step
+    # Without the ground truth: an agent must not read the answer.
+    content = {**show_task(task), "validation": episode.validation}
+    uid = name_task(task.uid, validation=episode.validation, copy=copy)
+    return PoolTask(uid=uid, global_step=step, rollouts=(episode.rollout_n,), content=content)
 
 
 @define(eq=False)
@@ -234,13 +264,7 @@ class PullHost:
         try:
             await asyncio.to_thread(site.join)
             parts.callback(site.clean)
-            # Agents may survive an earlier run and its pool, so fences continue with the time of day.
-            store = SharedStore(
-                path=Path(site.access.pool) / "pool.sqlite",
-                max_attempts=self.options.max_attempts,
-                first_fence=time.time_ns() // 1_000_000,
-                owner=site.name,
-            )
+            store = self._open_store(site)
             pool = SharedPool(
                 store=store, capacity=self.options.capacity, lease_s=self.options.lease_s, poll_s=POLL_S, site=site
             )
@@ -250,7 +274,7 @@ class PullHost:
             app = build_shared_app(pool, desk, ServerOptions(port=site.access.port))
             # An agent that hangs up while it waits takes no task: its handler is cancelled.
             runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
-            parts.push_async_callback(_close, runner)
+            parts.push_async_callback(close_runner, runner)
             await runner.setup()
             for listening in (site.own_socket, site.shared_socket):
                 await web.SockSite(runner, listening).start()
@@ -265,12 +289,15 @@ class PullHost:
             raise
         return desk
 
-
-async def _close(runner: web.AppRunner) -> None:
-    """Stop to listen, and then close all connections."""
-    for site in runner.sites:
-        await site.stop()
-    # A connection that was just accepted gets its handler some passes later; without one, nobody would close it.
-    for _ in range(_ACCEPT_PASSES):
-        await asyncio.sleep(0)
-    await runner.cleanup()
+    def _open_store(self, site: PullSite) -> SharedStore:
+        try:
+            return SharedStore(
+                path=site.access.pool,
+                max_attempts=self.options.max_attempts,
+                # Agents may survive an earlier run and its pool, so fences of a new one continue with the time of day.
+                first_fence=time.time_ns() // 1_000_000,
+                runner=site.name,
+                peers=site.peers,
+            )
+        except sqlite3.Error as error:
+            raise ConfigError(f"pull.pool_file: {site.access.pool} is no task pool: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 
 from attrs import define, evolve, field
 
@@ -41,6 +42,7 @@ class PullAgent:
     parts: SessionParts = field(init=False)
     _host: ServerHost = field(init=False)
     _pull: PullHost = field(init=False)
+    _servers: AsyncExitStack = field(factory=AsyncExitStack, init=False)
 
     resumable = False
 
@@ -49,12 +51,20 @@ class PullAgent:
         self._host = ServerHost(self.config.model)
         self._pull = PullHost(self.config.model, self.options)
 
+    async def open(self) -> dict[str, str]:
+        server = await self._servers.enter_async_context(self._host.serve())
+        desk = await self._servers.enter_async_context(self._pull.serve())
+        return {"agents": server.url, "control": desk.pool.site.url}
+
+    async def close(self) -> None:
+        await self._servers.aclose()
+
     async def step(self, episode: Episode) -> State:
         async with (
             self._host.serve() as server,
             self._pull.serve() as desk,
             asyncio.TaskGroup() as calls,
-            desk.offer(episode, self.parts, server, calls) as offer,
+            desk.offer(episode, self.parts, server, calls, self.config.keep_requests) as offer,
         ):
             result, attempt, num_earlier = await self._wait(offer)
         if result.state is RolloutState.DEAD:

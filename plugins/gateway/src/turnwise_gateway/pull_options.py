@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from attrs import field, frozen, validators
 
 
@@ -11,8 +13,10 @@ class PullOptions:
     The control port at which outside agents lease episodes.
 
     Attributes:
-        control_file: JSON file with the `url` and the `secret` of the port while episodes run; only its owner can
+        control_file: JSON file with the `url` and the `secret` of the port while the run lasts; only its owner can
             read it.
+        pool_file: SQLite file of the episodes, their leases and results, which stays after the run. A resumed run
+            continues with it. None uses a temporary file, which the end of the run removes.
         control_port: 0 takes a free one.
         secret_variable: environment variable with the secret; without one each port gets a random secret.
         lease_s: seconds after which a lease without calls and heartbeats expires.
@@ -21,7 +25,8 @@ class PullOptions:
         capacity: most episodes that wait or are leased.
     """
 
-    control_file: str
+    control_file: Path = field(converter=Path)
+    pool_file: Path | None = None
     control_port: int = field(default=0, validator=[validators.ge(0), validators.le(65535)])
     secret_variable: str = "TURNWISE_CONTROL_SECRET"
     lease_s: float = field(default=300.0, validator=validators.gt(0.0))

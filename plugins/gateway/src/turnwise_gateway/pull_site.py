@@ -18,9 +18,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from attrs import define, field, frozen
+from attrs import asdict, define, field, frozen
 
 from turnwise.errors import InfrastructureError
 from turnwise.types import JsonObject
@@ -38,16 +38,23 @@ class SharedAccess:
     The things that all workers at a control port have in common.
 
     Attributes:
-        pool: folder with the file of the pool, on this machine.
+        pool: file of the pool, on this machine.
+        keeps_pool: the file stays after the run.
         secret: of the control port.
         port: number of the control port.
         host: name of the machine.
     """
 
     pool: str
+    keeps_pool: bool
     secret: str
     port: int
     host: str
+
+    def remove_pool(self) -> None:
+        """Remove the file of the pool, unless it stays."""
+        if not self.keeps_pool:
+            shutil.rmtree(Path(self.pool).parent, ignore_errors=True)
 
 
 @define(eq=False)
@@ -76,8 +83,13 @@ class PullSite:
         return Path(self.options.control_file).absolute()
 
     @property
+    def url(self) -> str:
+        """Address of the control port, once this worker has joined."""
+        return _url(self.shared_socket)
+
+    @property
     def _folder(self) -> Path:
-        return self.file.with_name(f"{self.file.name}.workers")
+        return _folder_of(self.file)
 
     def join(self) -> None:
         """
@@ -107,20 +119,24 @@ class PullSite:
         self.own_socket = _listen(0, shared=False)
         self.shared_socket = _listen(known.port if known else self.options.control_port, shared=True)
         secret = os.environ.get(self.options.secret_variable) or secrets.token_urlsafe(32)
+        kept = self.options.pool_file
+        if kept is not None:
+            kept.absolute().parent.mkdir(parents=True, exist_ok=True)
         self.access = known or SharedAccess(
-            pool=tempfile.mkdtemp(prefix="turnwise-pool-"),
+            pool=str(kept.absolute() if kept else Path(tempfile.mkdtemp(prefix="turnwise-pool-")) / "pool.sqlite"),
+            keeps_pool=kept is not None,
             secret=secret,
             port=self.shared_socket.getsockname()[1],
             host=socket.gethostname(),
         )
-        self._write("access", _to_json(self.access))
+        write_private(self._folder / "access", json.dumps(asdict(self.access)))
         # With its lock from the start: a file without one is that of a dead worker.
         mine, partial = self._member(self.name), self._folder / f"{self.name}.partial"
         self._lock = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         os.write(self._lock, json.dumps(_url(self.own_socket)).encode())
         partial.replace(mine)
-        write_private(self.file, json.dumps({"url": _url(self.shared_socket), "secret": self.access.secret}))
+        write_private(self.file, json.dumps({"url": self.url, "secret": self.access.secret}))
 
     def leave(self) -> None:
         """Leave the other workers; the last one takes the announcement of the port with it."""
@@ -141,18 +157,15 @@ class PullSite:
             if self.peers():
                 return
             known = self._read_access()
-            shutil.rmtree(self.access.pool, ignore_errors=True)
+            self.access.remove_pool()
             if known in (None, self.access):  # None: another one has removed the folder, and this lock made it anew
                 # The lock's file too: whoever waits for the lock looks whether its file is still there.
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def peers(self) -> dict[str, str]:
         """Return the addresses of the other workers that are alive, by name."""
-        found = {}
-        for path in sorted(self._folder.glob("*.worker")):
-            if path.stem != self.name and _is_locked(path):
-                with suppress(OSError, ValueError):  # it has just left
-                    found[path.stem] = str(json.loads(path.read_text()))
+        found = find_workers(self.file)
+        found.pop(self.name, None)
         return found
 
     def find_dead(self) -> list[str]:
@@ -170,7 +183,7 @@ class PullSite:
     def _clear(self) -> None:
         """Remove what killed workers of an earlier run have left."""
         if (known := self._read_access()) is not None:
-            shutil.rmtree(known.pool, ignore_errors=True)
+            known.remove_pool()
         for path in [*self._folder.glob("*.worker"), *self._folder.glob("*.partial")]:
             path.unlink(missing_ok=True)
 
@@ -179,9 +192,6 @@ class PullSite:
             return SharedAccess(**json.loads((self._folder / "access").read_text()))
         except (OSError, ValueError, TypeError):
             return None
-
-    def _write(self, name: str, text: str) -> None:
-        write_private(self._folder / name, text)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -200,6 +210,20 @@ class PullSite:
                     return
             finally:
                 os.close(lock)
+
+
+def find_workers(control_file: Path) -> dict[str, str]:
+    """Return the addresses of the workers at a control port that are alive, by name."""
+    found = {}
+    for path in sorted(_folder_of(control_file).glob("*.worker")):
+        if _is_locked(path):
+            with suppress(OSError, ValueError):  # it has just left
+                found[path.stem] = str(json.loads(path.read_text()))
+    return found
+
+
+def _folder_of(control_file: Path) -> Path:
+    return control_file.with_name(f"{control_file.name}.workers")
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -252,11 +276,6 @@ def _listen(port: int, *, shared: bool) -> socket.socket:
 
 def _url(listening: socket.socket) -> str:
     return f"http://{HOST}:{listening.getsockname()[1]}"
-
-
-def _to_json(access: SharedAccess) -> str:
-    values: dict[str, Any] = {"pool": access.pool, "secret": access.secret, "port": access.port, "host": access.host}
-    return json.dumps(values)
 
 
 @contextmanager

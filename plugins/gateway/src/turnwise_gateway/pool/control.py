@@ -13,7 +13,15 @@ from aiohttp import web
 from attrs import asdict, define
 
 from turnwise_gateway.host import ModelClient
-from turnwise_gateway.pool.control_server import ControlServer, build_app, json_reply, read_body, read_metrics, tell
+from turnwise_gateway.pool.control_server import (
+    ControlServer,
+    build_app,
+    json_reply,
+    read_body,
+    read_failure,
+    read_metrics,
+    tell,
+)
 from turnwise_gateway.pool.leased_session import LeasedSession
 from turnwise_gateway.pool.scores import check_number
 from turnwise_gateway.pool.session_routes import SessionFinder, find_session, score_session, show_session
@@ -110,18 +118,19 @@ class _Control:
         return tell(verdict)
 
     async def fail(self, request: web.Request) -> web.Response:
-        body = await read_body(request, {"fence", "reason", "owner"})
-        reason, owner = body.get("reason", ""), body.get("owner", "agent")
-        if not isinstance(reason, str) or owner not in ("agent", "infra"):
-            raise PoolError("'reason' must be a text, and 'owner' agent or infra")
+        reason, owner, body = await read_failure(request, "fence")
         session = self.desk.find(request.match_info["id"])
-        verdict = await self.pool.fail(request.match_info["id"], _fence(body), reason=reason[:2000], owner=owner)
+        verdict = await self.pool.fail(request.match_info["id"], _fence(body), reason=reason, owner=owner)
         if session is not None and verdict is Verdict.ACCEPTED:
             session.end()
         return tell(verdict)
 
     async def score(self, request: web.Request) -> web.Response:
-        return await score_session(find_session(self.desk, request), request, self._complete)
+        session = self.desk.find(request.match_info["id"])
+        if session is None:  # perhaps it ended long ago, or with an earlier process
+            verdict = await self.pool.find_end(request.match_info["id"])
+            return tell(verdict)
+        return await score_session(session, request, self._complete)
 
     async def show_session(self, request: web.Request) -> web.Response:
         return show_session(find_session(self.desk, request), request, self.desk.model_name())

@@ -9,15 +9,17 @@ from typing import Any, Final, Self
 import structlog
 from aiohttp import web
 
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, Owner
 from turnwise.types import JsonDict
 from turnwise_gateway.calls import CallRefusedError
 from turnwise_gateway.dialects.strict_json import read_json, write_json
 from turnwise_gateway.pool.scores import check_number
 from turnwise_gateway.pool.store import PoolError, Verdict
+from turnwise_gateway.server.closing import close_runner
 from turnwise_gateway.server.options import ServerOptions
 
 MAX_BODY_BYTES: Final = 1024 * 1024
+_MAX_REASON: Final = 2000
 STATUS: Final = {
     Verdict.ACCEPTED: 200,
     Verdict.REPEATED: 200,
@@ -71,7 +73,7 @@ class ControlServer:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        await self._runner.cleanup()
+        await close_runner(self._runner)
 
 
 def build_app(
@@ -127,6 +129,15 @@ async def read_body(request: web.Request, fields: set[str]) -> dict[str, Any]:
     if unknown := sorted(body.keys() - fields):
         raise PoolError(f"unknown field {unknown[0]!r}; known are {', '.join(sorted(fields))}")
     return body
+
+
+async def read_failure(request: web.Request, *more: str) -> tuple[str, Owner, dict[str, Any]]:
+    """Return the reason and the owner of a failure that an agent reports, and the body, with `more` fields."""
+    body = await read_body(request, {"reason", "owner", *more})
+    reason, owner = body.get("reason", ""), body.get("owner", "agent")
+    if not isinstance(reason, str) or owner not in ("agent", "infra"):
+        raise PoolError("'reason' must be a text, and 'owner' agent or infra")
+    return reason[:_MAX_REASON], owner, body
 
 
 def read_metrics(body: dict[str, Any]) -> dict[str, float]:

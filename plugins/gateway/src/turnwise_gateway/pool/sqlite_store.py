@@ -107,22 +107,27 @@ class SqliteStore:
             raise PoolError(
                 f"{len(set(task.rollouts))} rollouts of task {task.uid!r} never fit the capacity {capacity}"
             )
-        content = to_json(task.content)
         with self._transaction():
-            key = (task.uid, task.global_step)
-            found = self._one("SELECT number, content FROM task_group WHERE uid = ? AND global_step = ?", *key)
-            if found and found[1] != content:
-                raise PoolError(f"task {task.uid!r} of step {task.global_step} is in the pool with another content")
-            known = self._all("SELECT rollout_n FROM rollout WHERE group_number = ?", found[0]) if found else []
-            new = sorted(set(task.rollouts) - {rollout_n for (rollout_n,) in known})
-            (num_open,) = self._row("SELECT count(*) FROM rollout WHERE state IN ('ready', 'leased')")
-            if new and num_open + len(new) > capacity:
-                return False
-            insert = "INSERT INTO task_group (uid, global_step, content) VALUES (?, ?, ?)"
-            number = found[0] if found else self._database.execute(insert, (*key, content)).lastrowid
-            for rollout_n in new:
-                self._run("INSERT INTO rollout (group_number, rollout_n) VALUES (?, ?)", number, rollout_n)
+            return self._add(task, capacity)
+
+    def _add(self, task: PoolTask, capacity: int) -> bool:
+        content, key = to_json(task.content), (task.uid, task.global_step)
+        found = self._one("SELECT number, content FROM task_group WHERE uid = ? AND global_step = ?", *key)
+        if found and found[1] != content:
+            raise PoolError(f"task {task.uid!r} of step {task.global_step} is in the pool with another content")
+        known = self._all("SELECT rollout_n FROM rollout WHERE group_number = ?", found[0]) if found else []
+        new = sorted(set(task.rollouts) - {rollout_n for (rollout_n,) in known})
+        if new and not self._has_room(len(new), capacity):
+            return False
+        insert = "INSERT INTO task_group (uid, global_step, content) VALUES (?, ?, ?)"
+        number = found[0] if found else self._database.execute(insert, (*key, content)).lastrowid
+        for rollout_n in new:
+            self._run("INSERT INTO rollout (group_number, rollout_n) VALUES (?, ?)", number, rollout_n)
         return True
+
+    def _has_room(self, num_new: int, capacity: int) -> bool:
+        (num_open,) = self._row("SELECT count(*) FROM rollout WHERE state IN ('ready', 'leased')")
+        return bool(num_open + num_new <= capacity)
 
     def lease(self, worker: str, *, now: float, lease_s: float) -> Lease | None:
         with self._transaction():
@@ -221,6 +226,11 @@ class SqliteStore:
         row = self._one(f"SELECT {RESULT_COLUMNS} {FROM_RESULT} {where}", uid, global_step, rollout_n)
         return None if row is None else read_result(row)
 
+    def find_end(self, lease_id: str) -> Verdict:
+        parts = parse_name(lease_id)
+        where = "WHERE group_number = ? AND rollout_n = ? AND ? BETWEEN 1 AND (SELECT fence FROM last_fence)"
+        return Verdict.LATE if parts and self._one(f"SELECT 1 FROM rollout {where}", *parts) else Verdict.UNKNOWN
+
     def abandon(self, uid: str, global_step: int, rollout_n: int, *, owner: Owner, reason: str) -> bool:
         where = "WHERE uid = ? AND global_step = ? AND rollout_n = ? AND state IN ('ready', 'leased')"
         with self._transaction():
@@ -237,10 +247,13 @@ class SqliteStore:
             found = self._all(f"SELECT group_number, rollout_n, uid {FROM_ROLLOUT} {where}")
             keys = [(group, rollout_n) for group, rollout_n, uid in found if not uids or uid in uids]
             for key in keys:
-                where = "WHERE group_number = ? AND rollout_n = ?"
-                self._run(f"DELETE FROM result {where}", *key)
-                self._run(f"UPDATE rollout SET state = 'ready', attempt = 0, ending = 'reopened' {where}", *key)
+                self._reopen(key)
         return len(keys)
+
+    def _reopen(self, key: tuple[int, int]) -> None:
+        where, changes = "WHERE group_number = ? AND rollout_n = ?", "attempt = 0, until = NULL, ending = 'reopened'"
+        self._run(f"DELETE FROM result {where}", *key)
+        self._run(f"UPDATE rollout SET state = 'ready', {changes} {where}", *key)
 
     def leases(self) -> list[Lease]:
         where = "WHERE state = 'leased' ORDER BY fence"

@@ -194,6 +194,9 @@ class TaskStore(Protocol):
     def result_of(self, uid: str, global_step: int, rollout_n: int) -> PoolResult | None:
         """Return the result of a rollout; None while it has none."""
 
+    def find_end(self, lease_id: str) -> Verdict:
+        """Return `LATE` for any lease that the store has given out, and `UNKNOWN` for a name that no lease has."""
+
     def abandon(self, uid: str, global_step: int, rollout_n: int, *, owner: Owner, reason: str) -> bool:
         """End a rollout as dead, whoever has a lease of it; return whether it had not ended."""
 

@@ -8,6 +8,7 @@ it, so an agent that leaves while it waits cannot take a lease with it, and a th
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -261,6 +262,10 @@ class TaskPool:
             self._renewed.pop(lease_id, None)
         return self._note(kind, verdict)
 
+    async def find_end(self, lease_id: str) -> Verdict:
+        """Return `LATE` for a lease that has no session any more, and `UNKNOWN` for one that never was."""
+        return await self._do(self.store.find_end, lease_id)
+
     async def leases(self) -> list[Lease]:
         """Return the leases that have not ended."""
         return await self._do(self.store.leases)
@@ -292,7 +297,7 @@ class TaskPool:
         except Exception as error:  # noqa: BLE001 - every later call raises it
             # A broken disk: whoever waits gets the error, and later calls too.
             structlog.get_logger().exception("the task pool failed")
-            self._error = error
+            self._error = (error.__cause__ if isinstance(error, PoolError) else None) or error
             self._closed = True
             await self._announce()
 
@@ -358,10 +363,17 @@ class TaskPool:
             raise PoolError("the task pool was closed")
 
     async def _do(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function of the store in the only thread that uses it, to its end even if the caller leaves."""
+        """
+        Run a function of the store in the only thread that uses it, to its end even if the caller leaves.
+
+        A broken store is a `PoolError` for the caller that notices it first, as it is for all later ones.
+        """
         self._check_open()
         work = asyncio.get_running_loop().run_in_executor(self._writer, partial(function, *args, **kwargs))
-        return await asyncio.shield(work)
+        try:
+            return await asyncio.shield(work)
+        except (OSError, sqlite3.Error) as error:
+            raise PoolError(f"the task pool failed: {error!r}") from error
 
 
 def _dismiss(waiter: _Waiter) -> None:

@@ -38,7 +38,7 @@ class Port:
 
     async def post(self, path: str, **body: object) -> tuple[int, dict[str, Any]]:
         """Return status and content of the reply, once there is one."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(600):
             while True:
                 try:
                     access = json.loads(self.file.read_text())

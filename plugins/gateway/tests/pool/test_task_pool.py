@@ -365,6 +365,19 @@ def test_a_broken_store_fails_every_wait(tmp_path: Path, clock: Clock) -> None:
     asyncio.run(run())
 
 
+def test_the_first_who_meets_a_broken_store_gets_the_pools_error(tmp_path: Path, clock: Clock) -> None:
+    """A call that comes before the keeper has noticed gets the same error as one that comes after."""
+
+    async def run() -> None:
+        pool = TaskPool(SqliteStore(tmp_path / "pool.sqlite"), 1, clock=clock)
+        await pool.open()
+        await pool._do(pool.store.close)
+        assert "closed database" in await _fails(pool.results(wait=False))
+        await pool.close()
+
+    asyncio.run(run())
+
+
 def test_the_clock_runs_from_the_time_of_day() -> None:
     """It can be compared with the times of another process, and never decreases."""
     one, other = steady_clock(), steady_clock()

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import structlog
 from aiohttp import web
-from attrs import define, evolve
+from attrs import define
 
 from turnwise.types import JsonObject
 from turnwise_gateway.calls import CallRefusedError, Dialect, Directory, SessionBackend
@@ -21,6 +21,7 @@ from turnwise_gateway.dialects import (
     status_of,
     write_json,
 )
+from turnwise_gateway.server.closing import close_runner
 from turnwise_gateway.server.delivery import SERVER_HEADERS, Delivery
 from turnwise_gateway.server.mcp import answer_message
 from turnwise_gateway.server.options import ServerOptions
@@ -112,7 +113,7 @@ class GatewayServer:
         """Close all connections; calls in flight get a moment to end."""
         runner, self._runner = self._runner, None
         if runner is not None:
-            await runner.cleanup()
+            await close_runner(runner)
 
     async def __aenter__(self) -> GatewayServer:
         await self.start()
@@ -172,7 +173,6 @@ class GatewayServer:
                 call = read_count(body, request.headers, memory).call
                 return _write({"input_tokens": await backend.count_tokens(call)})
             exchange = read_exchange(route.dialect, body, request.headers, memory)
-            exchange.call = evolve(exchange.call, body=body)
             with Delivery(exchange, self._options) as line.delivery:
                 return await line.delivery.respond(request, backend)
         except CallRefusedError as refusal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
+from functools import lru_cache
 
 from attrs import field, frozen, validators
 
@@ -77,6 +78,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
+@lru_cache(maxsize=256)  # asked for the same few names at every request
 def _is_loopback(host: str) -> bool:
     address = _address(host)
     return host == "localhost" if address is None else address.is_loopback

@@ -65,6 +65,8 @@ async def read_body(request: web.BaseRequest, options: ServerOptions) -> bytes:
     Raises:
         CallRefusedError: it is too large, compressed, broken, or not here in time.
     """
+    if request.content.is_eof() and request.content.total_bytes <= options.max_body_bytes:  # it came with its head
+        return _check_coding(request, _read_received(request))
     _expect_body(request)
     parts: list[bytes] = []
     size = 0
@@ -82,9 +84,20 @@ async def read_body(request: web.BaseRequest, options: ServerOptions) -> bytes:
         raise CallRefusedError("invalid", "the body has no valid transfer encoding") from error
     if size > options.max_body_bytes:
         raise CallRefusedError("too_large", f"the body has more than {options.max_body_bytes} bytes")
+    return _check_coding(request, b"".join(parts))
+
+
+def _read_received(request: web.BaseRequest) -> bytes:
+    try:
+        return request.content.read_nowait()
+    except web.RequestPayloadError as error:
+        raise CallRefusedError("invalid", "the body has no valid transfer encoding") from error
+
+
+def _check_coding(request: web.BaseRequest, body: bytes) -> bytes:
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise CallRefusedError("encoded", "compressed bodies are not read")
-    return b"".join(parts)
+    return body
 
 
 def _expect_body(request: web.BaseRequest) -> None:

@@ -17,6 +17,13 @@ from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirecto
 from turnwise_testing.agent_probe import probe_resources
 
 CLIENTS = Path(__file__).parent / "clients"
+CODING_CLIS = {
+    "claude": ("claude_code", "node_modules/@anthropic-ai/claude-code-*/claude"),
+    "codex": ("codex", "node_modules/.bin/codex"),
+    "opencode": ("opencode", "node_modules/opencode-*/bin/opencode"),
+    "pi": ("pi", "node_modules/.bin/pi"),
+}
+"""The name of each coding agent in `versions.toml`, and its program; the package's own needs an installation script."""
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `session_scenarios`
 
@@ -189,5 +196,16 @@ def installed():
         if done.returncode:
             pytest.skip(done.stderr.strip())
         return Path(done.stdout.strip())
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def path_of(installed):
+    """Returns the folder of a coding agent's program; skips the test if it is not installed."""
+
+    def find(cli):
+        name, pattern = CODING_CLIS[cli]
+        return sorted(installed(name).glob(pattern))[0].parent
 
     return find

@@ -60,9 +60,10 @@ def write_run(folder: Path) -> Path:
     return config
 
 
-def run_turnwise(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    return subprocess.run(_command(arguments), capture_output=True, text=True, check=False, env=_environment(folder))
+def run_turnwise(folder: Path, *arguments: object, path: str = "plugins") -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; `path` is the folder of the run's own plugin."""
+    environment = _environment(folder, path)
+    return subprocess.run(_command(arguments), capture_output=True, text=True, check=False, env=environment)
 
 
 @contextmanager
@@ -89,8 +90,8 @@ def _command(arguments: tuple[object, ...]) -> list[str]:
     return [sys.executable, "-m", "turnwise.cli", *map(str, arguments)]
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    paths = [str(folder / "plugins"), *filter(None, [os.environ.get("PYTHONPATH")])]
+def _environment(folder: Path, path: str = "plugins") -> dict[str, str]:
+    paths = [str(folder / path), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 

@@ -8,53 +8,51 @@ import sys
 from pathlib import Path
 
 import pytest
-from attrs import evolve
+from attrs import define, evolve
 from coding_model import CALLS, CodingModel
 from session_scenarios import Sessions
 
 from turnwise import Status
+from turnwise.chat.template import ChatTemplate
+from turnwise.errors import TemplateError
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
 from turnwise_result_files import read_results
-from turnwise_testing.agent_probe import probe_resources
+from turnwise_testing.agent_probe import ProbeParser, probe_resources
 from turnwise_testing.installation import install_plugin
 from turnwise_testing.scripted import ScriptedEngine
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.tokenizers import CHATML, byte_tokenizer
 
 ROOT = Path(__file__).parents[3]
-FOLDERS = {
-    "claude": ("claude_code", "node_modules/@anthropic-ai/claude-code-*/claude"),
-    "codex": ("codex", "node_modules/.bin/codex"),
-    "opencode": ("opencode", "node_modules/opencode-*/bin/opencode"),
-    "pi": ("pi", "node_modules/.bin/pi"),
-}
-"""The name of each agent in `versions.toml`, and its program: that of the package needs a script at installation."""
+STRICT = """\
+{%- for message in messages %}
+    {%- if message.role == 'system' and not loop.first %}
+        {{- raise_exception('System message must be at the beginning.') }}
+    {%- endif %}
+{%- endfor %}
+"""
+"""Start of a template that takes a system message at the start alone, as those of Qwen3.5 and later do."""
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def path_of(installed):
-    """Returns the folder of an agent's program; skips the test if it cannot be installed."""
-
-    def find(cli):
-        name, pattern = FOLDERS[cli]
-        return sorted(installed(name).glob(pattern))[0].parent
-
-    return find
-
-
+@define
 class PatientSessions(Sessions):
-    """Sessions with time for a program that starts slowly."""
+    """Sessions with time for a program that starts slowly, and with the given chat template."""
+
+    chat: ChatTemplate | None = None
 
     def probe(self):
-        return evolve(super().probe(), timeout_s=300.0)
+        probe = evolve(super().probe(), timeout_s=300.0)
+        if self.chat is None:
+            return probe
+        return evolve(probe, resources=evolve(probe.resources, chat=self.chat, parser=ProbeParser(self.chat)))
 
 
 @pytest.fixture
 def repair(path_of):
     """Runs an agent of the example in an episode of its own; returns the episode and the output."""
 
-    def run(cli, *, hold=None):
+    def run(cli, *, hold=None, chat=None):
         program = [sys.executable, str(ROOT / "examples/coding_cli/agent.py"), cli]
         environment = os.environ | {"PATH": f"{path_of(cli)}:{os.environ['PATH']}"}
         model, output = [], []
@@ -85,7 +83,7 @@ def repair(path_of):
                     cutting.cancel()
 
         limits = {"prompt_length": 1 << 18}  # the tokenizer has a token for each byte
-        done = PatientSessions().run(scenario, engine=make_engine, limits=limits)
+        done = PatientSessions(chat=chat).run(scenario, engine=make_engine, limits=limits)
         return done, output[0]
 
     return run
@@ -180,6 +178,23 @@ def test_an_agent_survives_a_cut_stream(repair, cli, turn):
     assert 1 == kinds(done).count("main"), done.counts
     assert {"main"} >= set(kinds(done)) - {"auxiliary"}, done.counts
     assert 3 == len(done.records[kinds(done).index("main")].turns())
+    check_records(done)
+
+
+def test_claude_code_runs_with_a_template_that_has_one_system_message(repair):
+    """Claude Code puts system messages inside the conversation; they become texts of the user, in one record."""
+    chat = ChatTemplate(byte_tokenizer(STRICT + CHATML))
+    with pytest.raises(TemplateError, match="System message must be at the beginning"):
+        chat.prompt([{"role": "user", "content": "Hi."}, {"role": "system", "content": "Be brief."}])
+
+    done, output = repair("claude", chat=chat)
+
+    assert "TURNWISE_SCORE=1.0" in output
+    assert ["main"] == [kind for kind in kinds(done) if kind != "auxiliary"]
+    main = done.records[kinds(done).index("main")]
+    assert 3 == len(main.turns())
+    text = chat.text(main.input_ids[: main.num_prompt_tokens])
+    assert (1, True) == (text.count("<|im_start|>system"), text.count("<|im_start|>user") > 1)
     check_records(done)
 
 

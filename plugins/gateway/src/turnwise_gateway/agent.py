@@ -14,6 +14,7 @@ import math
 import secrets
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Final
 
 from attrs import define, field
@@ -24,6 +25,7 @@ from turnwise.types import JsonDict
 from turnwise_gateway.config import AgentLimits, ExternalConfig
 from turnwise_gateway.host import ModelClient, ServerHost
 from turnwise_gateway.program import Program, ProgramFailedError
+from turnwise_gateway.replay.request_file import end_log, log_session
 from turnwise_gateway.session.session import Session, SessionParts
 from turnwise_gateway.watch import wait_for_agent
 
@@ -67,6 +69,7 @@ class ExternalAgent:
     parts: SessionParts = field(init=False)
     _function: AgentFunction | None = field(init=False)
     _host: ServerHost = field(init=False)
+    _servers: AsyncExitStack = field(factory=AsyncExitStack, init=False)
 
     resumable = False
 
@@ -75,17 +78,25 @@ class ExternalAgent:
         self._function = _import_function(self.config.function) if self.config.function else None
         self._host = ServerHost(self.config.model)
 
+    async def open(self) -> dict[str, str]:
+        return {"agents": (await self._servers.enter_async_context(self._host.serve())).url}
+
+    async def close(self) -> None:
+        await self._servers.aclose()
+
     async def step(self, episode: Episode) -> State:
         failure: Exception | None = None
         async with asyncio.TaskGroup() as calls, self._host.serve() as server:
             session = Session(episode, self.parts, secrets.token_hex(8), calls.create_task)
+            backend = log_session(session, self.config.keep_requests)
             try:
-                with server.open(session.name, session) as client:
+                with server.open(session.name, backend) as client:
                     await self._run(session, client)
             except Exception as error:  # noqa: BLE001 - raised below: a task group would hide its class, and so its owner
                 failure = error
             finally:
                 session.close()
+                end_log(backend)
         if failure is not None:
             raise failure
         return State.TERMINATED

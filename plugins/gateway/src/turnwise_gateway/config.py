@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from attrs import field, frozen, validators
 
@@ -41,12 +42,15 @@ class ExternalConfig(AgentLimits):
         function: `module:name` of an `async def agent(task, client)` to call instead, in the worker's process.
         pull: lets agents that run elsewhere lease the episodes instead.
         environment: more variables for the program.
+        keep_requests: folder for a file with the requests of each session, for `turnwise gateway replay`; None keeps
+            none.
     """
 
     command: tuple[str, ...] = ()
     function: str = ""
     pull: PullOptions | None = None
     environment: Mapping[str, str] = field(factory=dict)
+    keep_requests: Path | None = None
 
     def __attrs_post_init__(self) -> None:
         """Check that there is one agent; `ValueError` when there is none, or several."""

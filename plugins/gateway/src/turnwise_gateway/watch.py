@@ -52,6 +52,8 @@ async def _run(agent: Coroutine[Any, Any, None], session: Session) -> Exception 
 async def _wait_for_limit(session: Session, config: AgentLimits) -> Exception:
     """Return the error that ends an agent before it ends itself."""
     now = asyncio.get_running_loop().time
+    # Without a limit for idle agents, this task need not run at every call.
+    event = session.ending if config.idle_s is None else session.changed
     started, grace_end = now(), None
     while session.error is None:
         refusal = session.exhausted
@@ -71,8 +73,8 @@ async def _wait_for_limit(session: Session, config: AgentLimits) -> Exception:
         nearest, error = min(limits, key=lambda limit: limit[0], default=(None, None))
         try:
             async with asyncio.timeout_at(nearest):
-                session.changed.clear()
-                await session.changed.wait()
+                event.clear()
+                await event.wait()
         except TimeoutError:
             if error is not None:
                 return error

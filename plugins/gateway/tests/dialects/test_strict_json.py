@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise_gateway.calls import CallRefusedError
-from turnwise_gateway.dialects.strict_json import read_arguments, read_json, write_json
+from turnwise_gateway.dialects.strict_json import read_json, write_json
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -33,20 +33,20 @@ def test_round_trip(value):
         (b'{"a": NaN}', "NaN"),
         (b'{"a": -Infinity}', "-Infinity"),
         (b'{"a": 1e999}', "too large"),
-        (b'{"a": {"b": 1, "b": 1}}', "key twice"),
+        (b'{"a": {"b": 1, "b": 1}}', "given twice"),
         (b'{"a": "\\ud800"}', "surrogate"),
         (b'{"\\udFFf": 1}', "surrogate"),
         (b'{"a": "\xff"}', "UTF-8"),
         (b'{"a": "\xed\xa0\x80"}', "UTF-8"),
         (b'\xef\xbb\xbf{"a": 1}', "not valid JSON"),
-        (b'{"a": 1} x', "Extra data"),
+        (b'{"a": 1} x', "text after its JSON"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "deeply"),
     ],
 )
 def test_refused_bodies(body, reason):
     """A body that readers could understand differently is refused with a reason."""
-    with pytest.raises(CallRefusedError, match="not valid JSON") as refused:
+    with pytest.raises(CallRefusedError, match="the body is malformed") as refused:
         read_json(body)
 
     assert "invalid" == refused.value.kind
@@ -65,16 +65,8 @@ def test_nesting_is_bounded(depth, fine):
     if fine:
         read_json(body)
     else:
-        with pytest.raises(CallRefusedError, match="deeply"):
+        with pytest.raises(CallRefusedError, match="nested"):
             read_json(body)
-
-
-@given(st.text())
-def test_any_arguments(text):
-    """The arguments of a call are an object, or nothing; no text raises an error."""
-    values = read_arguments(text)
-
-    assert values is None or isinstance(values, dict)
 
 
 def test_numbers_without_json_are_not_written():

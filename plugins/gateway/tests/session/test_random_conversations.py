@@ -96,7 +96,7 @@ class RandomAgent:
         message = json.loads(json.dumps(message))
         if self.choices.random() < 0.3:
             message.pop("reasoning_content", None)
-        if self.choices.random() < 0.3:
+        if self.choices.random() < 0.3 and self._is_known_without_ends(message["content"]):
             message["content"] = message["content"].strip()
         for call in message.get("tool_calls", ()):
             arguments = json.loads(call["function"]["arguments"])
@@ -106,6 +106,11 @@ class RandomAgent:
                 compact = {key: int(value) if value == int(value) else value for key, value in arguments.items()}
                 call["function"]["arguments"] = json.dumps(compact, separators=(",", ":"))
         return message
+
+    def _is_known_without_ends(self, content):
+        """Return whether a trimmed text tells the reply; \"\" may be the reply \"\" as well as the reply \" \"."""
+        contents = {as_message(reply)["content"] for reply in self.replies.values()}
+        return sum(each.strip() == content.strip() for each in contents) == 1
 
     async def _continue(self, session, conversation, number):
         await self._ask(session, conversation)

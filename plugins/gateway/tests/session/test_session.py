@@ -99,6 +99,25 @@ def test_a_malformed_call_is_text():
     assert 1 == len(run(converse, 'Wait <tool_call>{"name": "add"').records)
 
 
+@pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
+def test_a_malformed_call_may_be_a_call(dialect):
+    """With `malformed_calls: call` an agent gets a call that it cannot run, and its echo continues the record."""
+
+    async def converse(session):
+        reply = await ask(session, user("Question 0?"), dialect=dialect)
+        (call,) = reply.tool_calls
+        assert ("malformed_call", "tool_calls") == (call.name, reply.finish)
+        assert '{"name": "add"' in call.arguments
+        assert ("Wait", call.id) == (reply.content.strip(), as_message(reply)["tool_calls"][0]["id"])
+        error = results_of(reply, "Error: there is no tool malformed_call")
+        again = await ask(session, user("Question 0?"), as_message(reply), *error, dialect=dialect)
+        assert 1 == len(again.tool_calls)
+
+    done = run(converse, 'Wait <tool_call>{"name": "add"', malformed_calls="call")
+
+    assert [2] == [len(record.turns()) for record in done.records]
+
+
 @pytest.mark.parametrize("reasoning", [True, False])
 def test_dropped_reasoning_stays_in_the_record(reasoning):
     """With `history: record`, a client that drops reasoning still continues the record that has it."""

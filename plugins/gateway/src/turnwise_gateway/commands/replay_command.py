@@ -17,8 +17,9 @@ from turnwise_gateway.replay.replayed_session import DifferenceError, SessionRep
 from turnwise_gateway.replay.request_file import RequestFile, read_requests
 from turnwise_gateway.server import ServerOptions
 from turnwise_gateway.serving.desk import ServingDesk
-from turnwise_gateway.serving.output import CONFIG_FILE, REQUESTS_DIR
+from turnwise_gateway.serving.output import REQUESTS_DIR
 from turnwise_gateway.serving.served_agent import add_served_agent, model_name
+from turnwise_result_files.resumption import CONFIG_FILE
 
 _ENGINE = "gateway_replay"
 

@@ -11,21 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from types import FrameType
 
 from attrs import define, field
 
-from turnwise import (
-    EpisodeResult,
-    Host,
-    RolloutManager,
-    RunConfig,
-    Status,
-    configure_logging,
-    load_resolved,
-    load_tasks,
-)
+from turnwise import EpisodeResult, Host, RolloutManager, RunConfig, Status, configure_logging, load_resolved
 from turnwise.errors import ConfigError, InfrastructureError
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.pool.control_server import ControlServer
@@ -33,9 +23,12 @@ from turnwise_gateway.pull_site import announced
 from turnwise_gateway.replay.request_file import log_session
 from turnwise_gateway.server import ServerOptions
 from turnwise_gateway.serving.desk import ServingDesk
-from turnwise_gateway.serving.output import CONTROL_FILE, REQUESTS_DIR, ServedFolder, config_of, locked_folder
+from turnwise_gateway.serving.output import CONTROL_FILE, REQUESTS_DIR, ServedFolder, locked_folder
 from turnwise_gateway.serving.routes import build_serving_app
 from turnwise_gateway.serving.served_agent import add_served_agent, model_name
+from turnwise_result_files import RunningEpisodes
+from turnwise_result_files.folder_arguments import add_folder_arguments, config_path
+from turnwise_task_files import load_tasks
 
 
 class ServeCommand:
@@ -59,11 +52,9 @@ class ServeCommand:
             "--resume DIR serves again with the config of DIR and adds to its episodes, also after a kill.\n"
             "Exit codes: 0; 2 for a bad config or bad input; 1 for anything else that failed."
         )
-        parser.add_argument("config", nargs="?", help="YAML or TOML file")
-        parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="set a value, such as engine.device=cpu")
-        parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results; created when missing")
-        parser.add_argument("--resume", type=Path, metavar="DIR", help="serve again with the config of DIR")
-        parser.add_argument("--overwrite", action="store_true", help="replace the results that DIR holds")
+        add_folder_arguments(
+            parser, example="engine.device=cpu", resumes="serve again with the config of DIR", has_retries=False
+        )
         parser.add_argument("--port", type=_port, default=0, metavar="N", help="port of the agents; 0 takes a free one")
         parser.add_argument(
             "--control-port", type=_port, default=0, metavar="N", help="control port; 0 takes a free one"
@@ -74,8 +65,7 @@ class ServeCommand:
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        source = _source(arguments)
-        config, host = load_resolved(source, arguments.overrides)
+        config, host = load_resolved(config_path(arguments, needs_out=True), arguments.overrides)
         if config.runtime.name != "local":
             raise ConfigError("turnwise gateway serve runs its engine in this process: set runtime=local")
         configure_logging(config.telemetry.log_level, config.telemetry.log_format)
@@ -89,17 +79,6 @@ def _port(text: str) -> int:
     if not 0 <= number <= 65535:
         raise argparse.ArgumentTypeError(f"{text} is not in 0..65535")
     return number
-
-
-def _source(arguments: argparse.Namespace) -> str:
-    """Return the config to load; `ConfigError` for options that exclude each other."""
-    if arguments.resume is None:
-        if arguments.config is None or arguments.out is None:
-            raise ConfigError("give a config and --out DIR, or --resume DIR")
-        return str(arguments.config)
-    if arguments.config is not None or arguments.out is not None or arguments.overwrite:
-        raise ConfigError("--resume DIR uses the config of that run: give no config, no --out and no --overwrite")
-    return str(config_of(arguments.resume))
 
 
 @define(eq=False)
@@ -136,7 +115,7 @@ def _serve(config: RunConfig, host: Host, folder: ServedFolder, arguments: argpa
     server = RunningServer(model_name(config), ServerOptions(port=arguments.port))
     desk = ServingDesk(server, capacity=config.rollout.max_in_flight * config.runtime.num_workers)
     served = add_served_agent(config, host, desk)
-    manager = RolloutManager.from_config(served, host)
+    manager = RolloutManager.from_config(served, host, observers=[RunningEpisodes(folder.path)])
     decode = manager.chat.tokenizer.decode if manager.chat else None
     if arguments.resume is None:
         folder.start(config, overwrite=arguments.overwrite)

@@ -63,6 +63,6 @@ def _read(
 ) -> Exchange:
     memory = RequestMemory() if memory is None else memory
     parsed = memory.read(dialect, body)
-    exchange = reader(Received.of(parsed, headers))
+    exchange = reader(Received.of(parsed, headers, body))
     memory.keep(parsed)  # only now, for a body that is refused is not read to its end
     return exchange

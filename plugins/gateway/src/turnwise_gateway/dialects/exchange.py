@@ -30,16 +30,18 @@ class Received:
     Attributes:
         body: parsed.
         headers: names in lower case, without keys.
+        source: the body as it came.
     """
 
     body: RequestBody
     headers: Mapping[str, str]
+    source: bytes
 
     @classmethod
-    def of(cls, body: RequestBody, headers: Mapping[str, str]) -> Received:
+    def of(cls, body: RequestBody, headers: Mapping[str, str], source: bytes) -> Received:
         """Return a request without the headers that have keys."""
         kept = {name.lower(): value for name, value in headers.items()}
-        return cls(body, {name: kept[name] for name in kept.keys() - _SECRET_HEADERS})
+        return cls(body, {name: kept[name] for name in kept.keys() - _SECRET_HEADERS}, source)
 
     def read_conversation(self, request: Fields, key: str, add: AddItem, ignored: set[str]) -> list[Message]:
         """
@@ -65,7 +67,8 @@ class Received:
 
     def read_field(self, request: Fields, key: str, read: Callable[[Fields, set[str]], T], ignored: set[str]) -> T:
         """Return the result of reading a field, which an earlier body already has if the value is the same object."""
-        derived, value = self.body.reading.derived, request.value(key)
+        tail, value = self.body.tail, request.value(key)
+        derived = tail.derived if key in tail.values else self.body.reading.derived
         known = derived.get(key)
         if known is None or known[0] is not value:
             names: set[str] = set()
@@ -76,13 +79,14 @@ class Received:
         return found[0]
 
     def complete(self, call: ModelCall, ignored: Set[str]) -> ModelCall:
-        """Return a call with its digest, its headers, its mark of a retry, and the sorted names of ignored fields."""
+        """Return a call with digest, headers, body, the mark of a retry, and the sorted names of ignored fields."""
         return evolve(
             call,
             digest=self.body.digest,
             is_retry=self._is_retry(),
             headers=self.headers,
             ignored=tuple(sorted(ignored)),
+            body=self.source,
         )
 
     def _is_retry(self) -> bool:

@@ -21,7 +21,7 @@ from turnwise_gateway.dialects.fields import (
     refuse,
     refuse_unsupported,
 )
-from turnwise_gateway.dialects.strict_json import read_arguments
+from turnwise_strict_json import read_arguments
 
 _TEXT_PARTS: Final = {"text": "text"}
 _CHOICES: Final[dict[str, ToolChoice]] = {"auto": "auto", "none": "none", "any": "required"}

@@ -4,6 +4,9 @@ Parses the body of a request, starting from an earlier body of the same session.
 An agent sends its whole conversation with every call, so most of a body has the bytes of the one before. A JSON reader
 that has read the same bytes is in the same state. So the fields and items up to the first difference are taken from the
 earlier body, and only the rest is parsed, checked and digested. The result is the same as for a whole body.
+
+The fields after the conversation, such as the schemas of tools, are often equal in all sessions. Those with the same
+bytes are one object, as long as a session has it.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ import re
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from attrs import define, field, frozen
 
 from turnwise import Message
 from turnwise_gateway.calls import Dialect
-from turnwise_gateway.dialects.strict_json import DECODER, check_depth, check_surrogates, read_json
+from turnwise_gateway.dialects import strict_json
+from turnwise_strict_json import MAX_DEPTH, check_depth, check_surrogates, read_json
 
 T = TypeVar("T")
 
@@ -91,19 +96,37 @@ class Items:
 
 
 @frozen(eq=False)
+class Tail:
+    """
+    The fields after a conversation, which sessions share.
+
+    Attributes:
+        source: the bytes behind the conversation.
+        values: the fields; nothing may change them.
+        derived: by the name of a field, its value and the result of reading it in the dialect.
+    """
+
+    source: bytes = b""
+    values: Mapping[str, Any] = field(factory=dict)
+    derived: dict[str, tuple[object, Any]] = field(factory=dict)
+
+
+_TAILS: Final[WeakValueDictionary[tuple[Dialect, bytes], Tail]] = WeakValueDictionary()
+
+
+@frozen(eq=False)
 class RequestBody:
     """
     A parsed body.
 
     Attributes:
         dialect: of the request.
-        source: the bytes; empty when another body cannot start from this one.
+        source: the bytes up to the end of the conversation; empty when another body cannot start from this one.
         values: the object. It shares values with other bodies, so nothing may change it.
         reading: filled by the dialect.
         items: of the conversation; None without such a list.
         head: fields before the conversation.
         tail: fields after it.
-        tail_start: offset in the bytes of the end of the conversation.
         rest_digest: of all other fields.
     """
 
@@ -113,8 +136,7 @@ class RequestBody:
     reading: Reading
     items: Items | None = None
     head: Mapping[str, Any] = field(factory=dict)
-    tail: Mapping[str, Any] = field(factory=dict)
-    tail_start: int = 0
+    tail: Tail = field(factory=Tail)
     rest_digest: bytes = b""
 
     @property
@@ -144,7 +166,7 @@ class RequestBody:
                 return _read_rest(earlier, num_items, source)
             return _read_whole(dialect, source)
         except (ValueError, RecursionError):
-            return cls.of(dialect, read_json(source))  # raises the error of the whole body
+            return cls.of(dialect, strict_json.read_json(source))  # raises the error of the whole body
 
     @classmethod
     def of(cls, dialect: Dialect, values: dict[str, Any]) -> RequestBody:
@@ -238,8 +260,9 @@ class _Scan:
     def value(self, depth: int) -> Any:
         """Return the next value, which is nested in `depth` others."""
         self.peek()
-        value, self.position = DECODER.raw_decode(self.text, self.position)
-        check_depth(value, depth)
+        start = self.position
+        value, self.position = read_json(self.text, start)
+        check_depth(value, MAX_DEPTH - depth, self.text, start, self.position)
         return value
 
 
@@ -254,18 +277,18 @@ def _read_whole(dialect: Dialect, source: bytes) -> RequestBody:
     head: dict[str, Any] = {}
     key = _LIST_KEYS[dialect]
     if not _read_fields(scan, head, (), key):
-        _finish(scan, head)
+        _check_end(scan)
+        check_surrogates(head, scan.text)
         return RequestBody(dialect, source, head, Reading(), rest_digest=_digest_fields(head))
     scan.expect("[")
     items = Items()
     _read_items(scan, items)
-    tail_start = scan.offset
-    tail: dict[str, Any] = {}
-    _read_fields(scan, tail, {*head, key}, None)
-    _finish(scan, [head, items.values, tail])
-    values = {**head, key: items.values, **tail}
-    digest = _digest_fields({**head, **tail})
-    return RequestBody(dialect, source, values, Reading(), items, head, tail, tail_start, digest)
+    end = scan.offset
+    tail = _read_tail(dialect, scan, source[end:], {*head, key})
+    check_surrogates([head, items.values, tail.values], scan.text)
+    values = {**head, key: items.values, **tail.values}
+    digest = _digest_fields({**head, **tail.values})
+    return RequestBody(dialect, source[:end], values, Reading(), items, head, tail, digest)
 
 
 def _read_rest(earlier: RequestBody, num_items: int, source: bytes) -> RequestBody:
@@ -275,18 +298,27 @@ def _read_rest(earlier: RequestBody, num_items: int, source: bytes) -> RequestBo
     items = earlier.items.cut(num_items)
     scan = _Scan.of(source, items.ends[-1])
     _read_items(scan, items)
-    tail_start, tail, digest = scan.offset, earlier.tail, earlier.rest_digest
-    new: list[Any] = items.values[num_items:]
-    if source[tail_start:] == earlier.source[earlier.tail_start :]:
-        check_surrogates(scan.text, new)
-    else:
-        tail = {}
-        _read_fields(scan, tail, {*head, key}, None)
-        _finish(scan, [new, tail])
-        digest = _digest_fields({**head, **tail})
-    values = {**head, key: items.values, **tail}
+    end, tail, digest = scan.offset, earlier.tail, earlier.rest_digest
+    if source[end:] != tail.source:
+        tail = _read_tail(dialect, scan, source[end:], {*head, key})
+        digest = _digest_fields({**head, **tail.values})
+    check_surrogates([items.values[num_items:], tail.values], scan.text)
+    values = {**head, key: items.values, **tail.values}
     reading = earlier.reading.cut(num_items)
-    return RequestBody(dialect, source, values, reading, items, head, tail, tail_start, digest)
+    return RequestBody(dialect, source[:end], values, reading, items, head, tail, digest)
+
+
+def _read_tail(dialect: Dialect, scan: _Scan, source: bytes, others: Collection[str]) -> Tail:
+    """Return the fields from the position of a scan to the end of the body; `source` has the same bytes."""
+    name = dialect, hashlib.sha256(source).digest()
+    known = _TAILS.get(name)
+    if known is not None and known.values.keys().isdisjoint(others):
+        return known
+    values: dict[str, Any] = {}
+    _read_fields(scan, values, others, None)
+    _check_end(scan)
+    tail = _TAILS[name] = Tail(source, values)
+    return tail
 
 
 def _read_fields(scan: _Scan, fields: dict[str, Any], others: Collection[str], list_key: str | None) -> bool:
@@ -325,11 +357,9 @@ def _read_items(scan: _Scan, items: Items) -> None:
     scan.expect("]")
 
 
-def _finish(scan: _Scan, values: object) -> None:
-    """Check the end of a body, and the strings in the values that were read from it."""
+def _check_end(scan: _Scan) -> None:
     if scan.peek():
         raise ValueError("there is more after the object")
-    check_surrogates(scan.text, values)
 
 
 def _digest_fields(fields: Mapping[str, Any]) -> bytes:

@@ -46,12 +46,15 @@ def digest_context(token_ids: TokenArray) -> str:
     return blake2b(token_ids.astype("<i4").tobytes(), digest_size=16).hexdigest()
 
 
-def describe_episode_records(episode: Episode) -> list[Event]:
-    """Return columns and lineage of each record as JSON values."""
-    lineage = [asdict(line) for line in episode.lineage]
+def describe_episode_records(episode: Episode, first: int = 0) -> list[Event]:
+    """Return columns and lineage of each record from a number on, as JSON values; parents count from there."""
+    lineage = [
+        asdict(line if line.parent is None else evolve(line, parent=line.parent - first)) for line in episode.lineage
+    ]
     return [
         {**_plain(record.to_dict()), "lineage": lineage[number] if lineage else None}
         for number, record in enumerate(episode.trajectories)
+        if number >= first
     ]
 
 
@@ -122,7 +125,9 @@ class LoggedSession:
 
     def end(self) -> None:
         """Write the records of the session, which is over."""
-        self._write({"event": "end", "records": describe_episode_records(self.session.episode)})
+        # Lost attempts at the episode have left earlier records.
+        first = len(self.session.episode.trajectories) - len(self.session.book.records)
+        self._write({"event": "end", "records": describe_episode_records(self.session.episode, first)})
 
     def _describe(self, answer: TurnAnswer) -> Event:
         reply = answer.reply

@@ -13,14 +13,14 @@ from attrs import define, field
 from turnwise import EpisodeResult, RunConfig
 from turnwise.config.file import dump_yaml, with_absolute_paths
 from turnwise.errors import ConfigError
-from turnwise.files import FolderLockedError, lock_folder, partial_path, replace, write_text
+from turnwise.files import partial_path, replace, write_text
 from turnwise.types import TokenArray
 from turnwise_result_files import TrajectoryWriter, read_results
+from turnwise_result_files.folder_lock import FolderLockedError, lock_folder
+from turnwise_result_files.resumption import CONFIG_FILE, TRAJECTORIES_FILE
 
-CONFIG_FILE: Final = "config.resolved.yaml"
 CONTROL_FILE: Final = "control.json"
 REQUESTS_DIR: Final = "requests"
-TRAJECTORIES_FILE: Final = "trajectories.parquet"
 
 Decode = Callable[[TokenArray], str]
 
@@ -105,10 +105,3 @@ def locked_folder(path: Path) -> Iterator[ServedFolder]:
         raise ConfigError(str(error)) from None
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-
-
-def config_of(path: Path) -> Path:
-    """Return the config of the run that a folder holds; `ConfigError` when it holds none."""
-    if not (path / CONFIG_FILE).exists():
-        raise ConfigError(f"{path}: holds no run: {CONFIG_FILE} is missing")
-    return path / CONFIG_FILE

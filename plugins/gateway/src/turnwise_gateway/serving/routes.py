@@ -11,17 +11,18 @@ from typing import Any
 from aiohttp import web
 from attrs import asdict, define, field
 
-from turnwise import Task, read_tasks
+from turnwise import Task
 from turnwise.errors import DataError
 from turnwise.types import JsonDict
 from turnwise_gateway.agent import show_task
 from turnwise_gateway.dialects.strict_json import write_json
 from turnwise_gateway.pool.atif import describe_session
-from turnwise_gateway.pool.control_server import RequestError, build_app, json_reply, read_body, tell
+from turnwise_gateway.pool.control_server import RequestError, build_app, json_reply, read_body, read_failure, tell
 from turnwise_gateway.pool.session_routes import find_session, score_session, show_session
 from turnwise_gateway.pool.store import PoolError, Verdict
 from turnwise_gateway.server import ServerOptions
 from turnwise_gateway.serving.desk import ServedSession, ServingDesk
+from turnwise_task_files import read_tasks
 
 
 def build_serving_app(
@@ -97,13 +98,10 @@ class _Routes:
 
     async def fail(self, request: web.Request) -> web.Response:
         served = find_session(self.desk, request)
-        body = await read_body(request, {"reason", "owner"})
-        reason, owner = body.get("reason", ""), body.get("owner", "agent")
-        if not isinstance(reason, str) or owner not in ("agent", "infra"):
-            raise PoolError("'reason' must be a text, and 'owner' agent or infra")
+        reason, owner, _body = await read_failure(request)
         if served.ended.is_set():
             return tell(Verdict.LATE)
-        served.fail(owner, reason[:2000] or "the agent gave no reason")
+        served.fail(owner, reason or "the agent gave no reason")
         return tell(Verdict.ACCEPTED)
 
     async def end(self, request: web.Request) -> web.Response:

@@ -30,6 +30,9 @@ class SessionOptions:
             reasoning; `template` renders what the client sends, and opens a new record when that differs.
         mid_system: system messages after the first message: `user` gives them the role of the user, `keep` leaves them
             to the chat template, `refuse` refuses the call.
+        malformed_calls: a turn with a tool call that cannot be read: `text` gives the agent the turn as its text, which
+            ends most agents; `call` gives it a call whose arguments are the sampled text, so that the agent tells the
+            model about the error as about any wrong arguments.
         train: kinds of records to train.
         max_calls: most calls that a session answers.
         max_tool_calls: most calls of the run's tools; further ones return an error.
@@ -40,6 +43,7 @@ class SessionOptions:
     mid_system: Literal["user", "keep", "refuse"] = field(
         default="user", validator=validators.in_(("user", "keep", "refuse"))
     )
+    malformed_calls: Literal["text", "call"] = field(default="text", validator=validators.in_(("text", "call")))
     train: TrainedKinds = field(factory=TrainedKinds)
     max_calls: int = field(default=500, validator=validators.ge(1))
     max_tool_calls: int = field(default=500, validator=validators.ge(0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import blake2b
+from typing import Final
 
 import numpy as np
 from attrs import define, evolve, field, frozen
@@ -22,6 +23,8 @@ from turnwise_gateway.session.options import SessionOptions
 from turnwise_gateway.tree.known_prefixes import KnownPrefixes
 from turnwise_gateway.tree.messages import Split, normalise, split_think, tools_key
 from turnwise_gateway.tree.places import ConversationTree, Location, Place, last_turn
+
+_NO_TOOLS: Final = tools_key(())
 
 
 @define(eq=False)
@@ -262,7 +265,8 @@ class RecordBook:
             return Choice(None, (), none, "no_new_message")
         spot = _free_spot(turn)
         try:
-            ids = self.chat.delta(messages, int(spot.record.trajectory.input_ids[spot.num_tokens - 1]))
+            last_token_id = int(spot.record.trajectory.input_ids[spot.num_tokens - 1])
+            ids = self.chat.delta(messages, last_token_id, with_tools=spot.record.tools != _NO_TOOLS)
         except TemplateError:
             return Choice(None, (), none, "template")
         reason = "" if spot.record.ends_at(spot) else "busy" if spot.record.is_busy else "inside"

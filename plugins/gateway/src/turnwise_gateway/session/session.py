@@ -65,7 +65,8 @@ class Session:
         exhausted: the last refusal for lack of budget or context; None when there was none.
         num_calls: calls so far, refused ones included.
         num_delivered: turns that clients have.
-        changed: set when a call starts or ends, and with `error`.
+        changed: set when a call starts or ends, and with `ending`.
+        ending: set with `error` and `exhausted`.
     """
 
     episode: Episode
@@ -78,6 +79,7 @@ class Session:
     num_calls: int = field(default=0, init=False)
     num_delivered: int = field(default=0, init=False)
     changed: asyncio.Event = field(factory=asyncio.Event, init=False)
+    ending: asyncio.Event = field(factory=asyncio.Event, init=False)
     _reader: TurnReader = field(init=False)
     _tools: ToolDesk = field(init=False)
     _ids: CallIds = field(factory=CallIds, init=False)
@@ -94,7 +96,10 @@ class Session:
         parts = self.parts
         self.book = RecordBook(self.episode, parts.chat, parts.options, parts.split or split_think)
         self._tools = ToolDesk(self.episode, parts.options, self.spawn, self.fail)
-        self._reader = TurnReader(chat=parts.chat, parser=parts.parser, split=parts.split)
+        keeps_malformed = parts.options.malformed_calls == "call"
+        self._reader = TurnReader(
+            chat=parts.chat, parser=parts.parser, split=parts.split, keeps_malformed=keeps_malformed
+        )
 
     @property
     def is_idle(self) -> bool:
@@ -110,6 +115,7 @@ class Session:
         except CallRefusedError as refusal:
             if refusal.kind in ("budget_exhausted", "context_length_exceeded"):
                 self.exhausted = refusal
+                self.ending.set()
             self._count(f"refused_{refusal.kind}")
             raise
         finally:
@@ -145,6 +151,7 @@ class Session:
     def fail(self, error: Exception) -> None:
         """End the session with an error, unless it has one."""
         self.error = self.error or error
+        self.ending.set()
         self.changed.set()
 
     def close(self) -> None:

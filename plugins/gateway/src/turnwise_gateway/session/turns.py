@@ -18,6 +18,8 @@ from turnwise_gateway.tree.messages import Split
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 _ID_LENGTH: Final = 9
 """Some chat templates accept no other length."""
+_UNREADABLE: Final = "malformed_call"
+"""Name of a call whose name cannot be read: clients refuse an empty one, and no tool has this one."""
 
 
 @frozen(kw_only=True)
@@ -91,11 +93,13 @@ class TurnReader:
         chat: decodes ids.
         parser: finds tool calls; None in a run without one.
         split: splits the reasoning from a text; None leaves it in the content.
+        keeps_malformed: a malformed call is a call, and not text.
     """
 
     chat: Chat
     parser: ToolParser | None = None
     split: Split | None = None
+    keeps_malformed: bool = False
 
     def read(self, result: GenerateResult, call: ModelCall, assign_id: Callable[[int], str]) -> ReadTurn:
         """Return the text and the calls of a turn; `assign_id` gives the id of a call by its index."""
@@ -119,10 +123,10 @@ class TurnReader:
         return tuple(self.chat.tokenizer.decode([int(token_id)]) for token_id in token_ids)
 
     def _parse(self, token_ids: TokenArray, call: ModelCall) -> tuple[str, Sequence[ToolCall]]:
-        """Return the text and the calls of a turn; a turn with a malformed call is all text, as in other APIs."""
+        """Return the text and the calls of a turn; a turn with a malformed call may be all text, as in other APIs."""
         if self.parser is not None and call.tools and call.tool_choice != "none":
             text, calls = self.parser.parse(token_ids)
-            if not any(each.error for each in calls):
+            if self.keeps_malformed or not any(each.error for each in calls):
                 return text, calls
         return self.chat.text(token_ids), ()
 
@@ -135,4 +139,4 @@ class TurnReader:
 
 
 def _openai_call(call: ToolCall, call_id: str) -> CallOfTool:
-    return CallOfTool(id=call_id, name=call.name, arguments=format_arguments(call))
+    return CallOfTool(id=call_id, name=call.name or _UNREADABLE, arguments=format_arguments(call))

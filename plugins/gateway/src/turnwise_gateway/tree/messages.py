@@ -9,6 +9,7 @@ normal forms are; each difference that the normal form ignores is a tolerance wi
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -117,10 +118,10 @@ def normalise(message: Message, split: Split = split_think, defaults: Defaults =
 def normalise_arguments(text: str, defaults: Mapping[str, str] = _NONE) -> str:
     """Return the JSON of a call with sorted keys, no spaces, no defaults and `1.0` as `1`; any other text trimmed."""
     try:
-        value = json.loads(text, parse_float=_read_number)
+        value = _DECODER.decode(text)
         if defaults and isinstance(value, dict):
-            value = {name: each for name, each in value.items() if _dump(each) != defaults.get(name)}
-        return _dump(value)
+            value = {name: each for name, each in value.items() if _ENCODER.encode(each) != defaults.get(name)}
+        return _ENCODER.encode(value)
     except (ValueError, RecursionError):
         return text.strip()
 
@@ -169,7 +170,7 @@ def name_tolerances(own: Message, echo: Message, split: Split = split_think) -> 
 
 def tools_key(tools: Iterable[Any]) -> str:
     """Return a text that is equal for equal lists of tool schemas, whatever the order of keys."""
-    return json.dumps(list(tools), sort_keys=True)
+    return sys.intern(json.dumps(list(tools), sort_keys=True))  # one object for all sessions with these tools
 
 
 def _name_text_tolerances(text: str, echoed: str, split: Split) -> set[str]:
@@ -188,10 +189,11 @@ def _arguments(message: Message) -> list[str]:
     return [call["function"]["arguments"] for call in message.get("tool_calls") or ()]
 
 
-def _dump(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
 def _read_number(text: str) -> float | int:
     number = float(text)
     return int(number) if number.is_integer() and abs(number) < _MAX_EXACT else number
+
+
+# Made once: `json.loads` and `json.dumps` make new ones for each call that has options.
+_DECODER: Final = json.JSONDecoder(parse_float=_read_number)
+_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from turnwise import Message
 from turnwise_gateway.tree.known_prefixes import KnownPrefixes
@@ -165,7 +165,7 @@ class ConversationTree(Generic[T]):
                 left += [step for step in steps if all(each.before is not step for each in following)]
             steps = following
         trail = _Trail(tools, given[: only.num_messages], only.place, self._num_forks)
-        return evolve(self._locate(self._choose([*steps, *left], given), given), trail=trail)
+        return self._locate(self._choose([*steps, *left], given), given, trail)
 
     def add(self, place: Place[T], messages: Iterable[Message]) -> Place[T]:
         """Return the place after further messages, which are not the model's; known ones are found."""
@@ -280,7 +280,7 @@ class ConversationTree(Generic[T]):
         kept, _num_empty = without_empty(rest, self.split)
         return any(message["role"] == "assistant" for message in kept)
 
-    def _locate(self, step: _Step[T], messages: Sequence[Message]) -> Location[T]:
+    def _locate(self, step: _Step[T], messages: Sequence[Message], trail: _Trail[T]) -> Location[T]:
         echoes = []
         walked: _Step[T] | None = step
         while walked is not None:
@@ -288,7 +288,7 @@ class ConversationTree(Generic[T]):
                 echoes.append((walked.place, walked.echo))
             walked = walked.before
         rest, num_empty = without_empty(messages[step.num_messages :], self.split)
-        return Location(step.place, rest, tuple(echoes), step.num_empty + num_empty)
+        return Location(step.place, rest, tuple(echoes), step.num_empty + num_empty, trail)
 
 
 def without_empty(messages: Iterable[Message], split: Split = split_think) -> tuple[tuple[Message, ...], int]:

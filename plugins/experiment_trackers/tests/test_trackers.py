@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import struct
 import time
 from math import nan
 
+import numpy as np
 import pytest
 
-from turnwise import NoConfig, PluginRecipe, Resources
+from turnwise import EpisodeResult, PluginRecipe, Resources, Status, Task, Trajectory, TrajectoryScore
 from turnwise.config.resolve import build_part
 from turnwise.errors import ConfigError
 from turnwise.events.observer import MetricsLogged, TrainingStarted
 from turnwise.plugin.host import load
 from turnwise_experiment_trackers.mlflow_tracker import MlflowConfig, make_mlflow
-from turnwise_experiment_trackers.tensorboard_tracker import EVENTS_FOLDER, make_tensorboard
+from turnwise_experiment_trackers.samples import shorten
+from turnwise_experiment_trackers.tensorboard_tracker import EVENTS_FOLDER, TensorboardConfig, make_tensorboard
 from turnwise_experiment_trackers.tracker import flatten
 from turnwise_experiment_trackers.wandb_tracker import WandbConfig, make_wandb
+from turnwise_result_files import TrajectoryWriter
 
 SETTINGS = {"model": "tiny", "train": {"num_steps": 3, "optimizer": {"lr": 1e-3, "betas": (0.9, 0.999)}}}
 
@@ -170,7 +174,7 @@ def test_wandb_without_a_login(tmp_path, monkeypatch):
 
 def log_to_tensorboard(folder, lines, *, resumed=False):
     """Emit the events of a training to a new TensorBoard tracker."""
-    emit_training(make_tensorboard(NoConfig(), Resources()), folder, lines, resumed=resumed)
+    emit_training(make_tensorboard(TensorboardConfig(), Resources()), folder, lines, resumed=resumed)
 
 
 def read_scalars(folder, name):
@@ -215,6 +219,99 @@ def test_tensorboard_without_metrics(tmp_path):
     log_to_tensorboard(tmp_path, [])
 
     assert not (tmp_path / EVENTS_FOLDER).exists()
+
+
+HOSTILE = "</code><script>alert(1)</script>\n# heading\x85**bold**\u2028[link](http://127.0.0.1)"
+
+
+def write_samples(folder, step):
+    """Write the episodes of a step as the trainer does: two trajectories, of which the second was not scored."""
+    record = Trajectory([1, 2])
+    record.add_action([3, 4], [-0.5, -0.5])
+    record.add_observation([5])
+    texts = {2: "How much?", 3: HOSTILE}
+    path = folder / "episodes" / f"step-{step:08d}.parquet"
+    with TrajectoryWriter(path, decode=lambda ids: texts[len(ids)], training_step=step) as writer:
+        for number, scores in enumerate([(TrajectoryScore(value=1.0, extra={"format": 0.25}),), ()]):
+            episode = EpisodeResult(
+                task=Task(messages=(), uid="t1"),
+                rollout_n=number,
+                status=Status.COMPLETED,
+                trajectories=(record,),
+                scores=scores,
+            )
+            writer.write(episode, [np.array([1.5, 0.5, 0.0], np.float32) if scores else None])
+
+
+def read_texts(folder):
+    """Return the steps and samples that TensorBoard shows."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder / EVENTS_FOLDER)).Reload()
+    if "samples/text_summary" not in accumulator.Tags()["tensors"]:
+        return []
+    return [
+        (event.step, event.tensor_proto.string_val[0].decode()) for event in accumulator.Tensors("samples/text_summary")
+    ]
+
+
+def test_samples_in_tensorboard(tmp_path):
+    """A step with episodes has them as text, in blocks of code; a validation, and a step without a file, have none."""
+    write_samples(tmp_path, 2)
+    lines = [(1, {"reward/mean": 0.0}), (2, {"reward/mean": 0.5}), (2, {"validation/reward/mean": 1.0})]
+    log_to_tensorboard(tmp_path, lines)
+
+    ((step, text),) = read_texts(tmp_path)
+    assert 2 == step
+    assert "**`t1` sample 0, completed, reward 1.000, advantage 1.000**" in text
+    assert "**`t1` sample 1, completed**" in text
+    assert '`{"format": 0.25}`' in text
+    assert "    How much?" in text
+    shown = [
+        line for line in text.splitlines() if "script" in line or "heading" in line or "bold" in line or "link" in line
+    ]
+    assert 8 == len(shown)
+    assert all(line.startswith("    ") for line in shown)
+
+
+def test_no_samples(tmp_path):
+    """With `samples: 0` no text is logged, and the file is not read."""
+    (tmp_path / "episodes").mkdir()
+    (tmp_path / "episodes" / "step-00000001.parquet").write_text("nothing")
+
+    emit_training(make_tensorboard(TensorboardConfig(samples=0), Resources()), tmp_path, FIRST)
+
+    assert [] == read_texts(tmp_path)
+    assert [(1, 0.25), (2, 0.5)] == read_scalars(tmp_path, "reward/mean")
+
+
+def test_samples_in_wandb(tmp_path):
+    """The table has a row for each trajectory up to the limit; without the option no text leaves the machine."""
+    write_samples(tmp_path, 2)
+    for samples, expected in ((0, []), (1, [0]), (5, [0, 1])):
+        folder = tmp_path / str(samples)
+        (folder / "episodes").mkdir(parents=True)
+        source = tmp_path / "episodes" / "step-00000002.parquet"
+        (folder / "episodes" / source.name).write_bytes(source.read_bytes())
+
+        emit_training(make_wandb(WandbConfig(mode="offline", samples=samples), Resources()), folder, FIRST)
+
+        tables = [
+            json.loads(path.read_text()) for path in folder.glob("wandb/offline-run-*/files/media/table/samples*.json")
+        ]
+        assert [row[2] for table in tables for row in table["data"]] == expected
+        for table in tables:
+            assert ["step", "task", "sample", "status", "reward", "parts", "advantage", "prompt", "response"] == (
+                table["columns"]
+            )
+            assert [2, "t1", 0, "completed", 1.0, '{"format": 0.25}', 1.0, "How much?", HOSTILE] == table["data"][0]
+
+
+def test_long_texts_are_cut():
+    """A text of a million characters is cut, and its length is given."""
+    assert len(shorten("a" * 10**6)) < 21_000
+    assert shorten("a" * 10**6).endswith(" ... (1000000 characters)")
+    assert ("", "a") == (shorten(None), shorten("a"))
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "tensorboard"])

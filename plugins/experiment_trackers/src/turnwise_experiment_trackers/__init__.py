@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import turnwise
 from turnwise_experiment_trackers.mlflow_tracker import MlflowConfig, make_mlflow
-from turnwise_experiment_trackers.tensorboard_tracker import make_tensorboard
+from turnwise_experiment_trackers.tensorboard_tracker import TensorboardConfig, make_tensorboard
 from turnwise_experiment_trackers.wandb_tracker import WandbConfig, make_wandb
 
 
@@ -13,4 +13,4 @@ def register_observers(registry: turnwise.Registry[turnwise.Observer]) -> None:
     """Add `wandb`, `mlflow` and `tensorboard`."""
     registry.add("wandb", make_wandb, config=WandbConfig)
     registry.add("mlflow", make_mlflow, config=MlflowConfig)
-    registry.add("tensorboard", make_tensorboard)
+    registry.add("tensorboard", make_tensorboard, config=TensorboardConfig)

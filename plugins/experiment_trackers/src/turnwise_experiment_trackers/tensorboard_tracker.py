@@ -4,20 +4,34 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-from attrs import define, field
+from attrs import define, field, frozen, validators
 
-from turnwise import NoConfig, Observer, Resources
+from turnwise import Observer, Resources
 from turnwise.events.observer import MetricsLogged, Place, TrainingStarted
+from turnwise_experiment_trackers.samples import read_samples
 from turnwise_experiment_trackers.tracker import check_installed
 
 EVENTS_FOLDER: Final = "tensorboard"
 
 
+@frozen(kw_only=True)
+class TensorboardConfig:
+    """
+    Options of `tensorboard`.
+
+    Attributes:
+        samples: most trajectories of a step that are logged as text.
+    """
+
+    samples: int = field(default=8, validator=validators.ge(0))
+
+
 @define(eq=False)
 class TensorboardTracker(Observer):
-    """Logs metrics as scalars to `tensorboard/` in the training's folder."""
+    """Logs metrics as scalars, and samples as text, to `tensorboard/` in the training's folder."""
 
     place: ClassVar[Place] = "driver"
+    config: TensorboardConfig = field(factory=TensorboardConfig)
     _training: TrainingStarted | None = field(default=None, init=False)
     _writer: Any = field(default=None, init=False)
 
@@ -29,6 +43,9 @@ class TensorboardTracker(Observer):
             self._writer = _open_writer(self._training, event)
         for name, value in event.values.items():
             self._writer.add_scalar(name, value, event.step)
+        samples = read_samples(self._training, event, self.config.samples)
+        if samples:
+            self._writer.add_text("samples", "\n\n---\n\n".join(each.as_markdown() for each in samples), event.step)
         self._writer.flush()
 
     def close(self) -> None:
@@ -50,7 +67,7 @@ def _open_writer(training: TrainingStarted | None, first: MetricsLogged) -> Any:
     return SummaryWriter(str(training.folder / EVENTS_FOLDER), purge_step=purge_step)
 
 
-def make_tensorboard(config: NoConfig, resources: Resources) -> Observer:
+def make_tensorboard(config: TensorboardConfig, resources: Resources) -> Observer:
     """Build the observer; raise `ConfigError` if TensorBoard is not installed."""
     check_installed("tensorboard")
-    return TensorboardTracker()
+    return TensorboardTracker(config)

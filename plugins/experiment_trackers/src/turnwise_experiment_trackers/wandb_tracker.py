@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any, ClassVar, Literal
 
-from attrs import define, field, frozen
+from attrs import define, field, frozen, validators
 
 from turnwise import Observer, Resources
 from turnwise.errors import ConfigError
 from turnwise.events.observer import MetricsLogged, Place, TrainingStarted
+from turnwise_experiment_trackers.samples import HEADINGS, read_samples
 from turnwise_experiment_trackers.tracker import check_installed, load_run_id, save_run_id
 
 
@@ -24,6 +25,7 @@ class WandbConfig:
         group: W&B group of the run.
         run_name: display name; null lets W&B choose one.
         tags: tags of the run.
+        samples: most trajectories of a step in a table `samples`, with their texts, which W&B then stores; 0 logs none.
         mode: `online` or `offline` (upload later with `wandb sync`); null uses `WANDB_MODE`, or else `online`.
     """
 
@@ -32,6 +34,7 @@ class WandbConfig:
     group: str | None = None
     run_name: str | None = None
     tags: tuple[str, ...] = ()
+    samples: int = field(default=0, validator=validators.ge(0))
     mode: Literal["online", "offline"] | None = None
 
 
@@ -42,6 +45,7 @@ class WandbTracker(Observer):
     place: ClassVar[Place] = "driver"
     config: WandbConfig
     _run: Any = field(default=None, init=False)
+    _training: TrainingStarted | None = field(default=None, init=False)
 
     def open(self) -> None:
         import wandb
@@ -58,6 +62,7 @@ class WandbTracker(Observer):
     def on_training_started(self, event: TrainingStarted) -> None:
         import wandb
 
+        self._training = event
         self._run = wandb.init(
             project=self.config.project,
             entity=self.config.entity,
@@ -76,7 +81,12 @@ class WandbTracker(Observer):
         save_run_id(event, "wandb", self._run.id)
 
     def on_metrics_logged(self, event: MetricsLogged) -> None:
-        self._run.log({**event.values, "step": event.step})
+        import wandb
+
+        samples = read_samples(self._training, event, self.config.samples)
+        rows = [list(each.cells) for each in samples]
+        table = {"samples": wandb.Table(columns=list(HEADINGS), data=rows)} if rows else {}
+        self._run.log({**event.values, **table, "step": event.step})
 
     def close(self) -> None:
         run, self._run = self._run, None

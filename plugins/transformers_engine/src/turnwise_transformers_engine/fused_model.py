@@ -1,0 +1,257 @@
+"""
+A forward pass of Llama-like models in few large operators, for many short sequences at once.
+
+A step of a small model costs mostly the dispatch of operators. Here queries, keys and values come from one product, and
+so do gate and up; residuals are added by the products, and one attention call serves all rows of a slab. The weights
+are not copied: the model's own parameters become views of the fused ones, so an update in place reaches both.
+
+Shapes depend only on the number of rows and the longest one, and nothing is read back to the host, so that a CUDA graph
+can capture `decode`. That has not been tried.
+"""
+
+# ruff: noqa: TID253 - imported after the engine has loaded torch
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+from torch.nn.functional import embedding, linear, scaled_dot_product_attention
+
+from turnwise_transformers_engine.operators import AttendRows, Operators, Rotary, TorchOperators
+from turnwise_transformers_engine.slab import Slab
+
+ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Model types with this structure, as `model_type` of `config.json`. Only others that pass `refusal` may be added."""
+
+_FUSED = (("self_attn", ("q_proj", "k_proj", "v_proj")), ("mlp", ("gate_proj", "up_proj")))
+
+
+@frozen(eq=False)
+class Chunk:
+    """
+    Tokens of one sequence to prefill.
+
+    Attributes:
+        slab: with the sequence's keys and values.
+        row: of the slab.
+        past: number of tokens that are in the slab already.
+        token_ids: the next tokens.
+    """
+
+    slab: Slab
+    row: int
+    past: int
+    token_ids: Sequence[int]
+
+
+@define(eq=False)
+class _Layer:
+    """The weights of a layer; `down` and `out` are transposed views."""
+
+    norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    head_norm: Tensor | None
+    out: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+def refusal(model: Any) -> str:
+    """Return the reason why a model of transformers cannot be fused, or an empty text."""
+    config = model.config
+    if config.model_type not in ARCHITECTURES:
+        return f"the architecture {config.model_type!r} is not known"
+    if model.dtype != torch.float32:
+        return f"its weights are {str(model.dtype).removeprefix('torch.')}, not float32"
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}, not silu"
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        return f"its rotary positions are {rope['rope_type']}"
+    if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"} or (
+        getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    ):
+        return "it has layers with a sliding window"
+    projections = [each for layer in model.model.layers for each in (layer.self_attn.o_proj, *layer.mlp.children())]
+    if any(getattr(each, "bias", None) is not None for each in projections):
+        return "its feed-forward or output projections have a bias"
+    return ""
+
+
+@define(eq=False)
+class FusedModel:
+    """
+    The fused forward pass of a model.
+
+    Attributes:
+        model: of transformers, one for which `refusal` is empty. Its projections become views.
+        max_context: most positions.
+        operators: besides matrix products.
+    """
+
+    model: Any
+    max_context: int
+    operators: Operators = field(factory=TorchOperators)
+    num_heads: int = field(init=False)
+    num_groups: int = field(init=False)
+    depth: int = field(init=False)
+    _layers: list[_Layer] = field(factory=list, init=False)
+    _rotary: Rotary = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        config = self.model.config
+        self.num_heads, self.num_groups = config.num_attention_heads, config.num_key_value_heads
+        self.depth = getattr(config, "head_dim", None) or config.hidden_size // self.num_heads
+        positions = torch.arange(self.max_context, device=self.model.device)[None]
+        with torch.inference_mode():
+            cos, sin = self.model.model.rotary_emb(torch.zeros(1, device=self.model.device), positions)
+        if cos.shape[-1] != self.depth:
+            raise ValueError(f"the rotary positions have {cos.shape[-1]} of {self.depth} dimensions")
+        half = self.depth // 2
+        self._rotary = Rotary(cos[0].contiguous(), torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1))
+        self.bind()
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return int(self.model.config.num_hidden_layers)
+
+    def bind(self) -> None:
+        """Fuse the projections, and make the model's parameters views of them; also after `release`."""
+        self._layers = [self._bind_layer(layer) for layer in self.model.model.layers]
+
+    def release(self) -> None:
+        """Drop all references to weights, so that sleep can free them."""
+        self._layers = []
+
+    def refresh(self) -> None:
+        """Compute again what derives from the weights, after they were changed in place."""
+        for own, layer in zip(self._layers, self.model.model.layers, strict=True):
+            own.head_norm = self._head_norm(layer.self_attn)
+
+    def _bind_layer(self, layer: Any) -> _Layer:
+        weights = [_fuse([getattr(getattr(layer, part), name) for name in names]) for part, names in _FUSED]
+        (qkv, bias), (gate_up, _) = weights
+        return _Layer(
+            norm=layer.input_layernorm.weight.data,
+            qkv=qkv,
+            qkv_bias=bias,
+            head_norm=self._head_norm(layer.self_attn),
+            out=layer.self_attn.o_proj.weight.data.t(),
+            mlp_norm=layer.post_attention_layernorm.weight.data,
+            gate_up=gate_up,
+            down=layer.mlp.down_proj.weight.data.t(),
+        )
+
+    def _head_norm(self, attention: Any) -> Tensor | None:
+        """Return the (H + G, D) weights of the norms of queries and keys; None if the model has none."""
+        if not hasattr(attention, "q_norm"):
+            return None
+        query, key = attention.q_norm.weight.data, attention.k_norm.weight.data
+        return torch.cat([query.expand(self.num_heads, -1), key.expand(self.num_groups, -1)])
+
+    @torch.inference_mode()
+    def decode(self, token_ids: Tensor, positions: Tensor, slabs: Sequence[tuple[Slab, int, int]]) -> Tensor:
+        """
+        Run one token of each row, and write its keys and values.
+
+        Args:
+            token_ids: (B,).
+            positions: (B,), the number of tokens before each.
+            slabs: for each slab its number of rows and the longest of them, this token included; the rows of the batch
+                are the first rows of the first slab, then of the second, and so on.
+
+        Returns:
+            (B, V) logits.
+        """
+        parts, start = [], 0
+        for slab, num_rows, length in slabs:
+            own = slice(start, start + num_rows)
+            parts.append((own, self.operators.make_attend(slab, positions[own], length, self.num_heads)))
+            start += num_rows
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            done = [attend_part(layer, qkv[own]) for own, attend_part in parts]
+            return done[0] if len(done) == 1 else torch.cat(done)
+
+        return self._logits(self._hidden(token_ids, positions, attend))
+
+    @torch.inference_mode()
+    def prefill(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Run chunks of several sequences, write their keys and values, and return (C, V) logits of their last ids."""
+        device = self.model.device
+        counts = [len(chunk.token_ids) for chunk in chunks]
+        token_ids = torch.tensor([token for chunk in chunks for token in chunk.token_ids], device=device)
+        spans = [(chunk.past, chunk.past + count) for chunk, count in zip(chunks, counts, strict=True)]
+        positions = torch.cat([torch.arange(*span, device=device) for span in spans])
+        masks = [_causal_mask(*span, device) for span in spans]
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            parts = []
+            for chunk, own, mask in zip(chunks, torch.split(qkv, counts), masks, strict=True):
+                parts.append(self._attend_chunk(own, chunk.slab.data[layer, chunk.row], chunk.past, mask))
+            return torch.cat(parts)
+
+        last = torch.tensor(counts, device=device).cumsum(0) - 1
+        return self._logits(self._hidden(token_ids, positions, attend)[last])
+
+    def _hidden(self, token_ids: Tensor, positions: Tensor, attend: AttendRows) -> Tensor:
+        """Return (N, hidden) states after the last layer."""
+        operators, epsilon = self.operators, self.model.config.rms_norm_eps
+        num_keyed, num_all = self.num_heads + self.num_groups, self.num_heads + 2 * self.num_groups
+        rotate = operators.make_rotate(self._rotary, positions)
+        states = embedding(token_ids, self.model.model.embed_tokens.weight)
+        for index, layer in enumerate(self._layers):
+            qkv = linear(operators.norm(states, layer.norm, epsilon), layer.qkv, layer.qkv_bias)
+            qkv = qkv.view(-1, num_all, self.depth)
+            rotate(qkv[:, :num_keyed], layer.head_norm, epsilon)
+            states = torch.addmm(states, attend(index, qkv), layer.out)
+            gate_up = linear(operators.norm(states, layer.mlp_norm, epsilon), layer.gate_up)
+            states = torch.addmm(states, operators.gate(gate_up), layer.down)
+        return states
+
+    def _logits(self, states: Tensor) -> Tensor:
+        norm = self.model.model.norm.weight
+        return linear(self.operators.norm(states, norm, self.model.config.rms_norm_eps), self.model.lm_head.weight)
+
+    def _attend_chunk(self, qkv: Tensor, data: Tensor, past: int, mask: Tensor | None) -> Tensor:
+        """Attend from Q tokens of one sequence: (Q, H + 2 G, D) projections, (2, L, G, D) keys and values."""
+        heads, groups, end = self.num_heads, self.num_groups, past + len(qkv)
+        data[:, past:end] = qkv[:, heads:].reshape(-1, 2, groups, self.depth).transpose(0, 1)
+        out = scaled_dot_product_attention(
+            qkv[:, :heads].transpose(0, 1)[None],
+            data[0, :end].transpose(0, 1)[None],
+            data[1, :end].transpose(0, 1)[None],
+            attn_mask=mask,
+            is_causal=mask is None and len(qkv) > 1,
+            enable_gqa=True,
+        )
+        return out[0].transpose(0, 1).reshape(len(qkv), -1)
+
+
+def _causal_mask(past: int, end: int, device: Any) -> Tensor | None:
+    """Return the (Q, K) visibility of tokens after a past; None if causal order or one token needs no mask."""
+    if not past or end - past == 1:
+        return None
+    return torch.ones(end - past, end, dtype=torch.bool, device=device).tril_(past)
+
+
+def _fuse(modules: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+    """Return the fused weights and biases of linear modules, whose parameters become views of them."""
+    fused: list[Tensor | None] = []
+    for name in ("weight", "bias"):
+        parameters = [getattr(module, name) for module in modules]
+        if parameters[0] is None:
+            fused.append(None)
+            continue
+        whole = torch.cat([parameter.data for parameter in parameters])
+        for parameter, part in zip(parameters, torch.split(whole, [len(each) for each in parameters]), strict=True):
+            parameter.data = part
+        fused.append(whole)
+    return cast(Tensor, fused[0]), fused[1]

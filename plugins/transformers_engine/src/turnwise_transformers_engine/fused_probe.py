@@ -1,0 +1,73 @@
+"""Decides whether a loaded model can use the fused forward pass: it must agree with the model's own."""
+
+# ruff: noqa: TID253 - imported after the engine has loaded torch
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from turnwise_transformers_engine.fused_model import Chunk, FusedModel, refusal
+from turnwise_transformers_engine.native_kernel import load_operators
+from turnwise_transformers_engine.operators import TorchOperators
+from turnwise_transformers_engine.slab import Slab
+
+_NUM_ROWS: Final = 3
+_NUM_TOKENS: Final = 24
+_TOLERANCE: Final = 1e-4
+"""Largest difference of two logits, relative to the largest logit. Rounding in float32 stays below a tenth of it."""
+
+
+def fuse(model: Any, max_context: int) -> tuple[FusedModel | None, str]:
+    """
+    Return the fused model, and a text for the log: the reason if there is none, or what it lacks.
+
+    The model's logits for random ids are compared with prefills, chunks and single tokens of the fused one.
+    """
+    if reason := refusal(model):
+        return None, reason
+    native = load_operators() if model.device.type == "cpu" else f"the device is {model.device.type}"
+    lacking = f"no C operators: {native}" if isinstance(native, str) else ""
+    fused = FusedModel(model, max_context)
+    if not isinstance(native, str):
+        fused.operators = native
+        if (difference := largest_difference(fused)) <= _TOLERANCE:
+            return fused, ""
+        lacking = f"the C operators change logits by {difference:.1g} of the largest"
+        fused.operators = TorchOperators()
+    if (difference := largest_difference(fused)) > _TOLERANCE:
+        return None, f"its logits differ by {difference:.1g} of the largest"
+    return fused, lacking
+
+
+@torch.inference_mode()
+def largest_difference(fused: FusedModel) -> float:
+    """Return the largest difference to the model's own logits, relative to the largest of these."""
+    model = fused.model
+    length = min(_NUM_TOKENS, fused.max_context)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.vocab_size, (_NUM_ROWS, length), generator=generator).to(model.device)
+    expected = model(input_ids=ids).logits
+    worst = 0.0
+    for position, logits in _steps(fused, ids):
+        worst = max(worst, float((logits - expected[:, position]).abs().max()))
+    return worst / max(float(expected.abs().max()), 1e-9)
+
+
+def _steps(fused: FusedModel, ids: Tensor) -> list[tuple[int, Tensor]]:
+    """Return positions and (rows, V) logits: half of the ids in two prefills, and the others one by one."""
+    rows, length = ids.shape
+    slab = Slab.make(length, fused.num_layers, fused.num_groups, fused.depth, ids.device)
+    slab.reserve(rows)
+    bounds = sorted({0, length // 4, length // 2})
+    steps = []
+    for start, end in pairwise(bounds):
+        chunks = [Chunk(slab, row, start, ids[row, start:end].tolist()) for row in range(rows)]
+        steps.append((end - 1, fused.prefill(chunks)))
+    for position in range(length // 2, length):
+        positions = torch.full((rows,), position, device=ids.device)
+        steps.append((position, fused.decode(ids[:, position], positions, [(slab, rows, position + 1)])))
+    return steps

@@ -1,0 +1,178 @@
+"""
+transformers' continuous batching as a backend of the engine, for every causal language model.
+
+This module adds what the manager lacks: it reports nothing about cancelled requests, and if its thread ends, the
+requests wait forever.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+from attrs import define, field
+
+from turnwise.errors import EngineError, ReplicaDiedError
+from turnwise_transformers_engine.requests import Pending, PrefillDeduplicator
+from turnwise_transformers_engine.sampling import request_options
+
+
+@define(eq=False)
+class ManagerBackend:
+    """
+    See `Backend`.
+
+    Attributes:
+        manager: warmed up but not started.
+        page_size: tokens of a page.
+        prefix_caching: let requests wait for another one with the same context.
+    """
+
+    manager: Any
+    page_size: int
+    prefix_caching: bool
+    _requests: dict[str, Pending] = field(factory=dict, init=False)
+    _deduplicator: PrefillDeduplicator = field(init=False)
+    _last_failure: str = field(default="", init=False)
+    _cache_bytes: int = field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._deduplicator = PrefillDeduplicator(self.page_size)
+        self._count_cached_tokens(self.manager.batch_processor.cache)
+
+    @property
+    def model(self) -> Any:
+        return self.manager.model
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids of the model."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    def start(self, call_soon: Callable[..., object]) -> None:
+        del call_soon  # the manager finds the running loop itself
+        # The manager's thread inherits `daemon` from the thread that starts it. An engine that is never stopped must
+        # not keep the process alive.
+        starter = threading.Thread(target=self.manager.start, daemon=True)
+        starter.start()
+        starter.join()
+
+    def stop(self) -> None:
+        self.manager.stop(hard_stop=True)
+
+    def death(self) -> ReplicaDiedError | None:
+        status = self.manager.background_thread_status
+        if self.manager.is_running() and status.can_accept_new_requests() is None:
+            return None
+        # A dying thread fails its requests before it stores the cause.
+        cause = status.fatal_error or self._last_failure or "it left no error"
+        return ReplicaDiedError(f"the transformers engine's thread died: {cause}")
+
+    async def wait_for_prefix(self, pending: Pending) -> None:
+        if self.prefix_caching:
+            await self._deduplicator.wait(pending)
+
+    def submit(self, pending: Pending, max_tokens: int) -> None:
+        sampling = pending.request.sampling
+        self._requests[pending.handle] = pending
+        self.manager.register_result_handler(pending.handle, self._make_receiver(pending))
+        accepted = self.manager.add_request(
+            pending.request.token_ids.tolist(),
+            request_id=pending.handle,
+            max_new_tokens=max_tokens,
+            eos_token_id=list(sampling.stop_token_ids),
+            # Deliver every token as it is sampled, so that an aborted request has them.
+            streaming=True,
+            **request_options(sampling, self.vocab_size),
+        )
+        if accepted is None:
+            raise self.death() or EngineError("transformers refused the request")
+
+    def cancel(self, pending: Pending) -> None:
+        """Free the manager's slot and result handler: it reports nothing about a cancelled request."""
+        self._requests.pop(pending.handle, None)
+        if pending.output is not None and pending.output.is_finished():
+            return
+        self.manager.cancel_request(pending.handle)
+        self.manager.output_router.result_handlers.pop(pending.handle, None)
+        # Without a handler, late tokens go to the queue of unhandled results, which would grow forever.
+        while self.manager.get_result(timeout=0) is not None:
+            pass
+
+    def paused(self) -> AbstractContextManager[None]:
+        return cast(AbstractContextManager[None], self.manager.pause())
+
+    def has_requests(self) -> bool:
+        queues = self.manager.input_queue, self.manager.cancel_queue
+        pending = self.manager.batch_processor.scheduler.has_pending_requests()
+        return bool(pending) or not all(queue.empty() for queue in queues)
+
+    def drop_keys_values(self, version: int) -> bool:
+        """
+        Return every request in flight to the queue, to be prefilled again, and empty the prefix cache.
+
+        Eviction alone would keep the pages of requests in flight: the next request with their prompt would continue
+        from keys and values of the old weights. So they get what the manager does to a request that it has no memory
+        for: their pages are freed, and they are queued again with their tokens as a longer prompt.
+        """
+        del version  # the engine records versions when it has received the tokens of the old one
+        from transformers.generation.continuous_batching.requests import RequestStatus
+
+        scheduler, cache = self.manager.batch_processor.scheduler, self.manager.batch_processor.cache
+        for request_id, state in list(scheduler.active_requests.items()):
+            cache.free_blocks(request_id, no_cache=True)
+            again = state.create_equivalent_initial_request()
+            state.status = RequestStatus.FINISHED
+            scheduler.finish_request(request_id)
+            scheduler.add_waiting_request(again)
+        cache.evict_cached_blocks()
+        return False
+
+    def free_cache(self) -> None:
+        from turnwise_transformers_engine import paged_step
+
+        cache = self.manager.batch_processor.cache
+        cache.evict_cached_blocks()
+        paged_step.forget(cache)
+        storage = cache.cache_tensor.untyped_storage()
+        self._cache_bytes = storage.nbytes()
+        storage.resize_(0)
+
+    def restore_cache(self) -> None:
+        tensor = self.manager.batch_processor.cache.cache_tensor
+        tensor.untyped_storage().resize_(self._cache_bytes)
+        tensor.zero_()
+
+    def release_weights(self) -> None:
+        """Do nothing: the manager reads the model's parameters."""
+
+    def bind_weights(self) -> None:
+        """Do nothing: the manager reads the model's parameters."""
+
+    def _make_receiver(self, pending: Pending) -> Callable[[Any], None]:
+        def receive(output: Any) -> None:
+            if pending.ended.done():
+                return
+            if output.error is not None:
+                self._last_failure = output.error
+                failure = EngineError(f"request {pending.request.request_id!r} failed: {output.error}")
+                pending.fail(self.death() or failure)
+            else:
+                pending.on_output(output)
+
+        return receive
+
+    def _count_cached_tokens(self, cache: Any) -> None:
+        """Wrap the cache's prefix search, the only place where the number of cached tokens is known."""
+        search = cache.search_prefix_match
+
+        def search_and_count(handle: str, prompt_ids: list[int]) -> int:
+            num_found: int = search(handle, prompt_ids)
+            pending = self._requests.get(handle)
+            if pending is not None and pending.output is None:
+                pending.num_cached_tokens = num_found
+            return num_found
+
+        cache.search_prefix_match = search_and_count

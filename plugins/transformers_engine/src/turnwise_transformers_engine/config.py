@@ -34,8 +34,11 @@ class TransformersConfig:
             with one context, such as a GRPO group, the first prefills it and the others wait for its pages.
         sleep: support sleep. On a GPU this disables CUDA graphs, whose addresses would be stale after waking up.
         num_threads: torch threads of the whole process; None leaves them alone.
-        seed: of torch's random numbers in the whole process; None draws one. With a seed, the same requests in the same
-            order and batches give the same ids. Give replicas different seeds.
+        seed: for sampling; None draws one. With a seed, the same requests in the same order give the same ids, apart
+            from rounding; with the generic decoder they must also be batched in the same way. Give replicas different
+            seeds.
+        decoder: `fused` is a fast forward pass for float32 models of known architectures, `generic` is transformers'
+            continuous batching; `auto` is fused on a CPU if the logits of both agree when the model is loaded.
     """
 
     model: Path | None = None
@@ -53,6 +56,7 @@ class TransformersConfig:
     sleep: bool = True
     num_threads: int | None = field(default=None, validator=_optional_at_least_one)
     seed: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
+    decoder: Literal["auto", "fused", "generic"] = "auto"
 
     @property
     def tokens_per_page(self) -> int:

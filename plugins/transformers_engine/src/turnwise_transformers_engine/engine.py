@@ -1,22 +1,20 @@
 """
-transformers' continuous batching as an engine.
+The embedded engine: checks requests, and passes them to a backend or, if they have a layout, to the layout decoder.
 
-The manager runs its steps on a thread. Everything here except `swap_weights` runs on the event loop, where the manager
-delivers every token. This module adds what the manager lacks: it crashes on a request that its cache cannot hold or
-with unknown ids, reports nothing about cancelled requests, and if its thread ends, the requests wait forever.
+A backend runs its steps on a thread. Everything here except `swap_weights` runs on the event loop. Requests that would
+crash a backend are refused here: its cache cannot hold them, or their ids are unknown.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from itertools import count
 from typing import Any
 
-from turnwise.errors import EngineError, ReplicaDiedError
+from turnwise.errors import EngineError
 from turnwise.protocols import Resources
 from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
@@ -24,15 +22,15 @@ from turnwise.weights.sleep import SleepState
 from turnwise_engine_support.model_directory import model_limit, model_spec, model_vocab_size
 from turnwise_engine_support.requests import check_context, check_not_in_flight, num_new_tokens
 from turnwise_engine_support.results import RequestCounters
+from turnwise_transformers_engine.backend import Backend
 from turnwise_transformers_engine.config import TransformersConfig
-from turnwise_transformers_engine.loading import load_manager, make_layout_decoder, supports_layouts, vocab_size
+from turnwise_transformers_engine.loading import load_backend, make_layout_decoder, supports_layouts
 from turnwise_transformers_engine.memory_state import MemoryState, memory_bytes
-from turnwise_transformers_engine.requests import Pending, PrefillDeduplicator
-from turnwise_transformers_engine.sampling import request_options
+from turnwise_transformers_engine.requests import Pending
 from turnwise_transformers_engine.weights import swap_weights
 
 _WATCH_S = 0.5
-"""Seconds between checks of the manager's thread, while requests wait for it."""
+"""Seconds between checks of the backend's thread, while requests wait for it."""
 
 
 class TransformersEngine:
@@ -47,17 +45,15 @@ class TransformersEngine:
     def __init__(self, config: TransformersConfig, resources: Resources) -> None:
         self._config = config
         self._spec = model_spec(config.model, resources)
-        self._manager: Any = None
+        self._backend: Backend | None = None
         self._layouts: Any = None
         self._started = False
         self._vocab_size = 0
         self._ended = ""
-        self._last_failure = ""
         self._pending: dict[str, Pending] = {}
-        self._deduplicator = PrefillDeduplicator(config.tokens_per_page)
         self._handles = count()
         self._version = 0
-        # Sleep, wake-up and update pause the manager, so only one of them runs at a time.
+        # Sleep, wake-up and update pause the backend, so only one of them runs at a time.
         self._switching = asyncio.Lock()
         self.sleep_state = SleepState("the transformers engine")
         self._memory: MemoryState | None = None
@@ -67,12 +63,13 @@ class TransformersEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        # No seeds: the manager samples all requests of a step from one random stream.
+        # No seeds: the backend of models that cannot be fused samples a step from one random stream.
         levels = frozenset({1, 2} if self._config.sleep else ())
         return Capabilities(
             abort=True,
             layouts=self._supports_layouts,
             weight_updates=True,
+            adapter_updates=True,
             sleep_levels=levels,
             max_context=self._max_context,
             vocab_size=self._stated_vocab_size,
@@ -95,29 +92,25 @@ class TransformersEngine:
         if self._started or self._ended:
             raise EngineError(f"the transformers engine {self._ended or 'has been started already'}")
         self._started = True
-        manager = await asyncio.to_thread(load_manager, self._config, self._spec, self._max_context)
+        backend = await asyncio.to_thread(load_backend, self._config, self._spec, self._max_context)
         if self._ended:
             raise EngineError(f"the transformers engine {self._ended} while it was starting")
-        self._vocab_size = vocab_size(manager)
-        self._count_cached_tokens(manager.batch_processor.cache)
-        self._layouts = make_layout_decoder(self._config, manager, self._max_context)
-        # The manager's thread inherits `daemon` from the thread that starts it. An engine that is never stopped must
-        # not keep the process alive.
-        starter = threading.Thread(target=manager.start, daemon=True)
-        starter.start()
-        starter.join()
-        self._manager = manager
+        self._vocab_size = int(backend.model.config.get_text_config().vocab_size)
+        self._layouts = make_layout_decoder(self._config, backend.model, self._max_context)
+        self._memory = MemoryState(backend)
+        backend.start(asyncio.get_running_loop().call_soon_threadsafe)
+        self._backend = backend
         # For an engine that is never stopped: a thread inside torch at interpreter exit would abort the process.
-        self._unstopped = weakref.finalize(self, manager.stop, hard_stop=True)
+        self._unstopped = weakref.finalize(self, backend.stop)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """
-        Sample a continuation. The seed of a request counts only if it has a layout.
+        Sample a continuation. The seed of a request counts if the model is fused, or if the request has a layout.
 
         Log-probabilities are of the sampling distribution, after temperature, top-k and top-p; for greedy they are 0.
         """
-        manager = self._running_manager()
-        self._check_serving(manager)
+        backend = self._running_backend()
+        self._check_serving()
         max_tokens = self._check_request(request)
         pending = Pending(
             request=request,
@@ -130,18 +123,18 @@ class TransformersEngine:
             if request.layout is not None:
                 self._submit_layout(pending, max_tokens)
             else:
-                if self._config.prefix_caching:
-                    await self._deduplicator.wait(pending)
+                await backend.wait_for_prefix(pending)
                 if not pending.ended.done():
-                    self._submit(manager, pending, max_tokens)
+                    backend.submit(pending, max_tokens)
+                    self._watch_thread()
             aborted = await pending.ended
         finally:
             del self._pending[request.request_id]
             pending.release_waiters()
             if request.layout is not None:
                 self._layouts.cancel(pending.handle)
-            elif pending.output is None or not pending.output.is_finished():
-                self._cancel(manager, pending)
+            else:
+                backend.cancel(pending)
         result = pending.result(aborted=aborted)
         self._counters.count(result)
         return result
@@ -158,7 +151,7 @@ class TransformersEngine:
         """
         self.sleep_state.check_level(level, self.capabilities.sleep_levels)
         async with self._switching:
-            memory = self._memory_of(self._running_manager())
+            memory = self._running_memory()
             # Refuses new requests while those in flight are aborted.
             with self.sleep_state.falling_asleep(level):
                 while self._pending:  # each leaves when its `generate` continues
@@ -170,7 +163,7 @@ class TransformersEngine:
     async def wake_up(self, tags: Iterable[str] = TAGS) -> None:
         """Restore memory. After level 2, requests are refused until `update_weights` has loaded every weight."""
         async with self._switching:
-            memory = self._memory_of(self._running_manager())
+            memory = self._running_memory()
             for tag in self.sleep_state.tags_to_wake(tags):
                 await self._while_paused(memory.restore, tag)
                 self.sleep_state.mark_awake(tag)
@@ -184,20 +177,19 @@ class TransformersEngine:
         """
         loop = asyncio.get_running_loop()
 
-        def on_swapped(names: Iterable[str]) -> None:
+        def on_swapped(names: Iterable[str], recorded: bool) -> None:
             # Runs in the pause, so the callback is queued after every token of the old weights and before any of the
             # new ones.
             memory.mark_loaded(names)
-            loop.call_soon_threadsafe(self._start_version, version)
+            loop.call_soon_threadsafe(self._start_version, version, recorded)
 
         async with self._switching:
-            manager = self._running_manager()
-            memory = self._memory_of(manager)
+            memory = self._running_memory()
             self.sleep_state.check_update()
-            await self._while_paused(swap_weights, manager, weights, on_swapped)
+            await self._while_paused(swap_weights, weights, version, memory, on_swapped)
 
     async def _while_paused(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Run a function that pauses the manager, on a thread; `ReplicaDiedError` if the manager has died."""
+        """Run a function that pauses the backend, on a thread; `ReplicaDiedError` if the backend has died."""
         try:
             async with self._layouts.paused():
                 try:
@@ -205,17 +197,17 @@ class TransformersEngine:
                 finally:
                     self._layouts.forget(free=not self._pending)
         except RuntimeError as error:
-            manager = self._running_manager()  # raises if the manager has died
-            raise EngineError(f"the transformers engine could not be paused: {error}") from (error if manager else None)
+            self._running_backend()  # raises if the backend has died
+            raise EngineError(f"the transformers engine could not be paused: {error}") from error
 
-    def _memory_of(self, manager: Any) -> MemoryState:
-        if self._memory is None or self._memory.manager is not manager:
-            self._memory = MemoryState(manager)
+    def _running_memory(self) -> MemoryState:
+        self._running_backend()
+        assert self._memory is not None
         return self._memory
 
-    def _check_serving(self, manager: Any) -> None:
+    def _check_serving(self) -> None:
         self.sleep_state.check_serving()
-        if missing := self._memory_of(manager).missing:
+        if missing := self._running_memory().missing:
             raise EngineError(
                 f"the transformers engine lacks {len(missing)} weights, which sleep level 2 freed: call update_weights"
             )
@@ -224,7 +216,7 @@ class TransformersEngine:
         """Return `num_running`, `num_context_tokens` of these, `weight_version`, `memory_bytes`, and totals."""
         return {
             **self._counters.stats([pending.request for pending in self._pending.values()]),
-            "memory_bytes": memory_bytes(self._manager.model.device) if self._manager else 0,
+            "memory_bytes": memory_bytes(self._backend.model.device) if self._backend else 0,
             "weight_version": self._version,
         }
 
@@ -234,53 +226,27 @@ class TransformersEngine:
             pending.end(aborted=True)
         if self._watch is not None:
             self._watch.cancel()
-        manager, self._manager = self._manager, None
-        if manager is not None:
+        backend, self._backend = self._backend, None
+        if backend is not None:
             if self._unstopped is not None:
                 self._unstopped.detach()
             await self._layouts.stop()
-            await asyncio.to_thread(manager.stop, hard_stop=True)
+            await asyncio.to_thread(backend.stop)
 
-    def _running_manager(self) -> Any:
-        if self._manager is None:
+    def _running_backend(self) -> Backend:
+        if self._backend is None:
             raise EngineError(f"the transformers engine {self._ended or 'has not been started'}")
-        if death := self._death(self._manager):
+        if death := self._backend.death():
             raise death
-        return self._manager
-
-    def _death(self, manager: Any) -> ReplicaDiedError | None:
-        """Return the error of a manager whose thread has ended, or None while it runs."""
-        status = manager.background_thread_status
-        if manager.is_running() and status.can_accept_new_requests() is None:
-            return None
-        # A dying thread fails its requests before it stores the cause.
-        cause = status.fatal_error or self._last_failure or "it left no error"
-        return ReplicaDiedError(f"the transformers engine's thread died: {cause}")
+        return self._backend
 
     def _check_request(self, request: GenerateRequest) -> int:
-        """Return the most tokens to sample; `EngineError` for a request that would crash the manager."""
+        """Return the most tokens to sample; `EngineError` for a request that would crash the backend."""
         check_context(request, max_context=self._max_context, vocab_size=self._vocab_size)
         if request.sampling.stop:
             raise EngineError("the transformers engine has no stop strings: use stop_token_ids")
         check_not_in_flight(request, self._pending)
         return num_new_tokens(request, self._max_context)
-
-    def _submit(self, manager: Any, pending: Pending, max_tokens: int) -> None:
-        sampling = pending.request.sampling
-        manager.register_result_handler(pending.handle, self._make_receiver(manager, pending))
-        accepted = manager.add_request(
-            pending.request.token_ids.tolist(),
-            request_id=pending.handle,
-            max_new_tokens=max_tokens,
-            eos_token_id=list(sampling.stop_token_ids),
-            # Deliver every token as it is sampled, so that an aborted request has them.
-            streaming=True,
-            **request_options(sampling, self._vocab_size),
-        )
-        if accepted is None:
-            raise self._death(manager) or EngineError("transformers refused the request")
-        if self._watch is None:
-            self._watch = asyncio.get_running_loop().call_later(_WATCH_S, self._check_thread, manager)
 
     def _submit_layout(self, pending: Pending, max_tokens: int) -> None:
         if not self.capabilities.layouts:
@@ -296,50 +262,23 @@ class TransformersEngine:
         row = self._layouts.submit(pending.handle, pending.request, max_tokens, on_end)
         pending.output = row.progress
 
-    def _make_receiver(self, manager: Any, pending: Pending) -> Callable[[Any], None]:
-        def receive(output: Any) -> None:
-            if pending.ended.done():
-                return
-            if output.error is not None:
-                self._last_failure = output.error
-                failure = EngineError(f"request {pending.request.request_id!r} failed: {output.error}")
-                pending.fail(self._death(manager) or failure)
-            else:
-                pending.on_output(output)
+    def _watch_thread(self) -> None:
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().call_later(_WATCH_S, self._check_thread)
 
-        return receive
-
-    def _cancel(self, manager: Any, pending: Pending) -> None:
-        """Free the manager's slot and result handler: it reports nothing about a cancelled request."""
-        manager.cancel_request(pending.handle)
-        manager.output_router.result_handlers.pop(pending.handle, None)
-        # Without a handler, late tokens go to the queue of unhandled results, which would grow forever.
-        while manager.get_result(timeout=0) is not None:
-            pass
-
-    def _check_thread(self, manager: Any) -> None:
-        """Fail the waiting requests if the manager's thread has ended without failing them."""
+    def _check_thread(self) -> None:
+        """Fail the waiting requests if the backend's thread has ended without failing them."""
         self._watch = None
-        if death := self._death(manager):
+        if self._backend is None:
+            return
+        if death := self._backend.death():
             for pending in self._pending.values():
                 pending.fail(death)
         elif self._pending:
-            self._watch = asyncio.get_running_loop().call_later(_WATCH_S, self._check_thread, manager)
+            self._watch_thread()
 
-    def _start_version(self, version: int) -> None:
+    def _start_version(self, version: int, recorded: bool) -> None:
         self._version = version
         for pending in self._pending.values():
-            pending.start_version(version)
-
-    def _count_cached_tokens(self, cache: Any) -> None:
-        """Wrap the cache's prefix search, the only place where the number of cached tokens is known."""
-        search = cache.search_prefix_match
-
-        def search_and_count(handle: str, prompt_ids: list[int]) -> int:
-            num_found: int = search(handle, prompt_ids)
-            pending = self._pending.get(handle.rpartition("#")[0])
-            if pending is not None and pending.handle == handle and pending.output is None:
-                pending.num_cached_tokens = num_found
-            return num_found
-
-        cache.search_prefix_match = search_and_count
+            if not recorded or pending.request.layout is not None:
+                pending.start_version(version)

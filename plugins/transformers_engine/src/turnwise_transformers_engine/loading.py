@@ -1,5 +1,5 @@
 """
-Loads a model directory and makes its continuous batching manager.
+Loads a model directory and makes the backend that decodes it: fused if the model allows it, else transformers' manager.
 
 Problems with the directory, the packages or the sizes are reported here, as one `EngineError` line each.
 """
@@ -9,11 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from turnwise.errors import EngineError
 from turnwise.protocols import ModelSpec
 from turnwise_engine_support.error_lines import engine_errors
 from turnwise_engine_support.model_directory import check_model_directory, read_model_config
+from turnwise_transformers_engine.backend import Backend
 from turnwise_transformers_engine.config import TransformersConfig
+from turnwise_transformers_engine.fused_backend import make_fused_backend
+from turnwise_transformers_engine.manager_backend import ManagerBackend
 from turnwise_transformers_engine.sampling import GENERATION_OPTIONS, skip_unused_filters
 
 
@@ -31,30 +36,55 @@ def supports_layouts(path: Path | None) -> bool:
     return not (config.get("sliding_window") and config.get("use_sliding_window", True))
 
 
-def make_layout_decoder(config: TransformersConfig, manager: Any, max_context: int) -> Any:
-    """Make the decoder of requests with layouts. It shares the manager's model, and its cache grows as it is used."""
+def make_layout_decoder(config: TransformersConfig, model: Any, max_context: int) -> Any:
+    """Make the decoder of requests with layouts. It shares the backend's model, and its cache grows as it is used."""
     capacity = config.layout_cache_tokens or 8 * max_context
     if capacity < max_context:
         raise EngineError(f"layout_cache_tokens is {capacity}, but it must be at least max_context, {max_context}")
     from turnwise_transformers_engine.layout_decoder import LayoutDecoder
 
-    return LayoutDecoder(manager.model, capacity, config.max_batch_tokens, config.seed)
+    return LayoutDecoder(model, capacity, config.max_batch_tokens, config.seed)
 
 
-def load_manager(config: TransformersConfig, spec: ModelSpec, max_context: int) -> Any:
+def load_backend(config: TransformersConfig, spec: ModelSpec, max_context: int) -> Backend:
     """
-    Load the model and make its manager, warmed up but not started. Blocks until that is done.
+    Load the model and make its backend, which is not started. Blocks until that is done.
 
     Raises:
         EngineError: a package is missing, the directory is not a causal language model or lacks weights, or the cache
             cannot hold `max_context` tokens.
     """
+    model = load_model(config, spec)
+    if config.decoder != "generic" and (config.decoder == "fused" or _suits_fused(config, model)):
+        backend, text = make_fused_backend(model, max_context, _num_blocks(config, max_context), config)
+        log = structlog.get_logger()
+        if backend is not None:
+            if text:
+                log.info("the fused decoder is slower here", reason=text)
+            return backend
+        if config.decoder == "fused":
+            raise EngineError(f"engine.decoder is 'fused', but {str(spec.path)!r} cannot be fused: {text}")
+        log.info("the generic decoder is used", reason=text)
+    return ManagerBackend(make_manager(config, model, max_context), config.tokens_per_page, config.prefix_caching)
+
+
+def _suits_fused(config: TransformersConfig, model: Any) -> bool:
+    # The fused decoder has run on CPUs only, and has one attention.
+    return model.device.type == "cpu" and config.attn_implementation == "sdpa"
+
+
+def load_model(config: TransformersConfig, spec: ModelSpec) -> Any:
+    """Load the model onto its device."""
     directory = check_model_directory(spec, "transformers")
     torch, transformers = _import_packages()
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     with engine_errors(f"cannot load a causal language model from {str(directory)!r}"):
-        model = _load_model(config, spec, torch, transformers)
+        return _load_model(config, spec, torch, transformers)
+
+
+def make_manager(config: TransformersConfig, model: Any, max_context: int) -> Any:
+    """Make the manager of a model, warmed up but not started."""
     with engine_errors("cannot make the cache"):
         manager = _make_manager(config, model, max_context)
         manager.warmup()
@@ -99,10 +129,8 @@ def _device(name: str, torch: Any) -> str:
 def _make_manager(config: TransformersConfig, model: Any, max_context: int) -> Any:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
-    num_blocks = config.num_blocks
-    if num_blocks is None and model.device.type == "cpu":
-        # On a CPU a fraction of the free memory would be most of the machine.
-        num_blocks = -(-2 * max_context // config.tokens_per_page)
+    # On a CPU a fraction of the free memory would be most of the machine.
+    num_blocks = _num_blocks(config, max_context) if model.device.type == "cpu" else config.num_blocks
     batching = ContinuousBatchingConfig(
         page_size=config.tokens_per_page,
         num_blocks=num_blocks,
@@ -119,7 +147,7 @@ def _make_manager(config: TransformersConfig, model: Any, max_context: int) -> A
     )
     generation = GenerationConfig(**GENERATION_OPTIONS)  # type: ignore[no-untyped-call]  # transformers leaves it so
     manager = model.init_continuous_batching(generation_config=generation, continuous_batching_config=batching)
-    skip_unused_filters(manager, vocab_size=vocab_size(manager))
+    skip_unused_filters(manager, vocab_size=int(model.config.get_text_config().vocab_size))
     if config.attn_implementation == "sdpa" and model.device.type == "cpu":
         from turnwise_transformers_engine import varlen_attention
 
@@ -129,9 +157,9 @@ def _make_manager(config: TransformersConfig, model: Any, max_context: int) -> A
     return manager
 
 
-def vocab_size(manager: Any) -> int:
-    """Return the number of ids of the model."""
-    return int(manager.model.config.get_text_config().vocab_size)
+def _num_blocks(config: TransformersConfig, max_context: int) -> int:
+    """Return the pages of the cache; by default those of two full contexts."""
+    return config.num_blocks or -(-2 * max_context // config.tokens_per_page)
 
 
 def _check_capacity(manager: Any, max_context: int) -> None:

@@ -1,5 +1,5 @@
 """
-Memory of a manager: frees its KV cache and weights for sleep, and restores them.
+Memory of a backend: frees its KV cache and weights for sleep, and restores them.
 
 On a GPU level 1 copies the weights to host memory. On a CPU they are there already, so level 1 frees only the cache.
 Level 2 also frees the weights. Tensors stay the same objects throughout; only their storages are freed and restored.
@@ -21,85 +21,78 @@ from attrs import define, field
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import MemoryTag
 from turnwise.weights.sleep import drops_weights
+from turnwise_transformers_engine.adapters import AdapterMerger
+from turnwise_transformers_engine.backend import Backend
 
 _DRAIN_S = 30.0
-"""Seconds that the manager may take to drop aborted requests."""
+"""Seconds that the backend may take to drop aborted requests."""
 
 
 @define(eq=False)
 class MemoryState:
     """
-    The memory of a manager.
+    The memory of a backend.
 
-    All methods block, for as long as a step of the manager takes. `turnwise.weights.sleep.SleepState` has the rules.
+    All methods block, for as long as a step of the backend takes. `turnwise.weights.sleep.SleepState` has the rules.
 
     Attributes:
-        manager: a running manager.
+        backend: a running backend.
+        adapters: those of the current weights.
         missing: names of weights that level 2 freed and that no update has loaded since.
     """
 
-    manager: Any
+    backend: Backend
+    adapters: AdapterMerger = field(factory=AdapterMerger, init=False)
     missing: frozenset[str] = field(default=frozenset(), init=False)
     _backup: dict[int, Any] = field(factory=dict, init=False)
     _freed_shapes: dict[int, Any] = field(factory=dict, init=False)
-    _freed_cache_bytes: int = field(default=0, init=False)
+    _cache_freed: bool = field(default=False, init=False)
 
     def free(self, level: int) -> None:
         """Free the cache and, depending on the level, the weights; memory that is free already stays free."""
         with self._drained():
-            if not self._freed_cache_bytes:
-                self._free_cache()
-            if drops_weights(level) or self.manager.model.device.type != "cpu":
+            if not self._cache_freed:
+                self.backend.free_cache()
+                self._cache_freed = True
+            if drops_weights(level) or self.backend.model.device.type != "cpu":
                 self._free_weights(backup=not drops_weights(level))
         release_memory()
 
     def restore(self, tag: MemoryTag) -> None:
         """Allocate memory again: an empty cache, or the weights as before, or uninitialised after level 2."""
-        with self.manager.pause():
+        with self.backend.paused():
             if tag == "weights":
                 self._restore_weights()
-            elif self._freed_cache_bytes:
-                cache = self.manager.batch_processor.cache
-                cache.cache_tensor.untyped_storage().resize_(self._freed_cache_bytes)
-                cache.cache_tensor.zero_()
-                self._freed_cache_bytes = 0
+            elif self._cache_freed:
+                self.backend.restore_cache()
+                self._cache_freed = False
+            finish_writes(self.backend.model.device)
 
     def mark_loaded(self, names: Iterable[str]) -> None:
         """Remove weights from `missing`, with those that are tied to them."""
         if self.missing:
-            state = self.manager.model.state_dict(keep_vars=True)
+            state = self.backend.model.state_dict(keep_vars=True)
             loaded = {id(state[name]) for name in names}
             self.missing = frozenset(name for name in self.missing if id(state[name]) not in loaded)
 
     @contextmanager
     def _drained(self) -> Iterator[None]:
-        """Pause the manager once it has dropped every request: freed memory must not be read any more."""
+        """Pause the backend once it has dropped every request: freed memory must not be read any more."""
         until = time.monotonic() + _DRAIN_S
         while True:
-            with self.manager.pause():
-                queues = self.manager.input_queue, self.manager.cancel_queue
-                scheduler = self.manager.batch_processor.scheduler
-                if not scheduler.has_pending_requests() and all(queue.empty() for queue in queues):
+            with self.backend.paused():
+                if not self.backend.has_requests():
                     yield
                     return
             if time.monotonic() > until:
                 raise EngineError(f"the transformers engine still had requests {_DRAIN_S:g} s after they were aborted")
             time.sleep(0.002)
 
-    def _free_cache(self) -> None:
-        from turnwise_transformers_engine import paged_step
-
-        cache = self.manager.batch_processor.cache
-        cache.evict_cached_blocks()
-        paged_step.forget(cache)
-        storage = cache.cache_tensor.untyped_storage()
-        self._freed_cache_bytes = storage.nbytes()
-        storage.resize_(0)
-
     def _free_weights(self, *, backup: bool) -> None:
         import torch
 
-        model = self.manager.model
+        model = self.backend.model
+        self.backend.release_weights()
         for parameter in model.parameters():
             if id(parameter) in self._freed_shapes:
                 continue
@@ -114,11 +107,22 @@ class MemoryState:
     def _restore_weights(self) -> None:
         import torch
 
-        for parameter in self.manager.model.parameters():
+        if not self._freed_shapes:
+            return
+        for parameter in self.backend.model.parameters():
             if (shape := self._freed_shapes.pop(id(parameter), None)) is not None:
                 parameter.data = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
                 if (backup := self._backup.pop(id(parameter), None)) is not None:
                     parameter.data.copy_(backup)
+        self.backend.bind_weights()
+
+
+def finish_writes(device: Any) -> None:
+    """Wait for queued writes: on a GPU the backend computes on another stream, which would not wait for them."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
 
 
 def release_memory() -> None:

@@ -15,15 +15,16 @@ from turnwise_engine_support.results import VersionSpan, clip_logprobs, weight_v
 @define(eq=False)
 class Pending:
     """
-    One request in flight. It belongs to the event loop; only `num_cached_tokens` is set by the manager's thread.
+    One request in flight. It belongs to the event loop; a backend's thread may set `num_cached_tokens` and, between two
+    steps, start a version.
 
     Attributes:
         request: the request.
-        handle: the manager's id for it. Each is used once, so that a late cancel cannot hit a later request with the
+        handle: the backend's id for it. Each is used once, so that a late cancel cannot hit a later request with the
             same request id.
         ended: resolves when the request has ended; true if it was aborted.
         spans: index of the first token of each weight version, and the version.
-        output: the manager's latest output: all tokens so far, and their log-probabilities.
+        output: the backend's latest output: all tokens so far, and their log-probabilities.
         num_cached_tokens: context tokens found in the prefix cache.
         prefilled: resolves when the context has been prefilled, or will not be; None if no other request waits for it.
     """
@@ -42,7 +43,7 @@ class Pending:
         return 0 if self.output is None else len(self.output.generated_tokens)
 
     def on_output(self, output: Any) -> None:
-        """Store the manager's latest output."""
+        """Store the backend's latest output."""
         self.output = output
         self.release_waiters()
         if output.is_finished():
@@ -71,13 +72,15 @@ class Pending:
 
     def result(self, *, aborted: bool) -> GenerateResult:
         """Return the result of the request."""
-        token_ids = np.array([] if self.output is None else self.output.generated_tokens, np.int32)
+        # The log-probabilities first: a decoder's thread may append a token meanwhile, and its log-probability last.
+        logprobs = [] if self.output is None else list(self.output.logprobs)
+        token_ids = np.array(logprobs and self.output.generated_tokens[: len(logprobs)], np.int32)
         last = int(token_ids[-1]) if len(token_ids) else None
         stopped = not aborted and last in self.request.sampling.stop_token_ids
         reason = FinishReason.ABORT if aborted else FinishReason.STOP if stopped else FinishReason.LENGTH
         return GenerateResult(
             token_ids=token_ids,
-            logprobs=clip_logprobs([] if self.output is None else self.output.logprobs),
+            logprobs=clip_logprobs(logprobs),
             finish_reason=reason,
             stop_reason=last if stopped else None,
             weight_version=weight_versions(self._version_spans(len(token_ids)), len(token_ids), self.spans[0][1]),

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from turnwise_testing.engine_scenarios import (
 )
 from turnwise_testing.reference_model import TransformersReference, save_random_model
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
+from turnwise_transformers_engine.fused_decoder import FusedDecoder
 
 CONFIGS = {"qwen3": transformers.Qwen3Config, "llama": transformers.LlamaConfig}
 
@@ -100,15 +102,35 @@ def ask():
     return simple_request
 
 
-@pytest.fixture(scope="session")
-def serve():
+@pytest.fixture(params=["fused", "generic"])
+def decoder(request):
+    """The decoder of plain requests: tests that use an engine run with each, unless a file overrides this."""
+    return request.param
+
+
+@pytest.fixture
+def serve(decoder):
     """A function that runs `scenario(engine)` on a started engine."""
 
     def run(model, scenario, **options):
-        config = TransformersConfig(model=model, device="cpu", **{"max_context": 256, **options})
+        options = {"max_context": 256, "decoder": decoder, **options}
+        config = TransformersConfig(model=model, device="cpu", **options)
         return run_scenario(TransformersEngine(config, Resources()), scenario, timeout_s=120)
 
     return run
+
+
+@pytest.fixture
+def left_over(decoder):
+    """A function that returns the state that a backend still has of requests that have ended."""
+
+    def find(engine):
+        backend = engine._backend
+        if decoder == "fused":
+            return {**backend._rows, **backend.decoder._prefilling}
+        return {**backend.manager.output_router.result_handlers, **backend._deduplicator._by_context}
+
+    return find
 
 
 @pytest.fixture(scope="session")
@@ -117,17 +139,38 @@ def together():
     return generate_together
 
 
-@pytest.fixture(scope="session")
-def in_flight():
-    """A coroutine function that waits until a request has some tokens."""
+@pytest.fixture
+def in_flight(monkeypatch):
+    """
+    A coroutine function that waits until a request has some tokens.
+
+    It lets the fused decoder do one step at a time: on a busy machine the decoder's thread could end the request
+    between two looks at it.
+    """
 
     async def wait(engine, request_id="a", num_tokens=5):
+        steps, done = threading.Semaphore(0), threading.Semaphore(0)
+        real = FusedDecoder._step
+
+        def step(decoder):
+            steps.acquire()
+            real(decoder)
+            done.release()
+
         def enough():
             return request_id in engine._pending and engine._pending[request_id].num_sampled >= num_tokens
 
-        async with asyncio.timeout(30):
-            while not enough():  # noqa: ASYNC110 - the engine has no event for it
-                await asyncio.sleep(0.001)
+        monkeypatch.setattr(FusedDecoder, "_step", step)
+        try:
+            async with asyncio.timeout(300):
+                steps.release()
+                while not enough():
+                    if done.acquire(blocking=False) and not enough():
+                        steps.release()
+                    await asyncio.sleep(0.001)
+        finally:
+            monkeypatch.setattr(FusedDecoder, "_step", real)
+            steps.release()  # the step that waits
 
     return wait
 

@@ -27,7 +27,7 @@ async def work(engine, requests, done):
             done.append((request, task.result()))
 
 
-async def crowd(engine, requests, updates):
+async def crowd(engine, requests, updates, left_over):
     """Run all workers with a weight update five times a second, and return the results."""
     done, version = [], 0
     async with asyncio.TaskGroup() as group:
@@ -36,10 +36,10 @@ async def crowd(engine, requests, updates):
             await asyncio.sleep(0.2)
             version += 1
             await engine.update_weights(updates[version % 2], version)
-    return done, engine.stats()["num_running"], dict(engine._manager.output_router.result_handlers)
+    return done, engine.stats()["num_running"], left_over(engine)
 
 
-def test_no_request_is_lost(tiny_model, other_model, other_weights, serve, ask, context, assert_logprobs):
+def test_no_request_is_lost(tiny_model, other_model, other_weights, serve, ask, context, assert_logprobs, left_over):
     """With a cache that is far too small, every request ends with correct log-probabilities."""
     first_model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     first_weights = [(name, weight.detach().numpy()) for name, weight in first_model.named_parameters()]
@@ -50,7 +50,7 @@ def test_no_request_is_lost(tiny_model, other_model, other_weights, serve, ask, 
 
     done, num_running, handlers = serve(
         tiny_model,
-        lambda engine: crowd(engine, requests, [first_weights, other_weights]),
+        lambda engine: crowd(engine, requests, [first_weights, other_weights], left_over),
         num_blocks=12,
         max_context=96,
     )

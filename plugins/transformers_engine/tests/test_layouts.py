@@ -19,6 +19,12 @@ from turnwise_transformers_engine.loading import supports_layouts
 STOPS = (7, 8, 9)
 
 
+@pytest.fixture
+def decoder():
+    """One decoder, because requests with layouts use neither."""
+    return "auto"
+
+
 class Player:
     """Plays episodes with blocks, and records the log-probability of each sampled token."""
 

@@ -16,7 +16,7 @@ from turnwise.protocols import ModelSpec, Resources
 from turnwise.weights.sources import as_numpy
 from turnwise_testing.engine_scenarios import failure_of
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
-from turnwise_transformers_engine.loading import load_manager
+from turnwise_transformers_engine.loading import load_model, make_manager
 from turnwise_transformers_engine.requests import Pending
 
 
@@ -84,15 +84,15 @@ def test_bad_weights_change_nothing(tiny_model, other_weights, serve, ask, asser
     assert_logprobs(result, tiny_model)
 
 
-def test_a_blocked_scheduler_without_requests_serves_again(tiny_model, serve, ask):
+def test_a_blocked_scheduler_without_requests_serves_again(tiny_model, serve_generic, ask):
     """The manager blocks new requests while the cache is full, and unblocks only when a request finishes."""
 
     async def scenario(engine):
-        engine._manager.batch_processor.scheduler.block_new_requests = True
+        engine._backend.manager.batch_processor.scheduler.block_new_requests = True
         async with asyncio.timeout(10):
             return await engine.generate(ask())
 
-    assert len(serve(tiny_model, scenario).token_ids) == 16
+    assert len(serve_generic(tiny_model, scenario).token_ids) == 16
 
 
 def test_only_versions_that_sampled_a_token_are_reported(ask):
@@ -127,13 +127,19 @@ def test_bfloat16_weights_are_read(tiny_model, other_model, serve, ask, assert_l
 
 @pytest.mark.parametrize(
     ("error", "cause"),
-    [(RuntimeError("the device is gone"), "the device is gone"), (SystemExit(3), "it left no error")],
+    [
+        (
+            RuntimeError("the device is gone"),
+            {"generic": "the device is gone", "fused": "RuntimeError: the device is gone"},
+        ),
+        (SystemExit(3), {"generic": "it left no error", "fused": "SystemExit: 3"}),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:Exception in thread:pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_dead_thread_fails_all_requests(tiny_model, serve, ask, in_flight, error, cause):
+def test_a_dead_thread_fails_all_requests(tiny_model, serve, ask, in_flight, decoder, error, cause):
     """A failing step ends the manager's thread, with or without an error text; running and later requests raise."""
 
-    def broken(**_inputs):
+    def broken(*_inputs, **_options):
         raise error
 
     async def scenario(engine):
@@ -141,14 +147,16 @@ def test_a_dead_thread_fails_all_requests(tiny_model, serve, ask, in_flight, err
             requests = [ask(str(i), max_tokens=200) for i in range(5)]
             tasks = [group.create_task(failure_of(engine.generate(each))) for each in requests]
             await in_flight(engine, "4")
-            engine._manager.model.forward = broken
+            engine._backend.model.forward = broken
+            if decoder == "fused":
+                engine._backend.decoder.model = SimpleNamespace(decode=broken, model=engine._backend.model)
         later = [await failure_of(engine.generate(ask())), await failure_of(engine.update_weights([], 1))]
         return [task.result() for task in tasks] + later, engine.stats()["num_running"]
 
     failures, num_running = serve(tiny_model, scenario)
 
     assert [type(each) for each in failures] == [ReplicaDiedError] * 7
-    assert {str(each) for each in failures} == {f"the transformers engine's thread died: {cause}"}
+    assert {str(each) for each in failures} == {f"the transformers engine's thread died: {cause[decoder]}"}
     assert num_running == 0
 
 
@@ -185,13 +193,21 @@ def test_stopping_while_starting_leaves_nothing_running(tiny_model):
             start = group.create_task(failure_of(engine.start()))
             await asyncio.sleep(0)
             await engine.stop()
-        return start.result(), await failure_of(engine.generate(None)), engine._manager
+        return start.result(), await failure_of(engine.generate(None)), engine._backend
 
-    start, later, manager = asyncio.run(scenario())
+    start, later, backend = asyncio.run(scenario())
 
     assert str(start) == "the transformers engine was stopped while it was starting"
     assert str(later) == "the transformers engine was stopped"
-    assert manager is None
+    assert backend is None
+
+
+@pytest.fixture
+def serve_generic(serve, decoder):
+    """As `serve`, for what only transformers' manager does."""
+    if decoder != "generic":
+        pytest.skip("about transformers' manager")
+    return serve
 
 
 def start_failure(path, **options):
@@ -221,9 +237,11 @@ def test_missing_weights_are_reported(tmp_path, save_model):
     )
 
 
-def test_too_little_memory_is_reported(tiny_model):
+def test_too_little_memory_is_reported(tiny_model, decoder):
     """The error is about the cache, not about the model."""
-    assert start_failure(tiny_model, memory_fraction=1e-9).startswith("cannot make the cache: MemoryError")
+    assert start_failure(tiny_model, memory_fraction=1e-9, decoder=decoder).startswith(
+        "cannot make the cache: MemoryError"
+    )
 
 
 def test_a_cache_smaller_than_one_context_is_refused(tiny_model):
@@ -231,7 +249,7 @@ def test_a_cache_smaller_than_one_context_is_refused(tiny_model):
     config = TransformersConfig(device="cpu", num_blocks=2)
 
     with pytest.raises(EngineError, match="the KV cache has 2 pages, too few for max_context, 100 tokens"):
-        load_manager(config, ModelSpec(path=tiny_model), max_context=100)
+        make_manager(config, load_model(config, ModelSpec(path=tiny_model)), max_context=100)
 
 
 FRESH_PROCESS = """

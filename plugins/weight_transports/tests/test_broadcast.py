@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from transport_peer import format_offer, parse_offer
 
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import TensorSpec
-from turnwise_testing.transport_suite import ReceivingEngine, assert_same, carry, some_weights, within
+from turnwise_testing.transport_checks import ReceivingEngine, assert_same, carry, some_weights, within
 from turnwise_weight_transports import broadcast
 from turnwise_weight_transports.broadcast import BroadcastTransport
 from turnwise_weight_transports.config import BroadcastConfig
@@ -130,6 +131,57 @@ def test_damage_on_the_way_is_found(monkeypatch):
 
     within(scenario())
     assert list(engine.weights) == ["old"]
+
+
+def test_no_member_of_a_group_uses_it_before_all_have_made_it(monkeypatch):
+    """A member that is ready first would end its part, and break the connection that another still makes."""
+    make, used, one_was_held = broadcast._make_group, threading.Event(), threading.Event()
+
+    def make_slowly(store, locator, rank, address):
+        group = make(store, locator, rank, address)
+        if rank == 1:
+            one_was_held.set()
+            assert not used.wait(0.5)  # nobody uses it, so there is no event to wait for
+        return group
+
+    def send(group, tensor):
+        used.set()
+        return original(group, tensor)
+
+    async def scenario():
+        assert await carry(transport(), engines, some_weights(), 1) == [None, None]
+
+    original, engines = broadcast._broadcast, [ReceivingEngine(), ReceivingEngine()]
+    monkeypatch.setattr(broadcast, "_make_group", make_slowly)
+    monkeypatch.setattr(broadcast, "_broadcast", send)
+    within(scenario())
+    assert one_was_held.is_set()
+    assert used.is_set()
+
+
+def test_the_publisher_stays_until_the_last_replica_has_read_its_checksum(monkeypatch):
+    """A replica asks the publisher's store for a checksum after the bucket has arrived."""
+    send, broadcast_bucket, ended, asked = broadcast._send, broadcast._broadcast, threading.Event(), []
+
+    def send_and_tell(*arguments):
+        send(*arguments)
+        ended.set()
+
+    def receive_and_wait(group, tensor):
+        broadcast_bucket(group, tensor)
+        if group.rank() == 1:
+            asked.append(ended.wait(0.5))  # the publisher must not end, so there is no event to wait for
+
+    async def scenario():
+        monkeypatch.setattr(broadcast, "_send", send_and_tell)
+        monkeypatch.setattr(broadcast, "_broadcast", receive_and_wait)
+        assert await carry(transport(bucket_bytes=1 << 20, checksum="crc32"), [engine], some_weights(), 1) == [None]
+
+    engine = ReceivingEngine()
+    within(scenario())
+    assert asked == [False]
+    assert ended.is_set()
+    assert_same(some_weights(), engine.weights)
 
 
 @pytest.mark.parametrize("ends_by", ["leaving", "timeout"])

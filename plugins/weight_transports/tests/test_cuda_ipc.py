@@ -4,9 +4,10 @@ import gc
 import weakref
 
 import pytest
+from attrs import evolve
 
 from turnwise.errors import EngineError
-from turnwise_testing.transport_suite import ReceivingEngine, within
+from turnwise_testing.transport_checks import ReceivingEngine, within
 from turnwise_weight_transports.config import CudaIpcConfig
 from turnwise_weight_transports.cuda_ipc import CudaIpcTransport
 
@@ -37,13 +38,35 @@ def test_weights_are_lent_while_the_context_is_open():
     async def scenario():
         async with CudaIpcTransport(CudaIpcConfig(), make_handle=lender).publish(4, weights.items(), 1) as manifest:
             gc.collect()
-            await CudaIpcTransport().apply(engine, manifest)
+            elsewhere = evolve(manifest, locator={**manifest.locator, "key": "of another process"})
+            await CudaIpcTransport().apply(engine, elsewhere)
 
     within(scenario())
     assert (engine.weight_version, engine.weights["a"].tolist()) == (4, [[0, 3], [1, 4], [2, 5]])
     assert engine.weights["b"].tolist() == [1, 1]
     gc.collect()
     assert [reference() for reference in lender.lent.values()] == [None, None]
+
+
+def unusable_handle(_tensor):
+    """Make a handle that fails when it is opened, as CUDA's do in the process that made them."""
+
+    def fail():
+        raise RuntimeError("invalid device context")
+
+    return fail, ()
+
+
+def test_the_process_that_lends_reads_its_own_tensors():
+    """A trainer and an engine in one process need no handle."""
+    engine = ReceivingEngine()
+
+    async def scenario():
+        async with CudaIpcTransport(make_handle=unusable_handle).publish(3, [("a", torch.ones(2))], 1) as manifest:
+            await CudaIpcTransport().apply(engine, manifest)
+
+    within(scenario())
+    assert (engine.weight_version, engine.weights["a"].tolist()) == (3, [1, 1])
 
 
 def test_an_error_in_the_context_frees_the_lent_memory():

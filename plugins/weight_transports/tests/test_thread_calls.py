@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from turnwise_testing.transport_suite import within
+from turnwise_testing.transport_checks import within
 from turnwise_weight_transports.thread_calls import call_in_thread
 
 

@@ -69,12 +69,12 @@ class BroadcastTransport:
             "checksum": config.checksum,
             "timeout_s": config.timeout_s,
         }
-        manifest, cancelled = WeightManifest(version=version, specs=source.specs, locator=locator), threading.Event()
-        sending = asyncio.get_running_loop().run_in_executor(None, _send, stores, manifest, source, cancelled)
+        manifest, left = WeightManifest(version=version, specs=source.specs, locator=locator), threading.Event()
+        sending = asyncio.get_running_loop().run_in_executor(None, _send, stores, manifest, source, left)
         try:
             yield manifest
         finally:
-            cancelled.set()
+            left.set()
             await sending
 
     async def apply(self, engine: WeightTarget, manifest: WeightManifest) -> None:
@@ -110,24 +110,26 @@ def _open_store(config: BroadcastConfig) -> TCPStore:
         ) from error
 
 
-def _send(stores: list[TCPStore], manifest: WeightManifest, source: WeightSource, cancelled: threading.Event) -> None:
-    """Send every bucket once all replicas have joined; send nothing when the publisher leaves before that."""
+def _send(stores: list[TCPStore], manifest: WeightManifest, source: WeightSource, left: threading.Event) -> None:
+    """Send every bucket once all replicas have joined; send nothing when the publisher has left before that."""
     # The store closes with its last reference. The executor drops a task's arguments some time after its result is
     # there, and a replica that connected in between would wait for a store that never responds.
     store = stores.pop()
     deadline = time.monotonic() + manifest.locator["timeout_s"]
     while store.add("joined", 0) < manifest.locator["num_readers"]:
-        if cancelled.wait(_POLL_S) or time.monotonic() > deadline:
+        if left.wait(_POLL_S) or time.monotonic() > deadline:
             store.set("cancelled", "1")
             return
     store.set("started", "1")
-    group = _make_group(store, manifest.locator, rank=0, address=manifest.locator["host"])
+    group = None
     try:
+        group = _connect_group(store, manifest.locator, rank=0, address=manifest.locator["host"])
         for index, (bucket, tensor) in enumerate(_pack(manifest, source)):
             if manifest.locator["checksum"] != "none":
                 checksum = compute_checksum(tensor.cpu().numpy(), bucket, manifest.locator["checksum"])
                 store.set(f"checksum {index}", str(checksum))
             _broadcast(group, tensor)
+        left.wait()  # replicas may still read checksums from the store
     except RuntimeError:
         # A replica that dies breaks the group. Each replica reports its own outcome, so there is nothing to add.
         return
@@ -156,6 +158,20 @@ def _pack(manifest: WeightManifest, source: WeightSource) -> Iterator[tuple[Buck
 
 def _max_bytes(buckets: tuple[Bucket, ...]) -> int:
     return max((bucket.num_bytes for bucket in buckets), default=0)
+
+
+def _connect_group(store: Store, locator: Mapping[str, Any], rank: int, address: str) -> Any:
+    """
+    Make a process group and wait until every member has made it.
+
+    Gloo connects two members in one of them first. If that member has nothing to wait for, it would close its group
+    while the other still connects, and the other would fail.
+    """
+    group = _make_group(store, locator, rank, address)
+    if store.add("connected", 1) > locator["num_readers"]:
+        store.set("all connected", "1")
+    store.wait(["all connected"])
+    return group
 
 
 def _make_group(  # torch's stubs omit `broadcast` of these groups
@@ -211,7 +227,7 @@ def _received_weights(manifest: WeightManifest) -> Iterator[Weight]:
 
     locator = manifest.locator
     store, rank, address = _join(locator)
-    group = _make_group(store, locator, rank, address)
+    group = _connect_group(store, locator, rank, address)
     buckets = plan_buckets(manifest.specs, locator["bucket_bytes"])
     device = "cpu" if locator["backend"] == "gloo" else "cuda"
     buffer = torch.zeros(_max_bytes(buckets), dtype=torch.uint8, device=device)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
+from uuid import uuid4
 
 from attrs import define, field
 
@@ -17,6 +18,9 @@ from turnwise_weight_transports.config import CudaIpcConfig
 
 Handle = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function and its arguments, which return the tensor in another process."""
+
+_LENT: Final[dict[str, list[tuple[str, Any]]]] = {}
+"""The weights that this process lends, by the key of their manifest."""
 
 
 def make_handle(tensor: Any) -> Handle:
@@ -54,7 +58,12 @@ class CudaIpcTransport:
         # A contiguous copy must outlive its handle, so this variable holds the tensors until the context is left.
         lent = [(name, as_tensor(weight, torch).detach().contiguous()) for name, weight in source]
         handles = [(name, self.make_handle(tensor)) for name, tensor in lent]
-        yield WeightManifest(version=version, specs=source.specs, locator={"handles": handles})
+        key = uuid4().hex
+        _LENT[key] = lent
+        try:
+            yield WeightManifest(version=version, specs=source.specs, locator={"handles": handles, "key": key})
+        finally:
+            del _LENT[key]
 
     async def apply(self, engine: WeightTarget, manifest: WeightManifest) -> None:
         """Let the engine copy from the lent memory."""
@@ -65,6 +74,10 @@ class CudaIpcTransport:
 
 
 def _open_handles(manifest: WeightManifest) -> Iterator[Weight]:
+    # CUDA refuses to open a handle in the process that made it.
+    if (own := _LENT.get(manifest.locator["key"])) is not None:
+        yield from own
+        return
     for name, (rebuild, arguments) in manifest.locator["handles"]:
         # Each tensor is released before the next handle is opened.
         yield name, rebuild(*arguments)

@@ -77,6 +77,27 @@ def test_options_become_arguments():
     assert expected == {name: found[name] for name in expected}
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2), (4, 2)])
+@pytest.mark.parametrize(("num_bundles", "executor"), [(0, None), (1, "mp"), (8, "ray")])
+def test_executor_follows_the_placement_group(device, sizes, num_bundles, executor):
+    """One bundle has all devices of a replica, so its processes are plain; with several, Ray starts one in each."""
+    config = VllmConfig(tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1])
+    found = engine_arguments(config, device, 4096, stop_strings=False, num_bundles=num_bundles)
+
+    assert executor == found.get("distributed_executor_backend")
+
+
+def test_one_device_needs_no_executor_of_ray():
+    """A placement group of one device changes nothing, and the user's own choice wins."""
+    found = engine_arguments(VllmConfig(), "cuda", 4096, stop_strings=False, num_bundles=1)
+    assert "distributed_executor_backend" not in found
+
+    config = VllmConfig(tensor_parallel_size=2, engine_args={"distributed_executor_backend": "external_launcher"})
+    found = engine_arguments(config, "cuda", 4096, stop_strings=False, num_bundles=1)
+    assert "external_launcher" == found["distributed_executor_backend"]
+
+
 def test_arguments_on_a_cpu():
     """No sleep mode, no chunked prefill, a cache of fixed size, and the model in the engine's process."""
     found = arguments("cpu", 4096)

@@ -43,8 +43,9 @@ def test_hybrid_steps_serve_no_stale_keys():
 
     Each step has the same tasks, whose prefixes vLLM could find in its cache, and sleeps at level 1 or 2 in turn.
     """
-    from turnwise import MemorySwitch, RolloutManager, load_resolved, load_tasks
+    from turnwise import MemorySwitch, RolloutManager, load_resolved
     from turnwise_calculator_demo import model_dir
+    from turnwise_task_files import load_tasks
     from turnwise_testing.reference_model import TransformersReference
 
     run, host = load_resolved(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,7 +88,9 @@ def launch(config: VllmConfig, spec: ModelSpec, max_context: int, stop_strings: 
             from vllm.sampling_params import RequestOutputKind
             from vllm.v1.engine.async_llm import AsyncLLM
             from vllm.v1.engine.exceptions import EngineDeadError
-        arguments = engine_arguments(config, device, max_context, stop_strings=stop_strings)
+        arguments = engine_arguments(
+            config, device, max_context, stop_strings=stop_strings, num_bundles=count_bundles()
+        )
         arguments |= _model_arguments(directory, spec)
         _check_names(arguments, vllm.AsyncEngineArgs)
         with engine_errors(f"vLLM cannot start with {str(directory)!r}"):
@@ -119,8 +122,19 @@ def _complete_shutdown(shutdown: Callable[[], None], client: Any) -> Callable[[]
     return shutdown_once
 
 
-def engine_arguments(config: VllmConfig, device: str, max_context: int, *, stop_strings: bool) -> dict[str, Any]:
-    """Return the arguments of vLLM's `AsyncEngineArgs`, without those for the model's directory."""
+def engine_arguments(
+    config: VllmConfig, device: str, max_context: int, *, stop_strings: bool, num_bundles: int = 0
+) -> dict[str, Any]:
+    """
+    Return the arguments of vLLM's `AsyncEngineArgs`, without the model's directory.
+
+    Args:
+        config: of the engine.
+        device: `cpu` or `cuda`.
+        max_context: most tokens of prompt and answer.
+        stop_strings: vLLM loads the tokenizer, because requests have stop strings.
+        num_bundles: bundles of the placement group of this process; 0 outside of one.
+    """
     on_cpu = device == "cpu"
     arguments: dict[str, Any] = {
         "dtype": "float32" if on_cpu and config.dtype == "auto" else config.dtype,
@@ -151,7 +165,22 @@ def engine_arguments(config: VllmConfig, device: str, max_context: int, *, stop_
             arguments["distributed_executor_backend"] = "uni"
     else:
         arguments["enable_sleep_mode"] = config.sleep_mode
+    if config.tensor_parallel_size * config.pipeline_parallel_size > 1 and num_bundles:
+        # Inside a placement group vLLM would always choose `ray`, which wants a bundle for each device. A replica whose
+        # devices are on one node has a single bundle with all of them, and starts ordinary processes.
+        arguments["distributed_executor_backend"] = "mp" if num_bundles == 1 else "ray"
     return arguments | dict(config.engine_args)
+
+
+def count_bundles() -> int:
+    """Return the number of bundles in the placement group of this Ray actor; 0 outside of one."""
+    if "ray" not in sys.modules:
+        return 0
+    import ray
+    from ray.util import get_current_placement_group
+
+    group = get_current_placement_group() if ray.is_initialized() else None
+    return 0 if group is None else len(group.bundle_specs)
 
 
 def _model_arguments(directory: Path, spec: ModelSpec) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 turnwise-verl-bridge: runs turnwise agents inside verl.
 
 verl finds the agent loop `turnwise` by the entry point `verl.plugins`. `turnwise_verl_bridge.manager.TurnwiseManager`
-is an `agent_loop_manager_class`. The engine `verl`, registered here, is a facade over verl's servers.
+is an `agent_loop_manager_class`. The engine `verl`, registered here, is a facade over verl's servers. The tools `verl`
+and the interaction `verl` are verl's own, from its YAML files; they need no verl around the run.
 """
 
 from __future__ import annotations
 
-from turnwise import Engine, Registry, Resources, hookimpl
-from turnwise_verl_bridge.config import VerlEngineConfig
+from turnwise import Engine, Interaction, Registry, Resources, Tool, hookimpl
+from turnwise_verl_bridge.config import VerlEngineConfig, VerlInteractionConfig, VerlToolsConfig
 
 
 def make_verl(config: VerlEngineConfig, resources: Resources) -> Engine:
@@ -18,7 +19,33 @@ def make_verl(config: VerlEngineConfig, resources: Resources) -> Engine:
     return VerlEngine(config, current_client())
 
 
+def make_tools(config: VerlToolsConfig, _resources: Resources) -> tuple[Tool, ...]:
+    """Build the tools of a file; `ConfigError` names the entry that is not usable."""
+    from turnwise_verl_bridge.tools import build_tools
+
+    return build_tools(config)
+
+
+def make_interaction(config: VerlInteractionConfig, _resources: Resources) -> Interaction:
+    """Build the simulated users of a file; `ConfigError` names the entry that is not usable."""
+    from turnwise_verl_bridge.interactions import build_interaction
+
+    return build_interaction(config)
+
+
 @hookimpl
 def register_engines(registry: Registry[Engine]) -> None:
     """Add `verl`."""
     registry.add("verl", make_verl, config=VerlEngineConfig)
+
+
+@hookimpl
+def register_tools(registry: Registry[Tool | tuple[Tool, ...]]) -> None:
+    """Add `verl`, a set of tools."""
+    registry.add("verl", make_tools, config=VerlToolsConfig)
+
+
+@hookimpl
+def register_interactions(registry: Registry[Interaction]) -> None:
+    """Add `verl`."""
+    registry.add("verl", make_interaction, config=VerlInteractionConfig)

@@ -1,6 +1,9 @@
-"""The options of the engine `verl`."""
+"""Options of the engine, the tools and the interaction that are named `verl`."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
 
 from attrs import field, frozen, validators
 
@@ -15,3 +18,35 @@ class VerlEngineConfig:
     """
 
     max_context: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+
+
+@frozen(kw_only=True)
+class VerlToolsConfig:
+    """
+    Tools that verl's YAML file describes.
+
+    Attributes:
+        file: with `tools`, each of them with `class_name`, `config` and `tool_schema`; verl's `tool_config_path`.
+        modules: modules, with everything in them, that `class_name` may name.
+        session: `episode` keeps an instance of a tool for the whole episode, and `calc_reward` scores it at the end;
+            `call` makes one for each call, as verl's agent loop does.
+    """
+
+    file: Path
+    modules: tuple[str, ...] = ("verl",)
+    session: Literal["episode", "call"] = field(default="episode", validator=validators.in_(("episode", "call")))
+
+
+@frozen(kw_only=True)
+class VerlInteractionConfig:
+    """
+    Simulated users that verl's YAML file describes.
+
+    Attributes:
+        file: with `interaction`, each of them with `class_name`, `config` and perhaps `name`; verl's
+            `interaction_config_path`.
+        modules: modules, with everything in them, that `class_name` may name.
+    """
+
+    file: Path
+    modules: tuple[str, ...] = ("verl",)

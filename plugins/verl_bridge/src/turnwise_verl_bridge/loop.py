@@ -22,7 +22,7 @@ class TurnwiseAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl's classes 
     Runs turnwise agents on verl's servers.
 
     Select it with `actor_rollout_ref.rollout.agent.default_agent_loop=turnwise`, or per row with the column
-    `agent_name`. The column `turnwise_agent` names one of the run's agents.
+    `agent_name`. The column `turnwise_agent` then names one of the run's agents.
     """
 
     async def run(self, sampling_params: dict[str, Any], **fields: Any) -> Any:

@@ -31,6 +31,18 @@ def check_trainable(result: EpisodeResult) -> None:
         raise ConfigError("verl's engines cannot train parallel paths: use turnwise-grpo-trainer")
 
 
+def count_turns(trajectory: Trajectory) -> int:
+    """
+    Return the number of turns as verl's agent loops count them: user turns + assistant turns + 1, for the prompt.
+
+    An assistant turn is a run of sampled tokens, and a user turn is what came between two of them or at the end, also
+    from several tools at once. A single answer has 2, and one with a round of tools before it 4. turnwise's own
+    `EpisodeMetrics.num_turns` counts requests.
+    """
+    mask = np.asarray(trajectory.response_mask)
+    return 1 + (int((mask[1:] != mask[:-1]).sum()) + 1 if len(mask) else 0)
+
+
 def to_loop_outputs(result: EpisodeResult) -> list[Any]:
     """Return an `AgentLoopOutput` for each trajectory of an episode; the last one has the reward."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
@@ -46,7 +58,7 @@ def to_loop_outputs(result: EpisodeResult) -> list[Any]:
             response_ids=trajectory.response_ids.tolist(),
             response_mask=trajectory.response_mask.tolist(),
             response_logprobs=trajectory.logprobs.tolist(),
-            num_turns=metrics.num_turns,
+            num_turns=count_turns(trajectory),
             metrics=timing,
             extra_fields=_weight_steps(trajectory),
         )
@@ -92,7 +104,7 @@ def to_queue_rows(batch: RolloutBatch, result: EpisodeResult) -> list[dict[str, 
                 "position_ids": torch.tensor(trajectory.position_ids).long(),
                 "rollout_log_probs": torch.tensor(trajectory.logprobs, dtype=torch.float32),
                 "rm_scores": rewards[index, : len(responses)].clone(),
-                "num_turns": result.metrics.num_turns,
+                "num_turns": count_turns(trajectory),
                 "extra_fields": {**_weight_steps(trajectory), "reward_extra_info": _reward_extra(result)},
                 "multi_modal_inputs": {},
             }
@@ -132,15 +144,14 @@ def to_data_proto(batch: RolloutBatch, results: Sequence[EpisodeResult]) -> Any:
     }
     if bool(batch.scored.all()):
         tensors["rm_scores"] = batch.rm_scores
-    columns: dict[str, Any] = {"__num_turns__": np.array([result.metrics.num_turns for result in results], np.int32)}
+    trained = [next(compress(result.trajectories, result.trained)) for result in results]
+    columns: dict[str, Any] = {"__num_turns__": np.array([count_turns(each) for each in trained], np.int32)}
     extras = [_reward_extra(result) for result in results]
     names = sorted({name for extra in extras for name in extra})
     for name in names:
         columns[name] = np.array([extra.get(name, np.nan) for extra in extras])
     for name in ("min_global_steps", "max_global_steps"):
-        columns[name] = np.array(
-            [_weight_steps(r.trajectories[r.trained.index(True)])[name] for r in results], dtype=object
-        )
+        columns[name] = np.array([_weight_steps(each)[name] for each in trained], dtype=object)
     meta = {"timing": batch_timing(results)} | ({"reward_extra_keys": names} if "rm_scores" in tensors else {})
     return DataProto(batch=TensorDict(tensors, batch_size=len(results)), non_tensor_batch=columns, meta_info=meta)
 

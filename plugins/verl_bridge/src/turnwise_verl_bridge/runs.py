@@ -98,15 +98,21 @@ def load_run_config(verl_config: Any, sampling: Sampling) -> Any:
     return config
 
 
+_AGENTS: Final = {"single_turn_agent": "single_turn", "turnwise": ""}
+"""verl's names of agents that turnwise calls otherwise."""
+
+
 def build_task(fields: Mapping[str, Any], uid: str) -> Task:
     """
     Build a task from a row of verl's data set.
 
-    `raw_prompt` has the messages. `reward_model.ground_truth`, `data_source` and `extra_info` have verl's meaning. The
-    optional `turnwise_agent` names an agent of the run; without it the task uses the run's default agent.
+    `raw_prompt` has the messages. `reward_model.ground_truth`, `data_source`, `extra_info` and `agent_name` have verl's
+    meaning: the last one names the agent that runs the row. verl's `single_turn_agent` is turnwise's `single_turn`, and
+    `turnwise`, the bridge's loop in verl, is the run's default agent. With that loop `agent_name` is always `turnwise`,
+    and `turnwise_agent` takes its place.
     """
-    # Not the column `agent_name`: it names verl's agent loop, `turnwise` for every row that comes here.
-    agent_name = str(fields.get("turnwise_agent") or "")
+    named = str(fields.get("turnwise_agent") or fields.get("agent_name") or "")
+    agent_name = _AGENTS.get(named, named)
     ground_truth = dict(fields.get("reward_model") or {}).get("ground_truth")
     return Task(
         messages=tuple(dict(message) for message in fields["raw_prompt"]),

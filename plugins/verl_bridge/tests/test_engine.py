@@ -11,6 +11,7 @@ from turnwise.errors import ConfigError, EngineError
 from turnwise.types import FinishReason, GenerateRequest, SamplingParams
 from turnwise_verl_bridge.config import VerlEngineConfig
 from turnwise_verl_bridge.engine import VerlEngine, current_client, parse_output, use_client
+from turnwise_verl_bridge.rows import count_turns
 from turnwise_verl_bridge.runs import Sampling, build_task, get_manager, load_run_config, stop_all
 
 
@@ -153,3 +154,15 @@ def test_a_run_on_verl_s_servers(servers):
     assert len({session for session, _ids, _params in servers.requests}) == 1
     assert result.task.extra == {"index": 3}
     assert get_manager(verl_config(), servers, sampling) is manager
+
+
+def test_a_row_runs_the_agent_that_it_names(servers):
+    """Rows of one batch have different agents; a name that is no agent is an error with the known ones."""
+    row = {"raw_prompt": [{"role": "user", "content": "Calculate 28 * 82."}], "reward_model": {"ground_truth": "2296"}}
+    manager = get_manager(verl_config(), servers, Sampling.from_verl(verl_config().actor_rollout_ref.rollout))
+    names = ("turnwise", "single_turn_agent", "tool_agent")
+
+    results = manager.rollout([build_task({**row, "agent_name": name}, name) for name in names])
+
+    assert [2, 1, 2] == [result.metrics.num_turns for result in results]
+    assert [4, 2, 4] == [count_turns(result.trajectories[0]) for result in results]

@@ -175,7 +175,7 @@ def test_v0_returns_a_data_proto(config, manager):
     assert output.batch["responses"].shape == (6, 160)
     assert output.batch["input_ids"].shape == output.batch["attention_mask"].shape == (6, 224)
     assert output.non_tensor_batch["uid"].tolist() == columns["uid"].tolist()
-    assert output.non_tensor_batch["__num_turns__"].tolist() == [2] * 6
+    assert output.non_tensor_batch["__num_turns__"].tolist() == [4] * 6
     assert set(output.batch["rm_scores"].sum(1).tolist()) <= {0.0, 1.0}
     assert output.meta_info["timing"]["agent_loop/slowest/response_length"] > 10
 

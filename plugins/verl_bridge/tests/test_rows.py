@@ -7,7 +7,8 @@ import pytest
 from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore
 from turnwise.batch.rollout_batch import collate
 from turnwise.record.lineage import RecordLineage
-from turnwise_verl_bridge.rows import to_queue_rows
+from turnwise_verl_bridge.rows import count_turns, to_queue_rows
+from turnwise_verl_bridge.runs import build_task
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,49 @@ def test_the_last_row_has_the_reward_of_the_episode(scores, untrained, expected)
 
     assert expected == [row["rm_scores"].tolist() for row in rows]
     assert sum(scores) == rows[-1]["rm_scores"].sum()
+
+
+def record_of(*blocks):
+    """Return a record with sampled and observed tokens, in turns."""
+    record = Trajectory([1, 2])
+    for number, block in enumerate(blocks):
+        if number % 2:
+            record.add_observation(block)
+        else:
+            record.add_action(block, [-0.5] * len(block))
+    return record
+
+
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [((), 1), (([3, 4],), 2), (([3], [4, 5], [6]), 4), (([3], [4]), 3), (([3], [4], [5], [6], [7, 8]), 6)],
+)
+def test_turns_are_counted_as_in_verl(blocks, expected):
+    """verl's tool agent returns user turns + assistant turns + 1: 2 without tools, 4 after one round of them."""
+    record = record_of(*blocks)
+    if len(record.response_ids):
+        episode = EpisodeResult(
+            task=Task(messages=({"role": "user", "content": "?"},), uid="t"),
+            status=Status.COMPLETED,
+            trajectories=(record,),
+            scores=(TrajectoryScore(value=1.0),),
+            lineage=(RecordLineage(),),
+        )
+        assert [expected] == [row["num_turns"] for row in to_queue_rows(collate([episode], pad_token_id=0), episode)]
+    assert expected == count_turns(record)
+
+
+@pytest.mark.parametrize(
+    ("fields", "agent"),
+    [
+        ({}, ""),
+        ({"agent_name": "turnwise"}, ""),
+        ({"agent_name": "tool_agent"}, "tool_agent"),
+        ({"agent_name": "single_turn_agent"}, "single_turn"),
+        ({"agent_name": None}, ""),
+        ({"agent_name": "turnwise", "turnwise_agent": "torl"}, "torl"),
+    ],
+)
+def test_a_row_names_its_agent(fields, agent):
+    """`agent_name` has verl's meaning, and `turnwise_agent` replaces it where it names verl's loop."""
+    assert agent == build_task({"raw_prompt": [{"role": "user", "content": "?"}], **fields}, "u").agent_name

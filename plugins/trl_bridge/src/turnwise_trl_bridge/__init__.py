@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from turnwise import Command, Registry, hookimpl
 from turnwise_trl_bridge.command import TrlCommand
+from turnwise_trl_bridge.sft_command import SftCommand
 
 if TYPE_CHECKING:
     from turnwise_trl_bridge.grpo import TurnwiseGRPOTrainer
@@ -47,5 +48,6 @@ def __getattr__(name: str) -> Any:
 
 @hookimpl
 def register_commands(registry: Registry[Command]) -> None:
-    """Add `turnwise trl`."""
+    """Add `turnwise trl` and `turnwise sft`."""
     registry.add("trl", TrlCommand)
+    registry.add("sft", SftCommand)

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from turnwise import NoConfig, Resources, load_config, load_tasks
+from turnwise import NoConfig, Resources, load_config
 from turnwise.errors import ConfigError
+from turnwise_task_files import load_tasks
 
 _OK: Final = 0
 _NEEDED: Final = ("trl", "torch", "transformers", "datasets", "accelerate")
@@ -34,8 +35,8 @@ class TrlCommand:
         parser.add_argument("config", help="YAML or TOML file")
         parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="set a value, such as rollout.n=8")
         parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="output folder, empty or missing")
-        parser.add_argument("--steps", type=_positive_int, default=100, help="optimizer steps (default 100)")
-        parser.add_argument("--prompts", type=_positive_int, default=8, help="tasks per step (default 8)")
+        parser.add_argument("--steps", type=positive_int, default=100, help="optimizer steps (default 100)")
+        parser.add_argument("--prompts", type=positive_int, default=8, help="tasks per step (default 8)")
         parser.add_argument("--learning-rate", type=float, default=1e-5, help="learning rate of AdamW (default 1e-5)")
         parser.add_argument(
             "--async",
@@ -46,17 +47,14 @@ class TrlCommand:
         parser.add_argument("--seed", type=int, default=0, help="seed of the trainer (default 0)")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-        if missing:
-            raise ConfigError(f"turnwise trl needs {', '.join(missing)}: pip install 'turnwise-trl-bridge[trl]'")
+        check_installed("trl")
         config = load_config(arguments.config, arguments.overrides)
         if config.rollout.n < 2:
             raise ConfigError(f"rollout.n is the group size and must be at least 2, got {config.rollout.n}")
         if config.model.path is None:
             raise ConfigError("model.path is not set: set it to the model to train")
         tasks = load_tasks(config)
-        if arguments.out.exists() and (not arguments.out.is_dir() or any(arguments.out.iterdir())):
-            raise ConfigError(f"--out {arguments.out} is not an empty folder: choose another or empty it")
+        check_out(arguments.out)
         from turnwise_trl_bridge.training import train_async, train_sync
 
         log = (train_async if arguments.overlap else train_sync)(config, tasks, arguments)
@@ -65,7 +63,21 @@ class TrlCommand:
         return _OK
 
 
-def _positive_int(text: str) -> int:
+def check_installed(command: str) -> None:
+    """Raise `ConfigError` with the cure if a package of the extra `trl` is missing."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"turnwise {command} needs {', '.join(missing)}: pip install 'turnwise-trl-bridge[trl]'")
+
+
+def check_out(folder: Path) -> None:
+    """Raise `ConfigError` unless the folder is empty or missing."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--out {folder} is not an empty folder: choose another or empty it")
+
+
+def positive_int(text: str) -> int:
+    """Parse an argument that is at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")

@@ -35,7 +35,7 @@ def train_sync(config: Any, tasks: Sequence[Task], arguments: argparse.Namespace
             processing_class=AutoTokenizer.from_pretrained(path),
         )
         trainer.train()
-    return _save(trainer, arguments)
+    return save(trainer, arguments)
 
 
 def train_async(config: Any, tasks: Sequence[Task], arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ def train_async(config: Any, tasks: Sequence[Task], arguments: argparse.Namespac
             trainer.train()
         finally:
             worker.stop()
-    log = _save(trainer, arguments)
+    log = save(trainer, arguments)
     for entry in log:
         if "rollout/reward" in entry:
             entry["reward"] = entry["rollout/reward"]
@@ -97,7 +97,7 @@ def _common_args(config: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _save(trainer: Any, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def save(trainer: Any, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Save the model and return the trainer's log."""
     trainer.save_model(str(arguments.out))
     return list(trainer.state.log_history)

@@ -1,0 +1,83 @@
+"""`turnwise sft`: TRL's real SFTTrainer on rows of token ids and labels."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from turnwise.cli import main
+from turnwise_testing.tokenizers import byte_tokenizer
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@pytest.fixture
+def model(tiny, tmp_path):
+    """Return the folder of the tiny model and a tokenizer."""
+    tiny.save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Return a file of two rows, and the rows; the longer one ends behind TRL's own limit, with its only label."""
+    random, made = np.random.default_rng(0), []
+    for size, first in ((20, 12), (1100, 1090)):
+        ids = random.integers(3, 250, size).tolist()
+        made.append({"input_ids": ids, "labels": [-100] * first + ids[first:], "loss_mask": [0] * size})
+    pq.write_table(pa.Table.from_pylist(made), tmp_path / "sft.parquet")
+    return tmp_path / "sft.parquet", made
+
+
+def test_the_loss_is_that_of_the_labelled_tokens(tiny, model, rows, tmp_path):
+    """The first step's loss is the mean over the labelled tokens of whole rows, and training lowers it."""
+    file, made = rows
+    losses = []
+    for row in made:
+        ids, labels = torch.tensor([row["input_ids"]]), torch.tensor(row["labels"][1:])
+        with torch.no_grad():
+            losses.append(torch.nn.functional.cross_entropy(tiny(ids).logits[0, :-1], labels, reduction="none"))
+    expected = float(torch.cat(losses).sum()) / 18
+
+    options = ["--epochs", "4", "--batch-size", "2", "--learning-rate", "0.01"]
+    assert main(["sft", str(file), "--model", str(model), "--out", str(tmp_path / "out"), *options]) == 0
+
+    log = [entry["loss"] for entry in json.loads((tmp_path / "out/log.json").read_text()) if "loss" in entry]
+    assert log[0] == pytest.approx(expected, abs=2e-3)
+    assert len(log) == 4
+    assert log[-1] < log[0]
+    assert (tmp_path / "out/model.safetensors").exists()
+    assert (tmp_path / "out/tokenizer.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [(None, "cannot be read as Parquet"), ({"messages": ["a"]}, "expected rows"), ({}, "expected rows")],
+)
+def test_a_file_without_rows_is_one_line(model, tmp_path, capsys, content, text):
+    """The error names the file and the command that writes such files."""
+    file = tmp_path / "sft.parquet"
+    if content is None:
+        file.write_text("{}", encoding="utf-8")
+    else:
+        pq.write_table(pa.table(content), file)
+
+    assert main(["sft", str(file), "--model", str(model), "--out", str(tmp_path / "out")]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_wrong_folders_are_one_line(rows, model, capsys):
+    """Neither a missing model nor a full output folder starts a training."""
+    assert main(["sft", str(rows[0]), "--model", "nowhere", "--out", "x"]) == 2
+    assert main(["sft", str(rows[0]), "--model", str(model), "--out", str(model)]) == 2
+    error = capsys.readouterr().err
+    assert "--model nowhere: no such folder" in error
+    assert "is not an empty folder" in error

@@ -11,11 +11,13 @@ rows. Failed and unscored episodes are left out of every baseline, and their adv
 from __future__ import annotations
 
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 from torch import Tensor
 
 from turnwise import RolloutBatch, Status
+from turnwise.errors import PluginError
 from turnwise_grpo_trainer.config import AlgorithmConfig
+from turnwise_grpo_trainer.objectives import AdvantageEstimator
 from turnwise_grpo_trainer.timeline import Timeline
 
 EPSILON = 1e-6
@@ -196,6 +198,7 @@ def estimate_advantages(
     mask: Tensor,
     kl: Tensor | None = None,
     values: Tensor | None = None,
+    estimator: AdvantageEstimator | None = None,
 ) -> Advantages:
     """
     Return the advantages of a batch by the configured estimator.
@@ -206,22 +209,44 @@ def estimate_advantages(
         mask: (B, R), 1 on tokens in the loss.
         kl: (B, R) log-ratio to the reference, subtracted from the rewards if given.
         values: (B, R) values of the critic; required by `gae`.
+        estimator: a registered one, in place of the trainer's own.
 
     Raises:
         ValueError: the estimator is `gae` and `values` is None.
+        PluginError: the registered estimator returned another shape.
     """
     weight = mask.to(torch.float32)
     penalty = torch.zeros_like(weight) if kl is None else config.kl_loss_coef * kl * weight
-    if config.adv_estimator in ("gae", "reinforce_plus_plus"):
+    name = config.adv_estimator.name
+    if name in ("gae", "reinforce_plus_plus"):
         return _estimate_over_time(batch, config, mask, penalty, values)
     episodes, firsts = batch.episode_index, first_rows(batch)
     totals = batch.episode_rewards[firsts].index_add(0, episodes, -penalty.sum(1))
     groups, valid = batch.group_index[firsts], valid_rows(batch)[firsts]
-    if config.adv_estimator == "rloo":
+    if estimator is not None:
+        token_rewards = batch.rm_scores - penalty
+        found = estimator.estimate(
+            rewards=totals, groups=groups, valid=valid, token_rewards=token_rewards, mask=mask, episodes=episodes
+        )
+        return Advantages(_spread(found, episodes, weight, name) * weight)
+    if name == "rloo":
         outcome = rloo(totals, groups, valid)
     else:
-        outcome = grpo(totals, groups, valid, norm_adv_by_std=config.adv_estimator == "grpo")
+        outcome = grpo(totals, groups, valid, norm_adv_by_std=name == "grpo")
     return Advantages(outcome[episodes][:, None] * weight)
+
+
+def _spread(found: Tensor, episodes: Tensor, weight: Tensor, name: str) -> Tensor:
+    """Return (B, R) advantages of a registered estimator, which returned one for each episode or each token."""
+    num_episodes = int(episodes.max()) + 1 if len(episodes) else 0
+    if found.shape == (num_episodes,):
+        return found.float()[episodes][:, None].expand_as(weight)
+    if found.shape != weight.shape:
+        raise PluginError(
+            f"advantage {name!r} returned the shape {tuple(found.shape)}; expected ({num_episodes},) for the episodes"
+            f" or {tuple(weight.shape)} for the response tokens"
+        )
+    return found.float()
 
 
 def _estimate_over_time(
@@ -230,7 +255,7 @@ def _estimate_over_time(
     """Return the advantages by the estimators with time steps; an episode's rows follow each other in time."""
     timeline = Timeline.from_batch(batch)
     rewards, acted = timeline.join(_place_lost_rewards(batch, timeline) - penalty), timeline.join(mask)
-    if config.adv_estimator == "reinforce_plus_plus":
+    if config.adv_estimator.name == "reinforce_plus_plus":
         return Advantages(timeline.split(reinforce_plus_plus(rewards, acted, config.gamma)))
     if values is None:
         raise ValueError("the estimator gae needs the critic's values")
@@ -249,21 +274,3 @@ def _place_lost_rewards(batch: RolloutBatch, timeline: Timeline) -> Tensor:
             scores = scores.clone()
             scores[spoken[-1], lengths[spoken[-1]] - 1] += batch.episode_rewards[rows[0]] - scores[rows].sum()
     return scores
-
-
-def shuffle_rewards(batch: RolloutBatch, seed: int) -> RolloutBatch:
-    """
-    Return the batch with the episodes' rewards permuted; each is placed on the episode's last sampled token.
-
-    This is a control: the rewards keep their distribution and no longer depend on the actions.
-    """
-    episodes, firsts = batch.episode_index, first_rows(batch)
-    order = torch.randperm(len(firsts), generator=torch.Generator().manual_seed(seed))
-    sources = firsts[order][episodes]
-    rewards = batch.episode_rewards[sources]
-    rows, columns = batch.response_mask.nonzero(as_tuple=True)  # in the order of the rows, so the last one wins below
-    last = {int(episodes[row]): (row, column) for row, column in zip(rows.tolist(), columns.tolist(), strict=True)}
-    shuffled = torch.zeros_like(batch.rm_scores)
-    for row, column in last.values():
-        shuffled[row, column] = rewards[row]
-    return evolve(batch, rm_scores=shuffled, scored=batch.scored[sources], episode_rewards=rewards)

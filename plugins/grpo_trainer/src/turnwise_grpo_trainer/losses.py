@@ -42,6 +42,11 @@ def token_weights(sequences: Tensor, mode: LossAggMode, *, response_length: int)
     return ones / response_length if mode == "seq-mean-token-sum-norm" else ones
 
 
+def limit_log_ratio(log_ratio: Tensor) -> Tensor:
+    """Return log-ratios that `exp` takes without an overflow."""
+    return log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+
+
 def clipped_surrogate(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, clip_ratio_low: float, clip_ratio_high: float
 ) -> tuple[Tensor, Tensor]:
@@ -51,7 +56,7 @@ def clipped_surrogate(
     Returns:
         (M,) losses, and (M,) bool: whether the bound stopped the gradient.
     """
-    ratio = (log_probs - old_log_probs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    ratio = limit_log_ratio(log_probs - old_log_probs).exp()
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
     return torch.maximum(unclipped, clipped), clipped > unclipped
@@ -64,8 +69,19 @@ def importance_weights(old_log_probs: Tensor, rollout_log_probs: Tensor, cap: fl
     They correct for an engine whose probabilities differ from the trainer's (Yao et al. 2025, "Your efficient RL
     framework secretly brings you off-policy RL training"; truncation by Ionides 2008).
     """
-    log_ratio = (old_log_probs - rollout_log_probs).detach().clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    log_ratio = limit_log_ratio((old_log_probs - rollout_log_probs).detach())
     return log_ratio.exp().clamp(max=cap)
+
+
+def row_sums(values: Tensor, rows: Tensor) -> Tensor:
+    """Return (M,) the sum of (M,) values over each entry's row; `rows` is (M,) int64."""
+    _, index = torch.unique(rows, return_inverse=True)
+    return values.new_zeros(len(rows)).index_add(0, index, values)[index]
+
+
+def row_means(values: Tensor, rows: Tensor) -> Tensor:
+    """Return (M,) the mean of (M,) values over each entry's row; `rows` is (M,) int64."""
+    return row_sums(values, rows) / row_sums(torch.ones_like(values), rows)
 
 
 def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, kind: KlType) -> Tensor:
@@ -79,7 +95,7 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, kind: KlType) -> Tenso
         return log_ratio
     if kind == "k2":
         return log_ratio**2 / 2
-    inverse = (-log_ratio).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    inverse = limit_log_ratio(-log_ratio)
     return inverse.exp() - inverse - 1
 
 

@@ -11,10 +11,9 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore
-from turnwise.batch.rollout_batch import collate
+from turnwise import Status
 from turnwise_grpo_trainer import advantages as estimators
-from turnwise_grpo_trainer.advantages import compute_loss_mask, estimate_advantages, shuffle_rewards, valid_rows
+from turnwise_grpo_trainer.advantages import compute_loss_mask, estimate_advantages, valid_rows
 from turnwise_grpo_trainer.config import AlgorithmConfig
 
 REWARDS = st.lists(st.tuples(st.integers(0, 3), st.floats(-4, 4, width=16), st.booleans()), min_size=1, max_size=12)
@@ -240,65 +239,3 @@ def test_gae_needs_a_critic(rewarded):
     )
     torch.testing.assert_close(normed.values, estimators.whiten(plain.values, mask))
     torch.testing.assert_close(plain.returns, normed.returns)
-
-
-@given(seed=st.integers(0, 20))
-def test_shuffled_rewards_are_a_permutation(seed):
-    """The control keeps the rewards of the batch, moves them to other rows, and repeats itself for a seed."""
-    batch = make_rewarded_batch([1, 2, 3, 4, 5, 6])
-
-    shuffled = shuffle_rewards(batch, seed)
-
-    totals = shuffled.rm_scores.sum(1)
-    assert [1, 2, 3, 4, 5, 6] == sorted(totals.tolist())
-    assert torch.equal(totals, shuffle_rewards(batch, seed).rm_scores.sum(1))
-    for row in range(6):
-        (place,) = shuffled.rm_scores[row].nonzero().flatten().tolist()
-        assert place == int(batch.response_mask[row].nonzero().max())
-
-
-def test_shuffled_rewards_of_rows_without_actions():
-    """A row without a sampled token has no token for its reward; an unscored one passes its lack of a score on."""
-    batch = make_rewarded_batch([1, 2, 3, 4, 5, 6])
-    scored = batch.scored.clone()
-    scored[0] = False
-    silent = batch.response_mask.clone()
-    silent[2] = 0
-
-    shuffled = shuffle_rewards(evolve(batch, scored=scored, response_mask=silent), seed=1)
-
-    assert not shuffled.rm_scores[2].any()
-    assert [1, 2, 3, 4, 5, 6] == sorted(shuffled.episode_rewards.tolist())
-    assert 5 == int(shuffled.scored.sum())
-    assert 1.0 == shuffled.episode_rewards[~shuffled.scored].item()
-    assert not shuffled.scored.equal(scored)
-
-
-def test_seeds_shuffle_differently():
-    """Different steps get different permutations."""
-    batch = make_rewarded_batch(range(1, 7))
-
-    orders = {tuple(shuffle_rewards(batch, seed).rm_scores.sum(1).tolist()) for seed in range(10)}
-
-    assert len(orders) > 5
-
-
-def make_rewarded_batch(rewards):
-    """Return a batch with these rewards of its rows."""
-    rng = np.random.default_rng(0)
-    episodes = []
-    for number, reward in enumerate(rewards):
-        record = Trajectory(rng.integers(0, 40, 3))
-        length = int(rng.integers(1, 5))
-        record.add_action(rng.integers(0, 40, length), -rng.random(length).astype(np.float32))
-        record.add_observation([1, 2])
-        episodes.append(
-            EpisodeResult(
-                task=Task(messages=({"role": "user", "content": "?"},), uid="t"),
-                rollout_n=number,
-                status=Status.COMPLETED,
-                trajectories=(record,),
-                scores=(TrajectoryScore(value=float(reward)),),
-            )
-        )
-    return collate(episodes, pad_token_id=0)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from turnwise.errors import ConfigError
 from turnwise_grpo_trainer.learner import Learner
-from turnwise_grpo_trainer.optimization import TrainableModel
+from turnwise_grpo_trainer.optimization import TrainableModel, find_frozen_names, find_tied_names
 
 SCHEDULES_FILE: Final = "schedules.json"
 
@@ -45,13 +46,9 @@ def save_state(learner: Learner, folder: Path) -> None:
 def load_state(learner: Learner, folder: Path) -> None:
     """Restore the state written by `save_state`; `ConfigError` if the folder holds no state of this model."""
     state = _tensors(learner)
-    try:
-        reader = HuggingFaceStorageReader(str(folder))
-        reader.read_metadata()  # torch would log a traceback about a damaged file
-        _call_torch(load)(state, storage_reader=reader, no_dist=not dist.is_initialized())
+    with _config_errors(folder):
+        _read(state, folder)
         steps = json.loads((folder / SCHEDULES_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RuntimeError, SafetensorError, CheckpointException) as error:
-        raise ConfigError(f"{folder}: not a checkpoint of this model: {_cause(error)}") from error
     for name, trainable in _trainables(learner).items():
         model, optimizer = get_state_dict(trainable.model, trainable.optimizer)
         set_state_dict(
@@ -64,6 +61,30 @@ def load_state(learner: Learner, folder: Path) -> None:
     torch.set_rng_state(state["rng"])
     if "cuda_rng" in state:
         torch.cuda.set_rng_state(state["cuda_rng"])
+
+
+def load_policy_state(model: Any, folder: Path) -> None:
+    """Load the policy's weights of `save_state` into a model on the host; `ConfigError` if they are not of it."""
+    left_out = find_tied_names(model) | find_frozen_names(model)
+    # The tensors of a state dict are the weights themselves, so reading changes the model.
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name not in left_out}
+    with _config_errors(folder):
+        _read({"policy": {"model": weights}}, folder)
+
+
+def _read(state: dict[str, Any], folder: Path) -> None:
+    """Fill the tensors of a state from a folder, all processes together."""
+    reader = HuggingFaceStorageReader(str(folder))
+    reader.read_metadata()  # torch would log a traceback about a damaged file
+    _call_torch(load)(state, storage_reader=reader, no_dist=not dist.is_initialized())
+
+
+@contextmanager
+def _config_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, SafetensorError, CheckpointException) as error:
+        raise ConfigError(f"{folder}: not a checkpoint of this model: {_cause(error)}") from error
 
 
 def _cause(error: BaseException) -> str:
@@ -105,7 +126,7 @@ def _tensors(learner: Learner) -> dict[str, Any]:
         state["cuda_rng"] = torch.cuda.get_rng_state()
     for name, trainable in _trainables(learner).items():
         model, optimizer = get_state_dict(trainable.model, trainable.optimizer)
-        tied = trainable.tied_names()
-        untied = {key: tensor for key, tensor in model.items() if key not in tied}  # safetensors refuses aliases
-        state[name] = {"model": untied, "optimizer": optimizer["state"]}
+        left_out = find_tied_names(trainable.model) | find_frozen_names(trainable.model)
+        kept = {key: tensor for key, tensor in model.items() if key not in left_out}  # safetensors refuses aliases
+        state[name] = {"model": kept, "optimizer": optimizer["state"]}
     return state

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec
-from turnwise_grpo_trainer.config import PolicyConfig
+from turnwise_grpo_trainer.config import LoraConfig, PolicyConfig
+from turnwise_grpo_trainer.lora import add_adapters
 from turnwise_grpo_trainer.micro_batches import MicroBatch
 
 SEGMENTS: Final = "turnwise_segments"
@@ -31,13 +32,14 @@ def select_device(config: PolicyConfig) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def load_policy(config: PolicyConfig, spec: ModelSpec) -> Any:
-    """Load the causal model on the host, in training mode; `ConfigError` if it cannot be loaded."""
+def load_policy(config: PolicyConfig, spec: ModelSpec, lora: LoraConfig | None = None) -> Any:
+    """Load the causal model on the host, in training mode, and add adapters; `ConfigError` if that is impossible."""
     model = _load("AutoModelForCausalLM", config, spec)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     # With dropout, the trainer's probabilities would differ from the engine's.
-    return _disable_dropout(model)
+    _disable_dropout(model)
+    return model if lora is None else add_adapters(model, lora, spec.path).train()
 
 
 def load_reference(config: PolicyConfig, spec: ModelSpec) -> Any:

@@ -1,0 +1,182 @@
+"""
+LoRA (arXiv:2106.09685) through peft: W = W0 + (alpha / r) B A with a frozen W0; only A and B are trained.
+
+peft replaces modules inside the model, which stays a model of transformers: attention, output head and sharding find it
+as before. The engine gets A and B alone if it can apply them, else whole merged weights.
+"""
+
+# ruff: noqa: TID253 - only the trainer imports this module; no hook does
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from attrs import define
+from torch import Tensor
+
+from turnwise.errors import ConfigError
+from turnwise_grpo_trainer.config import LoraConfig
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
+
+_ADAPTER: Final = "default"
+_ALL_LINEAR: Final = "all-linear"
+_PEFT_PREFIX: Final = "base_model.model."
+"""Prefix of weights in an adapter file of peft."""
+
+
+def add_adapters(model: Any, config: LoraConfig, base: Path | None) -> Any:
+    """
+    Freeze a model and add adapters, which change nothing at first because B is 0.
+
+    Args:
+        model: a causal model of transformers; changed in place.
+        config: the options.
+        base: directory of the model, as exported adapters name it.
+
+    Raises:
+        ConfigError: peft is missing, or the model does not have these modules.
+    """
+    try:
+        import peft
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"train.lora needs {error.name}: pip install 'turnwise-grpo-trainer[lora]'") from error
+    names = config.target_modules
+    options = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=_ALL_LINEAR if names == (_ALL_LINEAR,) else list(names),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=str(base) if base else None,
+    )
+    tied = _count_names(model)
+    # All processes that shard a model must start with the same A, whatever they have drawn before.
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        torch.manual_seed(0)
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)  # refused below
+        try:
+            model = peft.inject_adapter_in_model(options, model, _ADAPTER)
+        except ValueError as error:
+            raise ConfigError(f"train.lora.target_modules: {next(iter(str(error).splitlines()), '')}") from error
+    for name, layer in find_adapters(model).items():
+        if type(layer.get_base_layer()) is not torch.nn.Linear:
+            kind = type(layer.get_base_layer()).__name__
+            raise ConfigError(f"train.lora.target_modules: {name} is a {kind}; only linear modules can be adapted")
+        if tied[layer.get_base_layer().weight] > 1:
+            raise ConfigError(f"train.lora.target_modules: {name} shares its weight with another module")
+    return model
+
+
+def _count_names(model: Any) -> dict[Tensor, int]:
+    counts: dict[Tensor, int] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        counts[parameter] = counts.get(parameter, 0) + 1
+    return counts
+
+
+def find_adapters(model: Any) -> dict[str, LoraLayer]:
+    """Return the adapted modules by name; empty for a model without adapters."""
+    if getattr(model, "peft_config", None) is None:
+        return {}
+    from peft.tuners.lora import LoraLayer
+
+    return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+
+
+def adapter_weights(model: Any, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """
+    Yield A (r, in) and B (out, r) of each adapted module, as `Engine.update_weights` takes them: B includes the scale.
+
+    Args:
+        model: with adapters.
+        gather: returns the whole tensor of a sharded one; collective.
+    """
+    for name, layer in find_adapters(model).items():
+        yield f"{name}.lora_A.weight", gather(layer.lora_A[_ADAPTER].weight).detach()
+        out = gather(layer.lora_B[_ADAPTER].weight).detach()
+        scaled = out.float() * layer.scaling[_ADAPTER]
+        # A scale that is a power of two loses nothing in the data type of the weights.
+        narrow = scaled.to(out.dtype)
+        yield f"{name}.lora_B.weight", narrow if torch.equal(narrow.float(), scaled) else scaled
+
+
+def merged_weights(model: Any, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """
+    Yield the state dict that the model would have without adapters: W0 + (alpha / r) B A for adapted modules.
+
+    Args:
+        model: with adapters or without.
+        gather: as in `adapter_weights`.
+    """
+    layers = find_adapters(model)
+    for name, tensor in model.state_dict().items():
+        module, separator, rest = name.rpartition(".base_layer.")
+        if name.partition(".lora_")[0] in layers:
+            continue
+        whole = gather(tensor).detach()
+        if separator and rest == "weight":
+            layer = layers[module]
+            into, out = (gather(each[_ADAPTER].weight).detach() for each in (layer.lora_A, layer.lora_B))
+            delta = out.float() @ into.float() * layer.scaling[_ADAPTER]
+            whole = (whole.float() + delta).to(whole.dtype)
+        yield f"{module}.{rest}" if separator else name, whole
+
+
+def write_adapters(model: Any, folder: Path) -> None:
+    """Write the adapters of an unsharded model as a folder of peft: `adapter_config.json` and safetensors."""
+    from safetensors.torch import save_file
+
+    weights = {
+        f"{_PEFT_PREFIX}{name}.{part}.weight": getattr(layer, part)[_ADAPTER].weight.detach().contiguous()
+        for name, layer in find_adapters(model).items()
+        for part in ("lora_A", "lora_B")
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    model.peft_config[_ADAPTER].save_pretrained(folder)
+
+
+@define(eq=False)
+class BaseModel:
+    """
+    The initial model as a reference: the policy's own weights without its adapters, so it takes no memory.
+
+    Attributes:
+        policy: a model with adapters.
+    """
+
+    policy: Any
+
+    def __call__(self, **inputs: Any) -> Any:
+        """Run the forward pass of the frozen weights."""
+        layers = find_adapters(self.policy).values()
+        for layer in layers:
+            layer.enable_adapters(enabled=False)
+        try:
+            return self.policy(**inputs)
+        finally:
+            for layer in layers:
+                layer.enable_adapters(enabled=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+
+@contextmanager
+def without_dropout(model: Any) -> Iterator[None]:
+    """Switch the dropout of adapters off."""
+    drops = [layer.lora_dropout for layer in find_adapters(model).values()]
+    for drop in drops:
+        drop.eval()
+    try:
+        yield
+    finally:
+        for drop in drops:
+            drop.train()

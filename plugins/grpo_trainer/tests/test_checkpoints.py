@@ -50,6 +50,7 @@ class FakeTraining:
 
     step: int = 0
     restored: dict = field(factory=dict)
+    kept_step: int | None = None
 
     def save_models(self, folder):
         folder.mkdir()
@@ -197,6 +198,36 @@ def test_only_the_last_ones_are_kept(tmp_path):
     assert "step-00000011" == store.latest().name
 
 
+def test_the_best_checkpoint_stays(tmp_path):
+    """The best checkpoint is kept beside the last ones, and found by a later process."""
+    store = CheckpointStore(tmp_path, 2)
+    for step in (1, 2, 3, 4, 5):
+        store.save(FakeTraining(step=step, kept_step=min(step, 2)))
+
+    assert [2, 4, 5] == [restore(store, path) for path in store.paths()]
+    assert "step-00000002" == CheckpointStore(tmp_path).best().name
+
+
+@pytest.mark.parametrize(
+    ("kept", "reason"),
+    [
+        (None, "had no held-out score to choose it by"),
+        (0, "the initial model has the best held-out score"),
+        (7, "step-00000007 is missing"),
+    ],
+)
+def test_no_best_checkpoint(tmp_path, kept, reason):
+    """Without a best checkpoint, the error gives the reason in one line."""
+    store = CheckpointStore(tmp_path)
+    with pytest.raises(ConfigError, match="has no checkpoint"):
+        store.best()
+
+    store.save(FakeTraining(step=9, kept_step=kept))
+
+    with pytest.raises(ConfigError, match=f"has no best checkpoint: .*{reason}"):
+        store.best()
+
+
 def test_no_checkpoint(tmp_path):
     """Without a folder there is no checkpoint, and incomplete ones do not count."""
     store = CheckpointStore(tmp_path)
@@ -286,4 +317,4 @@ def test_progress_is_plain_json(tmp_path):
     """The progress file needs nothing but JSON to be read."""
     folder = CheckpointStore(tmp_path).save(FakeTraining(step=3))
 
-    assert {"step": 3} == json.loads((folder / PROGRESS_FILE).read_text())
+    assert {"step": 3, "kept_step": None} == json.loads((folder / PROGRESS_FILE).read_text())

@@ -25,7 +25,7 @@ from turnwise_result_files import TrajectoryWriter, load_unfinished, read_result
 CHECKPOINTS_FOLDER: Final = "checkpoints"
 PROGRESS_FILE: Final = "loop.json"
 UNFINISHED_FILE: Final = "unfinished.jsonl"
-_MODELS_FOLDER: Final = "trainer"
+MODELS_FOLDER: Final = "trainer"
 _NAME: Final = re.compile(r"step-(\d{8})")
 _REPLACED: Final = ".replaced"
 _REMOVED: Final = ".removed"
@@ -55,6 +55,10 @@ class Checkpointable(Protocol):
     @property
     def step(self) -> int:
         """Number of completed steps."""
+
+    @property
+    def kept_step(self) -> int | None:
+        """Step whose checkpoint is kept however old it is; None for no such step."""
 
     def save_models(self, folder: Path) -> None:
         """Write the models."""
@@ -102,35 +106,61 @@ class CheckpointStore:
         """Return the newest complete checkpoint, if there is one."""
         return next(reversed(self.paths()), None)
 
+    def best(self) -> Path:
+        """
+        Return the checkpoint with the best held-out score.
+
+        Raises:
+            ConfigError: there is none: the training kept no best checkpoint, or the initial model is still the best.
+        """
+        latest = self.latest()
+        if latest is None:
+            raise ConfigError(f"{self.out}: has no checkpoint")
+        step = read_progress(latest)["kept_step"]
+        if step is None:
+            reason = "the training had no held-out score to choose it by, or train.checkpoint.keep_best was false"
+            raise ConfigError(f"{self.out}: has no best checkpoint: {reason}")
+        folder = self.folder_of(step)
+        if not folder.is_dir():
+            reason = "the initial model has the best held-out score" if step == 0 else f"{folder} is missing"
+            raise ConfigError(f"{self.out}: has no best checkpoint: {reason}")
+        return folder
+
+    def folder_of(self, step: int) -> Path:
+        """Return the folder of a step's checkpoint, which may not exist."""
+        return self.folder / f"step-{step:08d}"
+
     def save(self, training: Checkpointable) -> Path:
         """Write a checkpoint, then remove old ones; return its folder."""
-        folder = self.folder / f"step-{training.step:08d}"
+        folder = self.folder_of(training.step)
         partial = partial_path(folder)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        training.save_models(partial / _MODELS_FOLDER)
+        training.save_models(partial / MODELS_FOLDER)
         state = training.state_dict()
+        progress = state.progress | {"kept_step": training.kept_step}
         _write_episodes(partial / "waiting.parquet", state.waiting)
         _write_episodes(partial / "partial.parquet", state.partial)
         save_unfinished(partial / UNFINISHED_FILE, state.unfinished)
-        (partial / PROGRESS_FILE).write_text(json.dumps(state.progress), encoding="utf-8")
+        (partial / PROGRESS_FILE).write_text(json.dumps(progress), encoding="utf-8")
         _replace_folder(partial, folder)
         for old in self.paths()[: -self.keep_last]:
-            _remove_folder(old)
+            if parse_step(old) != training.kept_step:
+                _remove_folder(old)
         return folder
 
     def load(self, training: Checkpointable, folder: Path) -> None:
         """Restore a checkpoint; `ConfigError` if the folder is not one, or does not fit the training."""
         try:
             state = TrainingState(
-                progress=json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8")),
+                progress=read_progress(folder),
                 waiting=_read_episodes(folder / "waiting.parquet"),
                 partial=_read_episodes(folder / "partial.parquet"),
                 unfinished=load_unfinished(folder / UNFINISHED_FILE),
             )
         except (OSError, ValueError) as error:
             raise ConfigError(f"{folder}: not a checkpoint of a training: {error}") from error
-        training.load_models(folder / _MODELS_FOLDER)
+        training.load_models(folder / MODELS_FOLDER)
         try:
             training.load_state_dict(state)
         except KeyError as error:
@@ -155,6 +185,12 @@ class CheckpointStore:
         """Remove all checkpoints, complete or not; other files in the folder stay."""
         for folder in self.folder.glob("step-*"):
             shutil.rmtree(folder)
+
+
+def read_progress(folder: Path) -> dict[str, Any]:
+    """Return the JSON values of a checkpoint's `loop.json`."""
+    progress: dict[str, Any] = json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8"))
+    return progress
 
 
 def _replace_folder(partial: Path, folder: Path) -> None:

@@ -1,0 +1,94 @@
+"""Exports a checkpoint as a model folder: in one process, on the host, however many processes trained it."""
+
+# ruff: noqa: TID253 - only the command imports this module; no hook does
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from attrs import evolve
+
+from turnwise.config.structuring import structure
+from turnwise.errors import ConfigError
+from turnwise.files import partial_path, replace
+from turnwise_grpo_trainer.checkpoints import MODELS_FOLDER, CheckpointStore, parse_step, read_progress
+from turnwise_grpo_trainer.config import TrainConfig
+from turnwise_grpo_trainer.lora import merged_weights, write_adapters
+from turnwise_grpo_trainer.model_card import write_card
+from turnwise_grpo_trainer.model_files import copy_tokenizer, write_model
+from turnwise_grpo_trainer.model_state import load_policy_state
+from turnwise_grpo_trainer.models import load_policy
+from turnwise_grpo_trainer.run_config import load_saved_config
+
+
+def export_checkpoint(  # noqa: PLR0913 - the options of the command, by name
+    out: Path, folder: Path, *, which: str, model: Path | None, dtype: str | None, overwrite: bool, merge: bool
+) -> int:
+    """
+    Write the policy of a checkpoint as a folder for `from_pretrained`, with a model card.
+
+    A training with adapters becomes an adapter folder of peft, unless they are merged.
+
+    Args:
+        out: folder of the training.
+        folder: appears complete or not at all.
+        which: `latest`, `best`, or a step.
+        model: the initial model, if it is no longer where the config has it.
+        dtype: data type of the weights; None leaves them as trained.
+        overwrite: replace the folder if it exists.
+        merge: merge the adapters into the weights.
+
+    Returns:
+        The step of the checkpoint.
+
+    Raises:
+        ConfigError: no such checkpoint, the folder exists, or the initial model is missing or another one.
+    """
+    run = load_saved_config(out)
+    checkpoint = _find_checkpoint(CheckpointStore(out), which)
+    if folder.exists() and not overwrite:
+        raise ConfigError(f"--to {folder}: exists; name another folder, or add --overwrite")
+    train = structure(dict(run.train), TrainConfig, path="train")
+    if merge and train.lora is None:
+        raise ConfigError(f"--merge: the training in {out} has no adapters; leave the option out")
+    spec = run.model_spec() if model is None else evolve(run.model_spec(), path=model)
+    plain = evolve(train.policy, attn_implementation="sdpa", gradient_checkpointing=False)
+    policy = load_policy(plain, spec, train.lora)
+    load_policy_state(policy, checkpoint / MODELS_FOLDER)
+    weights = dict(merged_weights(policy, lambda tensor: tensor))  # merged before they lose precision
+    if dtype is not None:
+        policy = policy.to(getattr(torch, dtype))
+        weights = {name: weight.to(policy.dtype) for name, weight in weights.items()}
+    step = parse_step(checkpoint)
+    progress = read_progress(checkpoint)
+    partial = partial_path(folder)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    adapters = train.lora is not None and not merge
+    if adapters:
+        write_adapters(policy, partial)
+        copy_tokenizer(Path(spec.path or "."), partial)
+    else:
+        write_model(policy, weights, Path(spec.path or "."), partial)
+    write_card(partial, run, dict(progress["validations"]), step, name=folder.name, adapters=adapters)
+    if folder.is_dir():
+        shutil.rmtree(folder)
+    replace(partial, folder)
+    return step
+
+
+def _find_checkpoint(store: CheckpointStore, which: str) -> Path:
+    if which == "best":
+        return store.best()
+    if which == "latest":
+        latest = store.latest()
+        if latest is None:
+            raise ConfigError(f"{store.out}: has no checkpoint")
+        return latest
+    steps = [parse_step(path) for path in store.paths()]
+    if not which.isdecimal() or int(which) not in steps:
+        known = ", ".join(map(str, steps)) or "none"
+        raise ConfigError(f"--checkpoint {which}: expected latest, best, or a step with a checkpoint; known: {known}")
+    return store.folder_of(int(which))

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from turnwise import EpisodeResult
 from turnwise.errors import ConfigError
-from turnwise.files import partial_path, write_text
+from turnwise.files import write_text
 from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Resources
+from turnwise.protocols.command import INTERRUPTED, OK
+from turnwise_result_files.resumption import EVALUATION_FILE
 
 if TYPE_CHECKING:
     from turnwise_grpo_trainer.train_setup import TrainSetup
 
-OK: Final = 0
-_EPILOG: Final = """\
+_EPILOG: Final = f"""\
 Examples:
   turnwise eval examples/train_calculator.yaml
-  turnwise eval examples/train_calculator.yaml rollout.validation_n=16 --k 1,4,16 --out runs/eval.json
+  turnwise eval examples/train_calculator.yaml rollout.validation_n=16 --k 1,4,16 --out runs/eval
   turnwise eval examples/train_calculator.yaml model.path=$PWD/runs/train/model
+  turnwise eval --resume runs/eval --k 1,4,16
 
 The command runs the tasks of data.validation_path, rollout.validation_n episodes each, with
 rollout.validation_sampling. A path in an override is relative to the folder of the config, hence the $PWD.
+--out writes the results to {EVALUATION_FILE}, and the episodes as `turnwise rollout` does, so that `turnwise show` and
+others read them. Ctrl-C or SIGTERM keeps what has finished; --resume DIR continues such a run or a killed one, and
+computes the results of a complete run again.
 pass@k is the unbiased estimator. The intervals are 95 % bootstrap intervals over tasks; below 20 tasks they are too
 narrow. Failed and unscored episodes are excluded; pass@k also excludes tasks with fewer than k scored episodes. Lines
 below the table count them.
@@ -41,17 +47,17 @@ class EvalCommand:
         pass
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        from turnwise_result_files.folder_arguments import add_folder_arguments
+
         parser.epilog = _EPILOG
-        parser.add_argument("config", help="YAML or TOML file")
-        parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="set a value, such as rollout.validation_n=8")
+        add_folder_arguments(parser)
         parser.add_argument("--k", default="1", metavar="K[,K...]", help="values of k for pass@k (default: 1)")
         parser.add_argument(
             "--threshold", type=float, default=1.0, help="least reward of a solved episode (default: 1)"
         )
         parser.add_argument(
-            "--step", type=int, default=0, help="training step, from which seeds are derived (default: 0)"
+            "--step", type=int, help="training step, from which seeds are derived (default: rollout.global_step)"
         )
-        parser.add_argument("--out", type=Path, metavar="FILE", help="write the results as JSON")
 
     def run(self, arguments: argparse.Namespace) -> int:
         from rich.console import Console
@@ -59,49 +65,66 @@ class EvalCommand:
         from turnwise import configure_logging
         from turnwise_grpo_trainer.episode_metrics import check_not_all_failed
         from turnwise_grpo_trainer.evaluation import evaluate_episodes, exclusion_notes, results_table
-        from turnwise_grpo_trainer.train_setup import read_setup
 
         ks = _parse_ks(arguments.k)
-        setup = read_setup(arguments.config, arguments.overrides, needs_train=False)
+        setup = _read_setup(arguments)
         configure_logging(setup.run.telemetry.log_level, setup.run.telemetry.log_format)
-        if not setup.validation_tasks:
-            raise ConfigError(f"{arguments.config}: data.validation_path: missing; eval needs held-out tasks")
         n = setup.run.rollout.validation_n
         if max(ks) > n:
             raise ConfigError(f"--k {max(ks)}: rollout.validation_n is only {n}")
-        if arguments.out is not None:
-            _check_writable(arguments.out)
-        episodes = roll_out(setup, arguments.step)
+        folder = arguments.resume or arguments.out
+        episodes = roll_out(setup) if folder is None else roll_out_to(folder, setup, arguments)
+        if episodes is None:
+            sys.stderr.write(f"turnwise: to run the rest: turnwise eval --resume {folder}\n")
+            return INTERRUPTED
         check_not_all_failed(episodes)
         report = evaluate_episodes(episodes, n=n, ks=ks, threshold=arguments.threshold, seed=setup.run.rollout.seed)
         console = Console()
         console.print(results_table(report))
         for note in exclusion_notes(report):
             console.print(note, soft_wrap=True)
-        if arguments.out is not None:
-            write_text(arguments.out, json.dumps(report, indent=2) + "\n")
+        if folder is not None:
+            write_text(folder / EVALUATION_FILE, json.dumps(report, indent=2) + "\n")
+            console.print(
+                f"wrote {folder}; to look at one episode: turnwise show {folder} 0", soft_wrap=True, markup=False
+            )
         return OK
 
 
-def roll_out(setup: TrainSetup, step: int) -> list[EpisodeResult]:
-    """Roll out the held-out tasks, with the seeds of a training step."""
+def _read_setup(arguments: argparse.Namespace) -> TrainSetup:
+    """Return the checked config, whose rollout section asks for held-out tasks and has the step."""
+    from attrs import evolve
+
+    from turnwise_grpo_trainer.train_setup import read_setup
+    from turnwise_result_files.folder_arguments import config_path
+
+    path = config_path(arguments, needs_out=False)
+    if arguments.resume is not None and arguments.step is not None:
+        raise ConfigError("--step: --resume DIR continues with the step of that run")
+    setup = read_setup(path, arguments.overrides, needs_train=False)
+    if not setup.validation_tasks:
+        raise ConfigError(f"{path}: data.validation_path: missing; eval needs held-out tasks")
+    rollout = setup.run.rollout
+    step = rollout.global_step if arguments.step is None else arguments.step
+    return evolve(setup, run=evolve(setup.run, rollout=evolve(rollout, global_step=step, validation=True)))
+
+
+def roll_out(setup: TrainSetup) -> list[EpisodeResult]:
+    """Roll out the held-out tasks, and keep their episodes in memory only."""
     from turnwise import RolloutManager
 
     with RolloutManager.from_config(setup.run, setup.host) as manager:
-        return manager.rollout(setup.validation_tasks, global_step=step, validation=True)
+        return manager.rollout(setup.validation_tasks, global_step=setup.run.rollout.global_step, validation=True)
 
 
-def _check_writable(out: Path) -> None:
-    """Create the folder of a file and test that it is writable, so that the results of a long rollout are not lost."""
-    probe = partial_path(out)
-    try:
-        if out.exists() and not out.is_file():
-            raise ConfigError(f"--out {out}: not a file")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ConfigError(f"--out {out}: cannot be written: {error.strerror}: {error.filename}") from error
+def roll_out_to(folder: Path, setup: TrainSetup, arguments: argparse.Namespace) -> list[EpisodeResult] | None:
+    """Roll out the held-out tasks to a folder; return their episodes, or None after an interrupt."""
+    from turnwise_result_files.folder_arguments import existing_results
+    from turnwise_result_files.run_folder import run_in_folder
+
+    existing = existing_results(arguments)
+    run = run_in_folder(folder, setup.run, setup.host, setup.validation_tasks, existing)
+    return None if run.interrupted else run.results
 
 
 def _parse_ks(text: str) -> list[int]:

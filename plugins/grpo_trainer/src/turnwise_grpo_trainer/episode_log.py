@@ -1,0 +1,119 @@
+"""The episodes of a training: a Parquet file for each step, with advantages, and one for each validation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from attrs import evolve, frozen
+from numpy.typing import NDArray
+
+from turnwise import EpisodeResult
+from turnwise.types import FloatArray, TokenArray, TokenScore
+from turnwise_result_files import TrajectoryWriter
+
+if TYPE_CHECKING:
+    from turnwise import RolloutBatch
+
+EPISODES_FOLDER: Final = "episodes"
+_NAME: Final = re.compile(r"(?:step|validation)-(\d{8})\.parquet(\.partial)?")
+Columns = Sequence[FloatArray | None]
+"""Advantages of each trajectory's response tokens; None for one that is not trained."""
+
+
+@frozen
+class EpisodeLog:
+    """
+    Writes the episodes of training steps.
+
+    Attributes:
+        out: folder of the training.
+        every: steps between files; 0 writes none.
+        decode: gives the texts of prompts and responses; None leaves them out.
+    """
+
+    out: Path
+    every: int = 1
+    decode: Callable[[TokenArray], str] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder that holds the files."""
+        return self.out / EPISODES_FOLDER
+
+    def start(self, *, from_step: int | None) -> None:
+        """Remove the files of an earlier training (None), or of the steps after the one to resume from."""
+        for file in self.folder.glob("*-*"):
+            name = _NAME.fullmatch(file.name)
+            if name and (from_step is None or name[2] or int(name[1]) > from_step):
+                file.unlink()
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the episodes of a step are written; also of the first step."""
+        return self.every > 0 and (step - 1) % self.every == 0
+
+    def write(self, step: int, episodes: Sequence[EpisodeResult], advantages: Sequence[Columns]) -> Path:
+        """Write the file of a step, in the order of the batch; return it."""
+        path = self.folder / f"step-{step:08d}.parquet"
+        with TrajectoryWriter(path, decode=self.decode, training_step=step) as writer:
+            for episode, columns in zip(episodes, advantages, strict=True):
+                writer.write(episode, columns)
+        return path
+
+    def write_validation(self, step: int, episodes: Sequence[EpisodeResult]) -> None:
+        """Write the held-out episodes of a step, unless no files are wanted."""
+        if self.every:
+            path = self.folder / f"validation-{step:08d}.parquet"
+            with TrajectoryWriter(path, decode=self.decode) as writer:
+                for episode in episodes:
+                    writer.write(episode)
+
+
+def split_advantages(
+    episodes: Sequence[EpisodeResult],
+    advantages: NDArray[Any],
+    collate: Callable[[Sequence[EpisodeResult]], RolloutBatch],
+) -> list[Columns]:
+    """
+    Return the advantages of each episode by trajectory.
+
+    A record with parallel paths can be several rows of a batch, and a row can hold its tokens in another order. So the
+    tokens are numbered, and a batch of the numbers in place of the scores tells the place of each.
+
+    Args:
+        episodes: of the batch, in order.
+        advantages: (B, R), of the batch's rows.
+        collate: makes a batch of episodes, as the trainer's batch was made.
+
+    Returns:
+        For each episode, (R,) float32 of each trajectory, 0 outside the loss; None for one that is not trained.
+    """
+    batch = collate([_number_tokens(episode) for episode in episodes])
+    numbers, owners = batch.rm_scores.long().numpy(), batch.episode_index.tolist()
+    flat = [np.zeros(1 + _count_tokens(episode), np.float32) for episode in episodes]
+    for owner, places, values in zip(owners, numbers, advantages, strict=True):
+        flat[owner][places[places > 0]] = values[places > 0]
+    return [_split(episode, values[1:]) for episode, values in zip(episodes, flat, strict=True)]
+
+
+def _count_tokens(episode: EpisodeResult) -> int:
+    return sum(record.num_response_tokens for record in episode.trajectories)
+
+
+def _number_tokens(episode: EpisodeResult) -> EpisodeResult:
+    """Return the episode with the number of each sampled token as its score, from 1 through all trajectories."""
+    scores, before = [], 1
+    for record in episode.trajectories:
+        size = record.num_response_tokens
+        scores.append(TokenScore(values=tuple(((np.arange(size) + before) * record.response_mask).tolist())))
+        before += size
+    return evolve(episode, scores=tuple(scores))
+
+
+def _split(episode: EpisodeResult, values: FloatArray) -> Columns:
+    ends = np.cumsum([record.num_response_tokens for record in episode.trajectories], dtype=np.int64)
+    parts = np.split(values, ends[:-1]) if len(ends) else []
+    return [part if trained else None for part, trained in zip(parts, episode.trained, strict=True)]

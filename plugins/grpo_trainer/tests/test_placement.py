@@ -9,10 +9,11 @@ import pytest
 import torch
 from attrs import evolve
 
+from turnwise import PoolPlacement, RunPlacement
 from turnwise.cli import main
 from turnwise.errors import ConfigError
 from turnwise_grpo_trainer import placement
-from turnwise_grpo_trainer.config import PolicyConfig, ShardingConfig, TrainConfig
+from turnwise_grpo_trainer.config import LoraConfig, PolicyConfig, ShardingConfig, TrainConfig
 from turnwise_grpo_trainer.placement import describe_plan, place_training
 from turnwise_grpo_trainer.sharding import find_layers, gpus_per_process
 from turnwise_grpo_trainer.train_setup import read_setup
@@ -30,8 +31,17 @@ def setup():
 def engine_gpus(monkeypatch):
     """A function that gives the engine a number of GPUs."""
 
-    def give(num):
-        monkeypatch.setattr(placement, "_count_rollout_gpus", lambda _run: float(num))
+    def give(num, *, each=1.0, bundles=1, judge=0):
+        def plan(_run):
+            bundle = {"GPU": each / bundles}
+            replicas = PoolPlacement(
+                num_replicas=int(num / each), device="GPU", num_devices=each, bundles=(bundle,) * bundles
+            )
+            judges = PoolPlacement(name="judge", num_replicas=judge, device="GPU", num_devices=1)
+            pools = (replicas, judges) if num else (judges,)
+            return RunPlacement(runtime="ray", address=None, pools=pools, num_workers=1)
+
+        monkeypatch.setattr(placement, "plan_placement", plan)
 
     return give
 
@@ -62,9 +72,11 @@ def test_separate_devices_add_up(setup, engine_gpus, mode):
     assert (4, 2, 6) == (place.rollout_gpus, place.trainer_gpus, place.total_gpus)
 
 
-def on_shared_devices(setup):
+def on_shared_devices(setup, runtime="ray"):
     """Return the setup with engine and trainer on the same devices."""
-    return evolve(setup, run=evolve(setup.run, memory=evolve(setup.run.memory, mode="hybrid", level=2)))
+    run = setup.run
+    memory, runtime = evolve(run.memory, mode="hybrid", level=2), evolve(run.runtime, name=runtime)
+    return evolve(setup, run=evolve(run, memory=memory, runtime=runtime))
 
 
 def test_shared_devices_count_once(setup, engine_gpus):
@@ -76,7 +88,32 @@ def test_shared_devices_count_once(setup, engine_gpus):
     with pytest.raises(ConfigError, match=r"memory\.mode: hybrid shares .* the engine has 2 GPUs and the trainer 3"):
         place_training(with_trainer_gpus(shared, 3))
     engine_gpus(0)
-    assert 3 == place_training(with_trainer_gpus(shared, 3)).total_gpus
+    assert 1 == place_training(with_trainer_gpus(shared, 1)).total_gpus
+    engine_gpus(2, judge=3)
+    assert (5, 2, 5) == attrs_of(place_training(with_trainer_gpus(shared, 2)))
+
+
+def attrs_of(place):
+    """Return the numbers of GPUs."""
+    return place.rollout_gpus, place.trainer_gpus, place.total_gpus
+
+
+def test_devices_that_cannot_be_shared_are_refused(setup, engine_gpus):
+    """The dry run gives the reason why several training processes cannot run on the replicas' GPUs."""
+    shared = on_shared_devices(setup)
+    halves = evolve(shared.train, sharding=ShardingConfig(num_processes=4, gpus_per_process=0.5))
+    cases = [
+        (on_shared_devices(setup, "local"), {"num": 2}, "needs runtime.name=ray"),
+        (shared, {"num": 0}, "needs replicas on GPUs"),
+        (evolve(shared, train=halves), {"num": 2}, "needs train.sharding.gpus_per_process=1"),
+        (shared, {"num": 2, "each": 2, "bundles": 2}, "needs replicas that fit on one node"),
+        (shared, {"num": 2, "each": 0.5}, "needs replicas of whole GPUs, not of 0.5"),
+    ]
+    for wrong, gpus, text in cases:
+        engine_gpus(**gpus)
+        changed = wrong if wrong.train is halves else with_trainer_gpus(wrong, 2)
+        with pytest.raises(ConfigError, match=f"memory.mode: hybrid with several training processes {text}"):
+            place_training(changed)
 
 
 def test_the_plan_and_turnwise_plan_agree_on_the_memory(setup, capsys):
@@ -114,6 +151,19 @@ def test_the_memory_of_the_trainer(setup, tmp_path):
     assert 20 == gib(kl_loss_coef=0.1)
     assert 32 == gib(adv_estimator="gae")
     assert 4 == gib(num_processes=4)
+
+
+def test_the_memory_of_adapters(setup, tmp_path):
+    """With LoRA the frozen weights count once, as policy and as reference, and the plan says what is trained."""
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": "bfloat16"}))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 2 << 30}}))
+    algorithm = evolve(setup.train.algorithm, kl_loss_coef=0.1)
+    train = evolve(setup.train, algorithm=algorithm, lora=LoraConfig(rank=8, target_modules=("q_proj", "v_proj")))
+    setup = evolve(setup, model=evolve(setup.model, path=tmp_path), train=train)
+
+    assert 4 == place_training(setup).trainer_gib
+    plan = dict(describe_plan(evolve(read_setup(EXAMPLE), train=train)))
+    assert plan["trainer"].endswith("unsharded, LoRA of rank 8 on q_proj, v_proj")
 
 
 def test_a_model_that_is_missing_has_no_size(setup, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -21,6 +23,17 @@ def test_the_rendezvous_listens_on_one_address():
     assert ["127.0.0.1"] == [each.ip for each in listeners if each.port == store.port]
     store.set("key", "value")
     assert b"value" == store.get("key")
+
+
+def test_a_borrowed_gpu_is_the_only_visible_one(monkeypatch):
+    """A process on the GPU of a replica sees that GPU, which Ray hides from it."""
+    pytest.importorskip("ray")
+    from turnwise_grpo_trainer.ray_trainer import TrainerProcess
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    TrainerProcess(None, 1, 2, "3")
+
+    assert "3" == os.environ["CUDA_VISIBLE_DEVICES"]
 
 
 @pytest.mark.slow

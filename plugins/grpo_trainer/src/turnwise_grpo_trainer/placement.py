@@ -11,7 +11,7 @@ from attrs import frozen
 from rich.console import Console
 from rich.table import Table
 
-from turnwise import RolloutManager, RunConfig, plan_placement
+from turnwise import PoolPlacement, RolloutManager, plan_placement
 from turnwise.errors import ConfigError
 from turnwise_grpo_trainer.sharding import gpus_per_process
 from turnwise_grpo_trainer.train_setup import TrainSetup
@@ -60,8 +60,8 @@ def describe_plan(setup: TrainSetup) -> list[tuple[str, str]]:
         ("steps", f"{train.num_steps}, {math.ceil(train.num_steps * train.tasks_per_step / len(setup.tasks))} epochs"),
         ("mode", _describe_mode(setup)),
         ("memory", _describe_memory(setup)),
-        ("algorithm", f"{algorithm.adv_estimator}, loss {algorithm.agg_mode}, lr {train.optimizer.lr:g}"),
-        ("trainer", f"{train.sharding.num_processes} process(es), {sharding}"),
+        ("algorithm", f"{algorithm.adv_estimator.name}, loss {algorithm.agg_mode}, lr {train.optimizer.lr:g}"),
+        ("trainer", f"{train.sharding.num_processes} process(es), {sharding}, {_describe_trained(setup)}"),
         ("GPUs", f"rollout {place.rollout_gpus:g}, trainer {place.trainer_gpus:g}, together {place.total_gpus:g}"),
         ("trainer memory", f"{place.trainer_gib:.2f} GiB per process, without activations"),
     ]
@@ -72,17 +72,46 @@ def place_training(setup: TrainSetup) -> TrainingPlacement:
     Return the devices of a training.
 
     Raises:
-        ConfigError: engine and trainer share devices, but have different numbers of GPUs.
+        ConfigError: engine and trainer share devices, but have different numbers of GPUs, or cannot share these.
     """
-    train, run = setup.train, setup.run
-    rollout = _count_rollout_gpus(run)
+    train = setup.train
+    pools = {pool.name: pool for pool in plan_placement(setup.run).pools if pool.device == "GPU"}
+    policy = pools["policy"].total_devices if "policy" in pools else 0.0
+    rollout = sum(pool.total_devices for pool in pools.values())
     trainer = gpus_per_process(train) * train.sharding.num_processes
-    if setup.shares_devices and trainer and rollout and trainer != rollout:
+    if setup.shares_devices and trainer and policy and trainer != policy:
         raise ConfigError(
-            f"memory.mode: hybrid shares devices, but the engine has {rollout:g} GPUs and the trainer {trainer:g}"
+            f"memory.mode: hybrid shares devices, but the engine has {policy:g} GPUs and the trainer {trainer:g}"
         )
-    total = max(rollout, trainer) if setup.shares_devices else rollout + trainer
+    if borrows_devices(setup):
+        _check_sharing(setup, pools.get("policy"))
+    total = rollout + trainer - (min(policy, trainer) if setup.shares_devices else 0)
     return TrainingPlacement(rollout, trainer, total, _count_trainer_bytes(setup) / _GIB)
+
+
+def borrows_devices(setup: TrainSetup) -> bool:
+    """
+    Return whether training processes run on GPUs that Ray has reserved for replicas.
+
+    Ray can reserve a GPU only once. So the replicas reserve them, and the processes are placed beside the replicas.
+    """
+    sharding = setup.train.sharding
+    return setup.shares_devices and sharding.num_processes > 1 and gpus_per_process(setup.train) > 0
+
+
+def _check_sharing(setup: TrainSetup, policy: PoolPlacement | None) -> None:
+    """Raise `ConfigError` if training processes cannot run on the GPUs of the replicas."""
+    problem = "memory.mode: hybrid with several training processes "
+    if setup.run.runtime.name != "ray":
+        raise ConfigError(problem + "needs runtime.name=ray, which places them on the GPUs of the replicas")
+    if policy is None:
+        raise ConfigError(problem + "needs replicas on GPUs; set runtime.device=gpu, or memory.mode=standalone")
+    if gpus_per_process(setup.train) != 1:
+        raise ConfigError(problem + "needs train.sharding.gpus_per_process=1: they share whole GPUs")
+    if len(policy.bundles) > 1:
+        raise ConfigError(problem + "needs replicas that fit on one node: the engine itself places its larger ones")
+    if policy.num_devices < 1:
+        raise ConfigError(problem + f"needs replicas of whole GPUs, not of {policy.num_devices:g}")
 
 
 def _describe_mode(setup: TrainSetup) -> str:
@@ -94,6 +123,11 @@ def _describe_mode(setup: TrainSetup) -> str:
     return f"{setup.train.mode}: {notes[setup.train.mode]}"
 
 
+def _describe_trained(setup: TrainSetup) -> str:
+    lora = setup.train.lora
+    return "all weights" if lora is None else f"LoRA of rank {lora.rank} on {', '.join(lora.target_modules)}"
+
+
 def _describe_memory(setup: TrainSetup) -> str:
     memory = setup.run.memory
     if setup.shares_devices:
@@ -101,15 +135,16 @@ def _describe_memory(setup: TrainSetup) -> str:
     return f"{memory.mode}: engine and trainer have separate devices"
 
 
-def _count_rollout_gpus(run: RunConfig) -> float:
-    return float(sum(pool.total_devices for pool in plan_placement(run).pools if pool.device == "GPU"))
-
-
 def _count_trainer_bytes(setup: TrainSetup) -> float:
-    """Return bytes of weights, gradients and AdamW's two moments, and of reference and critic, in one process."""
+    """
+    Return bytes of weights, gradients and AdamW's two moments, and of reference and critic, in one process.
+
+    With LoRA only the weights count, which are the reference, too: adapters are small.
+    """
     policy, algorithm, sharding = setup.train.policy, setup.train.algorithm, setup.train.sharding
     size = _count_parameters(setup.model.path) * _BYTES[policy.dtype]
-    models = 4.0 + (1 if algorithm.kl_loss_coef > 0 else 0) + (4 if algorithm.adv_estimator == "gae" else 0)
+    trained = 4.0 + (1 if algorithm.kl_loss_coef > 0 else 0) if setup.train.lora is None else 1.0
+    models = trained + (4 if algorithm.adv_estimator.name == "gae" else 0)
     return size * models / (sharding.num_processes if sharding.sharded else 1)
 
 

@@ -4,14 +4,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
-from attrs import define
+from attrs import define, frozen
 from numpy.typing import NDArray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch re-exports it implicitly
 
 from turnwise import RolloutBatch
@@ -38,7 +40,10 @@ def open_store(host: str) -> TCPStore:
 class TrainerProcess:
     """One process of the group, an actor. The driver makes every call on all processes, because they are collective."""
 
-    def __init__(self, spec: LearnerSpec, rank: int, world_size: int) -> None:
+    def __init__(self, spec: LearnerSpec, rank: int, world_size: int, gpu: str | None = None) -> None:
+        if gpu is not None:
+            # A replica has reserved this GPU, so Ray hides it from this process. Torch reads the variable at first use.
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu
         self._spec, self._rank, self._world_size = spec, rank, world_size
         self._store: TCPStore | None = None
         self._trainer: LocalTrainer | None = None
@@ -60,10 +65,10 @@ class TrainerProcess:
         """Call a method of this process's trainer."""
         return getattr(self._trainer, name)(*arguments, **options)
 
-    def start_weights(self) -> None:
+    def start_weights(self, *, adapters: bool) -> None:
         """Start an iteration over the weights; see `next_weight`."""
         if self._trainer is not None:
-            self._weights = self._trainer.weights()
+            self._weights = self._trainer.weights(adapters=adapters)
 
     def next_weight(self) -> tuple[str, NDArray[Any]] | bool:
         """
@@ -74,6 +79,20 @@ class TrainerProcess:
         """
         weight = next(self._weights, None)
         return weight is not None if self._rank or weight is None else weight
+
+
+@frozen
+class ReservedGpu:
+    """
+    A GPU that a replica has reserved and lends to a training process.
+
+    Attributes:
+        node: Ray's id of its node.
+        gpu: its id on the node, as in `CUDA_VISIBLE_DEVICES`.
+    """
+
+    node: str
+    gpu: str
 
 
 @define(eq=False)
@@ -88,7 +107,7 @@ class RayTrainer:
     processes: list[Any]
 
     @classmethod
-    def start(cls, spec: LearnerSpec, address: str | None) -> RayTrainer:
+    def start(cls, spec: LearnerSpec, address: str | None, gpus: Sequence[ReservedGpu] = ()) -> RayTrainer:
         """
         Start the actors and load the models.
 
@@ -96,14 +115,20 @@ class RayTrainer:
             spec: the inputs of each process.
             address: of the Ray cluster, unless this process is connected to one; None starts one that ends with this
                 process.
+            gpus: that replicas have reserved, one for each process; empty reserves GPUs for the processes themselves.
         """
         sharding = spec.train.sharding
         if not ray.is_initialized():
             ray.init(address=address or "local", namespace="turnwise", include_dashboard=False, log_to_driver=False)
-        reserved = {"num_cpus": sharding.cpus_per_process, "num_gpus": gpus_per_process(spec.train)}
-        actor = ray.remote(TrainerProcess).options(**reserved)
-        size = sharding.num_processes
-        processes: list[Any] = [actor.remote(spec, rank, size) for rank in range(size)]
+        actor, size = ray.remote(TrainerProcess), sharding.num_processes
+        processes: list[Any] = []
+        for rank in range(size):
+            options: dict[str, Any] = {"num_cpus": sharding.cpus_per_process, "num_gpus": gpus_per_process(spec.train)}
+            if gpus:
+                node = NodeAffinitySchedulingStrategy(gpus[rank].node, soft=False)
+                options |= {"num_gpus": 0, "scheduling_strategy": node}
+            gpu = gpus[rank].gpu if gpus else None
+            processes.append(actor.options(**options).remote(spec, rank, size, gpu))
         host, port = ray.get(processes[0].open_rendezvous.remote())
         ray.get([process.join.remote(host, port) for process in processes])
         return cls(processes)
@@ -113,9 +138,14 @@ class RayTrainer:
         metrics: dict[str, float] = self._call("update", reference, step=step, version=version)[0]
         return metrics
 
-    def weights(self) -> Iterator[tuple[str, NDArray[Any]]]:
+    def advantages(self) -> NDArray[Any]:
+        """As in `Trainer`; all processes have the same, so only the first sends them."""
+        values: NDArray[Any] = ray.get(self.processes[0].call.remote("advantages"))
+        return values
+
+    def weights(self, *, adapters: bool = False) -> Iterator[tuple[str, NDArray[Any]]]:
         """Yield the policy's weights, gathered one at a time."""
-        ray.get([process.start_weights.remote() for process in self.processes])
+        ray.get([process.start_weights.remote(adapters=adapters) for process in self.processes])
         while True:
             first, *_ = ray.get([process.next_weight.remote() for process in self.processes])
             if first is False:

@@ -1,14 +1,49 @@
-"""A trainer for turnwise: the commands `turnwise train` and `turnwise eval`."""
+"""A trainer for turnwise: the commands `turnwise train`, `turnwise eval` and `turnwise export`."""
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import turnwise
+from turnwise_grpo_trainer import objectives
 from turnwise_grpo_trainer.eval_command import EvalCommand
+from turnwise_grpo_trainer.export_command import ExportCommand
+from turnwise_grpo_trainer.loss_options import CispoConfig, ClipConfig, DualClipConfig, GspoConfig
 from turnwise_grpo_trainer.train_command import TrainCommand
 
 
 @turnwise.hookimpl
 def register_commands(registry: turnwise.Registry[turnwise.Command]) -> None:
-    """Register `train` and `eval`."""
+    """Register `train`, `eval` and `export`."""
     registry.add("train", TrainCommand)
     registry.add("eval", EvalCommand)
+    registry.add("export", ExportCommand)
+
+
+@turnwise.hookimpl
+def add_hookspecs(specs: turnwise.HookSpecs) -> None:
+    """Add the hooks of losses and advantages, which other plugins may use."""
+    checks = "turnwise_testing.objective_checks"
+    specs.add(objectives.register_losses, part="loss", contract=objectives.PolicyLoss, checks=f"{checks}:loss_checks")
+    specs.add(
+        objectives.register_advantages,
+        part="advantage",
+        contract=objectives.AdvantageEstimator,
+        checks=f"{checks}:advantage_checks",
+    )
+
+
+@turnwise.hookimpl
+def register_losses(registry: turnwise.Registry[Any]) -> None:
+    """Register the losses besides the default; see `turnwise_grpo_trainer.objectives`."""
+    registry.add("ppo_clip", partial(_make_loss, "ClippedLoss"), config=ClipConfig)
+    registry.add("dual_clip", partial(_make_loss, "DualClipLoss"), config=DualClipConfig)
+    registry.add("gspo", partial(_make_loss, "GspoLoss"), config=GspoConfig)
+    registry.add("cispo", partial(_make_loss, "CispoLoss"), config=CispoConfig)
+
+
+def _make_loss(name: str, config: object, _resources: turnwise.Resources) -> Any:
+    from turnwise_grpo_trainer import registered_losses  # it imports torch
+
+    return getattr(registered_losses, name)(config)

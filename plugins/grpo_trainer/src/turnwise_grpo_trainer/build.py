@@ -4,18 +4,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.distributed as dist
 
 from turnwise import RolloutManager
 from turnwise.errors import ConfigError
+from turnwise.types import Capabilities
 from turnwise_grpo_trainer.async_collector import AsyncCollector
 from turnwise_grpo_trainer.checkpoints import CheckpointStore
+from turnwise_grpo_trainer.episode_log import EpisodeLog
 from turnwise_grpo_trainer.group_source import GroupSource
 from turnwise_grpo_trainer.interrupts import Interrupt
 from turnwise_grpo_trainer.live_view import TrainView
 from turnwise_grpo_trainer.loop import TrainLoop
 from turnwise_grpo_trainer.metric_log import MetricLog
 from turnwise_grpo_trainer.models import select_device
+from turnwise_grpo_trainer.placement import borrows_devices
 from turnwise_grpo_trainer.sharding import LearnerSpec, join_group, load_local_trainer
 from turnwise_grpo_trainer.sync_collector import SyncCollector
 from turnwise_grpo_trainer.train_setup import TrainSetup
@@ -28,20 +33,26 @@ from turnwise_rollout_buffer.task_stream import TaskStream
 def build_learner_spec(setup: TrainSetup) -> LearnerSpec:
     """Return the inputs that a process loads its learner from."""
     rollout = setup.run.rollout
-    return LearnerSpec(setup.train, setup.model, rollout.sampling.temperature, rollout.response_length)
+    plugins = setup.host.recipe()
+    return LearnerSpec(setup.train, setup.model, rollout.sampling.temperature, rollout.response_length, plugins)
 
 
-def build_trainer(setup: TrainSetup) -> Trainer:
-    """Load the models, in this process or in several."""
+def build_trainer(setup: TrainSetup, manager: RolloutManager) -> Trainer:
+    """Load the models, in this process or in several; these borrow the GPUs of a started manager if they share them."""
     spec, sharding = build_learner_spec(setup), setup.train.sharding
     if sharding.num_processes > 1:
         try:
-            from turnwise_grpo_trainer.ray_trainer import RayTrainer
+            from turnwise_grpo_trainer.ray_trainer import RayTrainer, ReservedGpu
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"train.sharding.num_processes: more than 1 needs {error.name}: pip install 'turnwise[ray]'"
             ) from error
-        return RayTrainer.start(spec, setup.run.runtime.ray.address)
+        gpus = []
+        if borrows_devices(setup):
+            runtime: Any = manager.runtime  # on Ray, see `place_training`; plugins do not import its class
+            located = manager.call(runtime.locate_replicas())
+            gpus = [ReservedGpu(node, gpu) for node, replica_gpus in located for gpu in replica_gpus]
+        return RayTrainer.start(spec, setup.run.runtime.ray.address, gpus)
     if sharding.sharded and not dist.is_initialized():
         join_group(None, rank=0, world_size=1, device=select_device(setup.train.policy))
     return load_local_trainer(spec)
@@ -52,6 +63,7 @@ def build_loop(
 ) -> TrainLoop:
     """Build the training loop of the configured modes, before its first step."""
     stop, buffer = Interrupt(), build_buffer(setup)
+    decode = manager.chat.tokenizer.decode if manager.chat else None
     return TrainLoop(
         setup=setup,
         manager=manager,
@@ -59,6 +71,7 @@ def build_loop(
         source=_build_source(setup, manager, buffer, stop, view),
         sync=_build_sync(setup, manager, trainer),
         store=CheckpointStore(log.out, setup.train.checkpoint.keep_last),
+        episodes=EpisodeLog(log.out, setup.train.episodes.every, decode),
         buffer=buffer,
         log=log,
         view=view,
@@ -81,13 +94,23 @@ def build_buffer(setup: TrainSetup) -> TrajectoryBuffer:
 def _build_source(
     setup: TrainSetup, manager: RolloutManager, buffer: TrajectoryBuffer, stop: Interrupt, view: TrainView
 ) -> GroupSource:
-    stream = TaskStream(setup.tasks, setup.run.rollout.seed)
+    stream = TaskStream(setup.tasks, setup.run.rollout.seed, setup.shares)
     if setup.train.mode == "async":
         return AsyncCollector.create(manager, stream, buffer, setup.train, stop, view.episode)
     return SyncCollector(manager, stream, buffer, setup.train, stop, view.episode)
 
 
 def _build_sync(setup: TrainSetup, manager: RolloutManager, trainer: Trainer) -> WeightSync:
+    adapters = sends_adapters(setup, manager.capabilities) if setup.train.lora else False
     if setup.shares_devices:
-        return HybridSync(manager, trainer, setup.run.memory.level)
-    return DirectSync(manager, trainer)
+        return HybridSync(manager, trainer, setup.run.memory.level, adapters, asleep=borrows_devices(setup))
+    return DirectSync(manager, trainer, adapters)
+
+
+def sends_adapters(setup: TrainSetup, engine: Capabilities) -> bool:
+    """Return whether the engine gets adapters alone; `ConfigError` if the config demands it and the engine cannot."""
+    sync = setup.train.lora.sync if setup.train.lora else "merged"
+    if sync == "adapters" and not engine.adapter_updates:
+        name = setup.run.engine.name
+        raise ConfigError(f"train.lora.sync: the engine {name!r} does not apply adapters; set it to merged or auto")
+    return engine.adapter_updates and (sync == "adapters" or (sync == "auto" and not setup.drops_weights))

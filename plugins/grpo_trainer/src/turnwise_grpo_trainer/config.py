@@ -9,9 +9,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from attrs import field, frozen, validators
+from attrs.converters import optional
 
-AdvEstimator = Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gae"]
+from turnwise.config.parts import Choice
+
 Mode = Literal["sync", "async"]
+Level = Literal["token", "row"]
 KlType = Literal["k1", "k2", "k3"]
 LossSequence = Literal["episode", "row"]
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
@@ -25,8 +28,33 @@ def _optional(default: float | None, *checks: Any) -> Any:
     return field(default=default, validator=validators.optional(validators.and_(*checks)))
 
 
+def _as_choice(value: Choice | str) -> Choice:
+    return Choice(value) if isinstance(value, str) else value
+
+
+def _is_interval(_instance: object, attribute: Any, value: tuple[float, float]) -> None:
+    if not 0 <= value[0] < value[1]:
+        raise ValueError(f"'{attribute.name}' must be two rising numbers from 0: {list(value)}")
+
+
 def _at_least(bound: float) -> Any:
     return validators.ge(bound)
+
+
+@frozen(kw_only=True)
+class OverlongConfig:
+    """
+    The soft overlong punishment of DAPO (arXiv:2503.14476, equation 13).
+
+    Attributes:
+        cache_length: L_cache: the punishment grows from 0 to -1 over the last tokens below the limit.
+        max_length: L_max in response tokens; null is `rollout.response_length`, at which episodes are truncated.
+        factor: weight of the punishment beside the reward.
+    """
+
+    cache_length: int = field(validator=_at_least(1))
+    max_length: int | None = _optional(None, _at_least(1))
+    factor: float = _number(1.0, validators.gt(0))
 
 
 @frozen(kw_only=True)
@@ -36,7 +64,7 @@ class AlgorithmConfig:
 
     Attributes:
         adv_estimator: `grpo`, `dr_grpo` (no division by the standard deviation, constant length normalisation), `rloo`,
-            `reinforce_plus_plus`, or `gae`, which trains a critic.
+            `reinforce_plus_plus`, `gae`, which trains a critic, or the name of a registered one.
         gamma: discount of `reinforce_plus_plus` and `gae`.
         lam: lambda of `gae`.
         clip_ratio_low: the probability ratio is clipped below 1 minus this.
@@ -56,11 +84,15 @@ class AlgorithmConfig:
         old_log_probs: denominator of the probability ratio: log-probabilities that the trainer computes before the
             update (`recompute`), or the engine's (`rollout`).
         tis_imp_ratio_cap: cap of the truncated importance weights between trainer and rollout; null disables them.
+        tis_level: a weight for each `token`, or one for a `row`: the product of its tokens' ratios.
+        mis_bounds: lowest and highest importance ratio of what is trained; the rest is masked. Null masks nothing.
+        mis_level: the ratio that `mis_bounds` bounds: of each `token`, or the geometric mean over a `row`.
         norm_adv: normalise the advantages of `gae` to mean 0 and variance 1.
-        mask_truncated: exclude truncated rows from the loss.
+        mask_truncated: exclude truncated rows from the loss (DAPO's overlong filtering).
+        overlong: a soft punishment of long responses; null punishes none.
     """
 
-    adv_estimator: AdvEstimator = "grpo"
+    adv_estimator: Choice = field(default=Choice("grpo"), converter=_as_choice)
     gamma: float = _number(1.0, _at_least(0), validators.le(1))
     lam: float = _number(0.95, _at_least(0), validators.le(1))
     clip_ratio_low: float = _number(0.2, validators.gt(0), validators.le(1))
@@ -76,15 +108,19 @@ class AlgorithmConfig:
     target_kl: float | None = _optional(None, validators.gt(0))
     old_log_probs: Literal["recompute", "rollout"] = "recompute"
     tis_imp_ratio_cap: float | None = _optional(2.0, validators.gt(0))
+    tis_level: Level = "token"
+    mis_bounds: tuple[float, float] | None = field(default=None, validator=validators.optional(_is_interval))
+    mis_level: Level = "row"
     norm_adv: bool = True
     mask_truncated: bool = False
+    overlong: OverlongConfig | None = None
 
     @property
     def agg_mode(self) -> LossAggMode:
         """`loss_agg_mode`, or the estimator's default if it is null."""
         if self.loss_agg_mode is not None:
             return self.loss_agg_mode
-        return "seq-mean-token-sum-norm" if self.adv_estimator == "dr_grpo" else "token-mean"
+        return "seq-mean-token-sum-norm" if self.adv_estimator.name == "dr_grpo" else "token-mean"
 
 
 @frozen(kw_only=True)
@@ -146,6 +182,28 @@ class PolicyConfig:
 
 
 @frozen(kw_only=True)
+class LoraConfig:
+    """
+    LoRA (arXiv:2106.09685) with peft: the policy is the frozen model plus trained adapters of low rank.
+
+    Attributes:
+        rank: r, the rank of an adapter.
+        alpha: adapters are scaled by alpha / rank.
+        dropout: of the input of adapters, in the update only; old and reference log-probabilities have none.
+        target_modules: ends of the names of the adapted modules, such as `[q_proj, v_proj]`; `[all-linear]` adapts all
+            linear modules except the output head.
+        sync: the engine gets the `adapters` alone, or whole `merged` weights; `auto` sends adapters if the engine
+            applies them (`transformers` does) and keeps its weights asleep.
+    """
+
+    rank: int = _number(16, _at_least(1))
+    alpha: float = _number(32.0, validators.gt(0))
+    dropout: float = _number(0.0, _at_least(0), validators.lt(1))
+    target_modules: tuple[str, ...] = field(default=("all-linear",), validator=validators.min_len(1))
+    sync: Literal["auto", "adapters", "merged"] = "auto"
+
+
+@frozen(kw_only=True)
 class CriticConfig:
     """
     The critic of `gae`: the policy's model with a value head.
@@ -191,10 +249,15 @@ class CheckpointConfig:
     Attributes:
         every: steps between checkpoints; 0 writes one only after the last step, which always has one.
         keep_last: how many checkpoints are kept; older ones are removed.
+        keep_best: write a checkpoint after each validation with a new best score, and keep the best one however old.
+        export: the checkpoint that becomes `model/` at the end: of the `last` step, or of the `best` one, which may be
+            the initial model.
     """
 
     every: int = _number(0, _at_least(0))
     keep_last: int = _number(2, _at_least(1))
+    keep_best: bool = True
+    export: Literal["last", "best"] = "last"
 
 
 @frozen(kw_only=True)
@@ -205,10 +268,27 @@ class ValidationConfig:
     Attributes:
         every: steps between validations; 0 validates only before the first and after the last step.
         limit: most tasks; null uses all.
+        score: the metric that tells the best step; higher is better.
+        patience: the training stops after this many validations in a row without a new best score; null never stops it
+            early.
     """
 
     every: int = _number(0, _at_least(0))
     limit: int | None = _optional(None, _at_least(1))
+    score: str = "reward/mean"
+    patience: int | None = _optional(None, _at_least(1))
+
+
+@frozen(kw_only=True)
+class EpisodesConfig:
+    """
+    Files of the episodes that the training learned from, with their advantages, and of held-out episodes.
+
+    Attributes:
+        every: steps between files, from the first step; each validation has a file too. 0 writes none.
+    """
+
+    every: int = _number(1, _at_least(0))
 
 
 @frozen(kw_only=True)
@@ -263,12 +343,15 @@ class TrainConfig:
             engine and trainer share devices; only `sync` can.
         shuffle_rewards: permute the rewards of each batch: a control that must not learn.
         algorithm: from rewards to a loss.
+        loss: a registered loss in place of PPO's clipped one: `dual_clip`, `gspo`, `cispo`, or another plugin's.
         optimizer: AdamW and its schedule.
         policy: options of the model's computation.
+        lora: train adapters of low rank in place of all weights; null trains all.
         critic: the critic of `gae`.
         buffer: between rollout and trainer.
         checkpoint: checkpoints.
         validation: validation on held-out tasks.
+        episodes: files of the episodes of a step.
         diagnostics: measurements that tell whether a training learns.
         sharding: training processes that shard the model.
     """
@@ -278,11 +361,14 @@ class TrainConfig:
     mode: Mode = "sync"
     shuffle_rewards: bool = False
     algorithm: AlgorithmConfig = field(factory=AlgorithmConfig)
+    loss: Choice | None = field(default=None, converter=optional(_as_choice))
     optimizer: OptimizerConfig = field(factory=OptimizerConfig)
     policy: PolicyConfig = field(factory=PolicyConfig)
+    lora: LoraConfig | None = None
     critic: CriticConfig = field(factory=CriticConfig)
     buffer: BufferConfig = field(factory=BufferConfig)
     checkpoint: CheckpointConfig = field(factory=CheckpointConfig)
     validation: ValidationConfig = field(factory=ValidationConfig)
+    episodes: EpisodesConfig = field(factory=EpisodesConfig)
     diagnostics: DiagnosticsConfig = field(factory=DiagnosticsConfig)
     sharding: ShardingConfig = field(factory=ShardingConfig)

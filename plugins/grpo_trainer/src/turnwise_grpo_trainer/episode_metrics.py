@@ -23,7 +23,8 @@ def compute_episode_metrics(episodes: Sequence[EpisodeResult]) -> dict[str, floa
         tokens; `tokens/action`, the number of sampled tokens; `records/untrained`, the
         number of records without rows; `turns/mean`;
         `tools/per_episode`, `tools/share` of episodes with a call, and `tools/errors` per episode; the shares
-        `status/completed`, `status/truncated` and so on.
+        `status/completed`, `status/truncated` and so on. With tasks of several data sources, also `source/NAME/share`
+        of the episodes and `source/NAME/reward`, the mean of the scored ones.
     """
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
     mean = _mean(rewards)
@@ -47,7 +48,19 @@ def compute_episode_metrics(episodes: Sequence[EpisodeResult]) -> dict[str, floa
         found["reward/stderr"] = stdev(map(_mean, by_task)) / len(by_task) ** 0.5
     for status in ("completed", "truncated", "timed_out", "aborted", "failed"):
         found[f"status/{status}"] = _mean([float(episode.status == status) for episode in episodes])
-    return found
+    return found | _source_metrics(episodes)
+
+
+def _source_metrics(episodes: Sequence[EpisodeResult]) -> dict[str, float]:
+    """Return mean reward and share of each `data_source`, if there is more than one."""
+    sources: dict[str, list[EpisodeResult]] = {}
+    for episode in episodes:
+        sources.setdefault(episode.task.data_source or "unnamed", []).append(episode)
+    if len(sources) < 2:
+        return {}
+    found = {f"source/{name}/share": len(each) / len(episodes) for name, each in sources.items()}
+    rewards = {name: [each.reward for each in part if each.reward is not None] for name, part in sources.items()}
+    return found | {f"source/{name}/reward": _mean(values) for name, values in rewards.items() if values}
 
 
 def task_rewards(episodes: Sequence[EpisodeResult]) -> list[list[float]]:

@@ -21,16 +21,20 @@ from torch import Tensor
 
 from turnwise import RolloutBatch
 from turnwise.protocols import ModelSpec
+from turnwise.types import PluginRecipe
 from turnwise_grpo_trainer.advantages import compute_loss_mask, estimate_advantages
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.gradient_noise import NoiseMeter
 from turnwise_grpo_trainer.log_probs import token_log_probs, token_values
+from turnwise_grpo_trainer.lora import BaseModel, without_dropout
 from turnwise_grpo_trainer.losses import token_weights, value_loss
 from turnwise_grpo_trainer.micro_batches import MicroBatch, collate, pack_by_tokens, shard
 from turnwise_grpo_trainer.mini_batches import MiniBatch, Share, split_batch
 from turnwise_grpo_trainer.models import load_critic, load_policy, load_reference
+from turnwise_grpo_trainer.objectives import Objectives, build_objectives
 from turnwise_grpo_trainer.optimization import TrainableModel
 from turnwise_grpo_trainer.policy_loss import policy_loss
+from turnwise_grpo_trainer.registered_losses import ClippedLoss
 from turnwise_grpo_trainer.rows import TokenRows, pad, unpad
 from turnwise_grpo_trainer.update_metrics import effective_share, gap_metrics, shift_metrics, spread_rows
 
@@ -52,6 +56,8 @@ class Learner:
         critic: None unless the estimator is `gae`.
         rank: rank of this process.
         world_size: number of processes.
+        objectives: registered parts in place of the trainer's own loss and advantages.
+        advantages: (B, R) of the last batch; None before the first.
     """
 
     config: TrainConfig
@@ -63,10 +69,12 @@ class Learner:
     critic: TrainableModel | None = None
     rank: int = 0
     world_size: int = 1
+    objectives: Objectives = field(factory=Objectives)
+    advantages: Tensor | None = field(default=None, init=False)
     _seconds: dict[str, float] = field(factory=dict, init=False)
 
     @classmethod
-    def load(
+    def load(  # noqa: PLR0913 - independent inputs, five of them by name
         cls,
         config: TrainConfig,
         spec: ModelSpec,
@@ -75,6 +83,7 @@ class Learner:
         response_length: int,
         device: torch.device,
         to_device: Callable[[Any], Any] | None = None,
+        plugins: PluginRecipe | None = None,
     ) -> Learner:
         """
         Load the models.
@@ -86,20 +95,23 @@ class Learner:
             response_length: the longest possible response.
             device: the device to train on.
             to_device: moves each model to the device and may shard it; None only moves it.
+            plugins: of the run, which may have the loss and the advantages; None takes the installed ones.
         """
         if config.policy.num_threads is not None:
             # The setting is per thread. Updates run on this thread, too; other threads keep their setting.
             torch.set_num_threads(config.policy.num_threads)
         move = to_device if to_device is not None else lambda model: model.to(device)
+        objectives = build_objectives(config, plugins)
         optimizer, num_steps = config.optimizer, config.num_steps
-        model = move(load_policy(config.policy, spec))
+        model = move(load_policy(config.policy, spec, config.lora))
         policy = TrainableModel.create(model, optimizer, lr=optimizer.lr, num_steps=num_steps)
-        reference = move(load_reference(config.policy, spec)) if config.algorithm.kl_loss_coef > 0 else None
-        critic = None
-        if config.algorithm.adv_estimator == "gae":
+        reference = critic = None
+        if config.algorithm.kl_loss_coef > 0:
+            reference = BaseModel(model) if config.lora else move(load_reference(config.policy, spec))
+        if config.algorithm.adv_estimator.name == "gae":
             model = move(load_critic(config.policy, spec))
             critic = TrainableModel.create(model, optimizer, lr=config.critic.lr, num_steps=num_steps)
-        learner = cls(config, temperature, response_length, device, policy, reference, critic)
+        learner = cls(config, temperature, response_length, device, policy, reference, critic, objectives=objectives)
         if dist.is_available() and dist.is_initialized():
             learner.rank, learner.world_size = dist.get_rank(), dist.get_world_size()
         return learner
@@ -146,7 +158,10 @@ class Learner:
         if algorithm.use_kl_in_reward and self.reference is not None:
             kl = pad(batch, rows["old_log_probs"] - rows["ref_log_probs"])
         mask = pad(batch, rows["loss_mask"])
-        advantages = estimate_advantages(batch, algorithm, mask=mask, kl=kl, values=values)
+        advantages = estimate_advantages(
+            batch, algorithm, mask=mask, kl=kl, values=values, estimator=self.objectives.advantage
+        )
+        self.advantages = advantages.values
         rows = rows.with_columns(advantages=unpad(batch, advantages.values))
         metrics = {"actor/trained_tokens": float(mask.sum()), "actor/trained_rows": float((mask.sum(1) > 0).sum())}
         if advantages.returns is not None:
@@ -156,7 +171,8 @@ class Learner:
 
     def _needs_old_log_probs(self) -> bool:
         algorithm = self.config.algorithm
-        if algorithm.use_kl_in_reward and self.reference is not None:
+        dropout = self.config.lora is not None and self.config.lora.dropout > 0
+        if dropout or (algorithm.use_kl_in_reward and self.reference is not None):
             return True
         # With a single optimizer step, the forward pass of the update itself computes the same log-probabilities.
         one_step = algorithm.ppo_epochs == 1 and algorithm.ppo_mini_batch_size is None
@@ -171,7 +187,7 @@ class Learner:
     ) -> Tensor:
         """Return (N,) a model's outputs on the tokens in the loss, computed by all processes together; 0 elsewhere."""
         column = torch.zeros(rows.num_tokens)
-        with self._timed(timed), self._autocast():
+        with self._timed(timed), self._autocast(), without_dropout(model):
             for micro, counts in self._micro_batches(rows):
                 values = compute(model, micro.to(self.device)).cpu()
                 if counts:
@@ -283,7 +299,8 @@ class Learner:
         """
         algorithm = self.config.algorithm
         in_loss = algorithm.kl_loss_coef != 0 and not algorithm.use_kl_in_reward
-        if in_loss or algorithm.entropy_coeff != 0 or self.critic is not None:
+        other_loss = self.objectives.loss is not None  # which may have a gradient without an advantage
+        if in_loss or algorithm.entropy_coeff != 0 or self.critic is not None or other_loss:
             return rows
         effect = torch.zeros(len(rows)).index_add_(0, rows.row_index, (rows["advantages"] * rows["loss_mask"]).abs())
         # If no row has a gradient, one row stays: the optimizer needs a gradient, if of 0, for its momentum and decay.
@@ -307,8 +324,10 @@ class Learner:
                 chunk=self.config.policy.logits_chunk,
             )
         columns = {name: column[micro.tokens].to(self.device) for name, column in rows.columns.items()}
+        columns["row"] = rows.row_index[micro.tokens].to(self.device)
         weights = columns["weights"]
-        loss, parts = policy_loss(algorithm, columns, log_probs, entropy, 1 / len(rows.targets))
+        compute = self.objectives.loss or ClippedLoss(algorithm)
+        loss, parts = policy_loss(algorithm, compute, columns, log_probs, entropy, 1 / len(rows.targets))
         torch.autograd.backward(scale * (weights * loss).sum())
         if self.critic is not None:
             with self._autocast():

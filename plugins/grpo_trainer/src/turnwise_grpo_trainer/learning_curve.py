@@ -9,6 +9,8 @@ from typing import Any, Final
 from rich.markup import escape
 from rich.table import Table
 
+from turnwise_grpo_trainer.held_out import Validations
+
 _ROWS: Final = {
     "reward/mean": "reward",
     "length/mean": "response tokens",
@@ -65,19 +67,30 @@ def _add_legend(axes: Any) -> None:
         axes.legend()
 
 
-def compare_validations(validations: Mapping[int, Mapping[str, float]]) -> list[tuple[str, str, str]]:
+def compare_validations(validations: Validations, best: int | None = None) -> list[tuple[str, ...]]:
     """
-    Return rows of name, first value and last value of the validation metrics; empty without a validation.
+    Return the validation metrics before and after the training, and at its best step if that is another one.
 
-    The reward has its 95 % interval.
+    Args:
+        validations: metrics by step.
+        best: step with the best held-out score.
+
+    Returns:
+        The headings, and then a row for each metric; nothing without a validation. The reward has its 95 % interval.
     """
     if not validations:
         return []
-    first, last = (validations[step] for step in (min(validations), max(validations)))
+    columns = {"before": min(validations), "after": max(validations)}
+    if best is not None and best not in columns.values():
+        columns = {"before": columns["before"], f"best (step {best})": best, "after": columns["after"]}
+    chosen = [validations[step] for step in columns.values()]
     return [
-        (label, _with_interval(first, name), _with_interval(last, name))
-        for name, label in _ROWS.items()
-        if f"validation/{name}" in first and f"validation/{name}" in last
+        ("", *columns),
+        *(
+            (label, *(_with_interval(each, name) for each in chosen))
+            for name, label in _ROWS.items()
+            if all(f"validation/{name}" in each for each in chosen)
+        ),
     ]
 
 
@@ -88,17 +101,20 @@ def _with_interval(metrics: Mapping[str, float], name: str) -> str:
     return f"{value} [{low:.3f}, {metrics['validation/reward/high']:.3f}]"
 
 
-def as_table(rows: Sequence[tuple[str, str, str]]) -> Table:
-    """Return the rows for a terminal."""
+def as_table(rows: Sequence[tuple[str, ...]]) -> Table:
+    """Return headings and rows for a terminal."""
     table = Table(title="held-out tasks")
-    for heading in ("", "before", "after"):
+    for heading in rows[0]:
         table.add_column(heading, justify="right" if heading else "left")
-    for row in rows:
+    for row in rows[1:]:
         table.add_row(*map(escape, row))  # an interval has brackets, as markup does
     return table
 
 
-def as_markdown(rows: Sequence[tuple[str, str, str]]) -> str:
-    """Return the rows as Markdown."""
-    lines = ["| held-out tasks | before | after |", "| --- | --- | --- |"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+def as_markdown(rows: Sequence[tuple[str, ...]]) -> str:
+    """Return headings and rows as Markdown; nothing without any."""
+    if not rows:
+        return ""
+    (_, *headings), *cells = rows
+    lines = [("held-out tasks", *headings), ("---",) * len(rows[0]), *cells]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -37,7 +37,7 @@ def token_log_probs(
         micro: M tokens are in the loss.
         temperature: sampling temperature; the logits are divided by it.
         entropy: whether to compute the entropies, too.
-        chunk: most tokens whose logits are in memory at once; None takes those of all columns.
+        chunk: most tokens whose logits are in memory at once; None takes all columns at once.
 
     Returns:
         (M,) float32, and (M,) entropies or None.

@@ -17,15 +17,17 @@ import structlog
 from attrs import define, field
 
 from turnwise import EpisodeResult, RolloutManager
-from turnwise_grpo_trainer.advantages import shuffle_rewards
 from turnwise_grpo_trainer.checkpoints import CheckpointStore, TrainingState
+from turnwise_grpo_trainer.episode_log import EpisodeLog, split_advantages
 from turnwise_grpo_trainer.episode_metrics import check_not_all_failed, compute_episode_metrics, task_rewards
 from turnwise_grpo_trainer.group_source import GroupSource
 from turnwise_grpo_trainer.health import TrainingHealth
+from turnwise_grpo_trainer.held_out import check_score_name, count_since_best, find_best_step
 from turnwise_grpo_trainer.interrupts import Interrupt, TrainingInterruptedError
 from turnwise_grpo_trainer.live_view import TrainView
 from turnwise_grpo_trainer.metric_log import MetricLog
 from turnwise_grpo_trainer.pass_at_k import bootstrap
+from turnwise_grpo_trainer.reward_shaping import punish_overlong, shuffle_rewards
 from turnwise_grpo_trainer.train_setup import TrainSetup
 from turnwise_grpo_trainer.trainers import Trainer
 from turnwise_grpo_trainer.weight_sync import WeightSync
@@ -77,6 +79,7 @@ class TrainLoop:
         source: supplies groups.
         sync: updates the engine's weights.
         store: keeps checkpoints.
+        episodes: writes the episodes of the steps.
         buffer: the buffer between rollout and trainer, shared with the source.
         log: started.
         view: shows the progress.
@@ -95,6 +98,7 @@ class TrainLoop:
     source: GroupSource
     sync: WeightSync
     store: CheckpointStore
+    episodes: EpisodeLog
     buffer: TrajectoryBuffer
     log: MetricLog
     view: TrainView
@@ -118,10 +122,10 @@ class TrainLoop:
         """
         try:
             self.sync.start()
-            if self._validation_is_due():
-                self.validate()
+            if self._validation_is_due() and self._validate_and_compare():
+                self.save()
             with self.source.running():
-                while self.step < self.setup.train.num_steps:
+                while not self.finished:
                     self._run_step()
                     self.source.notify()
             self.sync.finish()
@@ -146,9 +150,8 @@ class TrainLoop:
         self.train_s += timer.wall_s
         self.train_cpu_s += timer.cpu_s
         self._report(metrics, timer)
-        if self._validation_is_due():
-            self.validate()
-        if self._checkpoint_is_due():
+        is_best = self._validation_is_due() and self._validate_and_compare()
+        if is_best or self._checkpoint_is_due():
             self.save()
         self.stop.check()
 
@@ -176,10 +179,18 @@ class TrainLoop:
     def _update_policy(self, episodes: Sequence[EpisodeResult], timer: StepTimer) -> dict[str, float]:
         with timer.stage("collate"):
             batch = self.manager.collate(list(episodes))
+            shaping: dict[str, float] = {}
+            if (overlong := self.setup.train.algorithm.overlong) is not None:
+                batch, shaping = punish_overlong(batch, overlong, self.setup.run.rollout.response_length)
             if self.setup.train.shuffle_rewards:
                 batch = shuffle_rewards(batch, seed=self.step + 1)
         with timer.stage("update"):
-            return self.trainer.update(batch, step=self.step + 1, version=self.version)
+            metrics = shaping | self.trainer.update(batch, step=self.step + 1, version=self.version)
+        if self.episodes.is_due(self.step + 1):
+            with timer.stage("episodes"):
+                advantages = split_advantages(episodes, self.trainer.advantages(), self.manager.collate)
+                self.episodes.write(self.step + 1, episodes, advantages)
+        return metrics
 
     def _report(self, metrics: dict[str, float], timer: StepTimer) -> None:
         step_s = timer.wall_s
@@ -208,8 +219,37 @@ class TrainLoop:
         return bool(due) and self.step not in self.validations
 
     def _checkpoint_is_due(self) -> bool:
-        train, every = self.setup.train, self.setup.train.checkpoint.every
-        return self.step == train.num_steps or (every > 0 and self.step % every == 0)
+        every = self.setup.train.checkpoint.every
+        return self.finished or (every > 0 and self.step % every == 0)
+
+    def _validate_and_compare(self) -> bool:
+        """Validate; return whether a checkpoint is due because the held-out score is the best so far."""
+        self.validate()
+        checkpoint = self.setup.train.checkpoint
+        # The initial model is on disk already, unless a checkpoint of it may have to become `model/`.
+        wanted = checkpoint.keep_best and (self.step > 0 or checkpoint.export == "best")
+        return wanted and self.best_step == self.step
+
+    @property
+    def best_step(self) -> int | None:
+        """Step with the best held-out score; None without a score."""
+        return find_best_step(self.validations, self.setup.train.validation.score)
+
+    @property
+    def kept_step(self) -> int | None:
+        """See `Checkpointable`: the best step, with `keep_best`."""
+        return self.best_step if self.setup.train.checkpoint.keep_best else None
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the held-out score has not improved for `patience` validations."""
+        options = self.setup.train.validation
+        return options.patience is not None and count_since_best(self.validations, options.score) >= options.patience
+
+    @property
+    def finished(self) -> bool:
+        """Whether no step is left to be made."""
+        return self.step >= self.setup.train.num_steps or self.stopped_early
 
     def validate(self) -> None:
         """Roll out the held-out tasks and log their metrics; do nothing without such tasks."""
@@ -223,7 +263,9 @@ class TrainLoop:
         metrics = {f"validation/{name}": value for name, value in compute_episode_metrics(episodes).items()}
         metrics |= _reward_interval(episodes)
         metrics["validation/seconds"] = time.perf_counter() - started
+        check_score_name(metrics, self.setup.train.validation.score)
         self.validations[self.step] = metrics
+        self.episodes.write_validation(self.step, episodes)
         self.log.write(self.step, metrics)
         self.view.validation(self.step, metrics)
 

@@ -10,10 +10,13 @@ TRAINING_METRICS: Final[Mapping[str, str]] = {
     "reward/std": "Standard deviation of the rewards.",
     "reward/stderr": "Standard error of the mean reward, over tasks: episodes of one task are not independent.",
     "reward/scored": "Share of the episodes with a score.",
+    "overlong/*": "Soft overlong punishment: its `mean` over the scored episodes, and the `share` of them that got one;"
+    " only with `algorithm.overlong`. `reward/` metrics are without it.",
     "length/*": "Response tokens of an episode: `mean`, `max`.",
     "turns/mean": "Turns of an episode.",
     "tools/*": "Tool calls: `per_episode`; `share` of episodes with a call; `errors` per episode.",
     "status/*": "Share of the episodes with a status, such as `completed`.",
+    "source/*": "Of each `data_source`, if there are several: the `share` of the episodes, and their mean `reward`.",
     "records/untrained": "Records without rows.",
     "tokens/action": "Sampled tokens of the batch.",
     "tokens/per_s": "Sampled tokens per second of the step.",
@@ -28,6 +31,8 @@ TRAINING_METRICS: Final[Mapping[str, str]] = {
     "actor/grad_norm": "Norm of the gradient before clipping.",
     "actor/kl": "KL to the reference; only with a reference.",
     "actor/tis_*": "Truncated importance weights: `tis_mean`, and `tis_capped`, the share at the cap.",
+    "actor/mis_masked": "Share of the tokens that `mis_bounds` masked; only with `mis_bounds`.",
+    "actor/dual_clip_frac": "Share of the tokens whose loss the dual clip bounded; only with `loss: dual_clip`.",
     "actor/lr": "Learning rate.",
     "critic/*": "Of `gae`: `value_loss`, `grad_norm`, and `return`, the mean target.",
     "policy/kl": "KL of a token from the policy before the update to the one after it (k3), measured after the update"

@@ -13,6 +13,7 @@ from attrs import define
 from torch import Tensor
 
 from turnwise_grpo_trainer.config import OptimizerConfig
+from turnwise_grpo_trainer.lora import adapter_weights, merged_weights
 
 
 @define(eq=False)
@@ -22,7 +23,7 @@ class TrainableModel:
 
     Attributes:
         model: in training mode.
-        optimizer: AdamW over the model's parameters.
+        optimizer: AdamW over the model's parameters that are not frozen.
         schedule: of the learning rate; advanced once per training step.
         grad_clip: largest norm of the gradient; None disables clipping.
     """
@@ -35,8 +36,9 @@ class TrainableModel:
     @classmethod
     def create(cls, model: Any, config: OptimizerConfig, *, lr: float, num_steps: int) -> TrainableModel:
         """Create the optimizer of a model; a falling schedule reaches its minimum at step `num_steps`."""
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(
-            model.parameters(), lr=lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
+            trained, lr=lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(config, step, num_steps))
         return cls(model, optimizer, schedule, config.grad_clip)
@@ -72,22 +74,33 @@ class TrainableModel:
         self.optimizer.zero_grad()
         return total
 
-    def tied_names(self) -> set[str]:
-        """Return the further names of weights that have several."""
-        own = {name for name, _ in self.model.named_parameters()}
-        return {name for name, _ in self.model.named_parameters(remove_duplicate=False)} - own
-
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
         """
-        Yield the names and unsharded weights, one at a time, on the host.
+        Yield the names and unsharded weights, with adapters merged, one at a time, on the host.
 
         Gathering is collective: every process must consume the whole iterator. Tied weights come once, under their
         first name.
         """
-        tied = self.tied_names()
-        for name, tensor in self.model.state_dict().items():
+        tied = find_tied_names(self.model)
+        for name, tensor in merged_weights(self.model, _gather):
             if name not in tied:
-                yield name, _gather(tensor).detach().cpu()
+                yield name, tensor.cpu()
+
+    def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the unsharded adapters as an engine takes them, on the host; collective."""
+        for name, tensor in adapter_weights(self.model, _gather):
+            yield name, tensor.cpu()
+
+
+def find_tied_names(model: Any) -> set[str]:
+    """Return the further names of a model's weights that have several."""
+    own = {name for name, _ in model.named_parameters()}
+    return {name for name, _ in model.named_parameters(remove_duplicate=False)} - own
+
+
+def find_frozen_names(model: Any) -> set[str]:
+    """Return the names of a model's weights that are not trained; they are in its folder, so no checkpoint has them."""
+    return {name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad}
 
 
 def _gather(tensor: Any) -> Tensor:

@@ -49,7 +49,8 @@ class TokenRows:
             loss_mask: (B, R), 1 on the tokens in the loss.
         """
         packed = batch.packed()
-        columns = {name: getattr(packed, name) for name in _TOKEN_COLUMNS}
+        # In the types of the padded batch: a packed one has smaller ones, with which models cannot compute.
+        columns = {name: getattr(packed, name).to(getattr(batch, name).dtype) for name in _TOKEN_COLUMNS}
         rows = cls(columns, tuple(packed.cu_seqlens.tolist()))
         mask = unpad(batch, loss_mask)
         # No token precedes the first one of a row, so nothing predicts it.

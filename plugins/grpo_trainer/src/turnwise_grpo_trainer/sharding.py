@@ -14,6 +14,7 @@ from attrs import frozen
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # torch re-exports them implicitly
 
 from turnwise.protocols import ModelSpec
+from turnwise.types import PluginRecipe
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.learner import Learner
 from turnwise_grpo_trainer.models import select_device
@@ -30,12 +31,14 @@ class LearnerSpec:
         model: the model to train.
         temperature: sampling temperature of the engine.
         response_length: the longest possible response.
+        plugins: of the run; None takes the installed ones.
     """
 
     train: TrainConfig
     model: ModelSpec
     temperature: float
     response_length: int
+    plugins: PluginRecipe | None = None
 
 
 def load_local_trainer(spec: LearnerSpec) -> LocalTrainer:
@@ -52,6 +55,7 @@ def load_local_trainer(spec: LearnerSpec) -> LocalTrainer:
         response_length=spec.response_length,
         device=device,
         to_device=make_sharder(device) if spec.train.sharding.sharded else None,
+        plugins=spec.plugins,
     )
     return LocalTrainer(learner, Path(spec.model.path or "."))
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from turnwise.errors import ConfigError
-from turnwise.files import FolderLockedError, lock_folder
 from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Resources
 from turnwise_grpo_trainer.interrupts import TrainingInterruptedError
+from turnwise_result_files.folder_lock import FolderLockedError, lock_folder
 
 OK: Final = 0
 INTERRUPTED: Final = 130
@@ -24,10 +24,10 @@ Examples:
   turnwise train examples/train_calculator.yaml train.num_steps=5 rollout.n=4 --out runs/short
   turnwise train examples/train_calculator.yaml --out runs/train --resume
 
-CONFIG is a run config, as for `turnwise rollout`, with a section `train`. The command writes metrics.jsonl,
-checkpoints/, the trained model in model/, curve.png, and report.md with held-out results before and after training. On
-Ctrl-C or SIGTERM it interrupts the running episodes and writes a checkpoint, from which --resume continues; a second
-signal ends the command at once.
+CONFIG is a run config, as for `turnwise rollout`, with a section `train`. The command writes config.yaml,
+metrics.jsonl, checkpoints/, the episodes of each step in episodes/, the trained model in model/, curve.png, and
+report.md with held-out results before and after training. On Ctrl-C or SIGTERM it interrupts the running episodes and
+writes a checkpoint, from which --resume continues; a second signal ends the command at once.
 Exit codes: 0; 2 for a bad config or bad input; 130 if interrupted; 1 if it failed.
 """
 

@@ -7,10 +7,14 @@ from typing import Any
 
 from attrs import asdict, evolve, frozen
 
-from turnwise import Host, RunConfig, Task, load_resolved, load_tasks, structure
+from turnwise import Host, RunConfig, Task, load_resolved, structure
 from turnwise.errors import ConfigError
 from turnwise.protocols import ModelSpec
+from turnwise.weights.sleep import drops_weights
 from turnwise_grpo_trainer.config import TrainConfig
+from turnwise_grpo_trainer.objectives import build_objectives
+from turnwise_rollout_buffer.task_stream import Share
+from turnwise_task_files import load_sources, load_tasks
 
 
 @frozen
@@ -25,6 +29,7 @@ class TrainSetup:
         model: the model to train.
         tasks: training tasks.
         validation_tasks: held-out tasks; empty if the config names none.
+        shares: the files of a mixture, in the order of their tasks; empty for a single file.
     """
 
     run: RunConfig
@@ -33,6 +38,7 @@ class TrainSetup:
     model: ModelSpec
     tasks: Sequence[Task]
     validation_tasks: Sequence[Task]
+    shares: Sequence[Share] = ()
 
     @property
     def group_size(self) -> int:
@@ -43,6 +49,11 @@ class TrainSetup:
     def shares_devices(self) -> bool:
         """Whether engine and trainer hold the memory of the same devices in turns."""
         return self.run.memory.mode == "hybrid"
+
+    @property
+    def drops_weights(self) -> bool:
+        """Whether the engine loses its weights during updates, so that it needs all of them afterwards."""
+        return self.shares_devices and drops_weights(self.run.memory.level)
 
     def describe(self) -> dict[str, Any]:
         """Return the settings as plain values, for experiment trackers."""
@@ -73,8 +84,11 @@ def read_setup(path: str, overrides: Iterable[str] = (), *, needs_train: bool = 
     if needs_train and not run.train:
         raise ConfigError(f"{path}: train: missing; add this section, see turnwise train --help")
     train = _structure_train(run.train, path)
-    tasks = load_tasks(run) if needs_train else []
-    setup = TrainSetup(run, host, train, run.model_spec(), tasks, _load_validation_tasks(run))
+    sources = load_sources(run) if needs_train else []
+    tasks = [task for source in sources for task in source]
+    weights = [source.weight for source in run.data.sources]
+    shares = [Share(len(source), weight) for source, weight in zip(sources, weights, strict=False)]
+    setup = TrainSetup(run, host, train, run.model_spec(), tasks, _load_validation_tasks(run), shares)
     if needs_train:
         _check(setup, path)
     return setup
@@ -98,7 +112,7 @@ def _check(setup: TrainSetup, path: str) -> None:
     """Raise `ConfigError` for the first combination of settings that cannot be trained with."""
     run, train = setup.run, setup.train
     sampling = run.rollout.sampling
-    grouped = train.algorithm.adv_estimator in ("grpo", "dr_grpo", "rloo")
+    grouped = train.algorithm.adv_estimator.name in ("grpo", "dr_grpo", "rloo")
     problems = {
         "rollout.n: must be at least 2: a group of one has no baseline": grouped and run.rollout.n < 2,
         "train.buffer.dynamic_sampling: needs rollout.n of at least 2: the rewards of a group of one never differ": (
@@ -119,6 +133,21 @@ def _check(setup: TrainSetup, path: str) -> None:
             and train.algorithm.ppo_mini_batch_size is None
             and train.algorithm.ppo_epochs == 1
         ),
+        "train.algorithm.mis_bounds: needs old_log_probs: recompute, which compares engine and trainer": (
+            train.algorithm.mis_bounds is not None and train.algorithm.old_log_probs == "rollout"
+        ),
+        "train.validation.patience: needs train.validation.every above 0": (
+            train.validation.patience is not None and train.validation.every == 0
+        ),
+        "train.validation.patience: needs held-out tasks; set data.validation_path": (
+            train.validation.patience is not None and not setup.validation_tasks
+        ),
+        "train.checkpoint.export: best needs held-out tasks; set data.validation_path": (
+            train.checkpoint.export == "best" and not setup.validation_tasks
+        ),
+        "train.checkpoint.export: best needs train.checkpoint.keep_best": (
+            train.checkpoint.export == "best" and not train.checkpoint.keep_best
+        ),
         "reward: missing; training needs one": run.reward is None,
         "train.mode: async needs memory.mode=standalone: on shared devices the engine sleeps during updates": (
             train.mode == "async" and setup.shares_devices
@@ -127,6 +156,26 @@ def _check(setup: TrainSetup, path: str) -> None:
             (train.buffer.max_groups or train.tasks_per_step) < train.tasks_per_step
         ),
     }
-    for text, is_problem in problems.items():
+    for text, is_problem in (problems | _more_problems(setup)).items():
         if is_problem:
             raise ConfigError(f"{path}: {text}")
+    try:
+        build_objectives(train, setup.host.recipe())
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _more_problems(setup: TrainSetup) -> dict[str, bool]:
+    """Return whether each of the problems with optional sections is there."""
+    lora, algorithm, limit = setup.train.lora, setup.train.algorithm, setup.run.rollout.response_length
+    overlong = algorithm.overlong
+    return {
+        "train.algorithm.overlong.cache_length: must be at most max_length, which is rollout.response_length by"
+        f" default: {limit}": overlong is not None and overlong.cache_length > (overlong.max_length or limit),
+        "train.lora.dropout: needs train.algorithm.old_log_probs=recompute, which computes them without dropout": (
+            lora is not None and lora.dropout > 0 and algorithm.old_log_probs == "rollout"
+        ),
+        "train.lora.sync: adapters needs memory.level=1: at level 2 the engine loses the weights that they adapt": (
+            lora is not None and lora.sync == "adapters" and setup.drops_weights
+        ),
+    }

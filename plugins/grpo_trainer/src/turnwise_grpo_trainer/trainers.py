@@ -8,6 +8,7 @@ A trainer is also one side of the memory switch (`turnwise.memory`): it can move
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,8 @@ from torch import Tensor
 from turnwise import RolloutBatch
 from turnwise.weights.sources import as_numpy
 from turnwise_grpo_trainer.learner import Learner
+from turnwise_grpo_trainer.lora import BaseModel
+from turnwise_grpo_trainer.model_files import write_model
 from turnwise_grpo_trainer.model_state import load_state, save_state
 from turnwise_grpo_trainer.optimization import TrainableModel
 
@@ -30,8 +33,11 @@ class Trainer(Protocol):
     def update(self, batch: RolloutBatch, *, step: int, version: int) -> dict[str, float]:
         """Train on a batch and return metrics; see `Learner.update`."""
 
-    def weights(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield the policy's weights under the names of the Hugging Face state dict."""
+    def advantages(self) -> NDArray[Any]:
+        """Return (B, R) the advantages of the last batch; `RuntimeError` before the first update."""
+
+    def weights(self, *, adapters: bool = False) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Yield the policy's weights under the names of the Hugging Face state dict, or only its `adapters`."""
 
     def save(self, folder: Path) -> None:
         """Write models, optimizers, schedules and random number generators."""
@@ -40,7 +46,7 @@ class Trainer(Protocol):
         """Restore the state written by `save`."""
 
     def export(self, folder: Path) -> None:
-        """Write the policy and its tokenizer in the format of `from_pretrained`."""
+        """Write the policy and its tokenizer in the format of `from_pretrained`, with adapters merged."""
 
     def offload_optimizer(self) -> None:
         """Move optimizer states off the device and free the gradients."""
@@ -74,8 +80,14 @@ class LocalTrainer:
     def update(self, batch: RolloutBatch, *, step: int, version: int) -> dict[str, float]:
         return self.learner.update(batch, step=step, version=version)
 
-    def weights(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        for name, tensor in self.learner.policy.full_weights():
+    def advantages(self) -> NDArray[Any]:
+        if self.learner.advantages is None:
+            raise RuntimeError("no batch was trained on yet")
+        return self.learner.advantages.numpy()
+
+    def weights(self, *, adapters: bool = False) -> Iterator[tuple[str, NDArray[Any]]]:
+        policy = self.learner.policy
+        for name, tensor in policy.adapter_weights() if adapters else policy.full_weights():
             yield name, as_numpy(tensor)
 
     def save(self, folder: Path) -> None:
@@ -91,11 +103,12 @@ class LocalTrainer:
         for trainable in self._trainables():
             trainable.optimizer.zero_grad()
             _move_states(trainable, torch.device("cpu"))
+        _return_memory(self.learner.device)
 
     def offload_parameters(self) -> None:
         for model in self._models():
             model.to("cpu")
-        _empty_cache(self.learner.device)
+        _return_memory(self.learner.device)
 
     def onload(self) -> None:
         for model in self._models():
@@ -116,7 +129,9 @@ class LocalTrainer:
         return [each for each in (self.learner.policy, self.learner.critic) if each is not None]
 
     def _models(self) -> list[Any]:
-        return [*(each.model for each in self._trainables()), *filter(None, [self.learner.reference])]
+        reference = self.learner.reference
+        own = reference is not None and not isinstance(reference, BaseModel)
+        return [*(each.model for each in self._trainables()), *([reference] if own else [])]
 
 
 def _local_shard(tensor: Any) -> Tensor:
@@ -135,24 +150,22 @@ def _move_states(trainable: TrainableModel, device: torch.device) -> None:
         for name, value in state.items():
             if isinstance(value, Tensor) and value.ndim:
                 state[name] = value.to(device)
-    _empty_cache(device)
 
 
-def _empty_cache(device: torch.device) -> None:
-    if device.type == "cpu" and torch.cuda.is_available():
+def _return_memory(device: torch.device) -> None:
+    """Return freed memory of the trainer's device to the driver: the engine may be another process."""
+    if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
 
 
 def export(trainable: TrainableModel, source: Path, folder: Path, *, write: bool = True) -> None:
     """
-    Write the policy as safetensors, with the config and the tokenizer of the initial model.
+    Write the policy as safetensors, adapters merged, with the config and the tokenizer of the initial model.
 
     Gathering the weights is collective: every process calls it, and one of them with `write`.
     """
     weights = dict(trainable.full_weights())
     if not write:
         return
-    trainable.model.save_pretrained(folder, state_dict=weights)
-    for file in sorted(source.iterdir()):
-        if not (folder / file.name).exists() and file.suffix in (".json", ".jinja", ".txt", ".model"):
-            (folder / file.name).write_bytes(file.read_bytes())
+    write_model(trainable.model, weights, source, folder)

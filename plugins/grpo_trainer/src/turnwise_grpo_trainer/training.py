@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -10,14 +11,18 @@ from rich.console import Console
 from turnwise import RolloutManager
 from turnwise.files import write_text
 from turnwise_grpo_trainer.build import build_loop, build_trainer
-from turnwise_grpo_trainer.checkpoints import CheckpointStore, parse_step
+from turnwise_grpo_trainer.checkpoints import MODELS_FOLDER, CheckpointStore, parse_step
 from turnwise_grpo_trainer.interrupts import handle_signals
 from turnwise_grpo_trainer.learning_curve import as_markdown, as_table, compare_validations, draw_curve
 from turnwise_grpo_trainer.live_view import TrainView
 from turnwise_grpo_trainer.loop import TrainLoop
 from turnwise_grpo_trainer.metric_log import MetricLog, read_metrics
+from turnwise_grpo_trainer.model_card import write_card
+from turnwise_grpo_trainer.placement import borrows_devices, place_training
+from turnwise_grpo_trainer.run_config import save_config
 from turnwise_grpo_trainer.stage_table import stage_rows, stages_as_markdown, stages_as_table
 from turnwise_grpo_trainer.train_setup import TrainSetup
+from turnwise_result_files import RunningEpisodes
 
 MODEL_FOLDER: Final = "model"
 CURVE_FILE: Final = "curve.png"
@@ -39,37 +44,62 @@ def run_training(setup: TrainSetup, out: Path, *, resume: bool) -> None:
     store = CheckpointStore(out, setup.train.checkpoint.keep_last)
     latest = store.latest() if resume else None
     view = TrainView(setup.train.num_steps, setup.train.tasks_per_step * setup.group_size, Console(stderr=True))
+    place_training(setup)  # refuses devices that engine and trainer cannot share
     # The manager comes first: it reports a plugin's missing requirements before the model is loaded.
-    manager = RolloutManager.from_config(setup.run, setup.host)
-    trainer = build_trainer(setup)
-    with manager:
+    manager = RolloutManager.from_config(setup.run, setup.host, observers=[RunningEpisodes(out)])
+    with ExitStack() as stack:
+        if borrows_devices(setup):
+            # The replicas come first, because they reserve the devices. They sleep while the models are loaded there.
+            stack.enter_context(manager)
+            manager.sleep()
+        trainer = build_trainer(setup, manager)
+        stack.enter_context(manager)
         log = MetricLog(out, manager.observers.emit, setup.describe())
         loop = build_loop(setup, manager, trainer, log, view)
         try:
             if not resume:
                 store.remove_all()  # not earlier: if loading fails, the old training is still complete
-            log.start(from_step=None if latest is None else parse_step(latest))
+            save_config(setup.run, out)
+            from_step = None if latest is None else parse_step(latest)
+            log.start(from_step=from_step)
+            loop.episodes.start(from_step=from_step)
             if latest is not None:
                 store.load(loop, latest)
             with view, handle_signals(loop.interrupt):
                 loop.run()
-            trainer.export(out / MODEL_FOLDER)
+            export_model(loop, out)
         finally:
             trainer.close()
     write_results(loop, out, Console())
+
+
+def export_model(loop: TrainLoop, out: Path) -> None:
+    """Write the policy of the last step, or of the best one, and its model card."""
+    step = loop.step
+    if loop.setup.train.checkpoint.export == "best":
+        best = loop.store.best()
+        loop.trainer.load(best / MODELS_FOLDER)
+        step = parse_step(best)
+    loop.trainer.export(out / MODEL_FOLDER)
+    write_card(out / MODEL_FOLDER, loop.setup.run, loop.validations, step, name=out.name)
 
 
 def write_results(loop: TrainLoop, out: Path, console: Console) -> None:
     """Draw the learning curve, and write and print the tables."""
     metrics = read_metrics(out)
     draw_curve(metrics, out / CURVE_FILE, title=f"{loop.step} steps, {loop.train_s:.0f} s")
-    rows = compare_validations(loop.validations)
+    rows = compare_validations(loop.validations, loop.best_step)
     stages = stage_rows(metrics)
     write_text(out / REPORT_FILE, as_markdown(rows) + stages_as_markdown(stages))
     if rows:
         console.print(as_table(rows))
     if stages:
         console.print(stages_as_table(stages))
+    if loop.stopped_early:
+        patience = loop.setup.train.validation.patience
+        console.print(
+            f"stopped after step {loop.step}: {patience} validations without a score above step {loop.best_step}"
+        )
     console.print(
         f"wrote {out}: {MODEL_FOLDER}, {CURVE_FILE}, {REPORT_FILE}; {loop.step} steps took {loop.train_s:.1f} s"
         f" ({loop.train_cpu_s:.1f} s of processor time)",

@@ -37,10 +37,12 @@ class DirectSync:
     Attributes:
         manager: started.
         trainer: holds the policy.
+        adapters: send its adapters in place of its weights.
     """
 
     manager: RolloutManager
     trainer: Trainer
+    adapters: bool = False
 
     def start(self) -> None:
         """Do nothing: engine and trainer keep their memory."""
@@ -49,7 +51,7 @@ class DirectSync:
         return {}
 
     def update_weights(self, version: int) -> dict[str, float]:
-        report = self.manager.update_weights(self.trainer.weights(), version=version)
+        report = self.manager.update_weights(self.trainer.weights(adapters=self.adapters), version=version)
         return {"sync/bytes": float(report.num_bytes)}
 
     def finish(self) -> None:
@@ -65,17 +67,23 @@ class HybridSync:
         manager: started.
         trainer: holds the policy, on the device.
         level: sleep level of the engine, see `turnwise.weights.memory`.
+        adapters: send its adapters in place of its weights.
+        asleep: the engine sleeps, because the trainer was loaded after it.
     """
 
     manager: RolloutManager
     trainer: Trainer
     level: Literal[1, 2]
+    adapters: bool = False
+    asleep: bool = False
     _switch: MemorySwitch | None = field(default=None, init=False)
 
     def start(self) -> None:
         """Offload the trainer, before the engine's memory is first used."""
         self.trainer.offload_optimizer()
         self.trainer.offload_parameters()
+        if self.asleep:
+            self.manager.wake_up()
         observers = self.manager.observers
         self._switch = MemorySwitch(self.manager, self.trainer, mode="hybrid", level=self.level, observers=observers)
 
@@ -85,8 +93,10 @@ class HybridSync:
     def update_weights(self, version: int) -> dict[str, float]:
         """As in `WeightSync`; before `start`, while the policy is still on the device, only the weights are updated."""
         if self._switch is None:
-            return DirectSync(self.manager, self.trainer).update_weights(version)
-        report = self._switch.to_rollout(self.trainer.weights())
+            if self.asleep:
+                self.manager.wake_up(["weights"])
+            return DirectSync(self.manager, self.trainer, self.adapters).update_weights(version)
+        report = self._switch.to_rollout(self.trainer.weights(adapters=self.adapters))
         if report.version != version:
             raise RuntimeError(f"the engine has weight version {report.version}, the policy {version}")
         return _switch_metrics(report)

@@ -1,5 +1,6 @@
 """
-One process of a sharded training; arguments are RANK WORLD FOLDER ESTIMATOR LAYOUT.
+One process of a sharded training; arguments are RANK WORLD FOLDER ESTIMATOR LAYOUT; the estimator `lora` is
+grpo with adapters.
 
 The folder holds the batch and the model. The layout of micro-batches is `padded`, or `packed` with logits
 by chunks.
@@ -16,7 +17,14 @@ from safetensors.torch import save_file
 
 from turnwise import ModelSpec
 from turnwise.batch.rollout_batch import RolloutBatch
-from turnwise_grpo_trainer.config import AlgorithmConfig, OptimizerConfig, PolicyConfig, ShardingConfig, TrainConfig
+from turnwise_grpo_trainer.config import (
+    AlgorithmConfig,
+    LoraConfig,
+    OptimizerConfig,
+    PolicyConfig,
+    ShardingConfig,
+    TrainConfig,
+)
 from turnwise_grpo_trainer.model_state import load_state, save_state
 from turnwise_grpo_trainer.sharding import LearnerSpec, join_group, load_local_trainer
 
@@ -30,7 +38,11 @@ def main(rank: int, world_size: int, folder: Path, estimator: str, layout: str) 
     join_group(store, rank=rank, world_size=world_size, device=torch.device("cpu"))
     train = TrainConfig(
         algorithm=AlgorithmConfig(
-            adv_estimator=estimator, kl_loss_coef=0.01, ppo_mini_batch_size=5, ppo_epochs=2, target_kl=3e-6
+            adv_estimator="grpo" if estimator == "lora" else estimator,
+            kl_loss_coef=0.01,
+            ppo_mini_batch_size=5,
+            ppo_epochs=2,
+            target_kl=3e-6,
         ),
         optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.0, eps=1e-5),
         policy=PolicyConfig(
@@ -39,6 +51,7 @@ def main(rank: int, world_size: int, folder: Path, estimator: str, layout: str) 
             packed=layout == "packed",
             logits_chunk=16 if layout == "packed" else None,
         ),
+        lora=LoraConfig(rank=4) if estimator == "lora" else None,
         sharding=ShardingConfig(fully_shard=True),
     )
     spec = LearnerSpec(train, ModelSpec(path=folder / "model"), 1.0, 64)

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore
 from turnwise_grpo_trainer.build import build_loop
-from turnwise_grpo_trainer.config import BufferConfig, TrainConfig
+from turnwise_grpo_trainer.config import BufferConfig, EpisodesConfig, TrainConfig
 
 TASKS_PER_STEP = 4
 NUM_STEPS = 4
@@ -23,6 +23,8 @@ TOO_MANY = 100
 
 class Fake:
     """Manager and trainer in one: groups finish in the order in which they start; some only during an update."""
+
+    chat = None
 
     def __init__(self, *, is_free=lambda _place: True, uniform=lambda _place: False, update_awaits=None):
         self.is_free, self.uniform, self.update_awaits = is_free, uniform, update_awaits
@@ -75,7 +77,7 @@ class Fake:
         self.num_finished_in_update.append(self.num_finished - finished)
         return {"actor/trained_tokens": 1.0}
 
-    def weights(self):
+    def weights(self, *, adapters=False):
         return {}
 
     def update_weights(self, weights, *, version):
@@ -84,12 +86,18 @@ class Fake:
 
 
 def build_fake_loop(fake, tmp_path, **buffer):
-    """Return a loop with fakes around it, which writes no checkpoints."""
-    train = TrainConfig(mode="async", num_steps=NUM_STEPS, tasks_per_step=TASKS_PER_STEP, buffer=BufferConfig(**buffer))
+    """Return a loop with fakes around it, which writes no checkpoints and no episodes."""
+    train = TrainConfig(
+        mode="async",
+        num_steps=NUM_STEPS,
+        tasks_per_step=TASKS_PER_STEP,
+        buffer=BufferConfig(**buffer),
+        episodes=EpisodesConfig(every=0),
+    )
     tasks = [Task(messages=({"role": "user", "content": "?"},), uid=f"t{n}") for n in range(30)]
     run = SimpleNamespace(rollout=SimpleNamespace(seed=0))
     setup = SimpleNamespace(
-        train=train, group_size=GROUP_SIZE, tasks=tasks, validation_tasks=[], run=run, shares_devices=False
+        train=train, group_size=GROUP_SIZE, tasks=tasks, validation_tasks=[], shares=(), run=run, shares_devices=False
     )
     log = SimpleNamespace(out=tmp_path, write=lambda _step, _metrics: None)
     view = SimpleNamespace(

@@ -29,7 +29,7 @@ def read(*overrides):
 def build(setup, out):
     """Return a loop around fakes."""
     view = SimpleNamespace(episode=lambda _episode: None)
-    return build_loop(setup, SimpleNamespace(), SimpleNamespace(), SimpleNamespace(out=out), view)
+    return build_loop(setup, SimpleNamespace(chat=None), SimpleNamespace(), SimpleNamespace(out=out), view)
 
 
 def test_the_buffer_has_room_for_two_steps():
@@ -76,7 +76,7 @@ def test_a_learner_samples_as_the_engine_does():
 def test_one_process_trains_here():
     """With one process, the model is loaded in this one, from the directory of the config."""
     setup = read()
-    trainer = build_trainer(setup)
+    trainer = build_trainer(setup, SimpleNamespace())
 
     assert isinstance(trainer, LocalTrainer)
     assert setup.model.path == trainer.source
@@ -86,7 +86,7 @@ def test_a_single_sharded_process_leaves_no_file(monkeypatch, tmp_path):
     """Its group needs no rendezvous on disk."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     try:
-        trainer = build_trainer(read("train.sharding.fully_shard=true"))
+        trainer = build_trainer(read("train.sharding.fully_shard=true"), SimpleNamespace())
         assert isinstance(trainer, LocalTrainer)
         assert 1 == dist.get_world_size()
     finally:
@@ -100,7 +100,7 @@ def test_several_processes_need_ray(monkeypatch):
     monkeypatch.delitem(sys.modules, "turnwise_grpo_trainer.ray_trainer", raising=False)
 
     with pytest.raises(ConfigError, match=r"num_processes: more than 1 needs ray: pip install 'turnwise\[ray\]'"):
-        build_trainer(read("train.sharding.num_processes=2"))
+        build_trainer(read("train.sharding.num_processes=2"), SimpleNamespace())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""`train` and `eval` pass the standard suite of plugins."""
+"""`train`, `eval` and `export` pass the standard suite of plugins."""
 
+from turnwise_testing.objective_suites import LossSuite
 from turnwise_testing.suite import PluginSuite
 
 
@@ -19,3 +20,44 @@ class TestEval(PluginSuite):
     module = "turnwise_grpo_trainer"
     registered = "eval"
     hook = "register_commands"
+
+
+class TestExport(PluginSuite):
+    """`export` keeps the promises of a plugin."""
+
+    entry_point = "grpo_trainer"
+    module = "turnwise_grpo_trainer"
+    registered = "export"
+    hook = "register_commands"
+
+
+class TestPpoClip(LossSuite):
+    """`ppo_clip` keeps the promises of a loss."""
+
+    entry_point = "grpo_trainer"
+    module = "turnwise_grpo_trainer"
+    registered = "ppo_clip"
+
+
+class TestDualClip(LossSuite):
+    """`dual_clip` keeps the promises of a loss."""
+
+    entry_point = "grpo_trainer"
+    module = "turnwise_grpo_trainer"
+    registered = "dual_clip"
+
+
+class TestGspo(LossSuite):
+    """`gspo` keeps the promises of a loss."""
+
+    entry_point = "grpo_trainer"
+    module = "turnwise_grpo_trainer"
+    registered = "gspo"
+
+
+class TestCispo(LossSuite):
+    """`cispo` keeps the promises of a loss."""
+
+    entry_point = "grpo_trainer"
+    module = "turnwise_grpo_trainer"
+    registered = "cispo"

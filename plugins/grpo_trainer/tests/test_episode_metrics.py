@@ -83,6 +83,28 @@ def test_metrics_by_hand():
     assert 1 / 3 == metrics["status/completed"] == metrics["status/truncated"] == metrics["status/failed"]
 
 
+def test_metrics_of_each_source():
+    """With several data sources, each has its share of the episodes and the mean reward of its scored ones."""
+    episodes = [
+        evolve(episode, task=evolve(episode.task, data_source=source))
+        for source, reward in (("math", 1.0), ("math", 0.0), ("code", 1.0), ("math", None), ("", None))
+        for episode in [make_episode(reward=reward)]
+    ]
+
+    found = {name: each for name, each in compute_episode_metrics(episodes).items() if name.startswith("source/")}
+
+    assert found == pytest.approx(
+        {
+            "source/math/share": 0.6,
+            "source/math/reward": 0.5,
+            "source/code/share": 0.2,
+            "source/code/reward": 1.0,
+            "source/unnamed/share": 0.2,
+        }
+    )
+    assert not any(name.startswith("source/") for name in compute_episode_metrics(episodes[:2]))
+
+
 def test_all_failed():
     """A batch in which every episode failed is an error with the first cause; one other episode is enough."""
     fault = Fault(owner="tool", kind="ToolError", message="no such file")

@@ -117,11 +117,22 @@ def test_first_and_last_validation_are_compared(order):
 
     rows = compare_validations(validations)
 
-    assert [("reward", "0.000", "0.800"), ("turns", "2.000", "2.000")] == rows
+    assert [("", "before", "after"), ("reward", "0.000", "0.800"), ("turns", "2.000", "2.000")] == rows
     assert "| reward | 0.000 | 0.800 |" in as_markdown(rows)
     console = Console(file=io.StringIO(), width=100)
     console.print(as_table(rows))
     assert "0.800" in console.file.getvalue()
+
+
+def test_the_best_step_has_a_column():
+    """The best step is shown between first and last, unless it is one of them."""
+    validations = {step: {"validation/reward/mean": value} for step, value in [(0, 0.1), (4, 0.9), (8, 0.5)]}
+
+    best = [("", "before", "best (step 4)", "after"), ("reward", "0.100", "0.900", "0.500")]
+    assert best == compare_validations(validations, 4)
+    assert "| held-out tasks | before | best (step 4) | after |\n| --- | --- | --- | --- |" in as_markdown(best)
+    for end in (0, 8):
+        assert [("", "before", "after"), ("reward", "0.100", "0.500")] == compare_validations(validations, end)
 
 
 def test_a_held_out_reward_has_its_interval():
@@ -131,7 +142,7 @@ def test_a_held_out_reward_has_its_interval():
     console = Console(file=io.StringIO(), width=120)
     console.print(as_table(rows))
 
-    assert [("reward", "0.500 [0.410, 0.600]", "0.550 [0.410, 0.600]")] == rows
+    assert [("reward", "0.500 [0.410, 0.600]", "0.550 [0.410, 0.600]")] == rows[1:]
     assert "0.550 [0.410, 0.600]" in console.file.getvalue()
     assert "| reward | 0.500 [0.410, 0.600] |" in as_markdown(rows)
 
@@ -139,3 +150,4 @@ def test_a_held_out_reward_has_its_interval():
 def test_no_validation_has_no_rows():
     """A training without held-out tasks has nothing to compare."""
     assert [] == compare_validations({})
+    assert "" == as_markdown([])

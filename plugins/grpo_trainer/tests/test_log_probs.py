@@ -56,7 +56,7 @@ def test_chunks_change_nothing(spec, mixed, group, chunk, packed, tied):
     actual = run(model, micro, chunk=chunk)
 
     for one, other in zip(actual, expected, strict=True):
-        assert (one - other).abs().max() < 1e-6 * max(1.0, float(other.abs().max()))
+        assert (one - other).abs().max() < 4e-6 * max(1.0, float(other.abs().max()))
     assert expected[2].abs().max() > 1e-3
 
 

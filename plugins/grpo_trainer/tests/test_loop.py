@@ -6,6 +6,7 @@ import json
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from attrs import evolve
 from hypothesis import given
@@ -13,13 +14,16 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from turnwise import EpisodeResult, Status, Task, Trajectory, TrajectoryScore
-from turnwise.errors import EngineError
+from turnwise.batch.rollout_batch import collate
+from turnwise.errors import ConfigError, EngineError
 from turnwise.types import Fault
 from turnwise_grpo_trainer import loop as loop_module
 from turnwise_grpo_trainer.checkpoints import TrainingState
 from turnwise_grpo_trainer.config import CheckpointConfig, TrainConfig, ValidationConfig
+from turnwise_grpo_trainer.episode_log import EpisodeLog
 from turnwise_grpo_trainer.interrupts import Interrupt, TrainingInterruptedError
 from turnwise_grpo_trainer.loop import StepTimer, TrainLoop
+from turnwise_result_files import read_training_step
 from turnwise_rollout_buffer import EpisodeGroup, TrajectoryBuffer
 
 TASK = Task(messages=({"role": "user", "content": "?"},), uid="t")
@@ -41,6 +45,8 @@ class Parts:
     def __init__(self, groups=lambda _step: [EpisodeGroup((make_episode(), make_episode(0.0)))]):
         self.groups, self.calls, self.lines, self.unfinished = groups, [], [], ()
         self.interrupt_at, self.loop, self.restored, self.measured = None, None, [], {}
+        self.held_out = {}
+        self.episodes = SimpleNamespace(is_due=lambda _step: False, write_validation=lambda _step, _episodes: None)
 
     def record(self, call):
         self.calls.append(call)
@@ -85,7 +91,7 @@ class Parts:
     def rollout(self, tasks, *, global_step, validation):
         assert validation
         self.record(f"validate {global_step}")
-        return [make_episode(0.5) for _ in tasks]
+        return [make_episode(self.held_out.get(global_step, 0.5)) for _ in tasks]
 
     def collate(self, episodes):
         return episodes
@@ -119,12 +125,12 @@ class Parts:
         self.lines.append((step, dict(metrics)))
 
 
-def make_loop(parts, *, num_steps=2, validation=0, checkpoint=0, num_held_out=0, limit=None):
-    """Return a loop around parts."""
+def make_loop(parts, *, num_steps=2, validation=0, checkpoint=0, num_held_out=0, keep=None, **held_out):
+    """Return a loop around parts; `keep` and `held_out` are further options of checkpoints and validations."""
     train = TrainConfig(
         num_steps=num_steps,
-        checkpoint=CheckpointConfig(every=checkpoint),
-        validation=ValidationConfig(every=validation, limit=limit),
+        checkpoint=CheckpointConfig(every=checkpoint, **(keep or {})),
+        validation=ValidationConfig(every=validation, **held_out),
     )
     parts.state_dict = lambda: {"position": 5}
     parts.load_state_dict = lambda state, *, step: parts.restored.append(("source", state, step))
@@ -141,6 +147,7 @@ def make_loop(parts, *, num_steps=2, validation=0, checkpoint=0, num_held_out=0,
         source=parts,
         sync=parts,
         store=parts,
+        episodes=parts.episodes,
         buffer=TrajectoryBuffer(2, 4),
         log=parts,
         view=view,
@@ -162,6 +169,23 @@ def test_the_order_of_a_training():
         *("collect 2", *(each.format(2, 1) for each in step), "pause", "checkpoint", "save 2", "resume", "notify"),
         *("source stops", "sync finishes"),
     ]
+
+
+def test_the_episodes_of_a_step_are_written(tmp_path):
+    """Each step that is due has a file with its episodes and the trainer's advantages."""
+    parts = Parts(groups=lambda _step: [EpisodeGroup((make_episode(), make_episode(0.0, number=1)))])
+    parts.episodes = EpisodeLog(tmp_path, every=2)
+    parts.collate = lambda episodes: collate(episodes, pad_token_id=0)
+    parts.advantages = lambda: np.array([[0.5], [-0.5]], np.float32)
+    make_loop(parts, num_steps=4).run()
+
+    files = sorted((tmp_path / "episodes").iterdir())
+    assert ["step-00000001.parquet", "step-00000003.parquet"] == [file.name for file in files]
+    for step, file in zip((1, 3), files, strict=True):
+        trained = read_training_step(file)
+        assert [(step, 1.0, [[0.5]]), (step, 0.0, [[-0.5]])] == [
+            (each.step, each.result.reward, [values.tolist() for values in each.advantages]) for each in trained
+        ]
 
 
 def test_warnings_are_shown_once_and_saved():
@@ -198,9 +222,83 @@ def test_validations_and_checkpoints_that_are_due(num_steps, every):
     assert {0, *regular, num_steps} == loop.validations.keys()
 
 
-def test_a_validation_is_limited_and_logged():
-    """`validation.limit` bounds the tasks; the metrics are logged with the prefix `validation/`."""
+SCORES = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=10, max_size=10)
+
+
+@given(scores=SCORES, keep_best=st.booleans(), export=st.sampled_from(["last", "best"]))
+def test_the_best_checkpoint_is_kept(scores, keep_best, export):
+    """
+    With `keep_best`, a step with a new best held-out score has a checkpoint, and the store is told to keep the best.
+
+    The initial model has one only if it may have to be exported.
+    """
     parts = Parts()
+    parts.held_out = dict(enumerate(scores))
+    loop = make_loop(parts, num_steps=9, validation=1, num_held_out=1, keep={"keep_best": keep_best, "export": export})
+
+    loop.run()
+
+    new_best = [step for step in range(10) if all(scores[step] > each for each in scores[:step])]
+    wanted = {step for step in new_best if keep_best and (step or export == "best")} | {9}
+    assert [f"save {step}" for step in sorted(wanted)] == [call for call in parts.calls if call.startswith("save")]
+    assert (new_best[-1], new_best[-1] if keep_best else None) == (loop.best_step, loop.kept_step)
+
+
+@given(scores=SCORES, patience=st.integers(1, 4))
+def test_a_training_stops_early(scores, patience):
+    """After `patience` validations without a new best score the training ends as after its last step."""
+    parts = Parts()
+    parts.held_out = dict(enumerate(scores))
+    loop = make_loop(parts, num_steps=9, validation=1, num_held_out=1, patience=patience)
+
+    loop.run()
+
+    ends = [step for step in range(10) if max(range(step + 1), key=lambda each: scores[each]) == step - patience]
+    assert (min([*ends, 9]), bool(ends)) == (loop.step, loop.stopped_early)
+    assert f"save {loop.step}" in parts.calls
+    assert "sync finishes" == parts.calls[-1]
+
+
+def test_a_resumed_training_knows_its_best_step():
+    """Best step and patience continue after a restart; a training that had stopped early makes no further step."""
+    parts = Parts()
+    parts.held_out = {1: 0.9}
+    make_loop(parts, num_steps=9, validation=1, num_held_out=1, patience=2).run()
+    resumed = Parts()
+    loop = make_loop(resumed, num_steps=9, validation=1, num_held_out=1, patience=2)
+
+    loop.load_state_dict(parts.saved)
+    loop.run()
+
+    assert (3, 1, True) == (loop.step, loop.best_step, loop.stopped_early)
+    assert not [call for call in resumed.calls if call.startswith("collect")]
+
+
+def test_a_validation_without_a_score_is_never_the_best():
+    """If no held-out episode was scored, the mean of 0 is no score, also where the others are negative."""
+    parts = Parts()
+    scores = {0: (TrajectoryScore(value=-1.0),), 1: (), 2: (TrajectoryScore(value=-0.5),)}
+    parts.rollout = lambda tasks, *, global_step, validation: [make_episode(scores=scores[global_step]) for _ in tasks]
+    loop = make_loop(parts, validation=1, num_held_out=1)
+
+    loop.run()
+
+    assert 2 == loop.best_step
+
+
+def test_an_unknown_score():
+    """A score that no validation has stops the training before its first step, with the known names."""
+    loop = make_loop(Parts(), num_held_out=1, score="reward/best")
+
+    with pytest.raises(ConfigError, match=r"train\.validation\.score: 'reward/best' is no metric.*reward/mean"):
+        loop.run()
+
+
+def test_a_validation_is_limited_and_logged():
+    """`validation.limit` bounds the tasks; the metrics have the prefix `validation/`, and the episodes are kept."""
+    parts = Parts()
+    kept = {}
+    parts.episodes = SimpleNamespace(is_due=lambda _step: False, write_validation=kept.__setitem__)
     loop = make_loop(parts, num_steps=1, num_held_out=5, limit=3)
 
     loop.run()
@@ -209,6 +307,7 @@ def test_a_validation_is_limited_and_logged():
     assert (0, 0.5) == (step, metrics["validation/reward/mean"])
     assert metrics == loop.validations[0]
     assert all(name.startswith("validation/") for name in metrics)
+    assert {0: 3, 1: 3} == {step: len(episodes) for step, episodes in kept.items()}
 
 
 def test_the_control_shuffles_each_step_differently(monkeypatch):

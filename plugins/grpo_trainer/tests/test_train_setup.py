@@ -34,6 +34,20 @@ CRITIC = ("train.algorithm.adv_estimator=reinforce_plus_plus",)
             ("train.algorithm.ppo_mini_batch_size=null", "train.algorithm.target_kl=0.1"),
             "train.algorithm.target_kl: has no effect with one optimizer step on a batch",
         ),
+        (("train.algorithm.mis_bounds=[0.5, 2.0]",), "train.algorithm.mis_bounds: needs old_log_probs: recompute"),
+        (("train.validation.patience=2",), "train.validation.patience: needs train.validation.every above 0"),
+        (
+            ("train.validation.patience=2", "train.validation.every=1", "data.validation_path=null"),
+            "train.validation.patience: needs held-out tasks; set data.validation_path",
+        ),
+        (
+            ("train.checkpoint.export=best", "data.validation_path=null"),
+            "train.checkpoint.export: best needs held-out tasks; set data.validation_path",
+        ),
+        (
+            ("train.checkpoint.export=best", "train.checkpoint.keep_best=false"),
+            "train.checkpoint.export: best needs train.checkpoint.keep_best",
+        ),
         (("reward=null",), "reward: missing; training needs one"),
         (
             ("train.tasks_per_step=8", "train.buffer.max_groups=4"),
@@ -59,7 +73,8 @@ def test_settings_that_exclude_each_other(overrides, message):
         ("train.optimizer.lr=-1", "train.optimizer.lr: "),
         ("train.optimizer.lr=fast", "train.optimizer.lr: "),
         ("train.algorithm.gamma=1.5", "train.algorithm.gamma: "),
-        ("train.algorithm.adv_estimator=ppo", "train.algorithm.adv_estimator: expected one of grpo, dr_grpo"),
+        ("train.algorithm.adv_estimator=ppo", "train.algorithm.adv_estimator: unknown advantage 'ppo'"),
+        ("train.algorithm.mis_bounds=[2.0, 0.5]", "train.algorithm.mis_bounds: "),
         ("train.mode=hybrid", "train.mode: expected one of sync, async"),
         ("train.buffer.stale=keep", "train.buffer.stale: expected one of drop, correct"),
         ("train.checkpoint.keep_last=0", "train.checkpoint.keep_last: "),

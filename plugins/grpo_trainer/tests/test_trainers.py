@@ -78,6 +78,21 @@ def test_offloading_changes_no_update(spec, mixed, config):
     assert all((array == expected[name]).all() for name, array in offloaded.weights())
 
 
+def test_offloading_returns_memory_to_the_driver(spec, mixed, monkeypatch):
+    """After each part has left a GPU, the allocator's free blocks go back: the engine may be another process."""
+    trainer = load(spec)
+    trainer.update(mixed, step=1, version=0)
+    calls = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty_cache"))
+    monkeypatch.setattr(trainer.learner, "device", torch.device("cuda"))
+    monkeypatch.setattr(trainer.learner.policy.model, "to", lambda device: calls.append(f"weights to {device}"))
+
+    trainer.offload_optimizer()
+    trainer.offload_parameters()
+
+    assert calls == ["empty_cache", "weights to cpu", "empty_cache"]
+
+
 def test_memory_counts_every_model(spec, mixed):
     """Weights count from the start, two moments of AdamW after an update, and reference and critic as well."""
     trainer = load(spec)

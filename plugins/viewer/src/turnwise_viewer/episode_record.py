@@ -1,0 +1,146 @@
+"""An episode as JSON values: its task, messages, scores and records, and the columns of a record's tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.record.columns import NO_VERSION, Origin
+from turnwise.types import JsonDict
+from turnwise_result_files.row_file import COUNTS, FAULT, JSON, SECONDS
+from turnwise_viewer.token_text import TokenTexts
+
+Row = Mapping[str, Any]
+"""A row of an episode file; columns of JSON text are text."""
+
+_TEXTS: Final = ("agent_name", "data_source", "objective", "status", "sample_index")
+
+
+def describe_episode(rows: Sequence[Row]) -> JsonDict:
+    """Return an episode without its tokens: `rows` has a row per record, in order."""
+    first = rows[0]
+    texts = {name: json.loads(first[name]) for name in JSON if name != "score_extra"}
+    fault = {name: first[f"fault_{name}"] for name in FAULT} if first["fault_owner"] is not None else None
+    metrics = {name: first[name] for name in (*COUNTS, *SECONDS, "mask_ratio", "tool_reward")}
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    return {
+        "uid": first["uid"],
+        "rollout_n": first["rollout_n"],
+        "global_step": first.get("training_step", first["global_step"]),
+        "asked_at_step": first["global_step"],
+        "validation": first["validation"],
+        **{name: first[name] for name in (*_TEXTS, "worker", "replicas")},
+        "fault": fault,
+        "reward": sum(rewards) if rewards else None,
+        "task": {
+            "messages": texts["task_messages"],
+            "ground_truth": texts["ground_truth"],
+            "agent_name": first["task_agent_name"],
+            "extra": texts["task_extra"],
+        },
+        "messages": texts["messages"],
+        "metrics": metrics | {"num_tokens": texts["num_tokens"], "extra": texts["metrics_extra"]},
+        "records": [_describe_record(row) for row in rows if row["trajectory_index"] is not None],
+    }
+
+
+def _describe_record(row: Row) -> JsonDict:
+    turns = _turns(row["segments"])
+    return {
+        "index": row["trajectory_index"],
+        "lineage": row["lineage"],
+        "num_prompt_tokens": len(row["prompt_ids"]),
+        "num_tokens": len(row["prompt_ids"]) + len(row["response_ids"]),
+        "segments": row["segments"],
+        "turns": turns,
+        "prompt_text": row["prompt_text"],
+        "response_text": row["response_text"],
+        "score": _describe_score(row, turns),
+    }
+
+
+def _turns(segments: Sequence[Row]) -> list[list[int]]:
+    """Return the start and stop of each turn of the model, see `Trajectory.turns`."""
+    turns: list[list[int]] = []
+    place = None
+    for segment in segments:
+        if segment["origin"] == "action":
+            follows = turns and turns[-1][1] == segment["start"] and place == (segment["block"], segment["path"])
+            place = segment["block"], segment["path"]
+            turns.append([turns.pop()[0] if follows else segment["start"], segment["stop"]])
+    return turns
+
+
+def _describe_score(row: Row, turns: Sequence[Sequence[int]]) -> JsonDict | None:
+    """Return a record's score and its credits: the absolute index of each credited token, and the token's reward."""
+    level = row["score_level"]
+    if level is None:
+        return None
+    values = list(row["score_values"])
+    num_prompt, num_response = len(row["prompt_ids"]), len(row["response_ids"])
+    if level == "token":
+        places = list(range(num_prompt, num_prompt + num_response))
+    elif level == "turn":
+        places = [stop - 1 for _start, stop in turns]
+    elif row["score_at"] == "last_action" and turns:
+        places = [max(stop for _start, stop in turns) - 1]
+    else:
+        places = [num_prompt + num_response - 1] if num_response else []
+    credits = [[place, value] for place, value in zip(places, values, strict=False) if level != "token" or value]
+    extra = json.loads(row["score_extra"])
+    return {"level": level, "at": row["score_at"], "values": values, "extra": extra, "credits": credits}
+
+
+def describe_tokens(row: Row, texts: TokenTexts | None) -> JsonDict:
+    """
+    Return the columns of a record's tokens, prompt and response: each is (T,), one value per token.
+
+    `logprobs` and `weight_versions` are null where no policy sampled the token. `pieces` is null without a tokenizer,
+    and `advantages` is null unless a training wrote the record and learned from it.
+    """
+    prompt_ids, response_ids = (np.asarray(row[name], np.int32) for name in ("prompt_ids", "response_ids"))
+    ids = np.concatenate([prompt_ids, response_ids])
+    num_prompt = len(prompt_ids)
+    origins = np.zeros(len(ids), np.uint8)
+    for segment in row["segments"]:
+        origins[segment["start"] : segment["stop"]] = Origin[segment["origin"].upper()]
+    versions = np.asarray(row["weight_versions"], np.int32)
+    sampled = versions != NO_VERSION
+    logprobs = [float(str(value)) for value in np.asarray(row["logprobs"], np.float32)]
+    fill: list[None] = [None] * num_prompt
+    return {
+        "num_prompt_tokens": num_prompt,
+        "ids": ids.tolist(),
+        "pieces": None if texts is None else texts.pieces(ids),
+        "origin_names": [origin.name.lower() for origin in Origin],
+        "origins": origins.tolist(),
+        "mask": (origins == Origin.ACTION).astype(np.uint8).tolist(),
+        "logprobs": [*fill, *_where(sampled, logprobs)],
+        "weight_versions": [*fill, *_where(sampled, versions.tolist())],
+        **{name: list(row[name]) for name in ("position_ids", "block_start", "path_start")},
+        "advantages": _advantages(row, fill),
+    }
+
+
+def _advantages(row: Row, fill: Sequence[None]) -> list[object] | None:
+    values = row.get("advantages")
+    if values is None:
+        return None
+    return [*fill, *(float(str(value)) for value in np.asarray(values, np.float32))]
+
+
+def mean_advantage(rows: Sequence[Row]) -> float | None:
+    """Return the mean advantage of an episode's sampled tokens; None if no training learned from them."""
+    pairs = [(row["advantages"], row["response_mask"]) for row in rows if row["advantages"] is not None]
+    if not pairs:
+        return None
+    advantages, masks = (np.concatenate([np.asarray(each) for each in column]) for column in zip(*pairs, strict=True))
+    return float(advantages[masks == 1].mean()) if (masks == 1).any() else None
+
+
+def _where(keep: NDArray[np.bool_], values: Sequence[object]) -> list[object]:
+    return [value if kept else None for kept, value in zip(keep.tolist(), values, strict=True)]

@@ -1,0 +1,135 @@
+"""An episode as the source of a test: its task, records and scores, on which a reward or another part can be run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pprint import pformat
+from typing import Any, Final
+
+from attrs import asdict, define, field
+
+from turnwise.record.result import EpisodeResult
+from turnwise.types import Score, TrajectoryScore
+from turnwise_result_files.episode_rows import add_trajectory, read_episode
+from turnwise_result_files.row_file import JSON
+
+_WIDTH: Final = 100
+_SOURCE: Final = '''\
+"""An episode of a run, copied from `turnwise view`. Run it with pytest."""
+
+{imports}
+
+EPISODE = {episode}
+
+
+def test_the_records_are_whole() -> None:
+    """Masks, positions and log-probabilities of each record agree with its segments."""
+    for record in EPISODE.trajectories:
+        check_trajectory(record)
+
+
+def test_the_reward() -> None:
+    """The reward is the recorded one. Put the check here that the episode should pass."""
+    assert EPISODE.reward == {reward}
+'''
+_MODULES: Final = {
+    **dict.fromkeys(("EpisodeResult", "Status", "Task", "Trajectory"), "turnwise"),
+    **dict.fromkeys(("TokenScore", "TrajectoryScore", "TurnScore"), "turnwise"),
+    **dict.fromkeys(("Fault", "Placement"), "turnwise.types"),
+    "check_trajectory": "turnwise.record.invariants",
+    "RecordLineage": "turnwise.record.lineage",
+    **dict.fromkeys(("inf", "nan"), "math"),
+}
+
+
+def write_case(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the source of a test about the episode of some rows: a row per record, with columns of JSON as text."""
+    parsed = [dict(row) | {name: json.loads(row[name]) for name in JSON} for row in rows]
+    episode = read_episode(parsed[0])
+    for row in parsed:
+        episode = add_trajectory(episode, row)
+    writer = _Writer()
+    body, reward = writer.episode(episode), writer.literal(episode.reward)
+    return _SOURCE.format(imports=writer.imports(), episode=body, reward=reward)
+
+
+@define
+class _Writer:
+    """Writes values as expressions, and remembers the names that these use."""
+
+    names: set[str] = field(factory=lambda: {"check_trajectory"})
+
+    def imports(self) -> str:
+        modules: dict[str, list[str]] = {}
+        for name in sorted(self.names):
+            modules.setdefault(_MODULES[name], []).append(name)
+        return "\n".join(f"from {module} import {', '.join(modules[module])}" for module in sorted(modules))
+
+    def episode(self, episode: EpisodeResult) -> str:
+        task, fault = episode.task, episode.fault
+        arguments = {
+            "task": self.call("Task", self.literals(asdict(task, recurse=False))),
+            **self.literals({name: getattr(episode, name) for name in ("rollout_n", "global_step", "validation")}),
+            "agent_name": self.literal(episode.agent_name),
+            "status": self.call("Status", {"": self.literal(str(episode.status))}),
+            "objective": self.literal(str(episode.objective)),
+            "messages": self.literal(episode.messages),
+            "trajectories": self.sequence([self.record(each.to_dict()) for each in episode.trajectories]),
+            "scores": self.sequence([self.score(each) for each in episode.scores]),
+            "lineage": self.sequence(
+                [self.call("RecordLineage", self.literals(asdict(each))) for each in episode.lineage]
+            ),
+        }
+        if fault is not None:
+            arguments["fault"] = self.call("Fault", self.literals(asdict(fault) | {"traceback": ""}))
+        return self.call("EpisodeResult", arguments)
+
+    def record(self, saved: Mapping[str, Any]) -> str:
+        columns = {
+            # Short decimals of 32 bits: reading them gives the same values.
+            name: [float(str(each)) for each in value] if name == "logprobs" else value.tolist()
+            for name, value in saved.items()
+            if name not in ("segments", "num_prompt_tokens")
+        }
+        segments = [tuple(int(each) for each in segment) for segment in saved["segments"]]
+        whole = {"num_prompt_tokens": saved["num_prompt_tokens"], "segments": segments, **columns}
+        return self.call("Trajectory.from_dict", {"": self.literal(whole)})
+
+    def score(self, score: Score) -> str:
+        values = self.literals(asdict(score, recurse=False))
+        if isinstance(score, TrajectoryScore):
+            values["at"] = self.call("Placement", {"": self.literal(str(score.at))})
+        return self.call(type(score).__name__, values)
+
+    def call(self, name: str, arguments: Mapping[str, str]) -> str:
+        self.names.add(name.partition(".")[0])
+        if len(arguments) == 1 and "" in arguments:
+            return f"{name}({arguments['']})"
+        lines = [_indent(f"{key}={value}," if key else f"{value},") for key, value in arguments.items()]
+        return f"{name}(\n{chr(10).join(lines)}\n)"
+
+    def sequence(self, items: Sequence[str]) -> str:
+        return f"(\n{chr(10).join(_indent(f'{each},') for each in items)}\n)" if items else "()"
+
+    def literals(self, values: Mapping[str, Any]) -> dict[str, str]:
+        return {name: self.literal(value) for name, value in values.items()}
+
+    def literal(self, value: object) -> str:
+        """Return a value of JSON as an expression; a text is written with escapes, on lines without its line breaks."""
+        self._note_numbers(value)
+        return pformat(value, width=_WIDTH, compact=True, sort_dicts=False)
+
+    def _note_numbers(self, value: object) -> None:
+        if isinstance(value, float) and not math.isfinite(value):
+            self.names.add("nan" if math.isnan(value) else "inf")
+        elif isinstance(value, Mapping):
+            self._note_numbers([*value.values()])
+        elif isinstance(value, list | tuple):
+            for each in value:
+                self._note_numbers(each)
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.split("\n"))

@@ -1,0 +1,230 @@
+import { useEffect, useMemo, useRef } from "preact/hooks";
+import { get, type Episode as EpisodeType, type EpisodeRecord, type Message, type Tokens } from "./api";
+import { Copy, Fact, Problem, Status, Text, useLoaded } from "./parts";
+import { Paths } from "./paths";
+import { link, type Place } from "./router";
+import { asText, literal, number, seconds } from "./text";
+import { TokenView } from "./tokens";
+
+export function Episode({ place }: { place: Place }) {
+  const key = place.query.get("key") ?? "";
+  const number_ = Number(place.query.get("record") ?? 0);
+  const view = place.query.get("view") ?? "turns";
+  const { value: episode, error } = useLoaded<EpisodeType>(`runs/${place.run}/episode`, { key });
+  const record = episode?.records[number_];
+  const needsTokens = view !== "turns" && record !== undefined;
+  const tokens = useLoaded<Tokens>(needsTokens ? `runs/${place.run}/tokens` : null, { key, record: number_ });
+  if (!episode || episode.key !== key) return <Problem text={error} />;
+  const hasPaths = record?.segments.some((each) => each.block >= 0) ?? false;
+  const views: [string, string][] = [["turns", "Turns"], ["tokens", "Tokens"], ...(hasPaths ? ([["paths", "Paths"]] as [string, string][]) : []), ["data", "Data"]];
+  return (
+    <article class="episode" aria-labelledby="heading">
+      <Head episode={episode} run={place.run} />
+      {episode.records.length > 1 && <Records episode={episode} chosen={number_} place={place} view={view} />}
+      <nav class="tabs" aria-label="Ways to see the episode">
+        {views.map(([name, title]) => (
+          <a href={link(place.run, "episode", { key, record: number_ || undefined, view: name })} aria-current={view === name ? "page" : undefined}>
+            {title}
+          </a>
+        ))}
+        <span class="grow" />
+        <Copy label="Copy as JSON" text={() => JSON.stringify(episode, null, 2)} />
+        <Copy label="Copy messages" text={() => JSON.stringify(episode.messages, null, 2)} />
+        <Copy label="Copy as a test" text={async () => (await get<{ source: string }>(`runs/${place.run}/case`, { key })).source} />
+      </nav>
+      <Problem text={error || tokens.error} />
+      {view === "turns" && <Turns key={`${key} ${number_}`} episode={episode} record={record} chosen={place.query.get("turn")} place={place} />}
+      {view === "data" && <Text text={JSON.stringify({ ...episode, records: undefined, messages: undefined }, null, 2)} label="Data of the episode" />}
+      {needsTokens && !tokens.value && !tokens.error && <p class="dim">Loading tokens…</p>}
+      {needsTokens && tokens.value && tokens.value.ids.length === record.num_tokens && (
+        <>
+          {view === "tokens" && <TokenView key={`${key} ${number_}`} tokens={tokens.value} record={record} episode={episode} start={place.query.has("token") ? Number(place.query.get("token")) : null} />}
+          {view === "paths" && <Paths tokens={tokens.value} record={record} />}
+        </>
+      )}
+    </article>
+  );
+}
+
+function Head({ episode, run }: { episode: EpisodeType; run: number }) {
+  const { metrics } = episode;
+  const rest = Math.max(0, metrics.total_s - metrics.llm_s - metrics.tool_s - metrics.reward_s);
+  return (
+    <header>
+      <p class="crumbs">
+        <a href={link(run, "episodes")}>Episodes</a> /{" "}
+        <a href={link(run, "groups", { uid: episode.uid })}>task {literal(episode.uid)}</a>
+      </p>
+      <h1 id="heading">
+        {literal(episode.key)} <Status status={episode.status} />
+      </h1>
+      {episode.fault && <Problem text={`${episode.fault.owner}: ${episode.fault.kind}: ${episode.fault.message}`} />}
+      <dl class="facts">
+        <Fact name="reward" title="sum over all records">
+          <b>{number(episode.reward)}</b>
+        </Fact>
+        {metrics.tool_reward !== 0 && <Fact name="of tools">{number(metrics.tool_reward)}</Fact>}
+        {partsOf(episode.records).map(([name, value]) => (
+          <Fact name={literal(name)} title="part of the reward, as the reward function reported it; the sum over all records">
+            {number(value)}
+          </Fact>
+        ))}
+        <Fact name="expected">
+          <bdi>{literal(asText(episode.task.ground_truth)).slice(0, 200) || "–"}</bdi>
+        </Fact>
+        <Fact name="agent">{literal(episode.agent_name)}</Fact>
+        {episode.replicas && episode.replicas.length > 0 && (
+          <Fact name={episode.replicas.length > 1 ? "replicas" : "replica"} title={`engines that sampled its turns, in order; run by ${literal(episode.worker || "this process")}`}>
+            {episode.replicas.join(", ")}
+          </Fact>
+        )}
+        <Fact name="turns">{metrics.num_turns}</Fact>
+        <Fact name="tool calls">
+          {metrics.num_tool_calls}
+          {metrics.num_tool_errors > 0 && <span class="bad"> ({metrics.num_tool_errors} ✗)</span>}
+        </Fact>
+        {Object.entries(metrics.num_tokens).map(([name, count]) => count > 0 && <Fact name={`${name} tokens`}>{number(count)}</Fact>)}
+        <Fact name="time" title={`model ${seconds(metrics.llm_s)}, tools ${seconds(metrics.tool_s)}, reward ${seconds(metrics.reward_s)}, rest ${seconds(rest)}`}>
+          {seconds(metrics.total_s)}
+        </Fact>
+        {episode.global_step > 0 && (
+          <Fact name="step">
+            <a href={link(run, "episodes", { step: episode.global_step })}>{episode.global_step}</a>
+          </Fact>
+        )}
+      </dl>
+    </header>
+  );
+}
+
+/** The parts of the rewards of some records: the sum of each name. */
+function partsOf(records: EpisodeRecord[]): [string, number][] {
+  const parts = new Map<string, number>();
+  for (const record of records) {
+    for (const [name, value] of Object.entries(record.score?.extra ?? {})) {
+      if (typeof value === "number") parts.set(name, (parts.get(name) ?? 0) + value);
+    }
+  }
+  return [...parts];
+}
+
+function Records({ episode, chosen, place, view }: { episode: EpisodeType; chosen: number; place: Place; view: string }) {
+  const children = (parent: number | null): EpisodeRecord[] => episode.records.filter((each) => (each.lineage?.parent ?? null) === parent);
+  const branch = (record: EpisodeRecord) => (
+    <li>
+      <a href={link(place.run, "episode", { key: episode.key, record: record.index || undefined, view })} aria-current={record.index === chosen ? "true" : undefined}>
+        record {record.index}: {literal(record.lineage?.kind ?? "main")}
+      </a>{" "}
+      <span class="dim">
+        {number(record.num_tokens)} tokens
+        {record.lineage && record.lineage.num_shared_tokens > 0 && `, the first ${record.lineage.num_shared_tokens} from its parent`}
+        {record.lineage && !record.lineage.trained && ", not trained"}
+        {record.score && partsOf([record]).map(([name, value]) => `, ${literal(name)} ${number(value)}`)}
+        {record.score && `, reward ${number(record.score.values.reduce((sum, each) => sum + each, 0))}`}
+      </span>
+      {record.lineage?.label && <em> {literal(record.lineage.label)}</em>}
+      {children(record.index).length > 0 && <ul>{children(record.index).map(branch)}</ul>}
+    </li>
+  );
+  return (
+    <nav class="records" aria-label="Records of the episode">
+      <ul>{children(null).map(branch)}</ul>
+    </nav>
+  );
+}
+
+function Turns({ episode, record, chosen, place }: { episode: EpisodeType; record: EpisodeRecord | undefined; chosen: string | null; place: Place }) {
+  const messages = episode.messages.length ? episode.messages : episode.task.messages;
+  const answers = useMemo(() => messages.flatMap((each, index) => (each.role === "assistant" ? [index] : [])), [messages]);
+  const answered = answers.length > 0;
+  // The answers after the task are the turns of a record, unless an agent rewrote the messages.
+  const own = answers.slice(episode.task.messages.filter((each) => each.role === "assistant").length);
+  const here = { key: episode.key, record: record?.index || undefined };
+  const tokensOf = (index: number): string | undefined => {
+    if (!record || own.length !== record.turns.length || !own.includes(index)) return undefined;
+    return link(place.run, "episode", { ...here, view: "tokens", token: record.turns[own.indexOf(index)][0] });
+  };
+  return (
+    <div class="turns">
+      {messages.map((message, index) => (
+        <MessageView message={message} index={index} chosen={String(index) === chosen} address={link(place.run, "episode", { ...here, turn: index })} tokens={tokensOf(index)} />
+      ))}
+      {!answered && record?.response_text && (
+        <section class="message assistant" aria-label="Response">
+          <h2>response, as sampled</h2>
+          <Text text={record.response_text} />
+        </section>
+      )}
+      {(episode.status === "truncated" || episode.status === "timed_out") && <p class="cut">✂ The episode was {episode.status === "truncated" ? "truncated: it reached a limit of tokens or turns" : "stopped by its deadline"}.</p>}
+    </div>
+  );
+}
+
+function MessageView({ message, index, chosen, address, tokens }: { message: Message; index: number; chosen: boolean; address: string; tokens: string | undefined }) {
+  const own = useRef<HTMLElement>(null);
+  useEffect(() => {
+    if (chosen) own.current?.scrollIntoView({ block: "center" });
+  }, [chosen]);
+  const role = String(message.role ?? "?");
+  const content = asText(message.content);
+  const isTool = role === "tool";
+  const title = (
+    <>
+      {literal(role)}
+      {message.name && <span class="name"> {literal(message.name)}</span>}
+    </>
+  );
+  return (
+    <section ref={own} class={`message ${["system", "user", "assistant", "tool"].includes(role) ? role : "other"}${chosen ? " chosen" : ""}`} aria-label={`${role} message ${index}`}>
+      <span class="anchors">
+        {tokens && (
+          <a href={tokens} aria-label={`tokens of message ${index}`}>
+            tokens
+          </a>
+        )}
+        <a href={address} aria-label={`link to message ${index}`}>
+          #{index}
+        </a>
+      </span>
+      {isTool ? (
+        <details open={content.length < 2000}>
+          <summary>
+            <h2>{title}</h2> <span class="dim">{number(content.length)} characters</span>
+          </summary>
+          <Text text={content} />
+        </details>
+      ) : (
+        <>
+          <h2>{title}</h2>
+          {message.reasoning_content !== undefined && message.reasoning_content !== null && (
+            <details>
+              <summary>reasoning</summary>
+              <Text text={asText(message.reasoning_content)} />
+            </details>
+          )}
+          {content && <Text text={content} />}
+        </>
+      )}
+      {message.tool_calls?.map((call) => (
+        <details class="call" open>
+          <summary>
+            call <code>{literal(call.function?.name ?? "?")}</code>
+          </summary>
+          <Text text={prettyArguments(call.function?.arguments)} />
+        </details>
+      ))}
+    </section>
+  );
+}
+
+function prettyArguments(value: unknown): string {
+  if (typeof value !== "string") return asText(value);
+  try {
+    const found = JSON.parse(value);
+    // A call with one text, such as a program, reads best as that text.
+    const entries = Object.entries(found);
+    return entries.map(([name, each]) => (typeof each === "string" && each.includes("\n") ? `${name}:\n${each}` : `${name}: ${JSON.stringify(each)}`)).join("\n");
+  } catch {
+    return value;
+  }
+}

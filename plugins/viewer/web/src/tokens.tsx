@@ -1,0 +1,232 @@
+import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import type { Episode, EpisodeRecord, Tokens } from "./api";
+import { replaceQuery } from "./router";
+import { isSpecial, literal, number } from "./text";
+
+// Records have up to some ten thousands of tokens; only chunks near the visible part are in the page.
+const CHUNK = 200;
+const TOKEN_WIDTH = 42;
+const LINE = 27;
+
+export const ORIGINS: Record<string, string> = {
+  prompt: "the prompt: no mark",
+  action: "sampled by the policy and trained: solid line",
+  observation: "from a tool, a user or the environment: dotted line",
+  forced: "inserted by the harness: double line",
+  replayed: "sampled in another record, which trains it: dashed line",
+};
+
+export function shade(logprob: number | null): string {
+  if (logprob === null) return "";
+  // Ten levels of the probability of the sampled token; a rare token is dark.
+  return ` p${Math.min(9, Math.floor(10 * (1 - Math.exp(logprob))))}`;
+}
+
+export function visiblePiece(tokens: Tokens, index: number): string {
+  const piece = tokens.pieces?.[index];
+  if (piece === undefined) return String(tokens.ids[index]);
+  return piece === "" ? "◦" : literal(piece).replace(/\n/g, "⏎\n").replace(/\t/g, "⇥");
+}
+
+export function TokenView({ tokens, record, episode, start }: { tokens: Tokens; record: EpisodeRecord; episode: Episode; start: number | null }) {
+  const [chosen, setChosen] = useState(start ?? 0);
+  const view = useRef<HTMLDivElement>(null);
+  const credits = useMemo(() => new Map(record.score?.credits ?? []), [record]);
+  const count = tokens.ids.length;
+  const isCut = episode.status === "truncated" || episode.status === "timed_out";
+
+  const indexOf = (event: Event): number | null => {
+    const found = (event.target as HTMLElement).closest<HTMLElement>("[data-i]");
+    return found ? Number(found.dataset.i) : null;
+  };
+  const press = (event: KeyboardEvent) => {
+    const steps: Record<string, number> = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 20, ArrowUp: -20, PageDown: 500, PageUp: -500, Home: -count, End: count };
+    if (!(event.key in steps)) return;
+    event.preventDefault();
+    const next = Math.min(count - 1, Math.max(0, chosen + steps[event.key]));
+    setChosen(next);
+    replaceQuery({ token: next });
+    reveal(next);
+  };
+  // The tokens of a far chunk are in the page some time after the chunk was scrolled to, and chunks above it then get
+  // their real heights. So this token is shown again after each change, until the user does something.
+  const awaited = useRef<number | null>(null);
+  const reveal = (index: number) => {
+    awaited.current = index;
+    view.current?.querySelector(`[data-chunk="${Math.floor(index / CHUNK) * CHUNK}"]`)?.scrollIntoView({ block: "nearest" });
+    showAwaited();
+  };
+  const showAwaited = useCallback(() => {
+    view.current?.querySelector(`[data-i="${awaited.current}"]`)?.scrollIntoView({ block: "nearest" });
+  }, []);
+  useEffect(() => {
+    if (start !== null) reveal(start);
+    const forget = () => {
+      awaited.current = null;
+    };
+    const actions = ["wheel", "keydown", "pointerdown", "touchmove"];
+    // Before the listeners of elements: a key may then choose the next token to show.
+    for (const name of actions) addEventListener(name, forget, { capture: true, passive: true });
+    return () => {
+      for (const name of actions) removeEventListener(name, forget, { capture: true });
+    };
+  }, []);
+  const chunks = [];
+  for (let from = 0; from < count; from += CHUNK) {
+    chunks.push(<Chunk key={from} from={from} to={Math.min(count, from + CHUNK)} tokens={tokens} credits={credits} chosen={chosen >= from && chosen < from + CHUNK ? chosen : -1} onShown={showAwaited} />);
+  }
+  return (
+    <div class="tokens">
+      <div>
+        <Legend tokens={tokens} />
+        {tokens.pieces === null && <p class="dim">Ids without text: {literal(tokens.no_pieces_because ?? "")}</p>}
+        <div
+          ref={view}
+          class="tokenview"
+          role="listbox"
+          aria-label={`${count} tokens`}
+          aria-activedescendant={`t${chosen}`}
+          tabIndex={0}
+          onKeyDown={press}
+          // Not mouseover: a scroll by a key moves another token under the mouse that rests.
+          onMouseMove={(event) => {
+            const index = indexOf(event);
+            if (index !== null) setChosen(index);
+          }}
+          onClick={(event) => {
+            const index = indexOf(event);
+            if (index !== null) replaceQuery({ token: index });
+          }}
+        >
+          {chunks}
+          <div class="end">
+            {isCut ? `✂ ${episode.status.replace("_", " ")} here` : "end of the record"}: {number(count - tokens.num_prompt_tokens)} response tokens after a prompt of {number(tokens.num_prompt_tokens)}
+          </div>
+        </div>
+      </div>
+      <Detail tokens={tokens} record={record} index={chosen} credit={credits.get(chosen)} />
+    </div>
+  );
+}
+
+interface ChunkProps {
+  from: number;
+  to: number;
+  tokens: Tokens;
+  credits: Map<number, number>;
+  chosen: number;
+  onShown: () => void;
+}
+
+function Chunk({ from, to, tokens, credits, chosen, onShown }: ChunkProps) {
+  const [near, setNear] = useState(from === 0);
+  const [height, setHeight] = useState(0);
+  const own = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    const element = own.current!;
+    const watch = new IntersectionObserver(([entry]) => setNear(entry.isIntersecting), { root: element.parentElement, rootMargin: "1200px" });
+    watch.observe(element);
+    return () => watch.disconnect();
+  }, []);
+  useLayoutEffect(() => {
+    if (near && own.current) setHeight(own.current.offsetHeight);
+    if (near) onShown();
+  }, [near]);
+  const spans = useMemo(() => (near ? makeSpans(from, to, tokens, credits) : null), [near, tokens, credits]);
+  useEffect(() => {
+    if (!near || chosen < 0) return;
+    const token = own.current!.querySelector(`[data-i="${chosen}"]`);
+    token?.classList.add("chosen");
+    token?.setAttribute("aria-selected", "true");
+    return () => {
+      token?.classList.remove("chosen");
+      token?.setAttribute("aria-selected", "false");
+    };
+  }, [near, chosen]);
+  const guess = height || Math.ceil(((to - from) * TOKEN_WIDTH) / 900) * LINE;
+  return (
+    <div ref={own} class="chunk" role="presentation" data-chunk={from} style={near ? undefined : { height: `${guess}px` }}>
+      {spans}
+    </div>
+  );
+}
+
+function makeSpans(from: number, to: number, tokens: Tokens, credits: Map<number, number>) {
+  const spans = [];
+  for (let index = from; index < to; index++) {
+    const origin = tokens.origin_names[tokens.origins[index]];
+    const special = tokens.pieces !== null && isSpecial(tokens.pieces[index]);
+    const credit = credits.get(index);
+    spans.push(
+      <span role="option" id={`t${index}`} aria-selected="false" data-i={index} class={`token ${origin}${shade(tokens.logprobs[index])}${special ? " special" : ""}`}>
+        {visiblePiece(tokens, index)}
+      </span>,
+    );
+    if (credit !== undefined) {
+      spans.push(
+        <span role="presentation" class="credit" title={`reward ${credit} is credited to token ${index}`}>
+          ★ {number(credit)}
+        </span>,
+      );
+    }
+  }
+  return spans;
+}
+
+export function Legend({ tokens }: { tokens: Tokens }) {
+  const used = new Set(tokens.origins);
+  return (
+    <p class="legend">
+      {tokens.origin_names.map((name, index) => used.has(index) && (
+        <span class={`token ${name}`} title={ORIGINS[name]}>
+          {name}
+        </span>
+      ))}
+      <span class="scale">
+        likely
+        {[0, 2, 4, 6, 8, 9].map((level) => (
+          <i class={`token p${level}`} aria-hidden="true">
+            {" "}
+          </i>
+        ))}
+        unlikely
+      </span>
+    </p>
+  );
+}
+
+function Detail({ tokens, record, index, credit }: { tokens: Tokens; record: EpisodeRecord; index: number; credit: number | undefined }) {
+  const logprob = tokens.logprobs[index];
+  const segment = record.segments.find((each) => index >= each.start && index < each.stop);
+  const turn = record.turns.findIndex(([start, stop]) => index >= start && index < stop);
+  const piece = tokens.pieces?.[index];
+  const facts: [string, string][] = [
+    ["token", `${index} of ${tokens.ids.length}`],
+    ["id", String(tokens.ids[index])],
+    ["text", piece === undefined ? "–" : piece === "" ? "part of the next character" : literal(JSON.stringify(piece))],
+    ["origin", tokens.origin_names[tokens.origins[index]]],
+    ["in the loss", tokens.mask[index] ? "yes" : "no"],
+    ["log-probability", logprob === null ? "–" : logprob.toFixed(5)],
+    ["probability", logprob === null ? "–" : number(Math.exp(logprob))],
+    ["weight version", String(tokens.weight_versions[index] ?? "–")],
+    ["position", String(tokens.position_ids[index])],
+    ["turn", turn < 0 ? "–" : String(turn + 1)],
+    ["path", segment && segment.block >= 0 ? `${segment.path} of block ${segment.block}` : "–"],
+    ["advantage", number(tokens.advantages?.[index])],
+    ["reward here", credit === undefined ? "–" : number(credit)],
+  ];
+  return (
+    <aside class="detail" aria-label="The chosen token">
+      <dl>
+        {facts.map(([name, value]) => (
+          <>
+            <dt>{name}</dt>
+            <dd>
+              <bdi>{value}</bdi>
+            </dd>
+          </>
+        ))}
+      </dl>
+    </aside>
+  );
+}

@@ -1,4 +1,4 @@
-"""`turnwise bench routing`: compares routers on synthetic and recorded traces, in a simulator."""
+"""`turnwise bench`: compares routers on traces (`routing`), and predicts the limits of large runs (`scale`)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from turnwise.plugin.host import load
 from turnwise.plugin.registry import Entry, did_you_mean
 from turnwise.protocols import Resources, Router
 from turnwise.types import PluginRecipe
+from turnwise_routing_bench import scale_command
 from turnwise_routing_bench.recorded_traces import load_trace
 from turnwise_routing_bench.simulator import RoutingResult, simulate
 from turnwise_routing_bench.synthetic_traces import synthetic_traces
@@ -28,21 +29,26 @@ MakeRouter = Callable[[], Router]
 
 
 class BenchCommand:
-    """Compares routers; it needs no model and no GPU."""
+    """Simulates routers and runs; it needs no model and no GPU."""
 
-    help = "compare routers on synthetic or recorded traces, in a simulator"
+    help = "compare routers, or predict the limits of large runs, in a simulator"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.epilog = (
             "Examples:\n  turnwise bench routing\n"
             "  turnwise bench routing --replicas 8 --routers least_tokens,round_robin --seed 1\n"
             "  turnwise bench routing --trace runs/first/trajectories.parquet --replicas 8\n"
-            "  turnwise bench routing --trace monday.jsonl --json"
+            "  turnwise bench routing --trace monday.jsonl --json\n"
+            "  turnwise bench scale --sizes 100x100,1000x1000"
         )
         subjects = parser.add_subparsers(metavar="SUBJECT", required=True)
         routing = subjects.add_parser(
             "routing", help="print makespan, cache hits, balance and migrations of each router"
         )
+        routing.set_defaults(run_subject=run_routing)
+        scale = subjects.add_parser("scale", help="print which part of a run on Ray limits it, by size")
+        scale.set_defaults(run_subject=scale_command.run)
+        scale_command.add_arguments(scale)
         routing.add_argument(
             "--trace",
             metavar="FILE",
@@ -56,17 +62,23 @@ class BenchCommand:
         routing.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        if arguments.replicas < 1:
-            raise ConfigError(f"--replicas: expected at least 1, got {arguments.replicas}")
-        routers = load_routers(arguments.routers)
-        traces = [load_trace(path) for path in arguments.trace] or synthetic_traces(arguments.seed, arguments.replicas)
-        rows = compare(traces, routers, arguments.replicas)
-        if arguments.json:
-            head = {"replicas": arguments.replicas, "seed": None if arguments.trace else arguments.seed}
-            sys.stdout.write(json.dumps({**head, "results": rows}, indent=2) + "\n")
-        else:
-            Console().print(_table(rows))
-        return 0
+        status: int = arguments.run_subject(arguments)
+        return status
+
+
+def run_routing(arguments: argparse.Namespace) -> int:
+    """Compare the routers and print the table."""
+    if arguments.replicas < 1:
+        raise ConfigError(f"--replicas: expected at least 1, got {arguments.replicas}")
+    routers = load_routers(arguments.routers)
+    traces = [load_trace(path) for path in arguments.trace] or synthetic_traces(arguments.seed, arguments.replicas)
+    rows = compare(traces, routers, arguments.replicas)
+    if arguments.json:
+        head = {"replicas": arguments.replicas, "seed": None if arguments.trace else arguments.seed}
+        sys.stdout.write(json.dumps({**head, "results": rows}, indent=2) + "\n")
+    else:
+        Console().print(_table(rows))
+    return 0
 
 
 def load_routers(names: str) -> Mapping[str, MakeRouter]:

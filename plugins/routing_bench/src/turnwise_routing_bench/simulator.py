@@ -23,6 +23,7 @@ from attrs import Factory, define, field, frozen
 from turnwise.errors import ConfigError, EngineError
 from turnwise.protocols import ReplicaLoad, Router
 from turnwise.types import GenerateRequest, SamplingParams
+from turnwise_routing_bench.event_queue import EventQueue
 from turnwise_routing_bench.traces import (
     ReplicaEvent,
     Trace,
@@ -60,7 +61,7 @@ class ReplicaModel:
 
 
 @define(eq=False)
-class _Running:
+class Running:
     """A trajectory in progress; `context` is the number of tokens at the start of the current or next turn."""
 
     plan: TraceTrajectory
@@ -87,7 +88,7 @@ class _PrefixCache:
     entries: OrderedDict[_Key, int] = field(factory=OrderedDict)
     size: int = 0
 
-    def count_hits(self, trajectory: _Running) -> int:
+    def count_hits(self, trajectory: Running) -> int:
         """Return the number of leading context tokens that the cache holds."""
         own, prompt = trajectory.keys
         held = min(self.entries.get(prompt, 0), trajectory.plan.num_prompt_tokens)
@@ -96,7 +97,7 @@ class _PrefixCache:
             held += self.entries.get(own, 0)
         return min(held, trajectory.context)
 
-    def store(self, trajectory: _Running, context: int) -> None:
+    def store(self, trajectory: Running, context: int) -> None:
         """Add a context, and evict the oldest entries until the cache fits."""
         own, prompt = trajectory.keys
         # The prompt comes last, so that it is evicted after the tokens that build on it.
@@ -112,7 +113,7 @@ class _PrefixCache:
 
 
 @define(eq=False)
-class _Replica:
+class Replica:
     """
     One replica.
 
@@ -131,15 +132,15 @@ class _Replica:
     context: float = 0.0
     num_tokens: int = 0
     num_cached_tokens: int = 0
-    running: list[tuple[float, int, _Running]] = field(factory=list)
-    queue: deque[_Running] = field(factory=deque)
+    running: list[tuple[float, int, Running]] = field(factory=list)
+    queue: deque[Running] = field(factory=deque)
     _order: count[int] = field(factory=count)
 
     def load(self) -> ReplicaLoad:
         num_requests = len(self.running) + len(self.queue)
         return ReplicaLoad(num_requests=num_requests, num_tokens=self.num_tokens, available=self.available)
 
-    def add(self, trajectory: _Running) -> None:
+    def add(self, trajectory: Running) -> None:
         self.num_tokens += trajectory.context
         self.queue.append(trajectory)
         self._admit()
@@ -163,7 +164,7 @@ class _Replica:
             self.steps += steps
             self.context += steps * len(self.running)
 
-    def finish(self) -> _Running:
+    def finish(self) -> Running:
         """End and return the next request; `now` must be the time of `next_finish`."""
         # The exact step of the end replaces the sum of steps so far, so that rounding errors do not accumulate.
         self.steps, _, trajectory = heappop(self.running)
@@ -174,7 +175,7 @@ class _Replica:
         self._admit()
         return trajectory
 
-    def fail(self) -> tuple[list[_Running], int]:
+    def fail(self) -> tuple[list[Running], int]:
         """Drop all state; return the requests in order of arrival, and the number of tokens that they had sampled."""
         running = sorted(self.running, key=lambda each: each[1])
         lost = sum(int(trajectory.num_new_tokens - (end - self.steps)) for end, _, trajectory in running)
@@ -234,28 +235,27 @@ def simulate(trace: Trace, router: Router, num_replicas: int, model: ReplicaMode
     """
     if num_replicas < 1:
         raise ConfigError(f"replicas: expected at least 1, got {num_replicas}")
-    return _Simulation(router, [_Replica(model or ReplicaModel()) for _ in range(num_replicas)]).run(trace)
+    return _Simulation(router, [Replica(model or ReplicaModel()) for _ in range(num_replicas)]).run(trace)
 
 
 @define(eq=False)
 class _Simulation:
-    """The event loop: events in order of time; events of the same time in the order in which they were scheduled."""
+    """One simulation: the replicas, and the events of trajectories between their requests."""
 
     router: Router
-    replicas: list[_Replica]
+    replicas: list[Replica]
     now: float = 0.0
     largest: float = 0.0
     mean: float = 0.0
     totals: Counter[str] = field(factory=Counter)
-    _events: list[tuple[float, int, _Running | ReplicaEvent]] = field(factory=list)
-    _order: count[int] = field(factory=count)
+    _queue: EventQueue[Running | ReplicaEvent] = field(factory=EventQueue)
 
     def run(self, trace: Trace) -> RoutingResult:
         for event in trace.events:
             if event.replica < len(self.replicas):
-                self._schedule(event.at_s, event)
+                self._queue.schedule(event.at_s, event)
         for plan in trace.trajectories:
-            self._schedule(plan.arrival_s, _Running(plan, plan.num_prompt_tokens))
+            self._queue.schedule(plan.arrival_s, Running(plan, plan.num_prompt_tokens))
         num_left = len(trace.trajectories)
         while num_left:
             num_left -= self._step()
@@ -269,19 +269,16 @@ class _Simulation:
             num_lost_tokens=self.totals["lost_tokens"],
         )
 
-    def _schedule(self, at_s: float, event: _Running | ReplicaEvent) -> None:
-        heappush(self._events, (at_s, next(self._order), event))
-
     def _step(self) -> bool:
         """Advance to the next event, and return whether it ended a trajectory."""
         finishes = [replica.next_finish() for replica in self.replicas]
         soonest = min(finishes)
-        if not self._events or soonest <= self._events[0][0]:
+        if soonest < math.inf and soonest <= self._queue.next_at:
             self._advance(soonest)
             self._end_turn(self.replicas[finishes.index(soonest)].finish())
             return False
-        at_s, _, event = heappop(self._events)
-        self._advance(at_s)
+        event = self._queue.pop()
+        self._advance(self._queue.now)
         if isinstance(event, ReplicaEvent):
             self._change(event)
         elif event.turn < len(event.plan.turns):
@@ -299,7 +296,7 @@ class _Simulation:
         for replica in self.replicas:
             replica.advance(now)
 
-    def _send(self, trajectory: _Running) -> None:
+    def _send(self, trajectory: Running) -> None:
         request = GenerateRequest(
             request_id=f"{trajectory.plan.trajectory_id}-{self.totals['requests']}",
             trajectory_id=trajectory.plan.trajectory_id,
@@ -315,12 +312,12 @@ class _Simulation:
         trajectory.replica = index
         self.replicas[index].add(trajectory)
 
-    def _end_turn(self, trajectory: _Running) -> None:
+    def _end_turn(self, trajectory: Running) -> None:
         turn = trajectory.plan.turns[trajectory.turn]
         self.totals["new_tokens"] += turn.num_new_tokens
         trajectory.context += turn.num_new_tokens + turn.num_observation_tokens
         trajectory.turn += 1
-        self._schedule(self.now + turn.tool_s, trajectory)
+        self._queue.schedule(self.now + turn.tool_s, trajectory)
 
     def _change(self, event: ReplicaEvent) -> None:
         replica = self.replicas[event.replica]

@@ -1,19 +1,19 @@
 """
 Measures how much longer `turnwise rollout` on Ray takes after one fault of each kind.
 
-    python benchmarks/fault_seconds.py [--runs 3] [--episodes 400]
+    python benchmarks/fault_seconds.py [--runs 5] [--episodes 400]
 
 The faults: a worker, a replica or a reward worker is killed once the first episodes are on disk, and a tool ends the
 process that it runs in for one of the tasks. The script prints the median seconds of the runs, from the start of the
-command to its end, beside those of runs without a fault. It exits with 1 if an episode is missing, or has failed other
-than the one whose tool ends its process.
+command to its end, beside those of runs without a fault, and the worker processes that died. It exits with 1 if an
+episode is missing, or has failed other than the one whose tool ends its process.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
+import re
 import statistics
 import sys
 import tempfile
@@ -23,26 +23,26 @@ from pathlib import Path
 from typing import Final
 
 import yaml
+from kill_moments import FINISHED, ROLES, find_processes
 from measurement import describe_machine
-from random_kills import ROLES, Site, kill
+from random_kills import Site
 
-from turnwise import Status
 from turnwise_result_files import read_results
 
 NOTHING: Final = "nothing"
 TOOL: Final = "a tool exits"
 FAULTS: Final = (NOTHING, *(role for role in ROLES if role != "gcs"), TOOL)
-FINISHED: Final = (Status.COMPLETED, Status.TRUNCATED)
 
 
 def main() -> int:
     """Run, print and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3, help="runs of each kind (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each kind (default: %(default)s)")
     parser.add_argument("--episodes", type=int, default=400, help="episodes of a run (default: %(default)s)")
     options = parser.parse_args()
     print(describe_machine())
     seconds: dict[str, list[float]] = defaultdict(list)
+    deaths: dict[str, list[int]] = defaultdict(list)
     num_wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         site = Site(Path(folder), options.episodes)
@@ -51,12 +51,21 @@ def main() -> int:
             for fault in FAULTS:  # in turn, so that other load on the machine meets all of them
                 taken, num_unfinished = run(site, fault, site.folder / f"{fault}-{number}")
                 seconds[fault].append(taken)
-                print(f"run {number}: {fault:14} {taken:6.1f} s, {num_unfinished} unfinished", flush=True)
+                deaths[fault].append(num_worker_deaths(site))
+                print(
+                    f"run {number}: {fault:14} {taken:6.1f} s, {num_unfinished} unfinished,"
+                    f" {deaths[fault][-1]} worker deaths",
+                    flush=True,
+                )
                 num_wrong += num_unfinished != (fault == TOOL)
     undisturbed = statistics.median(seconds[NOTHING])
     for fault in FAULTS:
-        median = statistics.median(seconds[fault])
-        print(f"{fault:14} {median:6.1f} s  {median - undisturbed:+6.1f} s")
+        taken, died = seconds[fault], deaths[fault]
+        median = statistics.median(taken)
+        print(
+            f"{fault:14} {median:6.1f} s ({min(taken):.1f} to {max(taken):.1f})  {median - undisturbed:+6.1f} s,"
+            f" worker deaths {statistics.median(died):g} ({min(died)} to {max(died)})"
+        )
     print(f"{options.runs} runs of {options.episodes} episodes for each fault; wrong runs: {num_wrong}")
     return 1 if num_wrong else 0
 
@@ -67,8 +76,14 @@ def write_config_of_exits(site: Site) -> None:
     rows = [{"messages": [{"role": "user", "content": f"Question {i}"}]} for i in range(site.num_episodes)]
     rows[site.num_episodes // 2]["messages"][0]["content"] = "exit"
     (site.folder / "exits.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    tools = {"tool_modules": ["killed_parts"], "tools": [{"function": "killed_parts:leave"}]}
-    (site.folder / "exits.yaml").write_text(yaml.safe_dump(config | tools | {"data": {"path": "exits.jsonl"}}))
+    config |= {"modules": ["killed_parts"], "tools": ["killed_parts:leave"], "data": {"path": "exits.jsonl"}}
+    config["plugins"] = [*config["plugins"], "plain_functions"]  # makes a tool of the function
+    (site.folder / "exits.yaml").write_text(yaml.safe_dump(config))
+
+
+def num_worker_deaths(site: Site) -> int:
+    """Return the number of workers that died in the latest run, by its log."""
+    return len(re.findall(r'"actor": "worker \d+".*"event": "actor lost"', (site.folder / "log").read_text()))
 
 
 def run(site: Site, fault: str, out: Path) -> tuple[float, int]:
@@ -79,10 +94,13 @@ def run(site: Site, fault: str, out: Path) -> tuple[float, int]:
         partial = out / "trajectories.parquet.partial"
         while process.poll() is None and not (partial.exists() and partial.stat().st_size > 4):
             time.sleep(0.02)
-        if not kill(process.pid, fault, random.Random(0)):
+        if not (victims := find_processes(process.pid, fault)):
             raise SystemExit(f"there was no {fault} to kill:\n{(site.folder / 'log').read_text()[-3000:]}")
+        victims[0].kill()
     process.wait()
     seconds = time.monotonic() - started
+    if not out.exists():
+        raise SystemExit(f"the run did not start:\n{(site.folder / 'log').read_text()[-3000:]}")
     finished = {result.uid for result in read_results(out) if result.status in FINISHED}
     return seconds, site.num_episodes - len(finished)
 

@@ -1,81 +1,112 @@
 """
-Kills processes of `turnwise rollout` at random times, resumes until the run is complete, and compares the results.
+Kills processes of `turnwise rollout` at random moments, resumes until the run is complete, and compares the results.
 
-    python benchmarks/random_kills.py [--runs 200] [--episodes 400] [--minutes 60] [--runtime RUNTIME] [--seed 0]
-
-Each run gets one to four SIGKILLs: of the driver, or on Ray of a worker, a replica, a reward worker or the GCS. When
-the command ends early, `--resume` continues the run. In the end every episode must be there exactly once with the
-tokens and the reward of an undisturbed run, and the batch and the metrics too. The script prints a line for each run
-and the sums, stops after `--minutes`, and exits with 1 if anything is missing, duplicated or wrong.
+Each run gets one to four SIGKILLs: of the driver, or on Ray of a worker, a replica, a reward worker or the GCS. Each
+kill has a random event of the run: of its start-up, a number of scored episodes, or a file that appears after the last
+episode. When the command ends early, `--resume` continues the run, and later kills hit the resumed parts. A run that
+ends before its last kill is not a run: it is repeated with other moments. In the end every episode must be there
+exactly once with the tokens and the reward of an undisturbed run, with the batch and the metrics, and no process of
+the runs may be left.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import psutil
 import yaml
-from measurement import describe_machine
+from attrs import define, field
+from kill_moments import FINISHED, PHASES, ROLES, Delivered, Kill, Part, num_finished_in
+from measurement import describe_machine, format_spread
 
 from turnwise import EpisodeResult
 from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise.errors import DataError
 from turnwise_result_files import read_results
 from turnwise_testing.installation import install_plugin
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.scripted_run import SITE, environment_of, write_scripted_run
 
-ROLES: Final = {
-    "worker": "ray::WorkerActor",
-    "replica": "ray::ReplicaActor",
-    "reward worker": "ray::RewardActor",
-    "gcs": "gcs_server",
-}
+EXAMPLES: Final = """\
+Examples:
+  python benchmarks/random_kills.py --runs 200 --minutes 180
+  python benchmarks/random_kills.py --runtime local --runs 60
+  python benchmarks/random_kills.py --runtime ray --runs 20 --seed 7
+
+Exit codes: 0; 1 if a run lost, doubled or changed an episode, left out its batch or metrics, hung, or left a process,
+or if fewer runs than asked were complete; 130 after Ctrl-C, which prints the figures so far.
+"""
 PLUGIN: Final = Path(__file__).with_name("killed_parts.py")
+SCORED_FILE: Final = "TURNWISE_BENCHMARK_SCORED"
 MAX_PARTS: Final = 12
 """Parts of one run; more mean that resuming does not end."""
+PART_S: Final = 600.0
+"""A part that takes longer hangs."""
+FILES: Final = {"config.resolved.yaml", "trajectories.parquet", "batch.safetensors", "metrics.json"}
+"""The files of a complete run."""
+TOKEN_LATENCY_S: Final = {"local": 0.005, "ray": 0.03}
+"""On Ray it takes longer to find a process than to run all episodes of a fast engine."""
+GCS_PATIENCE: Final = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
+"""Ray ends a driver whose GCS is lost after this time, which is a minute without it."""
+GONE_S: Final = 120.0
+"""Processes that live longer after the last run are left."""
 
 
 def main() -> int:
     """Run, print and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=200, help="runs in all (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=200, help="complete runs in all (default: %(default)s)")
     parser.add_argument("--episodes", type=int, default=400, help="episodes of a run (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, default=60.0, help="stop after this time (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no run after them (default: %(default)s)")
     parser.add_argument("--runtime", choices=("both", "local", "ray"), default="both", help="(default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the times and victims (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments and victims (default: %(default)s)")
     options = parser.parse_args()
     runtimes = ("local", "ray") if options.runtime == "both" else (options.runtime,)
     deadline = time.monotonic() + 60 * options.minutes
-    print(describe_machine())
+    print(describe_machine(), flush=True)
+    figures = Figures()
     with tempfile.TemporaryDirectory() as folder:
         site = Site(Path(folder), options.episodes)
-        expected = {runtime: site.undisturbed(runtime) for runtime in runtimes}
-        kills: Counter[str] = Counter()
-        errors = num_runs = 0
-        for number in range(options.runs):
-            if time.monotonic() > deadline:
-                print(f"stopped after {options.minutes:g} minutes")
-                break
-            runtime = runtimes[number % len(runtimes)]
-            victims, error = site.killed_run(runtime, random.Random(f"{options.seed}/{number}"), *expected[runtime])
-            num_runs, errors = num_runs + 1, errors + bool(error)
-            kills.update(victims)
-            print(
-                f"{number:4} {runtime:5} killed: {', '.join(victims) or 'nothing'}: {error or 'complete'}", flush=True
-            )
-    killed = ", ".join(f"{role} {count}" for role, count in sorted(kills.items()))
-    print(f"{num_runs} runs of {options.episodes} episodes; kills: {killed}; incomplete or wrong runs: {errors}")
-    return 1 if errors else 0
+        try:
+            site.run_undisturbed(runtimes[0])
+            for number in range(options.runs):
+                run_until_killed(site, runtimes[number % len(runtimes)], f"{options.seed}/{number}", deadline, figures)
+        except KeyboardInterrupt:
+            print("interrupted")
+            figures.print_all(options.episodes)
+            return 130
+    figures.find_processes()
+    figures.print_all(options.episodes)
+    return 0 if figures.num_complete == options.runs and not figures.num_wrong else 1
+
+
+def run_until_killed(site: Site, runtime: str, name: str, deadline: float, figures: Figures) -> None:
+    """Repeat a run with other moments until it has received all kills, or there is no time for another one."""
+    attempt = 0
+    while time.monotonic() < deadline:
+        attempt += 1
+        started = time.monotonic()
+        run = KilledRun(site, runtime, random.Random(f"{name}/{attempt}"))
+        error = run.error()
+        seconds = time.monotonic() - started
+        complete = not run.plan and not error
+        figures.add(name, runtime, run, seconds, error)
+        state = error or ("complete" if complete else f"not a run: it ended before the kill of {run.plan[0]}")
+        killed = ", ".join(map(str, run.kills)) or "nothing"
+        print(f"{name} {runtime} {seconds:.0f} s, {run.num_parts} parts, killed: {killed}: {state}", flush=True)
+        if complete or error:
+            return
 
 
 class Site:
@@ -84,78 +115,180 @@ class Site:
     def __init__(self, folder: Path, num_episodes: int) -> None:
         self.folder = folder
         self.num_episodes = num_episodes
-        install_plugin(folder, "killed_parts", PLUGIN.read_text(encoding="utf-8"))
-        byte_tokenizer().save_pretrained(folder / "model")
-        rows = [{"messages": [{"role": "user", "content": f"Question {i}"}]} for i in range(num_episodes)]
-        (folder / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        self.expected: dict[str, object] = {}
+        install_plugin(folder / SITE, "killed_parts", PLUGIN.read_text(encoding="utf-8"))
         for runtime in ("local", "ray"):
             section = {"name": "ray", "num_workers": 2, "num_replicas": 2, "reward_workers": 1}
             section |= {"ray": {"heartbeat_s": 0.5, "heartbeat_timeout_s": 5.0, "backoff_s": 0.1, "max_restarts": 20}}
-            config = {
-                "model": {"path": "model"},
-                "data": {"path": "data.jsonl"},
-                "engine": "killed_scripted",
-                "agent": "killed_two_turns",
-                "reward": "killed_length",
-                "rollout": {"prompt_length": 64, "response_length": 128},
-                "runtime": section if runtime == "ray" else "local",
-                "plugins": ["killed_parts"],
-            }
-            (folder / f"{runtime}.yaml").write_text(yaml.safe_dump(config))
+            config = write_scripted_run(
+                folder,
+                num_tasks=num_episodes,
+                engine={"name": "killed_scripted", "token_latency_s": TOKEN_LATENCY_S[runtime]},
+                agent="killed_two_turns",
+                reward="killed_length",
+                rollout={"prompt_length": 64, "response_length": 128},
+                runtime=section if runtime == "ray" else "local",
+                plugins=["killed_parts"],
+            )
+            sections = yaml.safe_load(config.read_text())
+            del sections["model"]
+            (folder / f"{runtime}.yaml").write_text(yaml.safe_dump(sections))
 
-    def undisturbed(self, runtime: str) -> tuple[dict[str, object], float]:
-        """Return the episodes of a run without kills, and its seconds."""
-        started = time.monotonic()
-        out = self.folder / f"undisturbed-{runtime}"
+    def run_undisturbed(self, runtime: str) -> None:
+        """Keep the episodes of a run without kills; they are the same in both runtimes."""
+        out = self.folder / "undisturbed"
         process = self.start(f"{runtime}.yaml", "--out", str(out))
-        if process.wait() != 0:
-            raise SystemExit(f"the undisturbed run failed:\n{(self.folder / 'log').read_text()[-3000:]}")
-        return summary_of(read_results(out)), time.monotonic() - started
+        try:
+            code = process.wait()
+        finally:
+            end(process)
+        if code != 0:
+            raise SystemExit(f"the undisturbed run failed:\n{self.log()[-3000:]}")
+        self.expected = summary_of(read_results(out))
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str, scored: Path | None = None) -> subprocess.Popen[bytes]:
         """Start `turnwise rollout` in the folder; its output goes to a log."""
         command = [sys.executable, "-m", "turnwise.cli", "rollout", *arguments]
+        environment = environment_of(self.folder) | GCS_PATIENCE | ({SCORED_FILE: str(scored)} if scored else {})
         with (self.folder / "log").open("w") as log:
+            # A session of its own: Ctrl-C reaches this script alone, which prints the figures.
             return subprocess.Popen(
-                command, cwd=self.folder, env=os.environ | {"PYTHONPATH": str(self.folder)}, stdout=log, stderr=log
+                command, cwd=self.folder, env=environment, stdout=log, stderr=log, start_new_session=True
             )
 
-    def killed_run(
-        self, runtime: str, chance: random.Random, expected: dict[str, object], seconds: float
-    ) -> tuple[list[str], str]:
-        """Return the victims of a run, and the first thing wrong with its results, or an empty string."""
-        out = self.folder / f"{runtime}-{chance.random()}"
-        roles = ["driver"] if runtime == "local" else ["driver", "driver", *ROLES]
-        plan = [(chance.choice(roles), chance.uniform(0.1, 1.0) * seconds) for _ in range(chance.randint(1, 4))]
-        victims: list[str] = []
-        for _ in range(MAX_PARTS):
-            resumed = (out / "config.resolved.yaml").exists()
-            arguments = ("--resume", str(out), "--retry-failed") if resumed else (f"{runtime}.yaml", "--out", str(out))
-            process = self.start(*arguments)
-            while plan and process.poll() is None:
-                role, delay = plan.pop()
-                try:
-                    process.wait(timeout=delay)
-                except subprocess.TimeoutExpired:
-                    victims += kill(process.pid, role, chance)
-            code = process.wait()
-            if code == 0 and not plan:
-                break
-        return victims, self.find_error(out, code, expected)
+    def log(self) -> str:
+        """Return the output of the latest command."""
+        return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
 
-    def find_error(self, out: Path, code: int, expected: dict[str, object]) -> str:
-        """Return the first thing wrong with the results of a run, or an empty string."""
-        if code != 0:
-            return f"the last part exited with {code}: {(self.folder / 'log').read_text()[-500:]}"
+
+class KilledRun:
+    """
+    A run that is killed and resumed until it is complete.
+
+    Attributes:
+        plan: the kills that it has not received.
+        kills: the kills that it has received.
+        num_parts: commands that it took.
+        seen: processes that its commands had started at the times of the kills.
+        num_repeated: failed episodes that `--retry-failed` ran again, over all parts.
+    """
+
+    def __init__(self, site: Site, runtime: str, chance: random.Random) -> None:
+        self.site = site
+        self.runtime = runtime
+        self.chance = chance
+        self.out = site.folder / f"{runtime}-{chance.random()}"
+        self.plan = Kill.plan(["driver"] if runtime == "local" else ["driver", *ROLES], chance)
+        self.kills: list[Delivered] = []
+        self.num_parts = self.num_repeated = 0
+        self.seen: set[psutil.Process] = set()
+
+    def error(self) -> str:
+        """Run all parts and return the first thing wrong, or an empty string."""
+        code = 1
+        while self.num_parts < MAX_PARTS:
+            part = self._start()
+            try:
+                code = self._play(part)
+            except subprocess.TimeoutExpired:
+                return f"part {self.num_parts} still runs after {PART_S:g} s: {self.site.log()[-500:]}"
+            finally:
+                end(part.process)
+            if code == 0 and not self._num_failed():
+                break
+        else:
+            return f"not complete after {MAX_PARTS} parts; the last one exited with {code}: {self.site.log()[-500:]}"
+        return self._find_error()
+
+    def _start(self) -> Part:
+        """Start the command, or resume it if an earlier part has written its config."""
+        is_resume = (self.out / "config.resolved.yaml").exists()
+        arguments = ["--resume", str(self.out), "--retry-failed"] if is_resume else [f"{self.runtime}.yaml", "--out"]
+        self.num_parts += 1
+        self.num_repeated += is_resume and self._num_failed()
+        num_before, was_complete = num_finished_in(self.out), (self.out / "metrics.json").exists()
+        scored = self.out.with_name(f"{self.out.name}.scored-{self.num_parts}")
+        process = self.site.start(*arguments, *([] if is_resume else [str(self.out)]), scored=scored)
+        was_complete &= num_before == self.site.num_episodes
+        return Part(
+            self.runtime, process, self.out, scored, self.site.num_episodes, is_resume, num_before, was_complete
+        )
+
+    def _play(self, part: Part) -> int:
+        """Deliver the kills of a part and return its exit code."""
+        deadline = time.monotonic() + PART_S
+        while self.plan and (kill := self.plan[0].deliver(part, self.chance, deadline)):
+            self.kills.append(kill)
+            del self.plan[0]
+        self.seen |= part.seen
+        return part.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+
+    def _num_failed(self) -> int:
         try:
-            results = read_results(out)
-            rows = RolloutBatch.load(out / "batch.safetensors").rows
-            counted = json.loads((out / "metrics.json").read_text())["episodes"]
+            return sum(each.status not in FINISHED for each in read_results(self.out))
+        except DataError:  # a part that was killed before its first episode leaves no file
+            return 0
+
+    def _find_error(self) -> str:
+        """Return the first thing wrong with the results, or an empty string."""
+        try:
+            results = read_results(self.out)
+            rows = RolloutBatch.load(self.out / "batch.safetensors").rows
+            counted = json.loads((self.out / "metrics.json").read_text())["episodes"]
         except (DataError, OSError) as error:
             return str(error)
-        if not self.num_episodes == len(results) == len(rows) == counted:
+        if not self.site.num_episodes == len(results) == len(rows) == counted:
             return f"{len(results)} episodes, {len(rows)} rows of the batch, {counted} in the metrics"
-        return "" if summary_of(results) == expected else "tokens or rewards differ from the undisturbed run"
+        if summary_of(results) != self.site.expected:
+            return "tokens or rewards differ from the undisturbed run"
+        return f"left files: {sorted(left)}" if (left := {each.name for each in self.out.iterdir()} - FILES) else ""
+
+
+@define
+class Figures:
+    """The sums over all runs."""
+
+    num_complete: int = 0
+    num_wrong: int = 0
+    num_repeated: int = 0
+    num_missed: int = 0
+    minutes: dict[str, list[float]] = field(factory=lambda: defaultdict(list))
+    kills: Counter[Delivered] = field(factory=Counter)
+    seen: dict[psutil.Process, str] = field(factory=dict)
+
+    def add(self, name: str, runtime: str, run: KilledRun, seconds: float, error: str) -> None:
+        """Count a run; one that ended before its last kill counts only if it is wrong."""
+        self.num_repeated += run.num_repeated
+        self.seen |= dict.fromkeys(run.seen, name)
+        self.num_wrong += bool(error)
+        if run.plan and not error:
+            self.num_missed += 1
+            return
+        self.kills.update(run.kills)
+        self.num_complete += not error
+        self.minutes[runtime].append(seconds / 60)
+
+    def find_processes(self) -> None:
+        """Count the runs that have left processes. Ray's end by themselves about a minute after the driver."""
+        _gone, alive = psutil.wait_procs([*self.seen], timeout=GONE_S)
+        for process in alive:
+            print(f"{self.seen[process]} left a process: {process}")
+        self.num_wrong += len({self.seen[process] for process in alive})
+
+    def print_all(self, num_episodes: int) -> None:
+        """Print the kills by role, and the runs."""
+        for role in dict.fromkeys(each.role for each in self.kills):
+            own = {each: count for each, count in self.kills.items() if each.role == role}
+            phases = {phase: sum(count for each, count in own.items() if each.phase == phase) for phase in PHASES}
+            resumed = sum(count for each, count in own.items() if each.is_resume)
+            shown = ", ".join(f"{phase} {count}" for phase, count in phases.items())
+            print(f"{role:13} {sum(own.values()):4} kills: {shown}; {resumed} of them during a resume")
+        for runtime, minutes in self.minutes.items():
+            print(f"{runtime:13} {len(minutes):4} runs, {format_spread(minutes, 2)} minutes each")
+        print(
+            f"{self.num_complete} complete runs of {num_episodes} episodes, {self.num_wrong} wrong; {self.num_missed}"
+            f" not counted, which ended before their last kill; {self.num_repeated} failed episodes ran again"
+        )
 
 
 def summary_of(results: list[EpisodeResult]) -> dict[str, object]:
@@ -163,24 +296,13 @@ def summary_of(results: list[EpisodeResult]) -> dict[str, object]:
     return {each.uid: (each.reward, each.trajectories[0].input_ids.tolist()) for each in results if each.trajectories}
 
 
-def kill(driver: int, role: str, chance: random.Random) -> list[str]:
-    """Kill the driver, or one of its processes in a role; return the role if there was one."""
-    try:
-        parent = psutil.Process(driver)
-        processes = [parent] if role == "driver" else [p for p in parent.children(recursive=True) if _is(p, role)]
-        if not processes:
-            return []
-        chance.choice(processes).kill()
-    except psutil.NoSuchProcess:
-        return []
-    return [role]
-
-
-def _is(process: psutil.Process, role: str) -> bool:
-    try:
-        return ROLES[role] in " ".join(process.cmdline())
-    except psutil.Error:
-        return False
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a command that still runs, with all that it started."""
+    if process.poll() is None:
+        for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        process.wait()
 
 
 if __name__ == "__main__":

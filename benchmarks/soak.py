@@ -39,8 +39,8 @@ from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.ray.runtime import RayRuntime
 from turnwise.runtime.worker import WorkerComponents
-from turnwise.tools.function import function_tool
 from turnwise.tools.toolbox import ToolBox
+from turnwise_plain_functions import tool
 
 STOP = 3
 TURNS = 4
@@ -105,8 +105,8 @@ class SoakAgent:
             await episode.generate(max_tokens=MAX_TOKENS)
             return State.TERMINATED if turn == TURNS - 1 else State.PROCESSING_TOOLS
         fault = fault_of(episode.task.uid) if turn == 0 else ""
-        tool = "wait_for_ever" if fault == "hangs" else "look"
-        result = await episode.call_tool(ToolCall(name=tool, arguments={"how": fault}))
+        name = "wait_for_ever" if fault == "hangs" else "look"
+        result = await episode.call_tool(ToolCall(name=name, arguments={"how": fault}))
         episode.observe(np.array([1, 2 if result.error else 1]))
         episode.memory["turn"] = turn + 1
         return State.GENERATING
@@ -154,7 +154,7 @@ class SoakBlueprint:
 
     def make_components(self, engine: EngineClient, judge: EngineClient | None = None) -> WorkerComponents:
         """Build a worker's components."""
-        tools = ToolBox([function_tool(look), function_tool(wait_for_ever)])
+        tools = ToolBox([tool(look), tool(wait_for_ever)])
         limits = Limits(response_length=400, tool_call_s=TOOL_S)
         programs = {"soak": EpisodeProgram(agent=SoakAgent(), tools=tools)}
         return WorkerComponents(

@@ -83,8 +83,8 @@ def load_setup(mode: str, options: argparse.Namespace) -> TrainSetup:
         "train.optimizer.lr=0",
         f"rollout.n={options.n}",
         "data.validation_path=null",
-        "tool_modules=[slow_calculator]",
-        "tools=[{function: 'slow_calculator:calculator'}]",
+        "modules=[slow_calculator]",
+        "tools=[slow_calculator:calculator]",
         "telemetry.log_level=error",
     )
     return read_setup(str(EXAMPLE), overrides)
@@ -101,7 +101,7 @@ def measure(mode: str, options: argparse.Namespace) -> Measurement:
     ):
         log = MetricLog(Path(folder))
         log.start(from_step=None)
-        trainer = build_trainer(setup)
+        trainer = build_trainer(setup, manager)
         view = TrainView(options.steps, options.tasks * options.n, Console(file=nowhere))
         loop = build_loop(setup, manager, trainer, log, view)
         loop.run()

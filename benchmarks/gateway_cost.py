@@ -5,8 +5,9 @@ Measures the CPU cost of a call of an outside agent at some turns, relative to a
 
 Both variants run the same episodes with an engine that answers at once, all in the same turn: the engine waits for the
 calls of all conversations, and the CPU time between two of its answers is the cost of one turn. The figures are CPU
-milliseconds of the whole process with driver and gateway. The agents are one other process, whose CPU time does not
-count. Every trajectory is compared with the workload's script.
+milliseconds of the whole process with driver and gateway, without the engine, which is a part of this script. The CPU
+time of the agents, which are one other process, does not count. Every trajectory is compared with the workload's
+script.
 
 `--peer` names the Python of a virtual environment with `rllm-model-gateway`. Its process forwards requests of the same
 sizes to a server that answers at once, with token ids as vLLM does. It neither tokenises nor samples.
@@ -41,11 +42,19 @@ WINDOW = 3
 
 @define
 class LockstepEngine:
-    """An engine that returns the workload's turns as soon as all conversations have asked for theirs."""
+    """
+    An engine that returns the workload's turns as soon as all conversations have asked for theirs.
+
+    Attributes:
+        oracle: knows the turns.
+        num_conversations: at once.
+        times: CPU seconds of the process without those of the oracle, when the last conversation asks for a turn.
+    """
 
     oracle: Oracle
     num_conversations: int
     times: list[float] = field(factory=list)
+    _own_s: float = 0.0
     _num_waiting: int = 0
     _all_here: asyncio.Event = field(factory=asyncio.Event)
     capabilities = Capabilities()
@@ -55,10 +64,12 @@ class LockstepEngine:
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Return the workload's turn for this context, and note the CPU time when the last conversation asks."""
+        started = time.thread_time()
         ids, logprobs = self.oracle.answer(request.token_ids)
+        self._own_s += time.thread_time() - started
         self._num_waiting += 1
         if self._num_waiting == self.num_conversations:
-            self.times.append(time.process_time())
+            self.times.append(time.process_time() - self._own_s)
             self._num_waiting = 0
             self._all_here.set()
             self._all_here = asyncio.Event()

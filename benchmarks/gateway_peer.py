@@ -154,7 +154,7 @@ async def send(port: int, body: bytes, num_calls: int) -> None:
             group.create_task(call_in_turn(number, session))
 
 
-def measure(python: Path, store: str, sizes: list[int], runs: int, num_calls: int = 32) -> list[list[float]]:
+def measure(python: Path, store: str, sizes: list[int], runs: int, num_calls: int = 128) -> list[list[float]]:
     """Return the CPU milliseconds per call of the peer's process, for each size and run."""
     found: list[list[float]] = [[] for _ in sizes]
     with start_peer(python, store) as (port, pid):

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from turnwise import RolloutManager, load_tasks
+from turnwise import RolloutManager
 from turnwise.config.file import load_config
 from turnwise.record.columns import Origin
 from turnwise.record.trajectory import Trajectory
+from turnwise_task_files import load_tasks
 from turnwise_testing.dense import predecessors, token_logprobs, visibility
 
 EXAMPLE = Path(__file__).parent.parent / "examples/parallel_thinking.yaml"

@@ -1,11 +1,16 @@
 """
 Measures the CPU cost per turn of the local runtime relative to a plain asyncio loop, in one process.
 
-    python benchmarks/turn_cost.py [--runs 7] [--episodes 256] [--json FILE]
+    python benchmarks/turn_cost.py [--runs 7] [--episodes 256] [--middleware] [--json FILE]
 
 The engine answers at once, so the measurement covers everything else: template, tokens, records, parsing, routing and
 checks. CPU seconds cover the whole process. Both variants alternate, so other load on the machine affects both.
 Every trajectory is compared with the workload's script.
+
+`--once` runs turnwise alone, for a counter of instructions. The difference between two numbers of episodes is free of
+the start of the process:
+
+    valgrind --tool=callgrind python benchmarks/turn_cost.py --once 16 [--middleware]
 """
 
 from __future__ import annotations
@@ -27,10 +32,12 @@ from workload import Oracle, Workload, heavy_tail, load_tokenizer, schemas, unif
 
 from turnwise import (
     Capabilities,
+    Episode,
     EpisodeResult,
     FinishReason,
     GenerateRequest,
     GenerateResult,
+    Middleware,
     Resources,
     Status,
     Task,
@@ -42,7 +49,7 @@ from turnwise.config.parts import Choice
 from turnwise.config.resolve import build_part
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.episode.setup import EngineClient, Limits
-from turnwise.plugin.host import load
+from turnwise.plugin.host import Host, load
 from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.plan import RolloutPlan
@@ -98,20 +105,48 @@ class LookupTool:
         """Do nothing: the tool has no session."""
 
 
+class ConstantReward:
+    """Scores every episode with 1."""
+
+    async def score(self, episode: Episode) -> float:
+        """Return 1."""
+        return 1.0
+
+
+def load_middleware(host: Host) -> list[Middleware]:
+    """Return the three shipped middlewares, with options that change nothing in this workload."""
+    options = {"redact_secrets": {}, "tool_rate": {"max_calls": 1_000_000}, "shape_reward": {}}
+    return [build_part(host, "middleware", Choice(name, values), Resources()) for name, values in options.items()]
+
+
 def build_components(
-    workload: Workload, engine: EngineClient, tokenizer: Any, tools: list[dict[str, Any]], response_length: int
+    workload: Workload,
+    engine: EngineClient,
+    tokenizer: Any,
+    tools: list[dict[str, Any]],
+    response_length: int,
+    middleware: bool | None = None,
 ) -> WorkerComponents:
-    """Build a worker's components: the tool agent with the workload's tool."""
+    """Build a worker's components: the tool agent with the workload's tool; unless None, also with a reward."""
     host = load()
+    outer = load_middleware(host) if middleware else []
+
+    def wrapped(kind: str, part: Any) -> Any:
+        for each in outer:
+            part = each.wrap(kind, part, chat) if kind in each.kinds else part
+        return part
+
     lookup_tools: dict[str, Tool] = {schema["function"]["name"]: LookupTool(workload, schema) for schema in tools}
     chat = ChatTemplate(tokenizer)
-    parser = build_part(host, "tool_parsers", "hermes", Resources(chat=chat))
+    lookup_tools = {name: wrapped("tools", tool) for name, tool in lookup_tools.items()}
+    parser = wrapped("tool_parsers", build_part(host, "tool_parsers", "hermes", Resources(chat=chat)))
     resources = Resources(chat=chat, parser=parser, tools=lookup_tools)
     options = {"max_assistant_turns": 128, "max_user_turns": 128}
-    agent = build_part(host, "agents", Choice("tool_agent", options), resources)
+    agent = wrapped("agents", build_part(host, "agents", Choice("tool_agent", options), resources))
+    reward = None if middleware is None else wrapped("rewards", ConstantReward())
     return WorkerComponents(
         engine=engine,
-        programs={"tool_agent": EpisodeProgram(agent=agent, tools=ToolBox(lookup_tools))},
+        programs={"tool_agent": EpisodeProgram(agent=agent, reward=reward, tools=ToolBox(lookup_tools))},
         limits=Limits(prompt_length=100_000, response_length=response_length),
         stop_token_ids=chat.stop_token_ids,
         max_in_flight=max(1, len(workload.episodes)),
@@ -119,11 +154,16 @@ def build_components(
 
 
 def build_manager(
-    workload: Workload, oracle: Oracle, tokenizer: Any, tools: list[dict[str, Any]], response_length: int
+    workload: Workload,
+    oracle: Oracle,
+    tokenizer: Any,
+    tools: list[dict[str, Any]],
+    response_length: int,
+    middleware: bool | None = None,
 ) -> RolloutManager:
     """Build a rollout manager with the local runtime and the scripted engine."""
     engine = OracleEngine(oracle, workload.seconds_per_token)
-    components = build_components(workload, engine, tokenizer, tools, response_length)
+    components = build_components(workload, engine, tokenizer, tools, response_length, middleware)
     return RolloutManager(LocalRuntime(engine, components), PLAN)
 
 
@@ -146,6 +186,7 @@ class Case:
     workload: Workload
     num_tools: int
     response_length: int
+    middleware: bool | None = None
 
     def measure(self, tokenizer: Any, runs: int) -> dict[str, Any]:
         """Return CPU milliseconds per turn of both variants for each run."""
@@ -153,7 +194,7 @@ class Case:
         tools = schemas(self.num_tools)
         tasks = self.workload.tasks()
         bare, ours, walls = [], [], []
-        with build_manager(self.workload, oracle, tokenizer, tools, self.response_length) as manager:
+        with self._manager(oracle, tokenizer) as manager:
             for index in range(runs + 1):  # the first is a warm-up
                 coroutine = bare_loop.run(self.workload, oracle, tokenizer, tools, self.response_length)
                 bare_ms, _, _ = self._measure(lambda c=coroutine: asyncio.run(c))
@@ -167,6 +208,17 @@ class Case:
         ratios = [mine / base for mine, base in zip(ours, bare, strict=True)]
         return {"case": self.name, "bare_ms": bare, "turnwise_ms": ours, "ratio": ratios, "wall_s": walls}
 
+    def run_once(self, tokenizer: Any) -> None:
+        """Run turnwise alone, once."""
+        oracle = Oracle.of(self.workload, tokenizer)
+        with self._manager(oracle, tokenizer) as manager:
+            for result in manager.rollout(self.workload.tasks()):
+                check_result(result, oracle.script)
+
+    def _manager(self, oracle: Oracle, tokenizer: Any) -> RolloutManager:
+        tools = schemas(self.num_tools)
+        return build_manager(self.workload, oracle, tokenizer, tools, self.response_length, self.middleware)
+
     def _measure(self, run: Callable[[], Any]) -> tuple[float, float, Any]:
         gc.collect()
         cpu, wall = time.process_time(), time.perf_counter()
@@ -175,12 +227,15 @@ class Case:
         return cpu_ms, time.perf_counter() - wall, result
 
 
-def build_cases(episodes: int) -> list[Case]:
+def build_cases(episodes: int, middleware: bool = False) -> list[Case]:
     """Build the rows of the table."""
     rows = [Case(f"{episodes} episodes, 4 turns, {tools} tools", uniform(episodes), tools, 4096) for tools in (1, 40)]
     for turns in (8, 16, 32, 64):
         workload = uniform(max(1, episodes * 4 // turns), turns=turns)
         rows.append(Case(f"{len(workload.episodes)} episodes, {turns} turns, 1 tool", workload, 1, 400 * turns))
+    if middleware:
+        for wraps, text in ((False, "reward"), (True, "3 middlewares")):
+            rows.append(Case(f"{episodes} episodes, 4 turns, {text}", uniform(episodes), 1, 4096, wraps))
     return rows
 
 
@@ -209,14 +264,19 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=7, help="measured runs per case (default: %(default)s)")
     parser.add_argument("--episodes", type=int, default=256, help="episodes per run (default: %(default)s)")
     parser.add_argument("--latency", action="store_true", help="also measure makespan with heavy-tailed tool latencies")
+    parser.add_argument("--middleware", action="store_true", help="also measure three middlewares")
+    parser.add_argument("--once", type=int, metavar="N", help="run N episodes of turnwise alone, and print nothing")
     parser.add_argument("--json", type=Path, help="write the values of every run to this file")
     arguments = parser.parse_args()
     tokenizer = load_tokenizer(CACHE)
+    if arguments.once:
+        Case("once", uniform(arguments.once), 1, 4096, arguments.middleware).run_once(tokenizer)
+        return
     print(describe_machine())
     print(f"CPU milliseconds per turn, whole process; median (min-max) of {arguments.runs} runs")
     print(f"{'':34s} {'bare loop':20s}  {'turnwise':20s}  ratio")
     rows = []
-    for case in build_cases(arguments.episodes):
+    for case in build_cases(arguments.episodes, arguments.middleware):
         rows.append(case.measure(tokenizer, arguments.runs))
         print(format_row(rows[-1]), flush=True)
     if arguments.latency:

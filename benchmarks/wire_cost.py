@@ -23,6 +23,7 @@ from workload import Oracle, load_tokenizer, schemas, uniform
 
 from turnwise import EpisodeResult
 from turnwise.routing import LeastTokens
+from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.remote.replica_server import ReplicaServer
 from turnwise.runtime.remote.result_wire import pack_episodes
@@ -67,7 +68,8 @@ async def run(turns: int, episodes: int) -> Traffic:
         server.connect("worker", lambda message: pool.receive(0, traffic.send(message, "to_worker")))
         pool.replica_up(0, lambda message: server.receive("worker", traffic.send(message, "to_replica"), group))
         worker = Worker(evolve(components, on_episode_end=pool.release))
-        await worker.run(iter(enumerate(PLAN.specs(workload.tasks(), global_step=0, validation=False))), deliver)
+        specs = PLAN.specs(workload.tasks(), global_step=0, validation=False)
+        await worker.run(EpisodeFeed.of(specs), deliver)
     return traffic
 
 

@@ -1,0 +1,252 @@
+"""
+Measures how fast the embedded engine decodes: tokens per second with 1, 8, 64 and 256 requests at once.
+
+Each variant runs in its own process with one torch thread, and the variants take turns within every round, so that
+other load on the machine affects all of them. On a busy machine read the ratios of tokens per CPU second:
+
+    python benchmarks/decode_speed.py
+    git worktree add ../before d3cf534
+    python benchmarks/decode_speed.py --baseline ../before --generate
+    python benchmarks/decode_speed.py --profile --requests 64
+
+Every round uses new random contexts, so a prefix cache has no effect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import json
+import os
+import pstats
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from measurement import describe_machine, format_spread
+
+Decode = Callable[[list[list[int]], int], Awaitable[int]]
+"""Samples a number of tokens after each context, all at once; returns the number of sampled tokens."""
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=None, help="model folder (default: the calculator demo's model)")
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 64, 256], help="requests at once")
+    parser.add_argument("--context", type=int, default=64, help="tokens per context (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=64, help="sampled tokens per request (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="measured rounds (default: %(default)s)")
+    parser.add_argument("--baseline", type=Path, default=None, help="another checkout to compare with")
+    parser.add_argument("--generate", action="store_true", help="compare with `generate` on one padded batch")
+    parser.add_argument("--static", action="store_true", help="as --generate, with a static cache")
+    parser.add_argument("--profile", action="store_true", help="print the functions that take most of the time")
+    parser.add_argument("--worker", choices=["engine", "generate", "static"], default=None, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.model is None:
+        from turnwise_calculator_demo import model_dir
+
+        arguments.model = model_dir()
+    return arguments
+
+
+async def make_engine_decode(model: Path, max_context: int) -> tuple[Decode, float]:
+    """Start the embedded engine; returns its sampler and the seconds of the start."""
+    import numpy as np
+
+    from turnwise.protocols import Resources
+    from turnwise.types import GenerateRequest, SamplingParams
+    from turnwise_transformers_engine import TransformersConfig, TransformersEngine
+
+    config = TransformersConfig(model=model, device="cpu", max_context=max_context, num_blocks=8192, num_threads=1)
+    engine = TransformersEngine(config, Resources())
+    started = time.perf_counter()
+    await engine.start()
+    start_s = time.perf_counter() - started
+
+    async def decode(contexts: list[list[int]], num_tokens: int) -> int:
+        async with asyncio.TaskGroup() as group:
+            tasks = []
+            for context in contexts:
+                name = os.urandom(8).hex()
+                request = GenerateRequest(
+                    request_id=name,
+                    trajectory_id=name,
+                    token_ids=np.array(context, np.int32),
+                    sampling=SamplingParams(max_tokens=num_tokens, temperature=1.0),
+                )
+                tasks.append(group.create_task(engine.generate(request)))
+        return sum(len(task.result().token_ids) for task in tasks)
+
+    return decode, start_s
+
+
+async def make_generate_decode(model_folder: Path, *, static: bool) -> tuple[Decode, float]:
+    """Load a model of transformers; returns a sampler that calls `generate`, and the seconds of the start."""
+    import torch
+    import transformers
+
+    started = time.perf_counter()
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+    start_s = time.perf_counter() - started
+
+    async def decode(contexts: list[list[int]], num_tokens: int) -> int:
+        ids = torch.tensor(contexts)
+        options = {"cache_implementation": "static", "disable_compile": True} if static else {}
+        with torch.inference_mode():
+            result = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=True,
+                top_k=0,
+                max_new_tokens=num_tokens,
+                min_new_tokens=num_tokens,
+                **options,
+            )
+        return int((result.shape[1] - ids.shape[1]) * len(ids))
+
+    return decode, start_s
+
+
+async def serve_rounds(arguments: argparse.Namespace) -> None:
+    """Measure rounds that are requested on standard input, one JSON line each, until it ends."""
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(1)
+    if arguments.worker == "engine":
+        decode, start_s = await make_engine_decode(arguments.model, 2 * (arguments.context + arguments.tokens))
+    else:
+        decode, start_s = await make_generate_decode(arguments.model, static=arguments.worker == "static")
+    print(json.dumps({"start_s": start_s}), flush=True)
+    for line in iter(sys.stdin.readline, ""):
+        order = json.loads(line)
+        generator = np.random.default_rng(order["seed"])
+        contexts = generator.integers(3, 300, (order["requests"], arguments.context)).tolist()
+        cpu_before, before = time.process_time(), time.perf_counter()
+        num_tokens = await decode(contexts, arguments.tokens)
+        seconds, cpu_s = time.perf_counter() - before, time.process_time() - cpu_before
+        print(json.dumps({"rate": num_tokens / seconds, "cpu_rate": num_tokens / cpu_s}), flush=True)
+
+
+class Variant:
+    """A process that measures one variant, and its results."""
+
+    def __init__(self, name: str, kind: str, arguments: argparse.Namespace, sources: Path | None = None) -> None:
+        self.name = name
+        self.rates: dict[int, list[dict[str, float]]] = {}
+        environment = dict(os.environ)
+        if sources is not None:
+            folders = [*sources.glob("core/src"), *sources.glob("libs/*/src"), *sources.glob("plugins/*/src")]
+            if not folders:
+                raise SystemExit(f"{sources} has no core/src: give the root of a checkout")
+            environment["PYTHONPATH"] = os.pathsep.join(map(str, folders))
+        command = [sys.executable, __file__, "--worker", kind, "--model", str(arguments.model)]
+        command += ["--context", str(arguments.context), "--tokens", str(arguments.tokens)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self.start_s = self._read()["start_s"]
+
+    def measure(self, requests: int, seed: int) -> dict[str, float]:
+        """Run one round."""
+        assert self._process.stdin is not None
+        print(json.dumps({"requests": requests, "seed": seed}), file=self._process.stdin, flush=True)
+        return self._read()
+
+    def stop(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _read(self) -> dict[str, float]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the process of {self.name!r} ended; its error is above")
+        result: dict[str, float] = json.loads(line)
+        return result
+
+
+def start_variants(arguments: argparse.Namespace) -> list[Variant]:
+    """Start the process of each variant, this checkout first."""
+    variants = [Variant("engine", "engine", arguments)]
+    if arguments.baseline is not None:
+        variants.append(Variant("baseline", "engine", arguments, arguments.baseline.resolve()))
+    if arguments.generate:
+        variants.append(Variant("generate", "generate", arguments))
+    if arguments.static:
+        variants.append(Variant("static generate", "static", arguments))
+    return variants
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Print tokens per second of each variant, and the ratio of this checkout to it."""
+    print(describe_machine())
+    variants = start_variants(arguments)
+    print("start:", ", ".join(f"{each.name} {each.start_s:.2f} s" for each in variants))
+    print("median (min-max) of tokens/s, of tokens per CPU second, and of the ratio of the latter to the engine's")
+    for requests in arguments.requests:
+        for number in range(arguments.rounds + 1):
+            for each in variants if number % 2 else variants[::-1]:
+                each.rates.setdefault(requests, []).append(each.measure(requests, number))
+        print_rates(variants, requests)
+    for each in variants:
+        each.stop()
+
+
+def print_rates(variants: list[Variant], requests: int) -> None:
+    """Print the rates with one number of requests; the first round warms up."""
+    own = variants[0].rates[requests][1:]
+    for each in variants:
+        rates = each.rates[requests][1:]
+        columns = [format_spread([rate[name] for rate in rates], 0) for name in ("rate", "cpu_rate")]
+        line = f"{requests:4d} requests  {each.name:16s} {columns[0]:26s} {columns[1]:26s}"
+        if each is not variants[0]:
+            ratios = [mine["cpu_rate"] / its["cpu_rate"] for mine, its in zip(own, rates, strict=True)]
+            wall = statistics.median(mine["rate"] / its["rate"] for mine, its in zip(own, rates, strict=True))
+            line += f" engine is {format_spread(ratios, 2)} times as fast; by the clock {wall:.2f}"
+        print(line, flush=True)
+
+
+async def profile(arguments: argparse.Namespace) -> None:
+    """Print where the time goes, by function and by operator."""
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(1)
+    decode, _start_s = await make_engine_decode(arguments.model, 2 * (arguments.context + arguments.tokens))
+    for requests in arguments.requests:
+        contexts = np.random.default_rng(0).integers(3, 300, (requests, arguments.context)).tolist()
+        await decode(contexts, arguments.tokens)
+        print(f"\n{requests} requests, by function (all threads)", flush=True)
+        profiler: Any = cProfile.Profile(time.process_time)
+        profiler.enable()
+        await decode(contexts, arguments.tokens)
+        profiler.disable()
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(12)
+        print(f"{requests} requests, by operator", flush=True)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as operators:
+            await decode(contexts, arguments.tokens)
+        print(operators.key_averages().table(sort_by="self_cpu_time_total", row_limit=16, max_name_column_width=40))
+
+
+def main() -> None:
+    """Run the benchmark, or one of its processes."""
+    arguments = parse_arguments()
+    if arguments.worker is not None:
+        asyncio.run(serve_rounds(arguments))
+    elif arguments.profile:
+        asyncio.run(profile(arguments))
+    else:
+        compare(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,3 +13,8 @@ def calculator(expression: str) -> str:
     if match is None:
         return "Error: only one operation per call"
     return str(OPERATIONS[match[2]](int(match[1]), int(match[3])))
+
+
+def negate(number: str) -> str:
+    """Changes the sign of a number."""
+    return str(-int(number))

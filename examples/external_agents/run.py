@@ -22,7 +22,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE.parent / "external_openai"
-PYTHON_AGENTS = ("langgraph", "openai_agents", "pydantic_ai", "anthropic")
+PYTHON_AGENTS = ("openai", "langgraph", "openai_agents", "pydantic_ai", "anthropic")
 AGENTS = (*PYTHON_AGENTS, "javascript")
 
 
@@ -76,9 +76,7 @@ def rollout_overrides(agent: str) -> list[str]:
 
 def pull_overrides(control_file: Path) -> list[str]:
     """Return the overrides of `train.yaml` with which the episodes wait until a worker leases them."""
-    pull = f"{{name: external, pull: {{control_file: '{control_file}'}}}}"
-    # The rows of the data files ask for an agent with the name `tool_agent`.
-    return [f"agent={pull}", f"agents.tool_agent={pull}"]
+    return [f"agent={{name: external, pull: {{control_file: '{control_file}'}}}}"]
 
 
 def run_with_worker(command: str, agent: str, arguments: list[str]) -> int:

@@ -3,7 +3,7 @@ Leases episodes of a run, and lets an agent of this folder solve many of them at
 
     .venv-langgraph/bin/python worker.py CONTROL_FILE langgraph_agent.py [openai_base_url | anthropic_base_url]
 
-It ends when it is interrupted: the control port is closed while a training updates the weights.
+It ends when it is interrupted, because a training that is resumed opens another control port.
 """
 
 import asyncio

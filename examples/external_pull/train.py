@@ -11,12 +11,14 @@ from pathlib import Path
 import torch  # noqa: TID253 - a script, which loads the model at once
 from transformers import AutoModelForCausalLM  # noqa: TID253 - see above
 
-from turnwise import RolloutBatch, RolloutManager, load_config, load_tasks
+from turnwise import RolloutBatch, RolloutManager, load_config
 from turnwise_rollout_buffer import EpisodeGroup, TrajectoryBuffer
+from turnwise_task_files import load_tasks
 
 GROUPS_PER_BATCH = 4
 
-config = load_config(Path(__file__).with_name("rollout.yaml"), [f"agent.pull.control_file={sys.argv[1]}"])
+control_file = Path(sys.argv[1]).absolute()
+config = load_config(Path(__file__).with_name("rollout.yaml"), [f"agent.pull.control_file={control_file}"])
 tasks = load_tasks(config)
 buffer = TrajectoryBuffer(group_size=config.rollout.n, max_groups=GROUPS_PER_BATCH)
 policy = AutoModelForCausalLM.from_pretrained(config.model_spec().path, dtype=torch.float32)

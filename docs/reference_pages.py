@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import attrs
 
-from turnwise import options, types
+from turnwise import errors, options, types
 from turnwise.cli import make_parser
 from turnwise.config import run as config
 from turnwise.config import runtime as config_runtime
@@ -120,11 +120,13 @@ def default_text(field: attrs.Attribute[Any]) -> str:
 
 def cli_page() -> Iterator[str]:
     """Yield the lines of the page about the command line."""
-    parser = make_parser(load(PluginRecipe(allow=("commands",))))
+    host = load(PluginRecipe(allow=(*PLUGINS, "testing")))
+    parser = make_parser(host)
     yield from ("# Command line", "", *prose(parser.description or ""))
     yield from (*_CLI_INTRODUCTION.splitlines(), "")
     for command, subparser in subparsers_of(parser).items():
-        yield from command_lines(f"turnwise {command}", subparser, level=2)
+        lines = command_lines(f"turnwise {command}", subparser, level=2)
+        yield from (next(lines), "", f"Of the plugin `{host.registry('commands').get(command).owner}`.", *lines)
 
 
 def command_lines(name: str, parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
@@ -175,6 +177,20 @@ def synopsis(action: argparse.Action) -> str:
     text = spelling(action) + (" ..." if action.nargs in ("*", "+") else "")
     required = action.required and action.nargs != "*"
     return text if required else f"[{text}]"
+
+
+# Errors
+
+
+def errors_page() -> Iterator[str]:
+    """Yield the lines of the page about exceptions."""
+    yield from ("# Errors", "", *_ERRORS_INTRODUCTION.splitlines(), "")
+    yield from ("| exception | is a | meaning |", "| --- | --- | --- |")
+    for name, kind in vars(errors).items():
+        if isinstance(kind, type) and issubclass(kind, errors.TurnwiseError) and kind.__module__ == errors.__name__:
+            bases = ", ".join(code(base.__name__) for base in kind.__bases__)
+            yield f"| {code(name)} | {bases} | {cell(markdown(summary_of(kind)))} |"
+    yield ""
 
 
 # Packages and metrics
@@ -293,9 +309,22 @@ _TRAINING_INTRODUCTION: Final = """\
 `turnwise train` writes these metrics to `metrics.jsonl`, one line for each step and each validation, and sends them to
 the observers of the run. [Check that it learns](../how-to/train.md#check-that-it-learns) explains how to read them."""
 
+_ERRORS_INTRODUCTION: Final = """\
+The exceptions in `turnwise.errors`. A plugin raises ordinary exceptions; those here tell turnwise more.
+
+- `ConfigError`, `DataError` and `PluginError` stop a command with one line and exit code 2.
+- An exception in an episode ends that episode alone. It is data: `EpisodeResult.fault` has the owner of the code, the
+  name of the exception, its text and its traceback.
+- A tool raises `ToolError` with a text for the model, which may try again. Any other exception of a tool is an error
+  result too, whose text starts with `Error:` and the name of the exception.
+- An agent may raise `BudgetExhausted` when its next tokens do not fit. The episode is then `truncated`.
+- `InfrastructureError` says that a machine or a service failed: the owner is `infra`, and the loss leaves the episode
+  out."""
+
 PAGES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {
     "cli": cli_page,
     "config": config_page,
+    "errors": errors_page,
     "metrics": metrics_page,
     "packages": packages_page,
 }

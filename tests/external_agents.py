@@ -2,8 +2,14 @@
 
 import asyncio
 import random
+import threading
 
 import aiohttp
+
+LONGEST_S = [0.1]
+"""Longest wait of `ask_thrice` between two calls; tests change it."""
+CALLED, MAY_GO_ON = threading.Event(), threading.Event()
+"""The task `held` sets the first one after its first call, and then waits for the second."""
 
 
 async def ask_thrice(task, client):
@@ -18,5 +24,8 @@ async def ask_thrice(task, client):
                 assert response.status == 200, await response.text()
                 answer = await response.json()
             messages += [answer["choices"][0]["message"], {"role": "user", "content": "Go on."}]
-            await asyncio.sleep(waits.choice([0.0, 0.0, 0.02, 0.1]))
+            if task.uid == "held" and not CALLED.is_set():
+                CALLED.set()
+                await asyncio.to_thread(MAY_GO_ON.wait)
+            await asyncio.sleep(waits.choice([0.0, 0.0, 0.2, 1.0]) * LONGEST_S[-1])
     return 1.0

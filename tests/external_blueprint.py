@@ -7,12 +7,12 @@ from attrs import field, frozen
 from ray_blueprint import HeldEngine, ScriptedBlueprint
 
 from turnwise.episode.driver import EpisodeProgram
-from turnwise.episode.reported_reward import ReportedReward
 from turnwise.episode.setup import Limits
 from turnwise.runtime.worker import WorkerComponents
 from turnwise_gateway import make_external
 from turnwise_gateway.config import ExternalConfig
 from turnwise_gateway.pull_options import PullOptions
+from turnwise_reported_reward import ReportedReward
 from turnwise_testing.agent_probe import AgentProbe, probe_chat, probe_resources
 
 TURNS = ("The answer is 42.", *['<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>'] * 2)
@@ -53,4 +53,5 @@ class ExternalBlueprint(ScriptedBlueprint):
             programs={"external": EpisodeProgram(agent=agent, reward=ReportedReward())},
             limits=Limits(prompt_length=1 << 16, response_length=1 << 14),
             stop_token_ids=probe_chat().stop_token_ids,
+            default_agent="external",
         )

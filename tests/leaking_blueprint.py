@@ -12,9 +12,9 @@ from turnwise import State
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.protocols import Resources
 from turnwise.runtime.judge import JudgeClient
-from turnwise.tools.function import function_tool
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import ToolCall
+from turnwise_plain_functions import tool
 from turnwise_python_sandbox.config import PythonToolConfig, SandboxConfig
 from turnwise_python_sandbox.tool import PythonTool
 from turnwise_torl_python.verifier import shared_verifier
@@ -83,7 +83,7 @@ class LeakingBlueprint(ScriptedBlueprint):
     def make_components(self, engine, judge=None):
         self._use_directory()
         python = PythonTool(PythonToolConfig(sandbox=SandboxConfig(servers=1)), Resources())
-        tools = ToolBox([function_tool(double, run_in="process"), python])
+        tools = ToolBox([tool(double, run_in="process"), python])
         parts = super().make_components(engine)
         limits = evolve(parts.limits, tool_call_s=60.0, reward_s=60.0)
         programs = {"four": EpisodeProgram(agent=Caller(), reward=self.make_reward(judge), tools=tools)}

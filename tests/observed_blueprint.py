@@ -16,9 +16,9 @@ from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.ray.runtime import RayRuntime
 from turnwise.runtime.worker import WorkerComponents
-from turnwise.tools.function import function_tool
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import ToolCall
+from turnwise_plain_functions import tool
 
 NUM_TURNS = 3
 
@@ -56,7 +56,7 @@ class ObservedBlueprint(ScriptedBlueprint):
     max_in_flight: int = 256
 
     def make_components(self, engine, judge=None):
-        program = EpisodeProgram(agent=TwoCallsATurn(), tools=ToolBox([function_tool(wait)]), reward=Half())
+        program = EpisodeProgram(agent=TwoCallsATurn(), tools=ToolBox([tool(wait)]), reward=Half())
         return WorkerComponents(
             engine=engine,
             programs={"two": program},
@@ -82,7 +82,7 @@ def local_manager(*observers, blueprint=None):
 
 def ray_manager(*observers, blueprint=None, **options):
     """Return a manager with two workers and two replicas as Ray actors."""
-    ray_options = RayConfig(backoff_s=0.05, heartbeat_s=0.2, heartbeat_timeout_s=2.0, **options)
+    ray_options = RayConfig(backoff_s=0.05, heartbeat_s=0.2, heartbeat_timeout_s=120.0, **options)
     config = RuntimeConfig(name="ray", num_workers=2, num_replicas=2, ray=ray_options)
     dispatcher = Observers.of(observers)
     return RolloutManager(RayRuntime(blueprint or ObservedBlueprint(0.001), config, dispatcher), PLAN, dispatcher)

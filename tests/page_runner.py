@@ -5,7 +5,7 @@ Follows a documentation page as a reader does, in the current folder.
 
 A fence whose info string has a second word, as in ```` ```yaml run.yaml ````, is a file of that name. Other `python`
 fences are run in order, as one module. In `console` fences the lines that start with ``$ turnwise`` or ``$ pytest`` are
-run. A `pyproject.toml` with an entry point is installed as `pip install -e` would.
+run, and ``$ pip install -e FOLDER`` installs its entry points.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ def commands(block: Block) -> Iterator[list[str]]:
 
 
 def write(block: Block) -> None:
-    """Write the file of a block, and install the distribution that a `pyproject.toml` describes."""
+    """Write the file of a block."""
     path = Path(block.file)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(block.text, encoding="utf-8")
-    if path.name == "pyproject.toml":
-        install(tomllib.loads(block.text)["project"])
 
 
-def install(project: dict[str, Any]) -> None:
+def install(folder: Path) -> None:
     """Put `src` on the path and write the entry points of the distribution, as an editable install does."""
-    info = Path("src", f"{project['name'].replace('-', '_')}-{project['version']}.dist-info")
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    source = folder / "src"
+    info = source / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
     points = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in found.items()) for group, found in entry(project)]
     (info / "entry_points.txt").write_text("".join(points))
-    sys.path.insert(0, str(Path("src").absolute()))
+    sys.path.insert(0, str(source.absolute()))
     importlib.invalidate_caches()
 
 
@@ -79,6 +79,7 @@ def entry(project: dict[str, Any]) -> list[tuple[str, dict[str, str]]]:
 def run_command(arguments: list[str]) -> None:
     """Run a command of the page; raise when it fails."""
     program, *rest = arguments
+    code = 0
     if program == "turnwise":
         from turnwise.cli import main
 
@@ -87,8 +88,8 @@ def run_command(arguments: list[str]) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         call = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *rest]
         code = subprocess.run(call, check=False, env=environment).returncode
-    else:
-        return
+    elif rest[:2] == ["install", "-e"]:
+        install(Path(rest[2]))
     if code != 0:
         raise SystemExit(f"{shlex.join(arguments)} ended with {code}")
 

@@ -14,9 +14,9 @@ from turnwise.episode.driver import EpisodeProgram
 from turnwise.episode.setup import Limits
 from turnwise.routing import LeastTokens, LeastTokensConfig
 from turnwise.runtime.worker import WorkerComponents
-from turnwise.tools.function import function_tool
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import ToolCall
+from turnwise_plain_functions import tool
 from turnwise_testing.scripted import Failure, RandomPolicy, ScriptedEngine
 
 END = 255
@@ -73,16 +73,24 @@ def wait(what: str) -> str:
 
 
 class HeldEngine(ScriptedEngine):
-    """An engine whose requests wait while its folder has a file `hold`."""
+    """
+    An engine whose requests wait while its folder has a file `hold`; each one that waits has a file `held-ID` there.
+
+    Attributes:
+        hold_after: requests with at most so many tokens do not wait.
+    """
 
     folder: str = ""
+    hold_after: int = 0
 
     def _is_held(self):
         return bool(self.folder) and Path(self.folder, "hold").exists()
 
     async def generate(self, request):
-        while self._is_held():  # noqa: ASYNC110 - another process removes the file
-            await asyncio.sleep(0.01)
+        if len(request.token_ids) > self.hold_after and self._is_held():
+            touch(Path(self.folder, f"held-{request.request_id}"))
+            while self._is_held():  # noqa: ASYNC110 - another process removes the file
+                await asyncio.sleep(0.01)
         return await super().generate(request)
 
 
@@ -93,19 +101,21 @@ class ScriptedBlueprint:
 
     Attributes:
         folder: requests wait while it has a file `hold`; a file `blocked` is there when an episode blocks its loop.
+        hold_after: as in `HeldEngine`.
     """
 
     token_latency_s: float = 0.002
     tool_call_s: float = 1.0
     folder: str = ""
+    hold_after: int = 0
 
     def make_engine(self):
         engine = HeldEngine(policy=POLICY, token_latency_s=self.token_latency_s, record=False)
-        engine.folder = self.folder
+        engine.folder, engine.hold_after = self.folder, self.hold_after
         return engine
 
     def make_components(self, engine, judge=None):
-        program = EpisodeProgram(agent=FourTurns(self.folder), tools=ToolBox([function_tool(wait)]))
+        program = EpisodeProgram(agent=FourTurns(self.folder), tools=ToolBox([tool(wait)]))
         limits = Limits(response_length=400, tool_call_s=self.tool_call_s)
         return WorkerComponents(engine=engine, programs={"four": program}, limits=limits, stop_token_ids=(END,))
 

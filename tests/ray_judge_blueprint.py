@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from attrs import evolve, field, frozen
-from ray_blueprint import END, ScriptedBlueprint
+from ray_blueprint import END, HeldEngine, ScriptedBlueprint
 
 from turnwise import SamplingParams, TrajectoryScore
 from turnwise.errors import InfrastructureError
@@ -65,23 +65,31 @@ class BlockingReward:
 
     def score(self, episode):
         if episode.task.uid.startswith("blocks"):
-            time.sleep(60)
+            time.sleep(1000)
         return float(episode.trajectory.input_ids.sum() % 97)
 
 
 @frozen
 class JudgedBlueprint(ScriptedBlueprint):
-    """Scripted engines, a scripted judge, and a reward that asks it."""
+    """
+    Scripted engines, a scripted judge, and a reward that asks it.
+
+    Attributes:
+        judge_folder: as `folder` of `HeldEngine`, for the judge.
+    """
 
     folder: str = ""
     blocking: bool = False
     judged: bool = True
-    reward_s: float = 20.0
+    reward_s: float = 600.0
     judge_latency_s: float = 0.001
+    judge_folder: str = ""
 
     def make_judge_engine(self):
         policy = RandomPolicy(seed=5, vocab_size=120, end_token_id=END, mean_tokens=12)
-        return ScriptedEngine(policy=policy, token_latency_s=self.judge_latency_s, record=False)
+        engine = HeldEngine(policy=policy, token_latency_s=self.judge_latency_s, record=False)
+        engine.folder = self.judge_folder
+        return engine
 
     def make_reward(self, judge=None):
         if self.blocking:

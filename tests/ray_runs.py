@@ -25,6 +25,12 @@ PLAN = RolloutPlan(default_agent="four", agents={"four": None})
 ON_RAY = [pytest.mark.ray]
 """Marks of a test that starts actors."""
 
+WATCHED = {"heartbeat_timeout_s": 10.0}
+"""
+Options of a manager whose actors hang in a test. All others wait longer than a busy machine keeps an actor from an
+answer: an actor that is killed for being slow makes a test fail that counts restarts.
+"""
+
 FINISHED = {Status.COMPLETED, Status.TRUNCATED}
 """Statuses of an episode that finished by itself: its last turn may have reached the token limit."""
 
@@ -32,8 +38,8 @@ FINISHED = {Status.COMPLETED, Status.TRUNCATED}
 def make_manager(
     blueprint=None, *, workers=2, replicas=2, reward_workers=0, judges=0, observers=None, plan=PLAN, **ray_options
 ):
-    """Return a manager of actors that are watched closely and restarted at once."""
-    ray_options = {"backoff_s": 0.05, "heartbeat_s": 0.2, "heartbeat_timeout_s": 6.0} | ray_options
+    """Return a manager of actors that are restarted at once when they die; see `WATCHED` for those that hang."""
+    ray_options = {"backoff_s": 0.05, "heartbeat_s": 0.2, "heartbeat_timeout_s": 120.0} | ray_options
     counts = {"num_workers": workers, "num_replicas": replicas, "reward_workers": reward_workers}
     config = RuntimeConfig(name="ray", **counts, ray=RayConfig(**ray_options))
     judge = JudgeConfig(engine=Choice("scripted"), pool=PoolConfig(num_replicas=judges)) if judges else None
@@ -90,20 +96,23 @@ def wait_for_replacement(slots, victim):
     return pids(slots)
 
 
-def rollout_held(manager, tasks, disturb):
-    """Run tasks, and call `disturb` while the first requests of all of them are at the replicas and cannot end."""
-    import ray
+def rollout_held(manager, tasks, disturb, folder=None):
+    """
+    Run tasks, and call `disturb` while requests of all of them are at `HeldEngine`s and cannot end.
 
-    runtime = manager.runtime
-    hold = Path(runtime.blueprint.folder, "hold")
+    Args:
+        manager: its blueprint's engines, or those of its judge, wait.
+        tasks: each has one request at a time.
+        disturb: is called without arguments.
+        folder: of the engines; None for that of the blueprint.
+    """
+    folder = Path(folder or manager.runtime.blueprint.folder)
+    for note in folder.glob("held-*"):  # of an earlier call
+        note.unlink()
+    hold = folder / "hold"
     hold.touch()
     finished = manager.iterate(tasks)
-
-    def all_wait():
-        loads = ray.get([slot.handle.ping.remote() for slot in runtime.policy.slots if slot.handle])
-        return sum(load.num_requests for load in loads) >= len(tasks)
-
-    wait_until(all_wait, "not all requests are at the replicas")
+    wait_until(lambda: len(list(folder.glob("held-*"))) == len(tasks), "not all tasks have a request that waits")
     disturb()
     hold.unlink()
     return list(finished)

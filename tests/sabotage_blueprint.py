@@ -14,9 +14,9 @@ from turnwise.episode.setup import Limits
 from turnwise.events.dispatch import Observers
 from turnwise.routing import LeastTokens, LeastTokensConfig
 from turnwise.runtime.worker import WorkerComponents
-from turnwise.tools.function import function_tool
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import TrajectoryScore
+from turnwise_plain_functions import tool
 
 EXCEPTIONS = {
     kind.__name__: kind for kind in (RuntimeError, asyncio.CancelledError, SystemExit, GeneratorExit, KeyboardInterrupt)
@@ -224,7 +224,7 @@ class SabotageBlueprint:
             saboteur.now("sync tool", uid)
             return "done"
 
-        tools, agent = ToolBox([LookTool(saboteur), function_tool(blocking)]), Agent(saboteur)
+        tools, agent = ToolBox([LookTool(saboteur), tool(blocking)]), Agent(saboteur)
         rewards = {"agent": AsyncReward(saboteur), "sync": SyncReward(saboteur)}
         programs = {name: EpisodeProgram(agent=agent, reward=reward, tools=tools) for name, reward in rewards.items()}
         watchers = [Watcher(saboteur, uid_of(place, kind)) for place in _OBSERVERS for kind in EXCEPTIONS]

@@ -47,6 +47,9 @@ PLUGIN_TUTORIAL = ROOT / "docs/tutorial/first-agent-plugin.md"
 SCRIPT_MODULES = {"turnwise", "turnwise.errors"}
 """The modules of turnwise that the pages import; the test kit and the packages of examples are distributions."""
 
+PLUGIN_MODULES = {"turnwise.protocols", "turnwise.types", "turnwise.weights"}
+"""The modules that the files of a plugin import besides, as those of `turnwise new` do."""
+
 
 def name_of(page: Path) -> str:
     """Return a page as texts show it."""
@@ -93,9 +96,11 @@ def imported_modules(source: str) -> Iterator[str]:
 @pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=name_of)
 def test_pages_import_top_level_names(page: Path) -> None:
     """Pages teach one way to import: `from turnwise import ...`."""
-    modules = {name for block in blocks(page) if block.language == "python" for name in imported_modules(block.text)}
-
-    assert {name for name in modules if name.partition(".")[0] == "turnwise"} <= SCRIPT_MODULES
+    for block in blocks(page):
+        modules = set(imported_modules(block.text)) if block.language == "python" else set()
+        own = {name for name in modules if name.partition(".")[0] == "turnwise"} - SCRIPT_MODULES
+        is_plugin = "/src/" in f"/{block.file}" or "/tests/" in f"/{block.file}"
+        assert {".".join(name.split(".")[:2]) for name in own} <= (PLUGIN_MODULES if is_plugin else set())
 
 
 def test_generated_pages_are_up_to_date() -> None:
@@ -174,7 +179,10 @@ def test_commands_exist(page: Path) -> None:
     """Every command parses: the command line accepts it, the Makefile has the target, or pip finds the folders."""
     parser = make_parser(load())
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    made = {arguments[2] for _, *arguments in typed_commands(page) if arguments[:2] == ["new", "command"]}
     for program, *arguments in typed_commands(page):
+        if arguments and arguments[0] in made:
+            continue
         match Path(program).name:
             case "turnwise":
                 parser.parse_args(arguments)
@@ -260,3 +268,17 @@ def test_pages_name_no_machine() -> None:
     found = [name_of(page) for page in PAGES if re.search(r"/(home|root|work|tmp|Users)/", page.read_text("utf-8"))]
 
     assert found == []
+
+
+def test_quoted_messages_exist() -> None:
+    """The page about problems quotes messages as the code writes them."""
+    page = (ROOT / "docs/how-to/solve-problems.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^\| `([^`]+ [^`]+)`", page, re.MULTILINE)
+    files = [file for folder in ("core/src", "libs", "plugins") for file in (ROOT / folder).glob("**/src/**/*.py")]
+    files += (ROOT / "core/src").glob("**/*.py")
+    code = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    for message in quoted:
+        # A message starts with its fixed part, or has it after a name in quotes.
+        fixed = [part.strip() for part in re.split(r"'[^']*'|\.\.\.|;", message)]
+        assert all(part in code for part in fixed), message
+    assert len(quoted) > 5

@@ -24,7 +24,7 @@ from turnwise_result_files import read_results
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples/external_agents"
 CONFIGS = ROOT / "examples/external_openai"
-AGENTS = ("langgraph", "openai_agents", "pydantic_ai", "anthropic", "javascript")
+AGENTS = ("openai", "langgraph", "openai_agents", "pydantic_ai", "anthropic", "javascript")
 
 
 @pytest.fixture
@@ -76,9 +76,10 @@ def test_the_configs_of_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_calculator(expression: str, result: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """It computes one operation, and says why it does not compute anything else."""
     monkeypatch.syspath_prepend(FOLDER)
-    from calculator import calculator
+    from calculator import calculator, negate
 
     assert (result or "Error: only one operation per call") == calculator(expression)
+    assert "-3" == negate("3")
 
 
 COMMAND = """
@@ -168,9 +169,10 @@ def test_a_rollout(agent: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_evaluation(agent: str, tmp_path: Path) -> None:
     """One process leases all episodes of `turnwise eval`; none fails, and some are solved."""
-    out = tmp_path / "eval.json"
+    out = tmp_path / "eval"
     run_script("eval", agent, "--out", str(out), "rollout.validation_n=1")
 
-    report = json.loads(out.read_text(encoding="utf-8"))
+    report = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
     assert (64, 0) == (report["episodes"], report["failed"])
-    assert report["results"]["all"]["pass@1"]["value"] > 0.2
+    # The model was trained with one tool; with two it solves fewer tasks before it has learnt.
+    assert report["results"]["all"]["pass@1"]["value"] > (0.02 if agent == "openai" else 0.2)

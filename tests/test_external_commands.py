@@ -65,9 +65,9 @@ def test_train(tmp_path: Path, one_task: str) -> None:
 @pytest.mark.usefixtures("function")
 def test_eval(tmp_path: Path, one_task: str) -> None:
     """The report has the episodes of the outside agent."""
-    out = tmp_path / "eval.json"
+    out = tmp_path / "eval"
 
     assert main(["eval", str(FOLDER / "train.yaml"), "rollout.validation_n=2", one_task, "--out", str(out)]) == 0
 
-    report = json.loads(out.read_text(encoding="utf-8"))
+    report = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
     assert (2, 0, 1) == (report["episodes"], report["failed"], report["tasks"])

@@ -136,6 +136,31 @@ def test_every_task_is_scored_once_whatever_is_killed(site):
     assert not site.control.exists()
 
 
+def test_addresses(site):
+    """A manager tells the control port of all workers and the agents' port of each; sessions have the same ones."""
+    with site.manager(workers=2, lease_s=300.0) as manager:
+        addresses = manager.addresses
+        assert sorted(addresses) == sorted(slot.name for slot in manager.runtime.workers.slots)
+        assert [{"agents", "control"}] * 2 == [set(each) for each in addresses.values()]
+        assert {json.loads(site.control.read_text())["url"]} == {each["control"] for each in addresses.values()}
+        assert 2 == len({each["agents"] for each in addresses.values()})
+
+        tasks = make_tasks(2)
+        taken = []
+        collecting = threading.Thread(target=lambda: taken.extend(manager.iterate(tasks)))
+        collecting.start()
+        held = [lease(site.control) for _ in tasks]
+        for each in held:
+            call_model(each)
+            assert 200 == complete(site.control, each, int(each["task"]["uid"].removeprefix("task")))
+        collecting.join(120)
+
+        served = {each["session"]["openai_base_url"].partition("/s/")[0] for each in held}
+        assert served == {each["agents"] for each in addresses.values()}
+        assert addresses == manager.addresses
+    check_scored_once(taken, tasks)
+
+
 def tell(control, path, **body):
     """Send a request to the control port; return status and content of the reply, once there is one."""
     found = []

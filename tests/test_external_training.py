@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[1]
 def test_an_outside_agent_learns(tmp_path: Path) -> None:
     """Six steps raise the held-out reward, every training token was sampled, and no episode failed."""
     folder = ROOT / "examples/external_openai"
-    options = ["train.num_steps=6", "rollout.validation_n=4", "--out", str(tmp_path)]
+    long_steps = ["train.optimizer.lr=6e-4", "train.optimizer.warmup_steps=0", "train.algorithm.ppo_mini_batch_size=32"]
+    options = [*long_steps, "train.num_steps=6", "rollout.validation_n=4", "--out", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "turnwise.cli", "train", str(folder / "train.yaml"), *options],
         env=os.environ | {"PYTHONPATH": str(folder)},

@@ -3,13 +3,13 @@
 import threading
 from contextlib import contextmanager
 
+import external_agents
 import numpy as np
 import pytest
 from ray_runs import wait_until
 
 from turnwise import Status, Task
 from turnwise.episode.driver import EpisodeProgram
-from turnwise.episode.reported_reward import ReportedReward
 from turnwise.episode.setup import Limits
 from turnwise.record.invariants import check_trajectory
 from turnwise.runtime.local import LocalRuntime
@@ -18,6 +18,7 @@ from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.worker import WorkerComponents
 from turnwise_gateway import make_external
 from turnwise_gateway.config import ExternalConfig
+from turnwise_reported_reward import ReportedReward
 from turnwise_rollout_buffer import GroupProducer, TaskStream, TrajectoryBuffer
 from turnwise_testing.agent_probe import AgentProbe, probe_chat, probe_resources
 
@@ -93,11 +94,36 @@ def test_a_batch_in_step_has_one_version():
             assert {1.0} == {result.reward for result in results}
 
 
+def test_a_group_that_its_agent_holds_is_dropped():
+    """An agent that waits while the trainer makes three updates leaves a group that is three versions old."""
+    external_agents.CALLED.clear()
+    external_agents.MAY_GO_ON.clear()
+    with running() as (manager, _engine):
+        results = []
+        task = Task(messages=({"role": "user", "content": "Question?"},), uid="held")
+        rolling = threading.Thread(target=lambda: results.extend(manager.rollout([task])))
+        rolling.start()
+        assert external_agents.CALLED.wait(60)
+        for _ in range(3):
+            update(manager)
+        external_agents.MAY_GO_ON.set()
+        rolling.join()
+
+    assert {0, 3} == set().union(*map(versions_of, results))
+    for max_staleness, kept in ((2, 0), (3, 1)):
+        buffer = TrajectoryBuffer(GROUP_SIZE, max_groups=2, max_staleness=max_staleness)
+        buffer.set_version(3)
+        for result in results:
+            buffer.put(result)
+        assert (kept, 1 - kept) == (buffer.qsize(), buffer.counts["dropped_stale"])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("max_staleness", [0, 2])
-def test_no_group_is_older_than_the_bound(max_staleness):
+@pytest.mark.parametrize(("max_staleness", "longest_s", "num_steps"), [(0, 0.1, 8), (2, 0.1, 8), (2, 30.0, 4)])
+def test_no_group_is_older_than_the_bound(max_staleness, longest_s, num_steps, monkeypatch):
     """Async: with agents that wait between their calls, no group that is taken is more versions behind than allowed."""
-    num_steps, stale = 8, []
+    stale = []
+    monkeypatch.setattr(external_agents, "LONGEST_S", [longest_s])
     with running() as (manager, _engine):
         buffer = TrajectoryBuffer(GROUP_SIZE, max_groups=4, max_staleness=max_staleness)
         stream = TaskStream(make_tasks(40), seed=0)

@@ -38,9 +38,9 @@ def run(folder: Path) -> Run:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    for name in ("core", "plugins/hermes_parser"):
+    for name in ("core", "plugins/single_turn"):
         shutil.copytree(ROOT / name, folder / name, ignore=LEFT_OUT)
-    pip_install(run_program, folder / "core", folder / "plugins/hermes_parser")
+    pip_install(run_program, folder / "core", folder / "plugins/single_turn")
     return run_program
 
 
@@ -65,9 +65,9 @@ def test_only_what_was_installed_is_listed(run: Run) -> None:
     """The core's plugin and the installed one are listed, and both load."""
     found = plugins(run)
 
-    assert list(found) == ["builtins", "hermes_parser"]
+    assert list(found) == ["builtins", "single_turn"]
     assert {each["state"] for each in found.values()} == {"ok"}
-    assert found["hermes_parser"]["registers"] == {"tool_parsers": ["hermes"]}
+    assert found["single_turn"]["registers"] == {"agents": ["single_turn"]}
 
 
 def test_nothing_heavy_comes_along(run: Run) -> None:
@@ -94,12 +94,12 @@ def test_a_new_plugin_needs_no_change_of_the_core(run: Run, folder: Path) -> Non
     pip_install(run, "--no-deps", folder / "elsewhere")
     found = plugins(run)
 
-    assert list(found) == ["builtins", "hermes_parser", "shout"]
+    assert list(found) == ["builtins", "shout", "single_turn"]
     assert found["shout"]["registers"] == {"tools": ["shout"]}
     assert core_files(folder) == before
 
     run("python", "-m", "pip", "uninstall", "--quiet", "--yes", "turnwise-shout")
-    assert list(plugins(run)) == ["builtins", "hermes_parser"]
+    assert list(plugins(run)) == ["builtins", "single_turn"]
 
 
 def make_plugin(folder: Path) -> None:

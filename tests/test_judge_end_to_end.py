@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from turnwise import RolloutManager, load_tasks
+from turnwise import RolloutManager
 from turnwise.config.file import load_config
+from turnwise_task_files import load_tasks
 from turnwise_testing.installation import install_plugin
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +49,7 @@ def site(tmp_path, monkeypatch):
 def scores(*overrides):
     """Run two tasks of the demo and return their statuses, scores, faults and ids."""
     judge = ["engine=transformers", "model.path=package:turnwise_calculator_demo", "sampling.max_tokens=24"]
-    plugins = ["transformers_engine", "tool_agent", "hermes_parser", "calculator_demo", "acme_same_answer"]
+    plugins = ["transformers_engine", "tool_agent", "tool_parsers", "calculator_demo", "acme_same_answer"]
     config = load_config(
         ROOT / "examples/calculator.yaml",
         [

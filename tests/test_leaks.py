@@ -22,8 +22,8 @@ data: {path: CALCULATOR}
 engine: {name: transformers}
 agent: {name: tool_agent}
 parser: hermes
-tool_modules: [leaking_tools]
-tools: [{function: "leaking_tools:calculator", run_in: process}]
+modules: [leaking_tools]
+tools: [{name: "leaking_tools:calculator", run_in: process}]
 reward: exact_match
 rollout: {n: 4, prompt_length: 256, response_length: 256, sampling: {temperature: 1.0}}
 """

@@ -8,12 +8,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import turnwise_parallel_thinking
-from turnwise import RolloutManager, Status, load_tasks
+from turnwise import RolloutManager, Status
 from turnwise.batch.rollout_batch import collate
 from turnwise.cli import main
 from turnwise.config.file import load_config
 from turnwise.layout import Objective
 from turnwise_result_files import read_results
+from turnwise_task_files import load_tasks
 from turnwise_testing.dense import token_logprobs
 
 CONFIG = Path(__file__).parent.parent / "examples" / "parallel_thinking.yaml"

@@ -1,6 +1,5 @@
 """Faults that span a cluster: a lost node, an interrupted driver, stragglers, and a soak of many faults."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -9,15 +8,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 from ray_blueprint import ScriptedBlueprint
 from ray_runs import FINISHED, ON_RAY, check_complete, ids_by_task, make_manager, make_tasks, wait_until
 
 from turnwise import Status
 from turnwise.record.invariants import check_trajectory
 from turnwise_result_files import load_unfinished, read_results, save_unfinished
-from turnwise_testing.installation import install_plugin
-from turnwise_testing.tokenizers import byte_tokenizer
+from turnwise_testing.scripted_run import SITE, write_scripted_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -89,66 +86,20 @@ def test_stragglers_and_hanging_tools(ray_cluster, tmp_path):
 
 # An interrupted driver
 
-PLUGIN = """
-import turnwise
-from attrs import frozen
-
-
-@frozen
-class Config:
-    token_latency_s: float = 0.0
-
-
-def make(config, resources):
-    from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
-
-    policy = RandomPolicy(seed=3, vocab_size=120, end_token_id=258, mean_tokens=20)
-    return ScriptedEngine(policy=policy, token_latency_s=config.token_latency_s)
-
-
-class Agent:
-    def __init__(self, config, resources):
-        self.chat = resources.chat
-
-    async def step(self, episode):
-        if episode.state == "pending":
-            episode.begin(self.chat.prompt(episode.messages))
-            return "generating"
-        await episode.generate(max_tokens=40)
-        return "terminated" if len(episode.trajectory.turns()) >= 1 else "generating"
-
-
-@turnwise.hookimpl
-def register_engines(registry):
-    registry.add("scripted", make, config=Config)
-
-
-@turnwise.hookimpl
-def register_agents(registry):
-    registry.add("once", Agent)
-"""
-
 
 @pytest.fixture
 def run_dir(tmp_path, monkeypatch):
     """A folder with a plugin, a tokenizer, 40 rows and a config for the runtime `ray`."""
-    site = tmp_path / "site"
-    install_plugin(site, "acme_faults", PLUGIN)
-    byte_tokenizer().save_pretrained(tmp_path / "model")
-    rows = [{"messages": [{"role": "user", "content": f"Question {i}"}]} for i in range(40)]
-    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    config = {
-        "model": {"path": "model"},
-        "data": {"path": "data.jsonl"},
-        "engine": {"name": "scripted", "token_latency_s": 0.15},
-        "agent": "once",
-        "rollout": {"prompt_length": 64, "response_length": 64, "max_in_flight": 16},
-        "runtime": {"name": "ray", "num_workers": 2, "num_replicas": 2},
-        "plugins": ["acme_faults"],
-    }
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
-    monkeypatch.setenv("PYTHONPATH", str(site))
-    monkeypatch.syspath_prepend(str(site))
+    write_scripted_run(
+        tmp_path,
+        num_tasks=40,
+        engine={"name": "scripted", "token_latency_s": 0.15, "mean_tokens": 20},
+        agent={"name": "once", "max_tokens": 40},
+        rollout={"prompt_length": 64, "response_length": 64, "max_in_flight": 16},
+        runtime={"name": "ray", "num_workers": 2, "num_replicas": 2},
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / SITE))
+    monkeypatch.syspath_prepend(str(tmp_path / SITE))
     return tmp_path
 
 

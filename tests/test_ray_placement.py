@@ -50,7 +50,7 @@ def connected(cluster):
 
 
 def make_manager(blueprint, *, options=None, ray=None, **runtime):
-    ray = {"backoff_s": 0.05, "heartbeat_s": 0.2, "heartbeat_timeout_s": 5.0} | (ray or {})
+    ray = {"backoff_s": 0.05, "heartbeat_s": 0.2, "heartbeat_timeout_s": 120.0} | (ray or {})
     config = RuntimeConfig(name="ray", ray=RayConfig(**ray), **runtime)
     placement = plan_runtime_placement(config, Choice("telling", options or {}))
     return RolloutManager(RayRuntime(blueprint, config, placement=placement), PLAN)

@@ -49,7 +49,7 @@ class BigramBlueprint(ScriptedBlueprint):
 
 
 def make_manager(transport="ray", *, replicas=2, keep_last=True, **blueprint):
-    options = RayConfig(backoff_s=0.05, heartbeat_s=0.2, heartbeat_timeout_s=5.0)
+    options = RayConfig(backoff_s=0.05, heartbeat_s=0.2, heartbeat_timeout_s=120.0)
     config = RuntimeConfig(name="ray", num_workers=1, num_replicas=replicas, ray=options)
     weights = GroupWeights(WeightUpdater(TRANSPORTS[transport](), transport), keep_last=keep_last)
     runtime = RayRuntime(BigramBlueprint(transport=transport, **blueprint), config, weights=weights)

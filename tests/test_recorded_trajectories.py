@@ -96,9 +96,9 @@ def write_run(folder: Path, kind: str) -> None:
 def digest(file: Path) -> str:
     """Return the SHA-256 of all columns of a file of trajectories but the times."""
     rows = pq.read_table(file).to_pylist()
-    # The column `lineage` came later; it is null in these runs, as the other columns are in part.
-    later = {"lineage": None}
-    kept = [{k: v for k, v in row.items() if k not in TIMES and (k, v) not in later.items()} for row in rows]
+    # These columns came later: `lineage` is null in these runs, and the others differ in every run or runtime.
+    later, chance = {"lineage": None}, {*TIMES, "key", "worker", "replicas"}
+    kept = [{k: v for k, v in row.items() if k not in chance and (k, v) not in later.items()} for row in rows]
     kept.sort(key=lambda row: (row["uid"], row["rollout_n"]))
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 

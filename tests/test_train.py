@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from training_site import make_site, run, start, steps_of, train
 
+from turnwise.cli import main
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
@@ -46,6 +48,48 @@ def test_modes(site: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_best_step_is_exported(site: Path) -> None:
+    """With `export: best`, `model` has the weights of the best held-out step, and `turnwise export` finds the same."""
+    out = train(site, "out", "train.validation.every=1", "train.checkpoint.export=best", "train.checkpoint.keep_last=1")
+    scores = {
+        line["step"]: line["validation/reward/mean"] for line in steps_of(out) if "validation/reward/mean" in line
+    }
+    best = max(scores, key=lambda step: (scores[step], -step))
+
+    output = run(site, "export", str(out), "--to", str(site / "best"), "--checkpoint", "best")
+
+    assert f"the model after step {best} of" in output
+    one, two = (load_file(folder / "model.safetensors") for folder in (out / "model", site / "best"))
+    assert one.keys() == two.keys()
+    assert all((one[name] == two[name]).all() for name in one)
+    assert f"The weights after step {best} of 3" in (out / "model" / "README.md").read_text()
+    assert {best, 3} == {int(path.name[-8:]) for path in (out / "checkpoints").iterdir()}
+
+
+@pytest.mark.slow
+def test_a_group_reward_is_trained_on(site: Path) -> None:
+    """A function scores the groups of training and of held-out tasks; the trainer gets its scores alone."""
+    (site / "ranks.py").write_text(
+        "def ranks(episodes):\n"
+        "    order = sorted(range(len(episodes)), key=lambda index: (episodes[index].reward, index))\n"
+        "    return [float(order.index(index)) for index in range(len(episodes))]\n"
+    )
+    out = train(
+        site,
+        "out",
+        "modules=[./ranks.py]",
+        "group_reward=./ranks.py:ranks",
+        "train.validation.every=1",
+        "train.num_steps=2",
+    )
+
+    trained = [line["reward/mean"] for line in steps_of(out) if "reward/mean" in line]
+    held_out = [line["validation/reward/mean"] for line in steps_of(out) if "validation/reward/mean" in line]
+    assert trained == [1.0] * 2  # the mean of the ranks 0, 1 and 2
+    assert set(held_out) == {0.5}
+
+
+@pytest.mark.slow
 def test_results_of_a_training(site: Path) -> None:
     """A training writes curve, report, TensorBoard, W&B, MLflow and a model for `from_pretrained`, without a gap."""
     store = site / "store"
@@ -68,12 +112,11 @@ def test_results_of_a_training(site: Path) -> None:
     ]
     assert ["step-00000003"] == [path.name for path in (out / "checkpoints").iterdir()]
     assert max(line["gap/max"] for line in steps_of(out) if "gap/max" in line) < 1e-5
-    report = site / "eval.json"
-    output = run(
-        site, "eval", str(site / "config.yaml"), f"model.path={out / 'model'}", "--k", "1,2", "--out", str(report)
-    )
+    results = site / "eval"
+    evaluated = ("eval", str(site / "config.yaml"), f"model.path={out / 'model'}", "--k", "1,2")
+    output = run(site, *evaluated, "--out", str(results))
     assert "pass@2" in output
-    assert 5 == json.loads(report.read_text())["tasks"]
+    assert 5 == json.loads((results / "evaluation.json").read_text())["tasks"]
 
 
 def run_refused(site: Path, *arguments: str) -> str:
@@ -98,9 +141,19 @@ BAD: Sequence[tuple[tuple[str, ...], str]] = (
 
 
 @pytest.mark.parametrize(("overrides", "text"), BAD, ids=str)
-def test_bad_input(site: Path, overrides: tuple[str, ...], text: str) -> None:
+def test_bad_input(
+    site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    overrides: tuple[str, ...],
+    text: str,
+) -> None:
     """A bad value ends the command with one line and exit code 2, before anything is started."""
-    assert text in run_refused(site, "train", str(site / "config.yaml"), *overrides, "--dry-run")
+    monkeypatch.syspath_prepend(str(site))
+
+    assert 2 == main(["train", str(site / "config.yaml"), *overrides, "--dry-run"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert text in line
 
 
 def test_nothing_to_resume(site: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
+import turnwise_calculator_demo
+from turnwise.cli import main
 from turnwise_grpo_trainer.placement import describe_plan, place_training
 from turnwise_grpo_trainer.train_setup import read_setup
 
@@ -19,6 +23,7 @@ ROOT = Path(__file__).parents[1]
         ("train_calculator", ()),
         ("train_torl", ()),
         ("train_parallel", ()),
+        ("train_gymnasium", ()),
         ("train_hybrid_vllm", ()),
         # The how-to's model is not installed. Any other model checks the rest of the config.
         ("train_7b", ("model.path=package:turnwise_torl_python",)),
@@ -49,3 +54,18 @@ def test_splits_share_no_question() -> None:
         setup = read_setup(str(ROOT / f"examples/{name}.yaml"))
         asked = {task.messages[-1]["content"] for task in setup.tasks}
         assert not asked & {task.messages[-1]["content"] for task in setup.validation_tasks}
+
+
+@pytest.mark.slow
+def test_a_step_in_an_environment_of_gymnasium(tmp_path: Path) -> None:
+    """The example trains the model on the rewards of a third party's environment: its weights change."""
+    small = ["train.num_steps=1", "rollout.n=8", "train.tasks_per_step=2", "train.validation.every=0"]
+    out = tmp_path / "out"
+
+    assert main(["train", str(ROOT / "examples/train_gymnasium.yaml"), *small, "--out", str(out)]) == 0
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    (step,) = [line for line in lines if "reward/mean" in line]
+    before = load_file(Path(str(turnwise_calculator_demo.__file__)).parent / "model" / "model.safetensors")
+    after = load_file(out / "model" / "model.safetensors")
+    assert step["step"] == 1
+    assert any((before[name] != after[name]).any() for name in before)

@@ -92,7 +92,7 @@ def test_the_embedded_engine_takes_turns_with_a_trainer() -> None:
     """In one process at level 2: a request to the sleeping engine fails, and new weights serve after the switch."""
     config, host = config_with("memory.mode=hybrid", "memory.level=2", "rollout.n=1", "data.limit=2")
     model = config.model_spec().path
-    from turnwise import load_tasks
+    from turnwise_task_files import load_tasks
 
     with RolloutManager.from_config(config, host) as manager:
         switch = MemorySwitch(manager, Trainer(), mode=config.memory.mode, level=config.memory.level)

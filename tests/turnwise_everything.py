@@ -7,25 +7,30 @@ Its parts do almost nothing, and each has an option, to show that configs reach 
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from attrs import frozen
 
 from turnwise import (
+    Adapter,
     Agent,
     Capabilities,
+    Chat,
     Command,
     Diagnostic,
     Engine,
     Episode,
+    EpisodeResult,
     Finding,
     FinishReason,
     GenerateRequest,
     GenerateResult,
+    GroupReward,
     Interaction,
     Message,
+    Middleware,
     Observer,
     Postprocessor,
     ReasoningParser,
@@ -44,7 +49,7 @@ from turnwise import (
     WeightTransport,
     hookimpl,
 )
-from turnwise.protocols import ReplicaLoad
+from turnwise.protocols import GroupCall, ReplicaLoad
 from turnwise.protocols.weights import Weight, WeightManifest
 
 
@@ -148,6 +153,26 @@ class SilentReward(Part):
         return TrajectoryScore(value=0.0)
 
 
+class SilentGroupReward(Part):
+    """Scores every episode with 0."""
+
+    def score_group(self, episodes: Sequence[EpisodeResult]) -> list[float]:
+        return [0.0] * len(episodes)
+
+    @asynccontextmanager
+    async def collect(self, call: GroupCall) -> AsyncIterator[Callable[[int, EpisodeResult], None]]:
+        yield call.put
+
+
+class SilentMiddleware(Part):
+    """Wraps nothing."""
+
+    kinds = frozenset[str]()
+
+    def wrap(self, kind: str, part: Any, chat: Chat | None) -> Any:
+        return part
+
+
 class SilentPostprocessor(Part):
     """Adds nothing."""
 
@@ -201,6 +226,19 @@ class SilentDiagnostic(Part):
         return ()
 
 
+class SilentAdapter(Part):
+    """Knows no object."""
+
+    def adapt(self, kind: str, value: object, options: Mapping[str, Any]) -> None:
+        return None
+
+
+@hookimpl
+def register_adapters(registry: Registry[Adapter]) -> None:
+    """Add an adapter."""
+    registry.add("silent_adapter", SilentAdapter, config=Options)
+
+
 @hookimpl
 def register_engines(registry: Registry[Engine]) -> None:
     """Add an engine."""
@@ -241,6 +279,18 @@ def register_interactions(registry: Registry[Interaction]) -> None:
 def register_rewards(registry: Registry[Reward]) -> None:
     """Add a reward."""
     registry.add("silent_reward", SilentReward, config=Options)
+
+
+@hookimpl
+def register_group_rewards(registry: Registry[GroupReward]) -> None:
+    """Add a group reward."""
+    registry.add("silent_group_reward", SilentGroupReward, config=Options)
+
+
+@hookimpl
+def register_middleware(registry: Registry[Middleware]) -> None:
+    """Add middleware."""
+    registry.add("silent_middleware", SilentMiddleware, config=Options)
 
 
 @hookimpl

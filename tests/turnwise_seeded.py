@@ -27,11 +27,11 @@ from turnwise import (
     GenerateRequest,
     GenerateResult,
     Observer,
+    PackedBatch,
     Postprocessor,
     Registry,
     Resources,
     Reward,
-    RolloutBatch,
     TrajectoryScore,
     hookimpl,
 )
@@ -153,7 +153,7 @@ SEEN: list[str] = []
 class Seen:
     """Records the episodes of a batch."""
 
-    def process(self, batch: RolloutBatch) -> Mapping[str, Any]:
+    def process(self, batch: PackedBatch) -> Mapping[str, Any]:
         """Add no field."""
         SEEN[:] = [f"{row.uid}/{row.rollout_n}" for row in batch.rows]
         return {}

@@ -1,0 +1,43 @@
+"""Benchmarks run: a change of the code that they measure may not leave them broken."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+SMALL_RUNS = {
+    "decode_speed.py": ("--requests", "1", "--tokens", "4", "--rounds", "1"),
+    "gateway_cost.py": ("--runs", "1", "--turns", "2"),
+    "parallel_decoding.py": ("--tokens", "8", "--repeats", "1"),
+    "record_cost.py": ("--runs", "1"),
+    "turn_cost.py": ("--runs", "1", "--episodes", "8"),
+    "viewer_speed.py": ("--episodes", "200", "--tokens", "20", "--repeats", "1"),
+    "wire_cost.py": ("--episodes", "2"),
+}
+"""Arguments of the quickest possible runs. The others need minutes, Ray, or a folder of a run."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL_RUNS)
+def test_a_benchmark_measures(name):
+    """A small run ends without an error and prints figures."""
+    command = [sys.executable, FOLDER / name, *SMALL_RUNS[name]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+
+    assert 0 == done.returncode, done.stderr[-2000:]
+    assert any(character.isdigit() for character in done.stdout)
+
+
+@pytest.mark.slow
+def test_every_benchmark_can_be_imported():
+    """The names that a benchmark imports from turnwise exist, also in those that take long."""
+    names = sorted(file.stem for file in FOLDER.glob("*.py"))
+    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
+    command = [sys.executable, "-c", code, *names]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False, timeout=900)
+
+    assert names
+    assert 0 == done.returncode, done.stderr[-2000:]

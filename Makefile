@@ -6,10 +6,13 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 READY := $(VENV)/.ready
 DEMO_OUT ?= runs/demo
+# An interpreter with the packages of requirements-gpu.txt: no environment of turnwise is needed.
+GPU_PYTHON ?= python3
+TURNWISE_TEST_DEVICE ?= cuda
 DOCS_VENV ?= .venv-docs
 DOCS_READY := $(DOCS_VENV)/.ready
 
-.PHONY: demo demo-train test test-slow test-long coverage test-all engines test-vllm test-sglang test-verl test-engines lint bench docs site gateway-clients mcp-servers clean
+.PHONY: demo demo-train test test-slow test-failed test-long coverage test-all engines test-vllm test-sglang test-verl test-engines test-gpu bench-gpu lint bench docs site viewer viewer-packages gateway-clients mcp-servers clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -33,6 +36,9 @@ test: $(READY)  ## the quick tests, in a few minutes
 test-slow: $(READY)  ## the slow tests, and every property with more examples
 	$(PYTEST) -m "not gpu and (slow or hypothesis)" --hypothesis-profile thorough
 
+test-failed: $(READY)  ## the tests that failed in the last run, one after another
+	$(BIN)/python -m pytest -m "not gpu" --last-failed --last-failed-no-failures none --hypothesis-profile thorough
+
 test-long: $(READY)  ## every property with 1,000 examples, whatever its own number is; for a night
 	$(PYTEST) -m "not gpu and hypothesis" --hypothesis-profile long
 
@@ -55,6 +61,14 @@ test-engines: $(READY) test-vllm test-sglang test-verl  ## tests that need an en
 	$(BIN)/python benchmarks/engine_table.py --engine transformers --json runs/engine-transformers.json
 	$(BIN)/python benchmarks/engine_table.py --show runs/engine-*.json
 
+test-gpu bench-gpu: export TURNWISE_TEST_DEVICE := $(TURNWISE_TEST_DEVICE)
+
+test-gpu:  ## tests on a GPU, in under 10 minutes; TURNWISE_TEST_DEVICE=cpu runs them on a CPU as far as they go
+	timeout 600 $(GPU_PYTHON) tests/gpu/from_source.py -m pytest tests/gpu --confcutdir tests/gpu -p no:cacheprovider -m gpu -W default
+
+bench-gpu:  ## speed and memory of engine, attention, weight updates and sleep on a GPU; figures in runs/gpu
+	timeout 600 $(GPU_PYTHON) tests/gpu/from_source.py benchmarks/gpu.py
+
 lint: $(READY)  ## ruff, mypy strict and the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -76,6 +90,12 @@ $(DOCS_READY): constraints.txt requirements-docs.txt
 
 site: $(DOCS_READY)  ## the documentation as a site in site/; warnings and broken links are errors
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+
+viewer-packages:  ## the packages that build the page of `turnwise view`, and axe, which tests it; needs npm
+	npm --prefix plugins/viewer/web ci --silent --no-audit --no-fund
+
+viewer: viewer-packages  ## build the page of `turnwise view` from plugins/viewer/web
+	npm --prefix plugins/viewer/web run build
 
 mcp-servers:  ## the MCP servers that a slow test of the MCP tools runs; needs npm for one of them
 	$(PYTHON) -m venv .venv-mcp-servers

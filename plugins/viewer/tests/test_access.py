@@ -1,9 +1,14 @@
 """Access to the server: the token, the names of the machine, and the headers of every response."""
 
+import asyncio
+import gc
+import socket
 import urllib.parse
 
 import pytest
-from viewer_runs import build_episode, write_run
+from viewer_runs import GUARD_S, build_episode, write_run
+
+from turnwise_viewer.viewer_server import ViewerServer
 
 
 @pytest.fixture
@@ -52,3 +57,23 @@ def test_the_address_is_on_loopback_and_differs(tmp_path, serve):
     assert {url.hostname for url in urls} == {"127.0.0.1"}
     assert urls[0].path != urls[1].path
     assert min(len(url.path) for url in urls) > 24
+
+
+@pytest.mark.parametrize("passes", range(6))
+def test_a_connection_that_comes_at_the_end_is_closed(passes):
+    """A page that connects while the server stops gets an end or a reset, and no transport is left open."""
+
+    async def connect_and_stop() -> bytes:
+        server = ViewerServer([])
+        await server.start()
+        with socket.create_connection(("127.0.0.1", server.address.port), timeout=GUARD_S) as page:
+            for _ in range(passes):
+                await asyncio.sleep(0)
+            await server.stop()
+            try:
+                return await asyncio.to_thread(page.recv, 1)
+            except ConnectionResetError:
+                return b""
+
+    assert asyncio.run(connect_and_stop()) == b""
+    gc.collect()  # an open transport warns when it is freed, and pytest makes an error of it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
@@ -39,6 +40,9 @@ _TYPES: Final = {"html": "text/html", "js": "text/javascript", "css": "text/css"
 
 _SIGN_AGAIN_S: Final = 2.0
 
+_ACCEPT_PASSES: Final = 8
+"""Passes of the event loop from an accepted connection to its handler; asyncio needs three."""
+
 
 class ViewerServer:
     """
@@ -54,6 +58,7 @@ class ViewerServer:
         self._token = token or secrets.token_urlsafe(24)
         self._wanted_port = port
         self._port = 0
+        self._listener: socket.socket | None = None
         self._stopped = threading.Event()
         self._signer = threading.Thread(target=_sign_texts, args=(runs, self._stopped), name="turnwise-signatures")
         app = web.Application(middlewares=[self._guard])
@@ -80,7 +85,8 @@ class ViewerServer:
     async def start(self) -> None:
         """Listen; `OSError` if the port is taken."""
         await self._runner.setup()
-        await web.TCPSite(self._runner, _HOST, self._wanted_port).start()
+        self._listener = socket.create_server((_HOST, self._wanted_port))
+        await web.SockSite(self._runner, self._listener).start()
         self._port = self._runner.addresses[0][1]
         self._signer.start()
 
@@ -88,6 +94,12 @@ class ViewerServer:
         """Close all connections."""
         self._stopped.set()
         self._requests.wake()
+        if self._listener is not None:
+            # A connection that was just accepted gets its handler some passes later. asyncio drops it without closing
+            # it if its server is closed between, so the server stops to accept first.
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+        for _ in range(_ACCEPT_PASSES):
+            await asyncio.sleep(0)
         await self._runner.cleanup()
         if self._signer.is_alive():
             await asyncio.to_thread(self._signer.join)

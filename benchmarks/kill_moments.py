@@ -38,6 +38,10 @@ END_FILES: Final = (
     "metrics.json",
 )
 """The files that appear after the last episode, in this order."""
+PHASE_WEIGHTS: Final = {"driver": (1, 1, 1), "gcs": (1, 2, 1)}
+"""How often a role is killed in each phase, compared with the others."""
+ACTOR_WEIGHTS: Final = (1, 4, 1)
+"""The same for all other roles, which have work only while episodes run."""
 FINISHED: Final = (Status.COMPLETED, Status.TRUNCATED)
 _MAX_DELAY_S: Final = {"start-up": 0.5, "episodes": 0.1, "end": 0.02}
 
@@ -126,7 +130,10 @@ class Kill:
     @classmethod
     def plan(cls, roles: Sequence[str], chance: random.Random) -> list[Kill]:
         """Return one to four kills; those of the end phase come last, and the driver's behind the others'."""
-        kills = [cls(chance.choice(roles), chance.choice(PHASES), chance.random()) for _ in range(chance.randint(1, 4))]
+        victims = chance.choices(roles, k=chance.randint(1, 4))
+        weights = [PHASE_WEIGHTS.get(role, ACTOR_WEIGHTS) for role in victims]
+        phases = [chance.choices(PHASES, weight)[0] for weight in weights]
+        kills = [cls(role, phase, chance.random()) for role, phase in zip(victims, phases, strict=True)]
         # A driver that is killed in the end leaves nothing to run, so there would be no worker for a later kill.
         return sorted(kills, key=lambda kill: kill.phase == "end" and 1 + (kill.role in ("driver", "gcs")))
 

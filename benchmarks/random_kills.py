@@ -68,7 +68,12 @@ def main() -> int:
     )
     parser.add_argument("--runs", type=int, default=200, help="complete runs in all (default: %(default)s)")
     parser.add_argument("--episodes", type=int, default=400, help="episodes of a run (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, default=60.0, help="start no run after them (default: %(default)s)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=60.0,
+        help="stop after them; the current run does not count (default: %(default)s)",
+    )
     parser.add_argument("--runtime", choices=("both", "local", "ray"), default="both", help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and victims (default: %(default)s)")
     options = parser.parse_args()
@@ -97,9 +102,12 @@ def run_until_killed(site: Site, runtime: str, name: str, deadline: float, figur
     while time.monotonic() < deadline:
         attempt += 1
         started = time.monotonic()
-        run = KilledRun(site, runtime, random.Random(f"{name}/{attempt}"))
+        run = KilledRun(site, runtime, random.Random(f"{name}/{attempt}"), deadline)
         error = run.error()
         seconds = time.monotonic() - started
+        if run.was_cut:
+            print(f"{name} {runtime} {seconds:.0f} s: no time left, not counted", flush=True)
+            return
         complete = not run.plan and not error
         figures.add(name, runtime, run, seconds, error)
         state = error or ("complete" if complete else f"not a run: it ended before the kill of {run.plan[0]}")
@@ -139,7 +147,7 @@ class Site:
         out = self.folder / "undisturbed"
         process = self.start(f"{runtime}.yaml", "--out", str(out))
         try:
-            code = process.wait()
+            code = process.wait(PART_S)
         finally:
             end(process)
         if code != 0:
@@ -171,9 +179,10 @@ class KilledRun:
         num_parts: commands that it took.
         seen: processes that its commands had started at the times of the kills.
         num_repeated: failed episodes that `--retry-failed` ran again, over all parts.
+        was_cut: the time of the script ended first.
     """
 
-    def __init__(self, site: Site, runtime: str, chance: random.Random) -> None:
+    def __init__(self, site: Site, runtime: str, chance: random.Random, deadline: float) -> None:
         self.site = site
         self.runtime = runtime
         self.chance = chance
@@ -181,6 +190,8 @@ class KilledRun:
         self.plan = Kill.plan(["driver"] if runtime == "local" else ["driver", *ROLES], chance)
         self.kills: list[Delivered] = []
         self.num_parts = self.num_repeated = 0
+        self.was_cut = False
+        self.deadline = deadline
         self.seen: set[psutil.Process] = set()
 
     def error(self) -> str:
@@ -191,6 +202,7 @@ class KilledRun:
             try:
                 code = self._play(part)
             except subprocess.TimeoutExpired:
+                self.was_cut = time.monotonic() >= self.deadline
                 return f"part {self.num_parts} still runs after {PART_S:g} s: {self.site.log()[-500:]}"
             finally:
                 end(part.process)
@@ -216,7 +228,7 @@ class KilledRun:
 
     def _play(self, part: Part) -> int:
         """Deliver the kills of a part and return its exit code."""
-        deadline = time.monotonic() + PART_S
+        deadline = min(self.deadline, time.monotonic() + PART_S)
         while self.plan and (kill := self.plan[0].deliver(part, self.chance, deadline)):
             self.kills.append(kill)
             del self.plan[0]
@@ -254,6 +266,7 @@ class Figures:
     num_missed: int = 0
     minutes: dict[str, list[float]] = field(factory=lambda: defaultdict(list))
     kills: Counter[Delivered] = field(factory=Counter)
+    runs_by_role: Counter[str] = field(factory=Counter)
     seen: dict[psutil.Process, str] = field(factory=dict)
 
     def add(self, name: str, runtime: str, run: KilledRun, seconds: float, error: str) -> None:
@@ -265,6 +278,7 @@ class Figures:
             self.num_missed += 1
             return
         self.kills.update(run.kills)
+        self.runs_by_role.update({kill.role for kill in run.kills})
         self.num_complete += not error
         self.minutes[runtime].append(seconds / 60)
 
@@ -282,7 +296,10 @@ class Figures:
             phases = {phase: sum(count for each, count in own.items() if each.phase == phase) for phase in PHASES}
             resumed = sum(count for each, count in own.items() if each.is_resume)
             shown = ", ".join(f"{phase} {count}" for phase, count in phases.items())
-            print(f"{role:13} {sum(own.values()):4} kills: {shown}; {resumed} of them during a resume")
+            print(
+                f"{role:13} {sum(own.values()):4} kills in {self.runs_by_role[role]} runs: {shown};"
+                f" {resumed} of them during a resume"
+            )
         for runtime, minutes in self.minutes.items():
             print(f"{runtime:13} {len(minutes):4} runs, {format_spread(minutes, 2)} minutes each")
         print(

@@ -51,5 +51,6 @@ def write_scripted_run(folder: Path, *, num_tasks: int = 5, **sections: object) 
 
 
 def environment_of(folder: Path) -> dict[str, str]:
-    """Return the environment of a process that finds the plugin of a folder."""
-    return os.environ | {"PYTHONPATH": str(folder / SITE)}
+    """Return the environment of a process that finds the plugin of a folder, and the modules of this process."""
+    path = os.pathsep.join(filter(None, [str(folder / SITE), os.environ.get("PYTHONPATH")]))
+    return os.environ | {"PYTHONPATH": path}

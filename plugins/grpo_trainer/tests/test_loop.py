@@ -45,6 +45,7 @@ class Parts:
     def __init__(self, groups=lambda _step: [EpisodeGroup((make_episode(), make_episode(0.0)))]):
         self.groups, self.calls, self.lines, self.unfinished = groups, [], [], ()
         self.interrupt_at, self.loop, self.restored, self.measured = None, None, [], {}
+        self.fail_at = ()
         self.held_out = {}
         self.episodes = SimpleNamespace(is_due=lambda _step: False, write_validation=lambda _step, _episodes: None)
 
@@ -52,6 +53,8 @@ class Parts:
         self.calls.append(call)
         if call == self.interrupt_at:
             self.loop.interrupt()
+        if call in self.fail_at:
+            raise EngineError(call)
 
     # Source
 
@@ -380,6 +383,53 @@ def test_an_interrupt_ends_with_a_checkpoint(interrupt_at, step):
 
     assert [f"save {step}"] == [call for call in parts.calls if call.startswith("save")]
     assert step == loop.version
+
+
+@pytest.mark.parametrize(
+    ("fail_at", "saved"),
+    [
+        ("collect 1", []),
+        ("weights 1", ["save 1"]),
+        ("collect 2", ["save 1"]),
+        ("update 2 from version 1 with 2 episodes", []),
+        ("weights 2", ["save 2"]),
+    ],
+)
+def test_an_error_ends_with_a_checkpoint_of_the_last_whole_update(fail_at, saved):
+    """No step is lost to an engine that fails; an update that fails leaves models of no step, which are not saved."""
+    parts = Parts()
+    loop = make_loop(parts)
+    parts.fail_at = {fail_at}
+
+    with pytest.raises(EngineError, match=fail_at):
+        loop.run()
+
+    assert saved == [call for call in parts.calls if call.startswith("save")]
+    if saved:
+        resumed = Parts()
+        other = make_loop(resumed)
+        other.load_state_dict(parts.saved)
+        other.run()
+        assert [f"weights {version}" for version in range(loop.step, 3)] == [
+            call for call in resumed.calls if call.startswith("weights")
+        ]
+
+
+def test_an_error_after_a_checkpoint_writes_no_other_one():
+    """Its step is on disk already; and if the disk refuses the checkpoint, the first error is raised."""
+    parts = Parts()
+    loop = make_loop(parts, checkpoint=1)
+    parts.fail_at = {"collect 2"}
+    with pytest.raises(EngineError, match="collect 2"):
+        loop.run()
+    assert ["save 1"] == [call for call in parts.calls if call.startswith("save")]
+
+    parts = Parts()
+    loop = make_loop(parts)
+    parts.fail_at = {"collect 2", "save 1"}
+    with capture_logs() as logs, pytest.raises(EngineError, match="collect 2"):
+        loop.run()
+    assert [("no checkpoint after the error", "EngineError: save 1")] == [(log["event"], log["error"]) for log in logs]
 
 
 def test_an_interrupt_marks_episodes_before_it_aborts_them():

@@ -109,13 +109,15 @@ class TrainLoop:
     train_cpu_s: float = 0.0
     validations: dict[int, dict[str, float]] = field(factory=dict)
     health: TrainingHealth = field(init=False)
+    _saved_step: int = field(default=0, init=False)
+    _is_updating: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.health = TrainingHealth(watch_reward=not self.setup.train.buffer.dynamic_sampling)
 
     def run(self) -> None:
         """
-        Train to the last step.
+        Train to the last step. After any error there is a checkpoint of the last whole update.
 
         Raises:
             TrainingInterruptedError: `interrupt` was called; a checkpoint was written.
@@ -132,6 +134,9 @@ class TrainLoop:
         except TrainingInterruptedError:
             self.save()
             raise TrainingInterruptedError(f"interrupted after step {self.step}") from None
+        except Exception:
+            self._save_after_error()
+            raise
 
     def interrupt(self) -> None:
         """Stop soon: running episodes are interrupted, an update is completed. Safe to call from a signal handler."""
@@ -163,12 +168,16 @@ class TrainLoop:
         metrics["buffer/staleness"] = float(max(map(self.buffer.staleness, groups), default=0))
         if episodes:
             switched = self.sync.before_update()
+            self._is_updating = True
             metrics |= self._update_policy(episodes, timer) | switched
             self.version += 1
+        # The models have changed, so the step counts although the engine may refuse its weights.
+        self.step += 1
+        self._is_updating = False
+        if episodes:
             with timer.stage("sync"):
                 metrics |= self.sync.update_weights(self.version)
         self.buffer.set_version(self.version)
-        self.step += 1
         if not metrics.get("actor/trained_tokens"):
             dropped = {name: count for name, count in self.buffer.counts.items() if name.startswith("dropped")}
             structlog.get_logger().warning(
@@ -273,6 +282,20 @@ class TrainLoop:
         """Write a checkpoint; running episodes are interrupted for it, and resume afterwards."""
         with self.source.paused(), self.view.activity("checkpoint"):
             self.store.save(self)
+        self._saved_step = self.step
+
+    def _save_after_error(self) -> None:
+        """Save the steps since the last checkpoint; an update that was cut off leaves no state to save."""
+        if self._is_updating or self.step == self._saved_step:
+            return
+        self.buffer.set_version(self.version)
+        log = structlog.get_logger()
+        try:
+            self.save()
+        except Exception as error:  # noqa: BLE001 - the first error is the one to report
+            log.warning("no checkpoint after the error", step=self.step, error=f"{type(error).__name__}: {error}")
+        else:
+            log.warning("checkpoint after an error; --resume continues from it", step=self.step)
 
     def save_models(self, folder: Path) -> None:
         """Write the models; see `Checkpointable`."""
@@ -303,6 +326,7 @@ class TrainLoop:
         progress = state.progress
         self.buffer.load_state_dict({**progress["buffer"], "waiting": state.waiting, "partial": state.partial})
         self.step, self.version = progress["step"], progress["version"]
+        self._saved_step = self.step
         self.train_s, self.train_cpu_s = progress["train_s"], progress["train_cpu_s"]
         self.validations = {int(step): dict(metrics) for step, metrics in progress["validations"]}
         self.health.load_state_dict(progress["health"])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -35,6 +36,18 @@ def test_every_episode_is_drawn(run_dir):
 
     assert {each["uid"] for each in drawn_episodes(path)} == {result.uid for result in read_results(out)}
     assert yaml.safe_load((out / "config.resolved.yaml").read_text())["observers"] == []
+
+
+def test_each_slice_names_its_attempt(run_dir):
+    """Every slice of an episode has the key that the file of episodes has, so that both can be joined."""
+    path, out = run_dir / "run.json", run_dir / "out"
+    assert main(["rollout", str(run_dir / "run.yaml"), "--out", str(out), "--trace", str(path)]) == 0
+
+    slices = [each for each in json.loads(path.read_text())["traceEvents"] if each["ph"] == "X"]
+
+    rows = pq.read_table(out / "trajectories.parquet", columns=["key"])["key"].to_pylist()
+    assert {each["cat"] for each in slices} >= {"episode", "turn", "generate", "reward"}
+    assert {each["args"]["key"] for each in slices if each["cat"] != "memory"} == {*rows}
 
 
 def test_a_config_that_leaves_the_plugin_out(run_dir, capsys):

@@ -22,6 +22,7 @@ from turnwise import Resources
 from turnwise.errors import ConfigError
 from turnwise.events.observer import (
     ActorRestarted,
+    EpisodeEvent,
     EpisodesRetried,
     MemorySwitched,
     ToolFinished,
@@ -112,7 +113,7 @@ class TraceFile(TimelineObserver):
         worker = self._row(_WORKERS, start.worker)
         span = self._us(start.started_at), self._us(timeline.ended_at)
         lane = self._lane(worker, *span)
-        arguments = {"uid": start.uid, "agent": start.agent_name, "step": start.global_step, **_outcome(timeline)}
+        arguments = {**_names(start), "agent": start.agent_name, "step": start.global_step, **_outcome(timeline)}
         self._slice(worker, lane, "episode", span, arguments, name=f"episode {start.uid}")
         # Slices inside the episode's slice must not overlap each other; one that would gets another slot.
         inside = _Lane()
@@ -122,7 +123,7 @@ class TraceFile(TimelineObserver):
             reward = timeline.reward
             scored = self._span(reward.started_at, reward.seconds)
             slot = lane if inside.reserve(*scored) else self._lane(worker, *scored)
-            self._slice(worker, slot, "reward", scored, {"uid": reward.uid, "reward": reward.reward})
+            self._slice(worker, slot, "reward", scored, {**_names(reward), "reward": reward.reward})
         self._write()
 
     def on_weights_updated(self, event: WeightsUpdated) -> None:
@@ -148,12 +149,12 @@ class TraceFile(TimelineObserver):
         spans = [self._span(tool.started_at, tool.seconds) for tool in tools]
         span = (generate[0], max([generate[1], *(end for _start, end in spans)]))
         own = lane if inside.reserve(*span) else self._lane(worker, *span)
-        self._slice(worker, own, "turn", span, {"uid": turn.uid, "turn": number})
+        self._slice(worker, own, "turn", span, {**_names(turn), "turn": number})
         within = _Lane()
         within.reserve(*generate)
         for tool, each in zip(tools, spans, strict=True):
             slot = own if within.reserve(*each) else self._lane(worker, *each)
-            arguments = {"uid": tool.uid, "error": tool.error, "characters": tool.num_characters}
+            arguments = {**_names(tool), "error": tool.error, "characters": tool.num_characters}
             self._slice(worker, slot, "tool", each, arguments, name=f"tool {tool.tool}"[:80])
         self._generate(turn, generate, (worker, own))
 
@@ -161,7 +162,7 @@ class TraceFile(TimelineObserver):
         replica = self._row(_REPLICAS, f"replica {turn.replica}")
         slot = self._lane(replica, *span)
         arguments = {
-            "uid": turn.uid,
+            **_names(turn),
             "worker": turn.worker,
             "context_tokens": turn.num_context_tokens,
             "cached_tokens": turn.num_cached_tokens,
@@ -248,6 +249,11 @@ class TraceFile(TimelineObserver):
         self._file.write((b"" if self._is_empty else b",\n") + text.encode() + _TAIL)
         self._file.flush()
         self._is_empty, self._events = False, []
+
+
+def _names(event: EpisodeEvent) -> dict[str, str]:
+    """Return the names of an attempt; `key` is in the files of episodes as well, and no other attempt has it."""
+    return {"uid": event.uid, "key": event.key}
 
 
 def _outcome(timeline: EpisodeTimeline) -> dict[str, Any]:

@@ -390,19 +390,6 @@ def test_metrics_are_series(tmp_path, serve):
     }
 
 
-def test_a_timeline_has_rows(tmp_path, serve):
-    """The slices of a trace in the run's folder are rows of workers and replicas, in seconds from the first."""
-    write_run(tmp_path, [build_episode()])
-    name = {"ph": "M", "name": "process_name", "pid": 1000, "tid": 0, "args": {"name": "worker 0"}}
-    episode = {"ph": "X", "name": "episode a/0", "cat": "episode", "ts": 2e6, "dur": 5e5, "pid": 1000, "tid": 1}
-    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [name, {**episode, "args": {"uid": "a/0"}}]}))
-
-    assert serve(tmp_path).get("runs/0/timeline")["timeline"] == {
-        "seconds": 0.5,
-        "rows": [{"name": "worker 0", "slot": 1, "slices": [[0.0, 0.5, "episode", "episode a/0", "a/0"]]}],
-    }
-
-
 @pytest.mark.parametrize(
     ("path", "parameters", "status", "text"),
     [
@@ -420,6 +407,8 @@ def test_a_timeline_has_rows(tmp_path, serve):
         ("runs/0/episode", {"key": "other/0"}, 400, "no episode 'other/0'"),
         ("runs/0/tokens", {"key": "task-0000/0", "record": 1}, 400, "has no record 1"),
         ("runs/0/groups", {"sort": "size"}, 400, "none of order, mean, spread"),
+        ("runs/0/timeline", {"step": "first"}, 400, "not a number"),
+        ("runs/0/timeline", {"key": "other/0"}, 400, "no episode 'other/0'"),
         ("runs/0/nothing", {}, 404, "Not Found"),
     ],
 )

@@ -29,7 +29,6 @@ from turnwise_viewer.episode_groups import describe_group
 from turnwise_viewer.episode_index import Filter, group_numbers
 from turnwise_viewer.plain_json import encode
 from turnwise_viewer.run_folder import RunFolder
-from turnwise_viewer.trace_slices import read_timeline
 from turnwise_viewer.training_metrics import read_series
 
 _PAGE: Final = """\
@@ -152,7 +151,7 @@ def _shared(run: RunFolder, numbers: NDArray[np.int64]) -> Iterator[tuple[str, J
     yield "rows", {"rows": rows}
     yield "groups", {"groups": [describe_group(index, each, run.advantages) for each in kept]}
     yield "metrics", {"series": read_series(run.folder)}
-    yield "timeline", {"timeline": _shorten(read_timeline(run.folder), {row["key"] for row in rows})}
+    yield "timeline", {"timeline": _shorten(run.timeline(), {row["key"] for row in rows})}
 
 
 def _shorten(timeline: dict[str, Any] | None, keys: set[str]) -> JsonDict | None:

@@ -24,7 +24,6 @@ from turnwise_viewer.run_events import RunEvents
 from turnwise_viewer.run_folder import RunFolder
 from turnwise_viewer.running_requests import RunningRequests
 from turnwise_viewer.text_search import Found, check_searchable
-from turnwise_viewer.trace_slices import read_timeline
 from turnwise_viewer.training_metrics import read_series
 
 VERSION: Final = 1
@@ -58,7 +57,7 @@ class Routes:
             web.get(f"{run}/running", self._answer(lambda run, _query: run.running())),
             web.get(f"{run}/groups", self._answer(_list_groups)),
             web.get(f"{run}/metrics", self._answer(lambda run, _query: {"series": read_series(run.folder)})),
-            web.get(f"{run}/timeline", self._answer(lambda run, _query: {"timeline": read_timeline(run.folder)})),
+            web.get(f"{run}/timeline", self._answer(_show_timeline)),
         ]
 
     async def _list_runs(self, _request: web.Request) -> web.Response:
@@ -125,18 +124,22 @@ class Query:
             raise DataError(f"limit: {limit} is more than {_LARGEST_PAGE}")
         return slice(offset, offset + limit)
 
+    def step(self) -> int | None:
+        """Return the step of a training that the request names; None if it names none."""
+        step = self.whole("step", _MISSING_NUMBER)
+        return None if step == _MISSING_NUMBER else step
+
     def filter(self) -> Filter:
         """Return the conditions on episodes."""
         kind = self.text("validation", "")
         if kind not in ("", "true", "false"):
             raise DataError(f"validation: {kind!r} is neither true nor false")
-        step = self.whole("step", _MISSING_NUMBER)
         return Filter(
             status=tuple(self._values.getall("status", [])),
             min_reward=self.number("min_reward"),
             max_reward=self.number("max_reward"),
             tools=self.text("tools", ""),
-            step=None if step == _MISSING_NUMBER else step,
+            step=self.step(),
             validation=None if not kind else kind == "true",
             uid=self.text("uid", ""),
         )
@@ -169,6 +172,11 @@ def _list_groups(run: RunFolder, query: Query) -> JsonDict:
 
 def _show_tokens(run: RunFolder, query: Query) -> JsonDict:
     return run.tokens(query.text("key"), query.whole("record", 0))
+
+
+def _show_timeline(run: RunFolder, query: Query) -> JsonDict:
+    step = -1 if query.text("step", "") == "last" else query.step()
+    return {"timeline": run.timeline(query.text("key", ""), step)}
 
 
 def _describe_run(run: RunFolder) -> JsonDict:

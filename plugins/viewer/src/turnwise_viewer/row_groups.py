@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from turnwise.errors import DataError
 from turnwise.files import PARTIAL
-from turnwise_result_files.row_file import ADDED, JSON, SCHEMA, TRAINING_SCHEMA, VERSION, fill_columns
+from turnwise_result_files.row_file import ADDED, JSON, SCHEMA, TRAINING, TRAINING_SCHEMA, VERSION, fill_columns
 
 _LINES_PER_GROUP: Final = 64
 _COUNTED: Final = "validation"
@@ -92,12 +92,17 @@ def open_steps(folder: Path) -> RowGroups:
 
 
 def list_steps(folder: Path) -> list[Path]:
-    """Return the files of the steps of a training, in order; none if it has none."""
-    return sorted(folder.glob("step-*.parquet"))
+    """
+    Return the files of a training's steps and validations, in the order in which a training writes them.
+
+    The held-out episodes of a step come after the episodes that the step learned from.
+    """
+    files = [*folder.glob("step-*.parquet"), *folder.glob("validation-*.parquet")]
+    return sorted(files, key=lambda file: (file.stem.rpartition("-")[2], file.name))
 
 
 class _StepGroups:
-    """The groups of the steps one after another; a step is written at once, so its file does not grow."""
+    """The groups of steps and validations one after another; a file is written at once, so it does not grow."""
 
     is_training = True
 
@@ -111,14 +116,14 @@ class _StepGroups:
         for file in list_steps(self._folder):
             if file not in self._files:
                 groups = self._files[file] = open_groups(file)
-                if not groups.is_training:
+                if not groups.is_training and not _is_held_out(file):
                     raise DataError(f"{file}: has no column 'training_step', so it is no step of a training")
                 self._places += [(groups, index) for index in range(len(groups.sizes))]
                 self.sizes += groups.sizes
 
     def read(self, groups: Sequence[int], columns: Sequence[str]) -> pa.Table:
         tables = [
-            file.read([index for _file, index in places], columns)
+            _read_as_step(file, [index for _file, index in places], columns)
             for file, places in groupby((self._places[group] for group in groups), key=itemgetter(0))
         ]
         schema = pa.schema([TRAINING_SCHEMA.field(name) for name in columns])
@@ -127,6 +132,24 @@ class _StepGroups:
     def close(self) -> None:
         for groups in self._files.values():
             groups.close()
+
+
+def _is_held_out(file: Path) -> bool:
+    return file.name.startswith("validation-")
+
+
+def _read_as_step(file: RowGroups, groups: Sequence[int], columns: Sequence[str]) -> pa.Table:
+    """Read rows with the columns of a training; no step learned from held-out episodes, so they have no advantages."""
+    if file.is_training:
+        return file.read(groups, columns)
+    table = file.read(groups, [*dict.fromkeys([*(name for name in columns if name in SCHEMA.names), "global_step"])])
+    added = {
+        "training_step": table["global_step"],
+        "advantages": pa.nulls(table.num_rows, TRAINING_SCHEMA.field("advantages").type),
+    }
+    for name in TRAINING:
+        table = table.append_column(TRAINING_SCHEMA.field(name), added[name])
+    return table.select(list(columns))
 
 
 class _ParquetGroups:

@@ -6,10 +6,10 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +29,8 @@ from turnwise_viewer.row_groups import RowGroups, list_steps, open_groups, open_
 from turnwise_viewer.running_requests import RunningRequests
 from turnwise_viewer.text_search import TEXT_COLUMNS, Found, SearchedFile, TextSearch
 from turnwise_viewer.text_signatures import TextSignatures
-from turnwise_viewer.token_text import TokenTexts, find_decoder
-from turnwise_viewer.trace_slices import TRACE_FILE
+from turnwise_viewer.token_text import TokenTexts, find_budget, find_decoder
+from turnwise_viewer.trace_slices import TRACE_FILE, read_timeline
 from turnwise_viewer.training_metrics import METRICS_FILE
 
 _STEM: Final = "trajectories"
@@ -67,6 +67,7 @@ class RunFolder:
     _texts: TokenTexts | None = None
     _texts_missing: str = ""
     _texts_loaded: bool = False
+    _budget: tuple[int | None] | None = None
     _searches: dict[tuple[str, Filter], tuple[object, TextSearch]] = field(factory=dict)
     _signatures: TextSignatures = field(factory=TextSignatures)
     _last_read: tuple[object, pa.Table] | None = None
@@ -231,7 +232,7 @@ class RunFolder:
             number = self._number(key)
             name = self.index.table["key"][number].as_py()
             rows = self._read_rows(number).to_pylist()
-        return {"key": name, **describe_episode(rows)}
+        return {"key": name, **describe_episode(rows), "response_budget": self._response_budget()}
 
     def case(self, key: str | int) -> str:
         """Return an episode as the source of a test, by its key or by its number in the index."""
@@ -246,6 +247,41 @@ class RunFolder:
                 return [None] * len(numbers)
             columns = ("response_mask", "advantages")
             return [mean_advantage(self._read_rows(number, columns).to_pylist()) for number in numbers]
+
+    def timeline(self, key: str = "", step: int | None = None) -> JsonDict | None:
+        """
+        Return the timeline of the run's trace, see `read_timeline`; None without a trace.
+
+        Args:
+            key: of the only episode that it shows.
+            step: of the training, whose episodes it shows; -1 is the newest step.
+        """
+        with self._lock:
+            names = self.index.table["key"].to_pylist() if len(self.index) else []
+            attempts = self._read_attempts()
+            steps = self.index.column("global_step") if len(self.index) else np.zeros(0, np.int64)
+        wanted = None
+        if key:
+            wanted = {names[self._number(key)]}.__contains__
+        elif step is not None and len(steps):
+            numbers = np.flatnonzero(steps == (steps.max() if step < 0 else step))
+            wanted = {names[number] for number in numbers.tolist()}.__contains__
+        by_attempt, known = dict(zip(attempts, names, strict=True)), {*names}
+
+        def find_key(arguments: Mapping[str, Any]) -> str | None:
+            uid: str = arguments["uid"]
+            # A trace of an earlier version has no keys of attempts.
+            return by_attempt.get(arguments["key"]) if "key" in arguments else uid if uid in known else None
+
+        return read_timeline(self.folder, find_key, wanted)
+
+    def _read_attempts(self) -> list[str | None]:
+        """Return the key of each episode's attempt, which events and traces have."""
+        if self._groups is None or not len(self.index):
+            return []
+        keys = self._groups.read(range(len(self.index.row_of_group) - 1), ("key",))["key"]
+        attempts: list[str | None] = keys.take(pa.array(self.index.column("row"))).to_pylist()
+        return attempts
 
     def tokens(self, key: str | int, record: int) -> JsonDict:
         """Return the columns of a record's tokens, by the episode's key or by its number in the index."""
@@ -273,6 +309,13 @@ class RunFolder:
         if self._last_read is None or self._last_read[0] != key:
             self._last_read = (key, self._groups.read(range(first, last + 1), names))
         return self._last_read[1].slice(row - int(starts[first]), count)
+
+    def _response_budget(self) -> int | None:
+        """Return the most response tokens of a record, from the config; None if the run has no config."""
+        with _TOKENIZERS:
+            if self._budget is None:
+                self._budget = (find_budget(self.folder),)
+            return self._budget[0]
 
     def _token_texts(self) -> TokenTexts | None:
         with _TOKENIZERS:

@@ -22,10 +22,23 @@ _MOST_JOINED: Final = 16
 Decode = Callable[[TokenArray], str]
 
 
+def find_budget(folder: Path) -> int | None:
+    """Return the most response tokens of a record, from the config of the run; None without a config."""
+    try:
+        file = _find_config(folder)
+        return None if file is None else load_config(file).rollout.response_length
+    except (TurnwiseError, OSError):
+        return None  # of another version; episodes are shown without it
+
+
+def _find_config(folder: Path) -> Path | None:
+    return next((folder / name for name in _CONFIG_FILES if (folder / name).exists()), None)
+
+
 def find_decoder(folder: Path) -> tuple[Decode | None, str]:
     """Return the decoder of a run's tokenizer, or None and the reason why there is none."""
     try:
-        file = next((folder / name for name in _CONFIG_FILES if (folder / name).exists()), None)
+        file = _find_config(folder)
         if file is None:
             return None, f"{folder} has no config of a run"
         model = load_config(file).model_spec()

@@ -82,9 +82,19 @@ def test_turns_show_calls_and_answers(tmp_path, look):
     page = look(mixed_run(tmp_path), place="0/episode?key=task-0006/0")
 
     sync_api.expect(page.locator(".message h2").first).to_contain_text(re.compile("^user", re.IGNORECASE))
-    sync_api.expect(page.locator(".message.assistant .call")).to_contain_text("calculator")
-    sync_api.expect(page.locator(".message.tool")).to_contain_text("the answer of task 6")
+    call, result = page.locator(".message.assistant .call"), page.locator(".message.tool")
+    sync_api.expect(call).to_contain_text("calculator")
+    sync_api.expect(result).to_contain_text("the answer of task 6")
     sync_api.expect(page.locator(".cut")).to_contain_text("truncated")
+
+    for text in (call.locator(".text"), result.locator(".text")):
+        sync_api.expect(text).to_be_hidden()
+    sync_api.expect(result.locator(".preview")).to_be_visible()
+    page.get_by_role("button", name="Unfold tool calls and results").click()
+    sync_api.expect(result.locator(".text")).to_be_visible()
+    sync_api.expect(result.locator(".preview")).to_be_hidden()
+    page.keyboard.press("f")
+    sync_api.expect(result.locator(".text")).to_be_hidden()
 
 
 def test_a_token_shows_everything(tmp_path, look):
@@ -141,6 +151,10 @@ def test_paths_are_side_by_side_with_their_mask(tmp_path, look):
 
     assert left.bounding_box()["y"] == right.bounding_box()["y"]
     assert left.bounding_box()["x"] < right.bounding_box()["x"]
+    before, summary = page.locator(".paths > div > .run").all()
+    assert before.locator(".token").count() == 3
+    assert summary.locator(".token").count() == 2
+    assert before.bounding_box()["y"] < left.bounding_box()["y"] < summary.bounding_box()["y"]
     # 9 tokens: 3 before the block, two paths of 3 and 1 tokens, 2 after it.
     seen = page.evaluate(
         """() => {
@@ -199,7 +213,7 @@ def test_two_trainings_lie_over_each_other(tmp_path, look):
     sync_api.expect(chart.locator("path.line")).to_have_count(8)
     sync_api.expect(page.locator(".heldout")).to_contain_text("0.3 [0.2, 0.4]")
     page.get_by_role("link", name="3", exact=True).click()
-    sync_api.expect(page).to_have_url(re.compile(r"#/0/episodes\?step=3$"))
+    sync_api.expect(page).to_have_url(re.compile(r"#/0/episodes\?step=3&validation=false$"))
 
 
 def test_time_needs_a_trace_and_says_so(tmp_path, look):
@@ -291,8 +305,12 @@ def test_the_demo_is_shown(demo, look):
     sync_api.expect(page.locator(".tokenview")).to_contain_text("<|im_start|>")
     assert page.locator(".token.special").count() > 4
     assert page.locator(".token.action").count() > 20
+    sync_api.expect(page.locator(".budget")).to_contain_text(re.compile(r"^\s*\d+ of at most [\d,]+ response tokens$"))
+    page.get_by_label("Ways to see the episode").get_by_role("link", name="Time").click()
+    sync_api.expect(page.locator(".timeline")).to_contain_text("replica 0")
+    assert 1 < page.locator(".timeline .generate").count() < 10
 
-    page.get_by_role("link", name="Time").click()
+    page.get_by_label("Views").get_by_role("link", name="Time").click()
     sync_api.expect(page.locator(".timeline")).to_contain_text("replica 0")
     sync_api.expect(page.locator(".timeline")).to_contain_text("worker")
     sync_api.expect(page.get_by_text("Longest episode:")).to_be_visible()
@@ -310,7 +328,8 @@ CURVES = (
 def test_a_training_is_shown(tmp_path, look, example):
     """A real training: its curves, the episodes of a step, their advantages, and the text of their tokens."""
     short = ["train.num_steps=2", "train.tasks_per_step=2", "train.validation.limit=2"]
-    run_command("train", f"examples/{example}.yaml", *short, "--out", str(tmp_path / "run"))
+    trace = f"observers=[{{name: trace_file, path: {tmp_path / 'run/trace.json'}}}]"
+    run_command("train", f"examples/{example}.yaml", *short, trace, "--out", str(tmp_path / "run"))
 
     page = look(tmp_path / "run", place="0/training")
     sync_api.expect(page.locator(".chart").first.locator("path.line").first).to_be_visible()
@@ -327,3 +346,15 @@ def test_a_training_is_shown(tmp_path, look, example):
     sync_api.expect(advantage).to_have_text(re.compile("^[-\N{MINUS SIGN}]?[0-9.e-]+$"))
     page.get_by_role("link", name="Groups").click()
     sync_api.expect(page.locator(".advantage").first).to_contain_text("advantage")
+
+    page.get_by_label("Views").get_by_role("link", name="Time").click()
+    longest = page.locator("section > p a").first
+    sync_api.expect(longest).to_contain_text("@2")
+    page.get_by_role("button", name="all steps").click()
+    sync_api.expect(page.locator(".timeline")).to_contain_text("worker 0")
+    longest.click()
+    sync_api.expect(page.locator("article #heading")).to_be_visible()
+    page.get_by_label("Views").get_by_role("link", name="Training").click()
+    page.locator(".heldout").get_by_role("link", name="first").click()
+    sync_api.expect(page.get_by_label("Kind")).to_have_value("true")
+    sync_api.expect(page.locator("table.episodes tbody tr").first).to_contain_text("held out")

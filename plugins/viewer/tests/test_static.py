@@ -4,6 +4,7 @@ import hashlib
 import re
 from pathlib import Path
 
+ROOT = Path(__file__).parents[3]
 WEB = Path(__file__).parents[1] / "web"
 STATIC = Path(__file__).parents[1] / "src/turnwise_viewer/static"
 
@@ -32,3 +33,12 @@ def test_the_page_loads_nothing_from_outside():
     assert "url(" not in style
     assert "@import" not in style
     assert "innerHTML" not in "".join(path.read_text() for path in (WEB / "src").glob("*.ts*"))
+
+
+def test_the_readme_begins_with_a_picture_of_the_page():
+    """The first thing below the title of README.md is one of the pictures that `docs/screenshots.py` takes."""
+    _title, _empty, first = (ROOT / "README.md").read_text().splitlines()[:3]
+
+    picture = re.fullmatch(r"!\[[^]]+\]\((docs/images/view-[a-z]+\.png)\)", first)
+    assert picture, first
+    assert (ROOT / picture[1]).exists()

@@ -117,6 +117,8 @@ def mixed_run(folder: Path) -> Path:
     run += [build_episode(2, n, reward=1.0) for n in range(2)]
     run += [build_episode(3, trajectories=(build_parallel_record(),)), failed_episode(4), several_records(5)]
     run.append(build_episode(6, status=Status.TRUNCATED, reward=0.0))
+    for number in (1, 5):
+        run[number] = build_episode(number // 4, number % 4, reward=1.0, text="another answer")
     lines = [{"step": 0, "validation/reward/mean": 0.3, "validation/reward/low": 0.2, "validation/reward/high": 0.4}]
     lines += [{"step": step, "reward/mean": step / 10, "length/mean": 50 + step} for step in range(1, 6)]
     lines.append(

@@ -143,6 +143,8 @@ export interface Episode {
   messages: Message[];
   metrics: Record<string, number> & { num_tokens: Record<string, number>; extra: Record<string, number> };
   records: EpisodeRecord[];
+  /** Most response tokens of a record; null if the run has no config. */
+  response_budget: number | null;
 }
 
 export interface Tokens {
@@ -180,7 +182,7 @@ export interface Series {
   values: (number | null)[];
 }
 
-export type Slice = [start: number, seconds: number, category: string, name: string, uid: string | null];
+export type Slice = [start: number, seconds: number, category: string, name: string, key: string | null];
 
 export interface Timeline {
   seconds: number;

@@ -18,6 +18,7 @@ const KEYS: [string, string][] = [
   ["/", "search"],
   ["g e, g g, g t, g c", "episodes, groups, training, clock"],
   ["← → ↑ ↓", "move through tokens"],
+  ["f", "fold, unfold tool calls and results"],
   ["Esc", "back to the list"],
   ["?", "this help"],
 ];
@@ -102,10 +103,10 @@ function App() {
           </p>
         )}
         {run && place.view === "episodes" && <Episodes place={place} run={run} />}
-        {run && place.view === "episode" && <Episode place={place} />}
+        {run && place.view === "episode" && <Episode place={place} run={run} />}
         {run && place.view === "groups" && <Groups place={place} revision={run.revision} />}
         {run && place.view === "training" && <Training key={place.run} place={place} runs={runs} />}
-        {run && place.view === "time" && <Time place={place} revision={run.revision} />}
+        {run && place.view === "time" && <Time place={place} run={run} />}
       </main>
       <dialog ref={help} aria-labelledby="keys">
         <h2 id="keys">Keys</h2>

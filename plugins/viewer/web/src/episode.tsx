@@ -1,22 +1,23 @@
-import { useEffect, useMemo, useRef } from "preact/hooks";
-import { get, type Episode as EpisodeType, type EpisodeRecord, type Message, type Tokens } from "./api";
-import { Copy, Fact, Problem, Status, Text, useLoaded } from "./parts";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { get, type Episode as EpisodeType, type EpisodeRecord, type Message, type Run, type Tokens } from "./api";
+import { Copy, Fact, Problem, Status, Text, useKeys, useLoaded } from "./parts";
 import { Paths } from "./paths";
 import { link, type Place } from "./router";
 import { asText, literal, number, seconds } from "./text";
+import { EpisodeTime } from "./time";
 import { TokenView } from "./tokens";
 
-export function Episode({ place }: { place: Place }) {
+export function Episode({ place, run }: { place: Place; run: Run }) {
   const key = place.query.get("key") ?? "";
   const number_ = Number(place.query.get("record") ?? 0);
   const view = place.query.get("view") ?? "turns";
   const { value: episode, error } = useLoaded<EpisodeType>(`runs/${place.run}/episode`, { key });
   const record = episode?.records[number_];
-  const needsTokens = view !== "turns" && record !== undefined;
+  const needsTokens = (view === "tokens" || view === "paths") && record !== undefined;
   const tokens = useLoaded<Tokens>(needsTokens ? `runs/${place.run}/tokens` : null, { key, record: number_ });
   if (!episode || episode.key !== key) return <Problem text={error} />;
   const hasPaths = record?.segments.some((each) => each.block >= 0) ?? false;
-  const views: [string, string][] = [["turns", "Turns"], ["tokens", "Tokens"], ...(hasPaths ? ([["paths", "Paths"]] as [string, string][]) : []), ["data", "Data"]];
+  const views: [string, string][] = [["turns", "Turns"], ["tokens", "Tokens"], ...(hasPaths ? ([["paths", "Paths"]] as [string, string][]) : []), ["time", "Time"], ["data", "Data"]];
   return (
     <article class="episode" aria-labelledby="heading">
       <Head episode={episode} run={place.run} />
@@ -34,6 +35,7 @@ export function Episode({ place }: { place: Place }) {
       </nav>
       <Problem text={error || tokens.error} />
       {view === "turns" && <Turns key={`${key} ${number_}`} episode={episode} record={record} chosen={place.query.get("turn")} place={place} />}
+      {view === "time" && <EpisodeTime episode={episode} run={place.run} revision={run.revision} />}
       {view === "data" && <Text text={JSON.stringify({ ...episode, records: undefined, messages: undefined }, null, 2)} label="Data of the episode" />}
       {needsTokens && !tokens.value && !tokens.error && <p class="dim">Loading tokens…</p>}
       {needsTokens && tokens.value && tokens.value.ids.length === record.num_tokens && (
@@ -138,16 +140,27 @@ function Turns({ episode, record, chosen, place }: { episode: EpisodeType; recor
   const answers = useMemo(() => messages.flatMap((each, index) => (each.role === "assistant" ? [index] : [])), [messages]);
   const answered = answers.length > 0;
   // The answers after the task are the turns of a record, unless an agent rewrote the messages.
+  const isUsedUp = episode.response_budget !== null && episode.records.some((each) => each.num_tokens - each.num_prompt_tokens >= episode.response_budget!);
   const own = answers.slice(episode.task.messages.filter((each) => each.role === "assistant").length);
   const here = { key: episode.key, record: record?.index || undefined };
   const tokensOf = (index: number): string | undefined => {
     if (!record || own.length !== record.turns.length || !own.includes(index)) return undefined;
     return link(place.run, "episode", { ...here, view: "tokens", token: record.turns[own.indexOf(index)][0] });
   };
+  const [unfolded, setUnfolded] = useState(false);
+  const hasTools = messages.some((each) => each.role === "tool" || (each.tool_calls?.length ?? 0) > 0);
+  useKeys((event) => {
+    if (event.key === "f" && hasTools) setUnfolded(!unfolded);
+  });
   return (
     <div class="turns">
+      {hasTools && (
+        <p class="fold">
+          <button onClick={() => setUnfolded(!unfolded)}>{unfolded ? "Fold" : "Unfold"} tool calls and results</button>
+        </p>
+      )}
       {messages.map((message, index) => (
-        <MessageView message={message} index={index} chosen={String(index) === chosen} address={link(place.run, "episode", { ...here, turn: index })} tokens={tokensOf(index)} />
+        <MessageView unfolded={unfolded} message={message} index={index} chosen={String(index) === chosen} address={link(place.run, "episode", { ...here, turn: index })} tokens={tokensOf(index)} />
       ))}
       {!answered && record?.response_text && (
         <section class="message assistant" aria-label="Response">
@@ -155,12 +168,14 @@ function Turns({ episode, record, chosen, place }: { episode: EpisodeType; recor
           <Text text={record.response_text} />
         </section>
       )}
-      {(episode.status === "truncated" || episode.status === "timed_out") && <p class="cut">✂ The episode was {episode.status === "truncated" ? "truncated: it reached a limit of tokens or turns" : "stopped by its deadline"}.</p>}
+      {(episode.status === "truncated" || episode.status === "timed_out") && (
+        <p class="cut">✂ The episode was {episode.status === "timed_out" ? "stopped by its deadline" : isUsedUp ? `truncated: it used its budget of ${number(episode.response_budget)} response tokens` : "truncated: it reached a limit of tokens or turns"}.</p>
+      )}
     </div>
   );
 }
 
-function MessageView({ message, index, chosen, address, tokens }: { message: Message; index: number; chosen: boolean; address: string; tokens: string | undefined }) {
+function MessageView({ unfolded, message, index, chosen, address, tokens }: { unfolded: boolean; message: Message; index: number; chosen: boolean; address: string; tokens: string | undefined }) {
   const own = useRef<HTMLElement>(null);
   useEffect(() => {
     if (chosen) own.current?.scrollIntoView({ block: "center" });
@@ -187,9 +202,9 @@ function MessageView({ message, index, chosen, address, tokens }: { message: Mes
         </a>
       </span>
       {isTool ? (
-        <details open={content.length < 2000}>
+        <details open={unfolded}>
           <summary>
-            <h2>{title}</h2> <span class="dim">{number(content.length)} characters</span>
+            <h2>{title}</h2> <Preview text={content} /> <span class="dim">{number(content.length)} characters</span>
           </summary>
           <Text text={content} />
         </details>
@@ -206,14 +221,27 @@ function MessageView({ message, index, chosen, address, tokens }: { message: Mes
         </>
       )}
       {message.tool_calls?.map((call) => (
-        <details class="call" open>
+        <details class="call" open={unfolded}>
           <summary>
-            call <code>{literal(call.function?.name ?? "?")}</code>
+            call <code>{literal(call.function?.name ?? "?")}</code> <Preview text={prettyArguments(call.function?.arguments)} />
           </summary>
           <Text text={prettyArguments(call.function?.arguments)} />
         </details>
       ))}
     </section>
+  );
+}
+
+const PREVIEW = 100;
+
+/** The beginning of a folded text. */
+function Preview({ text }: { text: string }) {
+  const line = text.slice(0, PREVIEW).split("\n", 1)[0];
+  return (
+    <code class="preview">
+      <bdi>{literal(line)}</bdi>
+      {line.length < text.length && " …"}
+    </code>
   );
 }
 

@@ -97,6 +97,16 @@ export function Episodes({ place, run }: { place: Place; run: Run }) {
           to
           <Field type="number" step="any" class="short" value={conditions.max_reward} onValue={set("max_reward")} />
         </label>
+        {run.has_metrics && (
+          <label>
+            Kind
+            <select value={conditions.validation} onChange={(event) => set("validation")(event.currentTarget.value)}>
+              <option value="">all</option>
+              <option value="false">of training steps</option>
+              <option value="true">held out</option>
+            </select>
+          </label>
+        )}
         <label>
           Step
           <Field type="number" min="0" class="short" value={conditions.step} onValue={set("step")} />
@@ -128,6 +138,7 @@ export function Episodes({ place, run }: { place: Place; run: Run }) {
                 <th scope="row">
                   <a href={link(place.run, "episode", { key: each.key })}>{literal(each.key)}</a>
                   <span class="dim">
+                    {each.validation && "held out · "}
                     {literal(each.data_source)}
                     {each.num_records > 1 && ` · ${each.num_records} records`}
                   </span>

@@ -1,6 +1,7 @@
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import type { Episode, Group } from "./api";
-import { Field, Problem, Status, Text, useLoaded } from "./parts";
+import { difference, type Part } from "./difference";
+import { Field, Problem, Status, useLoaded } from "./parts";
 import { link, type Place, replaceQuery } from "./router";
 import { asText, literal, number, seconds, signed } from "./text";
 
@@ -98,10 +99,7 @@ function GroupView({ group, run }: { group: Group; run: number }) {
         <details onToggle={(event) => setCompared(event.currentTarget.open)}>
           <summary>best beside worst</summary>
           {compared && (
-            <div class="columns">
-              <Answer run={run} episodeKey={best.key} title="best" />
-              <Answer run={run} episodeKey={worst.key} title="worst" />
-            </div>
+            <Comparison run={run} keys={[best.key, worst.key]} />
           )}
         </details>
       )}
@@ -109,15 +107,57 @@ function GroupView({ group, run }: { group: Group; run: number }) {
   );
 }
 
-function Answer({ run, episodeKey, title }: { run: number; episodeKey: string; title: string }) {
-  const { value, error } = useLoaded<Episode>(`runs/${run}/episode`, { key: episodeKey });
+/** The texts of two episodes beside each other; what the other one does not have is marked. */
+function Comparison({ run, keys }: { run: number; keys: [string, string] }) {
+  const best = useLoaded<Episode>(`runs/${run}/episode`, { key: keys[0] });
+  const worst = useLoaded<Episode>(`runs/${run}/episode`, { key: keys[1] });
+  const parts = useMemo(() => (best.value && worst.value ? difference(textOf(best.value), textOf(worst.value)) : null), [best.value, worst.value]);
   return (
-    <article class="path">
-      <h3>
-        {title}: <a href={link(run, "episode", { key: episodeKey })}>{literal(episodeKey)}</a> <span class="dim">reward {number(value?.reward)}</span>
-      </h3>
-      <Problem text={error} />
-      {value?.records.map((record) => <Text text={record.response_text ?? value.messages.map((each) => `${each.role}: ${asText(each.content)}`).join("\n")} />)}
-    </article>
+    <>
+      <Problem text={best.error || worst.error} />
+      {parts && (
+        <div class="columns">
+          {[best.value!, worst.value!].map((episode, index) => (
+            <article class="path">
+              <h3>
+                {index ? "worst" : "best"}: <a href={link(run, "episode", { key: episode.key })}>{literal(episode.key)}</a> <span class="dim">reward {number(episode.reward)}</span>
+              </h3>
+              <Marked parts={parts[index]} />
+            </article>
+          ))}
+        </div>
+      )}
+    </>
+  );
+}
+
+function textOf(episode: Episode): string {
+  const sampled = episode.records.map((each) => each.response_text);
+  const isSampled = sampled.length > 0 && sampled.every((each) => each !== null);
+  return isSampled ? sampled.join("\n") : episode.messages.map((each) => `${each.role}: ${asText(each.content)}`).join("\n");
+}
+
+const CLIPPED = 20_000;
+
+/** Parts of a text as text, clipped as all long texts; a mark has a line below, so that it is no colour alone. */
+function Marked({ parts }: { parts: Part[] }) {
+  const [all, setAll] = useState(false);
+  const length = parts.reduce((sum, [text]) => sum + text.length, 0);
+  let left = all ? Infinity : CLIPPED;
+  return (
+    <div class="text">
+      <bdi>
+        {parts.map(([text, isShared]) => {
+          const shown = text.slice(0, Math.max(0, left));
+          left -= text.length;
+          return isShared || shown === "" ? literal(shown) : <mark>{literal(shown)}</mark>;
+        })}
+      </bdi>
+      {length > CLIPPED && !all && (
+        <button class="more" onClick={() => setAll(true)}>
+          show all {number(length)} characters
+        </button>
+      )}
+    </div>
   );
 }

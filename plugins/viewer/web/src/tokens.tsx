@@ -33,6 +33,8 @@ export function TokenView({ tokens, record, episode, start }: { tokens: Tokens; 
   const view = useRef<HTMLDivElement>(null);
   const credits = useMemo(() => new Map(record.score?.credits ?? []), [record]);
   const count = tokens.ids.length;
+  const budget = episode.response_budget;
+  const numResponse = count - tokens.num_prompt_tokens;
   const isCut = episode.status === "truncated" || episode.status === "timed_out";
 
   const indexOf = (event: Event): number | null => {
@@ -79,6 +81,11 @@ export function TokenView({ tokens, record, episode, start }: { tokens: Tokens; 
     <div class="tokens">
       <div>
         <Legend tokens={tokens} />
+        {budget !== null && (
+          <p class="budget">
+            <meter aria-hidden="true" min={0} max={budget} value={numResponse} /> {number(numResponse)} of at most {number(budget)} response tokens
+          </p>
+        )}
         {tokens.pieces === null && <p class="dim">Ids without text: {literal(tokens.no_pieces_because ?? "")}</p>}
         <div
           ref={view}
@@ -100,7 +107,8 @@ export function TokenView({ tokens, record, episode, start }: { tokens: Tokens; 
         >
           {chunks}
           <div class="end">
-            {isCut ? `✂ ${episode.status.replace("_", " ")} here` : "end of the record"}: {number(count - tokens.num_prompt_tokens)} response tokens after a prompt of {number(tokens.num_prompt_tokens)}
+            {isCut ? `✂ ${episode.status.replace("_", " ")} here` : "end of the record"}: {number(numResponse)} response tokens after a prompt of {number(tokens.num_prompt_tokens)}
+            {budget !== null && (numResponse < budget ? `, ${number(budget - numResponse)} tokens of the budget of ${number(budget)} are left` : `, the budget of ${number(budget)} tokens is used up`)}
           </div>
         </div>
       </div>

@@ -152,7 +152,7 @@ function StepLinks({ steps, lines, title }: { steps: number[]; lines: Line[]; ti
     <p class="steps">
       episodes of step{" "}
       {steps.filter((each) => each > 0).slice(-40).map((each) => (
-        <a href={link(lines[0].run, "episodes", { step: each })}>{each}</a>
+        <a href={link(lines[0].run, "episodes", { step: each, validation: "false" })}>{each}</a>
       ))}
     </p>
   );
@@ -203,6 +203,10 @@ function HeldOut({ lines }: { lines: Line[] }) {
     const interval = intervalOf(line.series, ["validation/reward/mean"]).find(([at]) => at === step);
     return number(value) + (name === "reward/mean" && interval ? ` [${number(interval[1])}, ${number(interval[2])}]` : "");
   };
+  const stepOf = (line: Line, last: boolean): number => {
+    const { steps } = line.series["validation/reward/mean"];
+    return steps[last ? steps.length - 1 : 0];
+  };
   return (
     <table class="heldout">
       <caption>Held-out tasks, with 95 % bootstrap intervals over tasks</caption>
@@ -211,8 +215,14 @@ function HeldOut({ lines }: { lines: Line[] }) {
           <th scope="col">metric</th>
           {found.map((line) => (
             <>
-              <th scope="col" class="number">first{found.length > 1 && ` (${literal(line.name)})`}</th>
-              <th scope="col" class="number">last{found.length > 1 && ` (${literal(line.name)})`}</th>
+              {["first", "last"].map((name) => (
+                <th scope="col" class="number">
+                  <a href={link(line.run, "episodes", { step: stepOf(line, name === "last"), validation: "true" })} title="the held-out episodes">
+                    {name}
+                    {found.length > 1 && ` (${literal(line.name)})`}
+                  </a>
+                </th>
+              ))}
             </>
           ))}
         </tr>

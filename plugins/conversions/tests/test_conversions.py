@@ -3,6 +3,7 @@
 import asyncio
 import json
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -227,6 +228,15 @@ def test_nothing_is_overwritten(run, tmp_path, capsys):
     assert convert(run, "--to", "atif", "--out", tmp_path / "x") != 0
     assert (tmp_path / "x").read_text(encoding="utf-8") == "mine"
     assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["atif", "openai", "datasets"])
+def test_a_place_that_cannot_be_written_is_one_line(run, tmp_path, capsys, form):
+    """Below a file, in a folder of the kernel, or with a name that is too long."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    for out in (tmp_path / "file" / "x", Path("/proc/x/y"), tmp_path / ("x" * 300)):
+        assert convert(run, "--to", form, "--out", out) == 2
+        assert capsys.readouterr().err.startswith(f"turnwise: error: --out {out}: ")
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,36 @@ def test_a_file_in_place_of_the_folder(train, tmp_path, capsys):
     out.touch()
 
     assert 2 == train(no_training, "--out", str(out))
-    assert f"turnwise: error: --out {out}: not a folder\n" == capsys.readouterr().err
+    assert f"turnwise: error: --out {out}: File exists\n" == capsys.readouterr().err
+    assert 2 == train(no_training, "--out", str(out), "--resume")
+    assert f"turnwise: error: --resume: {out} has no checkpoint\n" == capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made(train, tmp_path, capsys):
+    """One line, before anything runs."""
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file" / "out", Path("/proc/x"), tmp_path / ("x" * 300)):
+        assert 2 == train(no_training, "--out", str(out))
+        assert capsys.readouterr().err.startswith(f"turnwise: error: --out {out}: ")
+
+
+def test_a_full_disk(train, tmp_path, capsys):
+    """A device without space refuses a file: one line with the remedy. Another error of the system is a defect."""
+
+    def fill(_setup, _out, *, resume):
+        with open("/dev/full", "w", encoding="utf-8") as file:
+            file.write("x")
+
+    def miss(_setup, _out, *, resume):
+        (tmp_path / "missing").read_text(encoding="utf-8")
+
+    out = tmp_path / "out"
+    assert 2 == train(fill, "--out", str(out))
+    remedy = f"turnwise train CONFIG --out {out} --resume continues from the latest checkpoint"
+    expected = f"turnwise: error: {out}: cannot be written: No space left on device; {remedy}\n"
+    assert expected == capsys.readouterr().err
+    assert 1 == train(miss, "--out", str(out))
+    assert "FileNotFoundError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--resume", "--overwrite"])

@@ -75,9 +75,12 @@ def test_a_file_without_rows_is_one_line(model, tmp_path, capsys, content, text)
 
 
 def test_wrong_folders_are_one_line(rows, model, capsys):
-    """Neither a missing model nor a full output folder starts a training."""
+    """Neither a missing model nor an output folder that is full or cannot be made starts a training."""
     assert main(["sft", str(rows[0]), "--model", "nowhere", "--out", "x"]) == 2
     assert main(["sft", str(rows[0]), "--model", str(model), "--out", str(model)]) == 2
+    below_a_file = str(rows[0] / "out")
+    assert main(["sft", str(rows[0]), "--model", str(model), "--out", below_a_file]) == 2
     error = capsys.readouterr().err
     assert "--model nowhere: no such folder" in error
     assert "is not an empty folder" in error
+    assert f"--out {below_a_file}: Not a directory" in error

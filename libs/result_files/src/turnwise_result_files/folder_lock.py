@@ -1,12 +1,20 @@
-"""The lock of a folder: one run at a time writes to it."""
+"""The folder that a command writes to: it is made and locked, and errors of the disk are one line."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
+
+from turnwise.errors import ConfigError, DataError
+
+_DISK_ERRORS: Final = frozenset(
+    {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENAMETOOLONG, errno.ENOSPC, errno.EPERM, errno.EROFS}
+)
 
 
 class FolderLockedError(Exception):
@@ -32,3 +40,35 @@ def lock_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def make_folder(out: Path) -> None:
+    """Make the folder of `--out` if it is missing; `ConfigError` if that is impossible."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}") from error
+
+
+@contextmanager
+def writing_to(out: Path, remedy: str) -> Iterator[None]:
+    """
+    Keep other runs out of a folder, and report a full or read-only disk in one line.
+
+    Args:
+        out: the folder.
+        remedy: last part of the report: how to continue.
+
+    Raises:
+        ConfigError: another process holds the folder.
+        DataError: the disk refuses what the block writes.
+    """
+    try:
+        with lock_folder(out):
+            yield
+    except FolderLockedError as error:
+        raise ConfigError(str(error)) from None
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        raise DataError(f"{out}: cannot be written: {error.strerror}; {remedy}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import signal
 import sys
 import threading
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Final, Literal
+from typing import Literal
 
 from attrs import define, evolve, field
 from rich.console import Console
@@ -19,11 +18,11 @@ from rich.console import Console
 from turnwise import Host, RolloutManager, RunConfig, Task
 from turnwise.config.file import dump_yaml, with_absolute_paths
 from turnwise.config.parts import Choice
-from turnwise.errors import ConfigError, DataError
+from turnwise.errors import ConfigError
 from turnwise.files import PARTIAL, write_text
 from turnwise.record.result import EpisodeResult
 from turnwise.types import JsonDict, Status
-from turnwise_result_files.folder_lock import FolderLockedError, lock_folder
+from turnwise_result_files.folder_lock import make_folder, writing_to
 from turnwise_result_files.progress import Tally, progress_view
 from turnwise_result_files.resumption import (
     BATCH_FILE,
@@ -46,9 +45,6 @@ Existing = Literal["refuse", "overwrite", "resume", "retry_failed"]
 Treatment of results that a folder holds: raise an error, replace them once there are new ones, keep the finished
 episodes and run the others, or also run those again that failed by an engine or the infrastructure.
 """
-_DISK_ERRORS: Final = frozenset(
-    {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENAMETOOLONG, errno.ENOSPC, errno.EPERM, errno.EROFS}
-)
 
 
 def run_in_folder(
@@ -87,8 +83,8 @@ def run_in_folder(
     specs = manager.plan.specs(tasks, global_step=step, validation=validation)
     decode = manager.chat.tokenizer.decode if manager.chat else None
     if not resume:
-        _make_folder(out)
-    with _writing_to(out):
+        make_folder(out)
+    with writing_to(out, f"--resume {out} continues from the written episodes"):
         if resume:
             remove_leftovers(out)
             run = FolderRun(manager, tally, out, earlier_run(out, specs, decode, retry_failed=retry_failed))
@@ -113,28 +109,6 @@ def _remember_groups(manager: RolloutManager, earlier: Earlier) -> None:
     if remember is not None:
         continuing = {each.spec.task.uid for each in earlier.todo}
         remember(result for result in earlier.finished if result.task.uid in continuing)
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}") from error
-
-
-@contextmanager
-def _writing_to(out: Path) -> Iterator[None]:
-    """Keep other runs out of the folder, and report that, or a full or read-only disk, in one line."""
-    try:
-        with lock_folder(out):
-            yield
-    except FolderLockedError as error:
-        raise ConfigError(str(error)) from None
-    except OSError as error:
-        if error.errno not in _DISK_ERRORS:
-            raise
-        remedy = f"--resume {out} continues from the written episodes"
-        raise DataError(f"{out}: cannot be written: {error.strerror}; {remedy}") from error
 
 
 @define(eq=False)

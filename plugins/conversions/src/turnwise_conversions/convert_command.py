@@ -54,15 +54,15 @@ class ConvertCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         out: Path = arguments.out
-        if out.exists():
-            raise ConfigError(f"{out}: exists already; give another --out")
         _check_options(arguments)
         tools = _read_tools(arguments.tools)
-        if arguments.to == "sft":
-            num_written, num_read = _write_sft(arguments.source, out, _chat_of(arguments.model), tools)
-        else:
-            chosen, num_read = _choose(read_results(arguments.source), arguments.min_reward)
-            num_written = _write_episodes(chosen, arguments, tools)
+        try:
+            if out.exists():
+                raise ConfigError(f"{out}: exists already; give another --out")
+            out.parent.mkdir(parents=True, exist_ok=True)
+            num_written, num_read = _convert(arguments, tools)
+        except OSError as error:
+            raise ConfigError(f"--out {out}: {error.strerror or error}") from error
         print(f"{out}: {num_written} of {num_read} written as {arguments.to}", file=sys.stderr)  # noqa: T201 - a command
         return OK
 
@@ -92,6 +92,14 @@ def _choose(results: Sequence[EpisodeResult], min_reward: float | None) -> tuple
     return chosen, len(ordered)
 
 
+def _convert(arguments: argparse.Namespace, tools: Sequence[ToolSchema]) -> tuple[int, int]:
+    """Write the file or the folder; return how many were written and read."""
+    if arguments.to == "sft":
+        return _write_sft(arguments.source, arguments.out, _chat_of(arguments.model), tools)
+    chosen, num_read = _choose(read_results(arguments.source), arguments.min_reward)
+    return _write_episodes(chosen, arguments, tools), num_read
+
+
 def _write_episodes(
     results: Sequence[EpisodeResult], arguments: argparse.Namespace, tools: Sequence[ToolSchema]
 ) -> int:
@@ -107,7 +115,6 @@ def _write_episodes(
 
 def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> int:
     """Write JSON lines; the file gets its name when all are there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial, number = partial_path(path), 0
     with partial.open("w", encoding="utf-8") as file:
         for line in lines:
@@ -127,7 +134,6 @@ def _write_sft(source: Path, out: Path, chat: Chat, tools: Sequence[ToolSchema])
         ids, mask = made.input_ids, made.loss_mask
         labels = [int(token) if trained else _IGNORED_LABEL for token, trained in zip(ids, mask, strict=True)]
         rows.append({"input_ids": ids.tolist(), "loss_mask": mask.astype("uint8").tolist(), "labels": labels})
-    out.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_path(out)
     pq.write_table(pa.Table.from_pylist(rows, schema=_SFT_SCHEMA), partial)
     replace(partial, out)

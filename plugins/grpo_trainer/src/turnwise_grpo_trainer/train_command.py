@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from turnwise.errors import ConfigError
 from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Resources
 from turnwise_grpo_trainer.interrupts import TrainingInterruptedError
-from turnwise_result_files.folder_lock import FolderLockedError, lock_folder
+from turnwise_result_files.folder_lock import make_folder, writing_to
 
 OK: Final = 0
 INTERRUPTED: Final = 130
@@ -84,18 +85,13 @@ class TrainCommand:
 
 @contextmanager
 def _hold(out: Path, *, create: bool) -> Iterator[None]:
-    """Keep other trainings out of the folder; `ConfigError` if one writes to it, or if it is no folder."""
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: not a folder")
+    """Make the folder and keep other trainings out; one line if it is no folder, or the disk refuses a file."""
     if create:
-        out.mkdir(parents=True, exist_ok=True)
-    elif not out.exists():
+        make_folder(out)
+    elif not os.path.isdir(out):  # Path.is_dir raises for a name that is too long
         raise ConfigError(f"--resume: {out} has no checkpoint")
-    try:
-        with lock_folder(out):
-            yield
-    except FolderLockedError as error:
-        raise ConfigError(str(error)) from None
+    with writing_to(out, f"turnwise train CONFIG --out {out} --resume continues from the latest checkpoint"):
+        yield
 
 
 def prepare_out(out: Path, *, overwrite: bool, resume: bool) -> None:

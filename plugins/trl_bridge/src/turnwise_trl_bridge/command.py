@@ -71,9 +71,13 @@ def check_installed(command: str) -> None:
 
 
 def check_out(folder: Path) -> None:
-    """Raise `ConfigError` unless the folder is empty or missing."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--out {folder} is not an empty folder: choose another or empty it")
+    """Make the folder before a training, which writes it at its end; `ConfigError` unless it is empty or missing."""
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"--out {folder} is not an empty folder: choose another or empty it")
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: {error.strerror}") from error
 
 
 def positive_int(text: str) -> int:

@@ -64,6 +64,11 @@ class Invents(ToolLoop):
         return State.TERMINATED
 
 
+class NeverBegins(ToolLoop):
+    async def step(self, episode):
+        return State.TERMINATED
+
+
 class ObservesLast(ToolLoop):
     def end(self, episode):
         if episode.remaining_tokens > 3:
@@ -152,6 +157,7 @@ class TestAgentChecks:
         [
             (Raises, "finishes", "the episode ended as failed: agent KeyError: 'mine'"),
             (Invents, "records_hold", "differ from the engine's"),
+            (NeverBegins, "records_hold", "without a record: the agent never called begin"),
             (ObservesLast, "last_turn_is_the_models", "the record ends with an observation"),
             (Overruns, "budget_is_kept", "response tokens with a budget of"),
             (KeepsSets, "memory_is_json", "memory is not JSON after state 'generating'"),

@@ -149,6 +149,7 @@ class Trajectory(TokenRecord):
     def response_mask(self) -> NDArray[np.uint8]:
         """(R,) uint8: 1 exactly on tokens that the policy sampled."""
         is_action: NDArray[np.bool_] = self.origins == int(Origin.ACTION)  # numpy is slow with the member
+        is_action.flags.writeable = False
         return is_action.view(np.uint8)
 
     @property

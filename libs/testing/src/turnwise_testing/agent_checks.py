@@ -54,8 +54,10 @@ async def check_finishes(probe: AgentProbe) -> None:
 
 @_check
 async def check_records_hold(probe: AgentProbe) -> None:
-    """The record keeps every invariant, and its mask is 1 exactly on the engine's tokens."""
+    """A completed episode has a record; it keeps every invariant, with the mask 1 exactly on the engine's tokens."""
     for run in await probe.run_all():
+        has_record = bool(run.result.trajectories) or run.result.status is not Status.COMPLETED
+        expect(has_record, "the episode completed without a record: the agent never called begin")
         _expect_sound(run)
 
 

@@ -5,12 +5,13 @@ import threading
 from typing import ClassVar
 
 import pytest
+from attrs import evolve
 
 from turnwise import ToolCall
 from turnwise.errors import ConfigError, DataError, InfrastructureError, ToolError
 from turnwise.protocols import Resources
 from turnwise.types import Status
-from turnwise_environments import EnvironmentConfig, Observation, make_agent
+from turnwise_environments import EnvironmentConfig, Observation, Turn, make_agent
 from turnwise_testing.agent_probe import AgentProbe, make_task, probe_chat, probe_resources
 
 HUNG = threading.Event()
@@ -282,6 +283,95 @@ def test_calls_reach_the_environment_the_run_and_neither():
         "Error: malformed call: JSONDecodeError",
     ]
     assert run.episode.memory["reported_score"] == {"turns": [0.5, 0.5]}
+
+
+class Whole(Toolbox):
+    """Takes whole turns, repeats them as its answer, and pays at the end of the episode."""
+
+    whole_turns = True
+    repeatable = True
+    seen: ClassVar[list[Turn]] = []
+
+    def __init__(self, broken=False):
+        self._broken = broken
+
+    def step(self, action):
+        type(self).seen.append(action)
+        if self._broken:
+            return Observation(messages=({"role": "assistant", "content": "no"},))
+        answers = [{"role": "tool", "tool_call_id": each, "content": "done"} for each in action.ids]
+        return Observation(messages=tuple(answers or [{"role": "user", "content": "on"}]), reward=0.25)
+
+    async def finish(self):
+        return Observation(reward=2.0, metrics={"finished": 1})
+
+
+def play_whole(turns, max_turns=None, limits=None, **options):
+    """Run one episode of `Whole`."""
+    config = EnvironmentConfig(environment=f"{__name__}:Whole", max_turns=max_turns, options=options)
+    resources = evolve(probe_resources(), tools={})
+    probe = AgentProbe(make_agent=lambda: make_agent(config, resources), resources=resources, turns=turns)
+    Whole.seen.clear()
+    return asyncio.run(probe.run(make_task(), limits=probe.limits(**(limits or {"response_length": 1 << 14}))))
+
+
+def test_an_environment_may_take_whole_turns():
+    """All calls of a turn, also wrong ones, reach the environment at once, with the ids of their responses."""
+    calls = '<tool_call>{"name": "echo", "arguments": {}}</tool_call><tool_call>{</tool_call>'
+    run = play_whole((f"Wait.{calls}", "end"), max_turns=2)
+    first, second = Whole.seen
+
+    assert [(call.name, bool(call.error)) for call in first.calls] == [("echo", False), ("", True)]
+    assert (first.text, second) == ("Wait.", Turn(text="end"))
+    assert [each["tool_call_id"] for each in run.result.messages if each["role"] == "tool"] == list(first.ids)
+
+
+def test_an_environment_that_does_not_end_is_finished():
+    """The end by `max_turns` is told to an environment with `finish`, whose reward the last turn has too."""
+    run = play_whole(("one", "two"), max_turns=2)
+
+    assert run.episode.memory["reported_score"] == {"turns": [0.25, 2.25]}
+    assert run.result.metrics.extra["environment/finished"] == 1.0
+
+
+@pytest.mark.parametrize(("tokens", "rewards"), [(4, [2.25]), (2, [2.0])])
+def test_a_budget_that_ends_finishes_the_environment(tokens, rewards):
+    """With the last complete turn, and with one that the budget cuts, which is no step."""
+    run = play_whole(("one",), limits={"response_length": tokens})
+
+    assert run.result.status is Status.TRUNCATED
+    assert run.episode.memory["reported_score"] == {"turns": rewards}
+
+
+def test_a_repeatable_environment_of_whole_turns_resumes():
+    """Its turns are in the notes of the episode, calls included, and are played again."""
+    from turnwise_testing.agent_checks import _Forgetful
+
+    config = EnvironmentConfig(environment=f"{__name__}:Whole", max_turns=3)
+    resources = evolve(probe_resources(), tools={})
+    turns = ('<tool_call>{"name": "echo", "arguments": {"text": "a"}}</tool_call>', "two", "three")
+    probe = AgentProbe(make_agent=lambda: make_agent(config, resources), resources=resources, turns=turns)
+    Whole.seen.clear()
+    limits = probe.limits(response_length=1 << 14)
+    run = asyncio.run(probe.run(make_task(), agent=_Forgetful(probe.make_agent), limits=limits))
+
+    assert run.episode.memory["reported_score"] == {"turns": [0.25, 0.25, 2.25]}
+    assert len(Whole.seen) > 3
+    assert {each.calls[0].name for each in Whole.seen if each.calls} == {"echo"}
+
+
+def test_only_the_reset_may_speak_for_the_assistant():
+    """A message of the assistant in an answer would be tokens that the policy did not sample."""
+    run = play_whole(("one",), broken=True)
+
+    assert run.result.fault.owner == "tool"
+    assert run.result.fault.message.endswith("step returned a message of the assistant")
+
+
+def test_tools_of_the_run_beside_whole_turns_are_refused():
+    """The environment would get the calls, and the run's tools none."""
+    with pytest.raises(ConfigError, match="runs the calls of a turn itself: remove tools from the config"):
+        make_agent(EnvironmentConfig(environment=f"{__name__}:Whole"), probe_resources())
 
 
 @pytest.mark.parametrize(

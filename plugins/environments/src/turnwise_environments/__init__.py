@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from turnwise import Agent, Registry, Resources, hookimpl
 from turnwise_environments.config import EnvironmentConfig
-from turnwise_environments.protocol import Action, Environment, Observation
+from turnwise_environments.protocol import Action, Environment, Observation, Turn
 
-__all__ = ["Action", "Environment", "EnvironmentConfig", "Observation", "make_agent", "register_agents"]
+__all__ = ["Action", "Environment", "EnvironmentConfig", "Observation", "Turn", "make_agent", "register_agents"]
 
 
 def make_agent(config: EnvironmentConfig, resources: Resources) -> Agent:

@@ -1,8 +1,9 @@
 """
 The agent `environment`: turns of the model alternate with steps of an environment.
 
-A turn is an action: its text, or its calls where the environment has tools. The record ends with a turn of the model:
-the last observation is appended only if the environment continues and the model has room for another turn.
+A turn is an action: its text, its calls where the environment has tools, or the whole turn where it asks for that. The
+record ends with a turn of the model: the last observation is appended only if the environment continues and the model
+has room for another turn.
 
 `Episode.memory`, JSON values, holds all that a step needs:
 
@@ -28,7 +29,7 @@ from turnwise.types import TokenArray, ToolSchema
 from turnwise_environments.config import EnvironmentConfig
 from turnwise_environments.discovery import find_factory
 from turnwise_environments.live import EnvironmentFailedError, LiveEnvironment
-from turnwise_environments.protocol import Action, Observation
+from turnwise_environments.protocol import Action, Observation, Turn
 
 ACTING: Final = "acting"
 """The state in which the environment takes a step."""
@@ -56,12 +57,22 @@ class EnvironmentAgent:
         sample = self._build()
         self.resumable = bool(getattr(sample, "repeatable", False))
         self._check_parser(getattr(sample, "tools", ()) or resources.tools)
+        if resources.tools and getattr(sample, "whole_turns", False):
+            raise ConfigError(
+                f"environment {config.environment!r} runs the calls of a turn itself: remove tools from the config"
+            )
         # Weak, so that an episode which ends outside of `step` takes its environment with it.
         self._live: weakref.WeakKeyDictionary[Episode, LiveEnvironment] = weakref.WeakKeyDictionary()
 
     async def step(self, episode: Episode) -> State | str:
         try:
             state = await self._step(episode)
+        except BudgetExhausted:
+            try:
+                await self._finish(episode)
+            finally:
+                await self._close(episode)
+            raise
         except BaseException as error:
             # A cancelled episode has little time left to end.
             await self._close(episode, wait=not isinstance(error, asyncio.CancelledError))
@@ -133,13 +144,16 @@ class EnvironmentAgent:
 
     async def _act(self, episode: Episode) -> State:
         memory, live = episode.memory, await self._open(episode)
-        if memory["turn"]["calls"]:
+        if live.whole_turns:
+            messages, last = await self._say(episode, live, _read_action(memory["turn"]))
+        elif memory["turn"]["calls"]:
             messages, last = await self._run_calls(episode, live, memory["turn"]["calls"])
         else:
             messages, last = await self._say(episode, live, memory["turn"]["text"])
         if last.ends:
             return _end(memory, "environment" if last.done else "environment_limit")
         if self._config.max_turns is not None and memory["turns"] >= self._config.max_turns:
+            await self._finish(episode)
             return _end(memory, "max_turns")
         # `observe` raises when there is no room, before the messages are changed.
         has_tools = bool(live.tools or self._resources.tool_schemas)
@@ -148,8 +162,18 @@ class EnvironmentAgent:
         episode.messages.extend(messages)
         return State.GENERATING
 
-    async def _say(self, episode: Episode, live: LiveEnvironment, text: str) -> tuple[Sequence[Message], Observation]:
-        observation = await self._apply(episode, live, text)
+    async def _finish(self, episode: Episode) -> None:
+        """End an episode that its environment did not end."""
+        live, rewards = self._live.get(episode), episode.memory.get(SCORE_KEY, {"turns": []})["turns"]
+        if live is not None and rewards:
+            observation = await live.finish()
+            rewards[-1] += observation.reward
+            _record_metrics(episode, observation)
+
+    async def _say(
+        self, episode: Episode, live: LiveEnvironment, action: Action | Turn
+    ) -> tuple[Sequence[Message], Observation]:
+        observation = await self._apply(episode, live, action)
         return observation.messages or ({"role": "user", "content": observation.text},), observation
 
     async def _run_calls(
@@ -160,7 +184,7 @@ class EnvironmentAgent:
         observation = Observation()
         names = {schema["function"]["name"] for schema in live.tools}
         for noted in calls:
-            call = ToolCall(name=noted["name"], arguments=noted["arguments"], error=noted["error"], raw=noted["raw"])
+            call = _read_call(noted)
             answers: Sequence[Message] = ()
             if call.name in names:
                 observation = await self._call_environment(episode, live, call)
@@ -179,18 +203,17 @@ class EnvironmentAgent:
         complaint = call.error or live.complaint(call.name, call.arguments)
         return Observation(text=complaint) if complaint else await self._apply(episode, live, call)
 
-    async def _apply(self, episode: Episode, live: LiveEnvironment, action: Action) -> Observation:
+    async def _apply(self, episode: Episode, live: LiveEnvironment, action: Action | Turn) -> Observation:
         """Take a step of the environment, and note its reward."""
         memory = episode.memory
         try:
             observation = await live.step(action)
         except ToolError as error:
             observation = Observation(text=str(error))
-        memory["actions"].append(action if isinstance(action, str) else _note_call(action))
+        memory["actions"].append(_note_action(action))
         memory[SCORE_KEY]["turns"][-1] += observation.reward
         episode.record_metric("environment/steps", 1)
-        for name, value in observation.metrics.items():
-            episode.record_metric(f"environment/{name}", value)
+        _record_metrics(episode, observation)
         return observation
 
     # Environments of episodes
@@ -209,9 +232,8 @@ class EnvironmentAgent:
         live, rewards = self._new(episode), 0.0
         await live.reset(episode.task, self._seed_of(episode.task))
         for noted in episode.memory["actions"]:
-            action = noted if isinstance(noted, str) else ToolCall(name=noted["name"], arguments=noted["arguments"])
             try:
-                rewards += (await live.step(action)).reward
+                rewards += (await live.step(_read_action(noted))).reward
             except ToolError:  # as before
                 continue
         if abs(rewards - sum(episode.memory[SCORE_KEY]["turns"])) > 1e-6 * max(1.0, abs(rewards)):
@@ -239,6 +261,34 @@ class EnvironmentAgent:
 def _end(memory: dict[str, Any], why: str) -> State:
     memory["ended_by"] = why
     return State.TERMINATED
+
+
+def _record_metrics(episode: Episode, observation: Observation) -> None:
+    for name, value in observation.metrics.items():
+        episode.record_metric(f"environment/{name}", value)
+
+
+def _note_action(action: Action | Turn) -> str | dict[str, Any]:
+    """Return an action as JSON values; `_read_action` is the inverse."""
+    if isinstance(action, Turn):
+        return {
+            "text": action.text,
+            "calls": [_note_call(call, call_id) for call, call_id in zip(action.calls, action.ids, strict=True)],
+        }
+    return action if isinstance(action, str) else _note_call(action)
+
+
+def _read_action(noted: str | Mapping[str, Any]) -> Action | Turn:
+    if isinstance(noted, str):
+        return noted
+    if "calls" in noted:
+        calls = tuple(_read_call(call) for call in noted["calls"])
+        return Turn(text=noted["text"], calls=calls, ids=tuple(call["id"] for call in noted["calls"]))
+    return _read_call(noted)
+
+
+def _read_call(noted: Mapping[str, Any]) -> ToolCall:
+    return ToolCall(name=noted["name"], arguments=noted["arguments"], error=noted["error"], raw=noted["raw"])
 
 
 def _note_call(call: ToolCall, call_id: str = "") -> dict[str, Any]:

@@ -26,7 +26,7 @@ from turnwise.errors import (
 from turnwise.types import ToolSchema
 from turnwise_environments.call_thread import CallFailed, CallThread
 from turnwise_environments.config import EnvironmentConfig
-from turnwise_environments.protocol import Action, Environment, Observation
+from turnwise_environments.protocol import Action, Environment, Observation, Turn
 
 _PASSED = (ConfigError, DataError, EngineError, InfrastructureError, ToolError)
 
@@ -63,6 +63,11 @@ class LiveEnvironment:
         """The schemas of the environment's tools."""
         return tuple(getattr(self._environment, "tools", ()))
 
+    @property
+    def whole_turns(self) -> bool:
+        """Whether `step` takes whole turns."""
+        return bool(getattr(self._environment, "whole_turns", False))
+
     async def reset(self, task: Task, seed: int) -> Observation:
         """Make the environment and start it."""
         with boundary("tool", f"environment {self.name!r}"):
@@ -74,7 +79,7 @@ class LiveEnvironment:
             self._validators = self._compile_tools()
         return observation
 
-    async def step(self, action: Action) -> Observation:
+    async def step(self, action: Action | Turn) -> Observation:
         """Apply an action; `ToolError` has a text for the model."""
         if self._environment is None:
             raise EnvironmentFailedError(f"environment {self.name!r} has not started")
@@ -84,8 +89,16 @@ class LiveEnvironment:
             except ToolError as error:
                 refused = error
             else:
-                return self._as_observation(value, "step")
+                return self._checked_answer(self._as_observation(value, "step"))
         raise refused  # outside of the boundary, which would make it a failure of the episode
+
+    async def finish(self) -> Observation:
+        """Tell an environment that asks for it that the episode ends; the observation has the reward of that."""
+        method = getattr(self._environment, "finish", None)
+        if method is None:
+            return Observation()
+        with boundary("tool", f"environment {self.name!r}"):
+            return self._as_observation(await self._call(method, "finish", self.config.step_s), "finish")
 
     def complaint(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return the misfit of a call's arguments as a text for the model; empty when they fit."""
@@ -151,6 +164,11 @@ class LiveEnvironment:
             raise EnvironmentFailedError(
                 f"environment {self.name!r}: {method} returned {shown}, expected an Observation or a string"
             )
+        return observation
+
+    def _checked_answer(self, observation: Observation) -> Observation:
+        if any(message["role"] == "assistant" for message in observation.messages):
+            raise EnvironmentFailedError(f"environment {self.name!r}: step returned a message of the assistant")
         return observation
 
     def _compile_tools(self) -> dict[str, jsonschema_rs.Validator]:

@@ -11,10 +11,27 @@ from attrs import field, frozen
 
 from turnwise import Message, Task, ToolCall
 
+
+@frozen(kw_only=True)
+class Turn:
+    """
+    A whole turn of the model, for environments that ask for it with `whole_turns`.
+
+    Attributes:
+        text: without the reasoning and the calls.
+        calls: in order; one with an `error` is malformed, and has its text as `raw`.
+        ids: of the calls; a message with a response has one as `tool_call_id`.
+    """
+
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    ids: tuple[str, ...] = ()
+
+
 Action = str | ToolCall
 """A turn of the model as text, or one of its calls of the environment's tools."""
 
-_OBSERVERS = ("system", "tool", "user")
+_ROLES = ("assistant", "system", "tool", "user")
 
 
 def _finite(value: object) -> float:
@@ -31,8 +48,8 @@ def _text(value: object) -> str:
 
 def _messages(messages: Sequence[Message]) -> tuple[Message, ...]:
     for message in messages:
-        if not isinstance(message, Mapping) or message.get("role") not in _OBSERVERS:
-            raise ValueError(f"a message of an observation must have one of the roles {_OBSERVERS}, got {message!r}")
+        if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
+            raise ValueError(f"a message of an observation must have one of the roles {_ROLES}, got {message!r}")
     return tuple(messages)
 
 
@@ -48,7 +65,7 @@ class Observation:
     Attributes:
         text: for the model: a message of the user, or the response to the call of a tool.
         messages: in place of `text`, for answers of another form. At the reset they are the whole prompt, in place of
-            the task's messages.
+            the task's messages; only there may the assistant speak.
         reward: of the action.
         done: the environment has ended; the model does not see this observation.
         truncated: it has ended at its own limit, and not by its rules.
@@ -83,6 +100,10 @@ class Environment(Protocol):
         tools: schemas, in the OpenAI form, of tools that the model may call; read after `reset`.
         repeatable: True when the same task, seed and actions give the same observations. An interrupted episode then
             continues; otherwise it starts again.
+        whole_turns: True for an environment that runs the calls of a turn itself: `step` then gets a `Turn` for each
+            turn, malformed calls included. The run cannot have tools of its own.
+        finish: a method without arguments, sync or async. It is called when the episode ends before the environment,
+            at `max_turns` or without tokens; the reward of its `Observation` adds to the last turn.
 
     Exceptions of the methods fail the episode, owned by `tool`, except for these:
         ToolError: from `step`: its text is for the model, which may try again.

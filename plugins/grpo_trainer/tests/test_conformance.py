@@ -1,6 +1,6 @@
-"""`train`, `eval` and `export` pass the standard suite of plugins."""
+"""The commands, losses and advantages of the trainer pass the conformance suites."""
 
-from turnwise_testing.objective_suites import LossSuite
+from turnwise_testing.objective_suites import AdvantageSuite, LossSuite
 from turnwise_testing.suite import PluginSuite
 
 
@@ -61,3 +61,11 @@ class TestCispo(LossSuite):
     entry_point = "grpo_trainer"
     module = "turnwise_grpo_trainer"
     registered = "cispo"
+
+
+class TestPathCredit(AdvantageSuite):
+    """`path_credit` keeps the promises of an advantage."""
+
+    entry_point = "grpo_trainer"
+    module = "turnwise_grpo_trainer"
+    registered = "path_credit"

@@ -9,7 +9,7 @@ import turnwise
 from turnwise_grpo_trainer import objectives
 from turnwise_grpo_trainer.eval_command import EvalCommand
 from turnwise_grpo_trainer.export_command import ExportCommand
-from turnwise_grpo_trainer.loss_options import CispoConfig, ClipConfig, DualClipConfig, GspoConfig
+from turnwise_grpo_trainer.loss_options import CispoConfig, ClipConfig, DualClipConfig, GspoConfig, PathCreditConfig
 from turnwise_grpo_trainer.train_command import TrainCommand
 
 
@@ -41,6 +41,18 @@ def register_losses(registry: turnwise.Registry[Any]) -> None:
     registry.add("dual_clip", partial(_make_loss, "DualClipLoss"), config=DualClipConfig)
     registry.add("gspo", partial(_make_loss, "GspoLoss"), config=GspoConfig)
     registry.add("cispo", partial(_make_loss, "CispoLoss"), config=CispoConfig)
+
+
+@turnwise.hookimpl
+def register_advantages(registry: turnwise.Registry[Any]) -> None:
+    """Register the advantage of parallel paths; the trainer itself has the others."""
+    registry.add("path_credit", _make_path_credit, config=PathCreditConfig)
+
+
+def _make_path_credit(config: PathCreditConfig, _resources: turnwise.Resources) -> Any:
+    from turnwise_grpo_trainer.path_credit import PathCredit  # it imports torch
+
+    return PathCredit(config)
 
 
 def _make_loss(name: str, config: object, _resources: turnwise.Resources) -> Any:

@@ -10,6 +10,9 @@ rows. Failed and unscored episodes are left out of every baseline, and their adv
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -19,6 +22,9 @@ from turnwise.errors import PluginError
 from turnwise_grpo_trainer.config import AlgorithmConfig
 from turnwise_grpo_trainer.objectives import AdvantageEstimator
 from turnwise_grpo_trainer.timeline import Timeline
+
+if TYPE_CHECKING:
+    from turnwise_grpo_trainer.path_ratios import PathRatios
 
 EPSILON = 1e-6
 """Added to standard deviations, as in verl."""
@@ -191,7 +197,7 @@ def compute_loss_mask(batch: RolloutBatch, *, mask_truncated: bool = False) -> T
     return batch.loss_mask * valid[:, None]
 
 
-def estimate_advantages(
+def estimate_advantages(  # noqa: PLR0913 - independent inputs, by name
     batch: RolloutBatch,
     config: AlgorithmConfig,
     *,
@@ -199,6 +205,7 @@ def estimate_advantages(
     kl: Tensor | None = None,
     values: Tensor | None = None,
     estimator: AdvantageEstimator | None = None,
+    leave_out: Callable[[Tensor], PathRatios] | None = None,
 ) -> Advantages:
     """
     Return the advantages of a batch by the configured estimator.
@@ -210,6 +217,7 @@ def estimate_advantages(
         kl: (B, R) log-ratio to the reference, subtracted from the rewards if given.
         values: (B, R) values of the critic; required by `gae`.
         estimator: a registered one, in place of the trainer's own.
+        leave_out: measures the paths of rows for a registered estimator.
 
     Raises:
         ValueError: the estimator is `gae` and `values` is None.
@@ -226,7 +234,13 @@ def estimate_advantages(
     if estimator is not None:
         token_rewards = batch.rm_scores - penalty
         found = estimator.estimate(
-            rewards=totals, groups=groups, valid=valid, token_rewards=token_rewards, mask=mask, episodes=episodes
+            rewards=totals,
+            groups=groups,
+            valid=valid,
+            token_rewards=token_rewards,
+            mask=mask,
+            episodes=episodes,
+            leave_out=leave_out,
         )
         return Advantages(_spread(found, episodes, weight, name) * weight)
     if name == "rloo":

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from turnwise_grpo_trainer.mini_batches import MiniBatch, Share, split_batch
 from turnwise_grpo_trainer.models import load_critic, load_policy, load_reference
 from turnwise_grpo_trainer.objectives import Objectives, build_objectives
 from turnwise_grpo_trainer.optimization import TrainableModel
+from turnwise_grpo_trainer.path_ratios import measure_paths
 from turnwise_grpo_trainer.policy_loss import policy_loss
 from turnwise_grpo_trainer.registered_losses import ClippedLoss
 from turnwise_grpo_trainer.rows import TokenRows, pad, unpad
@@ -148,7 +150,7 @@ class Learner:
         """Return the rows with log-probabilities, values and advantages as the loss needs them, and metrics."""
         algorithm = self.config.algorithm
         if self._needs_old_log_probs():
-            rows = rows.with_columns(old_log_probs=self._compute_column(rows, self.policy.model, self._log_probs))
+            rows = rows.with_columns(old_log_probs=self._policy_log_probs(rows))
         if self.reference is not None:
             rows = rows.with_columns(ref_log_probs=self._compute_column(rows, self.reference, self._log_probs))
         values = kl = None
@@ -158,8 +160,10 @@ class Learner:
         if algorithm.use_kl_in_reward and self.reference is not None:
             kl = pad(batch, rows["old_log_probs"] - rows["ref_log_probs"])
         mask = pad(batch, rows["loss_mask"])
+        leave_out = partial(measure_paths, batch, rows, compute=self._policy_log_probs)
+        estimator = self.objectives.advantage
         advantages = estimate_advantages(
-            batch, algorithm, mask=mask, kl=kl, values=values, estimator=self.objectives.advantage
+            batch, algorithm, mask=mask, kl=kl, values=values, estimator=estimator, leave_out=leave_out
         )
         self.advantages = advantages.values
         rows = rows.with_columns(advantages=unpad(batch, advantages.values))
@@ -180,6 +184,9 @@ class Learner:
 
     def _log_probs(self, model: Any, micro: MicroBatch) -> Tensor:
         return token_log_probs(model, micro, self.temperature, chunk=self.config.policy.logits_chunk)[0]
+
+    def _policy_log_probs(self, rows: TokenRows) -> Tensor:
+        return self._compute_column(rows, self.policy.model, self._log_probs)
 
     @torch.no_grad()
     def _compute_column(

@@ -1,4 +1,4 @@
-"""Options of the registered losses; without torch, because the hook imports them."""
+"""Options of the registered losses and advantages; without torch, because the hook imports them."""
 
 from __future__ import annotations
 
@@ -45,3 +45,17 @@ class CispoConfig(ClipConfig):
 
     clip_ratio_low: float = field(default=1.0, validator=[validators.gt(0), validators.le(1)])
     clip_ratio_high: float = field(default=0.28, validator=validators.gt(0))
+
+
+@frozen(kw_only=True)
+class PathCreditConfig:
+    """
+    Options of `path_credit`.
+
+    Attributes:
+        norm_adv_by_std: divide the reward minus the group's mean by the group's standard deviation, as `grpo` does.
+        ratio_cap: largest probability ratio of the episode's rest without a path; bounds the variance.
+    """
+
+    norm_adv_by_std: bool = True
+    ratio_cap: float = field(default=2.0, validator=validators.ge(1))

@@ -17,7 +17,7 @@ A config chooses them by `train.loss` and `train.algorithm.adv_estimator`, by na
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from attrs import frozen
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from turnwise_grpo_trainer.config import TrainConfig
+    from turnwise_grpo_trainer.path_ratios import PathRatios
 
 BUILT_IN_ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gae")
 
@@ -74,7 +75,7 @@ class PolicyLoss(Protocol):
 class AdvantageEstimator(Protocol):
     """Turns the rewards of a batch into advantages."""
 
-    def estimate(
+    def estimate(  # noqa: PLR0913 - independent inputs, by name
         self,
         *,
         rewards: Tensor,
@@ -83,6 +84,7 @@ class AdvantageEstimator(Protocol):
         token_rewards: Tensor,
         mask: Tensor,
         episodes: Tensor,
+        leave_out: Callable[[Tensor], PathRatios] | None = None,
         **more: Any,
     ) -> Tensor:
         """
@@ -98,6 +100,8 @@ class AdvantageEstimator(Protocol):
             token_rewards: (B, R), where the reward function placed them, after the KL penalty.
             mask: (B, R) int64, 1 on tokens in the loss.
             episodes: (B,) int64, the episode of each row.
+            leave_out: measures, for the rows that (B,) bool chooses, how likely the rest of each episode is without
+                each of its parallel paths. All training processes must call it equally often.
             more: later versions may add inputs.
 
         Returns:

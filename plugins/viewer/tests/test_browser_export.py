@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from viewer_runs import HOSTILE, build_episode, mixed_run, runs_inline_script, write_run
+from viewer_runs import HOSTILE, build_episode, mixed_run, runs_inline_script, write_run, write_trace
 
 from turnwise.cli import main
 
@@ -61,6 +61,29 @@ def test_it_has_every_view(tmp_path, open_export):
     sync_api.expect(page.locator(".lane").first).to_contain_text("task-0006/0")
     page.goto(re.sub("#.*", "#/1/episode?key=task-0003/0&view=paths", page.url))
     sync_api.expect(page.locator(".path")).to_have_count(2)
+
+
+def test_times_of_an_episode_are_those_of_the_served_page(tmp_path, open_export, look):
+    """The timeline of an episode has the same slices at the same times in a file and in the served page."""
+    run = mixed_run(tmp_path / "run")
+    mine, other = {"uid": "task-0006/0"}, {"uid": "task-0000/0"}
+    episodes = ("episode", 1, 9, other), ("tool", 2, 1, other), ("episode", 3, 4, mine), ("tool", 4, 1, mine)
+    write_trace(run, *episodes, ("memory", 0, 2, {"version": 1}), ("memory", 5, 1, {"version": 2}))
+    place = "0/episode?key=task-0006/0&view=time"
+
+    shown = []
+    for page in (look(run, place=place), open_export(run, place=place)):
+        sync_api.expect(page.locator(".timeline")).to_be_visible()
+        shown.append(
+            (
+                page.locator(".ends").inner_text(),
+                page.locator(".lane").evaluate_all("all => all.map((each) => each.outerHTML)"),
+            )
+        )
+
+    assert shown[0] == shown[1]
+    assert shown[0][0].split("\n")[-1] == "4.00 s"
+    assert sum(lane.count("<rect") for lane in shown[0][1]) == 3
 
 
 def test_an_episode_that_was_left_out_is_named(tmp_path, open_export):

@@ -1,28 +1,7 @@
 """The timeline of the API: slices of a trace, named by the episodes of the run."""
 
-import json
-
 import pytest
-from viewer_runs import build_episode, run_command, write_run
-
-
-def write_trace(folder, *slices):
-    """Write a trace with a worker; a slice is its category, start and length in seconds, and its arguments."""
-    name = {"ph": "M", "name": "process_name", "pid": 1000, "tid": 0, "args": {"name": "worker 0"}}
-    drawn = [
-        {
-            "ph": "X",
-            "name": kind,
-            "cat": kind,
-            "ts": start * 1e6,
-            "dur": length * 1e6,
-            "pid": 1000,
-            "tid": 1,
-            "args": args,
-        }
-        for kind, start, length, args in slices
-    ]
-    (folder / "trace.json").write_text(json.dumps({"traceEvents": [name, *drawn]}))
+from viewer_runs import build_episode, run_command, write_run, write_trace
 
 
 def keys_of(timeline):

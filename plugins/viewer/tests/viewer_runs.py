@@ -136,6 +136,25 @@ def write_step(folder: Path, step: int, episodes: Sequence[EpisodeResult], advan
             writer.write(episode, [advantage * record.response_mask.astype("f4") for record in episode.trajectories])
 
 
+def write_trace(folder, *slices):
+    """Write a trace with a worker; a slice is its category, start and length in seconds, and its arguments."""
+    name = {"ph": "M", "name": "process_name", "pid": 1000, "tid": 0, "args": {"name": "worker 0"}}
+    drawn = [
+        {
+            "ph": "X",
+            "name": kind,
+            "cat": kind,
+            "ts": start * 1e6,
+            "dur": length * 1e6,
+            "pid": 1000,
+            "tid": 1,
+            "args": args,
+        }
+        for kind, start, length, args in slices
+    ]
+    (folder / "trace.json").write_text(json.dumps({"traceEvents": [name, *drawn]}))
+
+
 GUARD_S = 300
 """Guard against a hang."""
 PROGRAM = [sys.executable, "-c", "import sys; from turnwise.cli import main; sys.exit(main())"]

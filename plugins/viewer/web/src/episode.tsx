@@ -110,6 +110,18 @@ function partsOf(records: EpisodeRecord[]): [string, number][] {
   return [...parts];
 }
 
+/** The reasons of the gateway for a new record, in words. */
+const REASONS: Record<string, string> = {
+  foreign_turn: "a turn of the model was changed",
+  tools: "it has other tools",
+  template: "the template cannot append its messages",
+  history: "its conversation is rendered differently",
+  inside: "it continues from an earlier turn",
+  busy: "it was asked while another call ran",
+  sibling: "the same request was asked again",
+  no_new_message: "it has no new message",
+};
+
 function Records({ episode, chosen, place, view }: { episode: EpisodeType; chosen: number; place: Place; view: string }) {
   const children = (parent: number | null): EpisodeRecord[] => episode.records.filter((each) => (each.lineage?.parent ?? null) === parent);
   const branch = (record: EpisodeRecord) => (
@@ -124,7 +136,7 @@ function Records({ episode, chosen, place, view }: { episode: EpisodeType; chose
         {record.score && partsOf([record]).map(([name, value]) => `, ${literal(name)} ${number(value)}`)}
         {record.score && `, reward ${number(record.score.values.reduce((sum, each) => sum + each, 0))}`}
       </span>
-      {record.lineage?.label && <em> {literal(record.lineage.label)}</em>}
+      {record.lineage?.label && <em> {REASONS[record.lineage.label] ?? literal(record.lineage.label)}</em>}
       {children(record.index).length > 0 && <ul>{children(record.index).map(branch)}</ul>}
     </li>
   );
@@ -162,6 +174,7 @@ function Turns({ episode, record, chosen, place }: { episode: EpisodeType; recor
       {messages.map((message, index) => (
         <MessageView unfolded={unfolded} message={message} index={index} chosen={String(index) === chosen} address={link(place.run, "episode", { ...here, turn: index })} tokens={tokensOf(index)} />
       ))}
+      {episode.records.length > 1 && record && record.response_text !== null && <RecordText record={record} />}
       {!answered && record?.response_text && (
         <section class="message assistant" aria-label="Response">
           <h2>response, as sampled</h2>
@@ -229,6 +242,18 @@ function MessageView({ unfolded, message, index, chosen, address, tokens }: { un
         </details>
       ))}
     </section>
+  );
+}
+
+/** The exact text of one of several records: the messages are those of one of them, or of none. */
+function RecordText({ record }: { record: EpisodeRecord }) {
+  return (
+    <details class="message" key={record.index} open={record.index > 0}>
+      <summary>
+        <h2>text of record {record.index}</h2> <span class="dim">{number(record.num_tokens)} tokens</span>
+      </summary>
+      <Text text={(record.prompt_text ?? "") + (record.response_text ?? "")} label={`Text of record ${record.index}`} />
+    </details>
   );
 }
 

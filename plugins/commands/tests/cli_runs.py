@@ -12,8 +12,12 @@ from turnwise_result_files import read_results
 
 NUM_HELD = 3
 """Episodes of a run of ten that wait until the file of `engine.hold` exists."""
-ODD_REWARD = """
+ODD_PARTS = """
+import asyncio
+
+import attrs
 import turnwise
+from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
 
 
 class Odd:
@@ -30,6 +34,38 @@ class Odd:
 @turnwise.hookimpl
 def register_rewards(registry):
     registry.add("odd", lambda config, resources: Odd())
+
+
+@attrs.frozen
+class HangsConfig:
+    at: str = "start"
+
+
+class Hangs(ScriptedEngine):
+    at = ""
+
+    async def start(self):
+        await self.hang("start")
+        await super().start()
+
+    async def stop(self):
+        await self.hang("stop")
+        await super().stop()
+
+    async def hang(self, place):
+        if place == self.at:
+            open("hangs", "w").close()
+            await asyncio.Event().wait()
+
+
+@turnwise.hookimpl
+def register_engines(registry):
+    def make(config, resources):
+        engine = Hangs(policy=RandomPolicy(seed=3, vocab_size=120, end_token_id=258, mean_tokens=9))
+        engine.at = config.at
+        return engine
+
+    registry.add("hangs", make, config=HangsConfig)
 """
 
 

@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cli_runs import ODD_REWARD
+from cli_runs import ODD_PARTS
 
 from turnwise_testing.installation import install_plugin
 from turnwise_testing.scripted_run import PLUGIN, SITE, write_scripted_run
@@ -17,7 +17,7 @@ from turnwise_testing.scripted_run import PLUGIN, SITE, write_scripted_run
 def run_dir(tmp_path, monkeypatch):
     """A folder with a model's tokenizer, a data set of five rows, a config and the plugins that it needs."""
     write_scripted_run(tmp_path, plugins=[PLUGIN, "acme_odd", "plain_functions"])
-    install_plugin(tmp_path / SITE, "acme_odd", ODD_REWARD)
+    install_plugin(tmp_path / SITE, "acme_odd", ODD_PARTS)
     monkeypatch.syspath_prepend(str(tmp_path / SITE))
     monkeypatch.delitem(sys.modules, "acme_odd", raising=False)
     return tmp_path

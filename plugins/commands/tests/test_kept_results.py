@@ -98,6 +98,25 @@ class TestInterrupts:
         assert earlier is None or whole["wall_s"] > earlier["wall_s"]
         assert resume(run_dir / "cut") == 0
 
+    @pytest.mark.parametrize("at", ["start", "stop"])
+    def test_an_engine_that_hangs_can_be_interrupted(self, run_dir, site, at):
+        """Nothing bounds how long an engine may load; Ctrl-C ends it, and one that hangs at its end costs no result."""
+        command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", f"engine={{name: hangs, at: {at}}}"]
+        with (run_dir / "log").open("w") as log:
+            environment = os.environ | {"PYTHONPATH": str(site)}
+            process = subprocess.Popen([*command, "--out", "out"], cwd=run_dir, env=environment, stdout=log, stderr=log)
+        try:
+            wait_for((run_dir / "hangs").exists, process)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=600) == 130, (run_dir / "log").read_text()
+        finally:
+            process.kill()
+            process.wait()
+
+        assert "Traceback" not in (run_dir / "log").read_text()
+        if at == "stop":
+            check_complete(run_dir / "out")
+
     @pytest.mark.slow
     def test_show_reads_a_killed_run(self, run_dir, site, capsys):
         """Without a complete file, the episodes of the partial one are listed."""

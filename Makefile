@@ -12,7 +12,7 @@ TURNWISE_TEST_DEVICE ?= cuda
 DOCS_VENV ?= .venv-docs
 DOCS_READY := $(DOCS_VENV)/.ready
 
-.PHONY: demo demo-train test test-slow test-failed test-long coverage test-all engines test-vllm test-sglang test-verl test-engines test-gpu bench-gpu lint bench docs site viewer viewer-packages gateway-clients mcp-servers clean
+.PHONY: demo demo-train test test-slow test-failed test-long coverage test-all engines test-vllm test-sglang test-verl test-engines test-gpu bench-gpu lint bench docs site viewer viewer-packages gateway-clients mcp-servers environments test-environments clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -101,6 +101,12 @@ mcp-servers:  ## the MCP servers that a slow test of the MCP tools runs; needs n
 	$(PYTHON) -m venv .venv-mcp-servers
 	.venv-mcp-servers/bin/python -m pip install --quiet --disable-pip-version-check mcp-server-time==2026.10.19 mcp-server-git==2026.10.19
 	npm install --silent --ignore-scripts --no-audit --no-fund --prefix .venv-mcp-servers @modelcontextprotocol/server-filesystem@2026.8.31
+
+environments: $(READY)  ## the environments of verifiers, OpenEnv and TextArena that slow tests play, in two virtual environments
+	.ci/environments make
+
+test-environments: environments  ## the tests of these environments, and a training step in verifiers and in OpenEnv
+	.ci/environments test
 
 gateway-clients: $(READY)  ## the clients that slow tests of the gateway run, or some: CLIENTS="mcp pi"; some need npm
 	$(BIN)/python plugins/gateway/tests/clients/install.py $(CLIENTS)

@@ -13,7 +13,8 @@ from turnwise.events.dispatch import Observers
 from turnwise.events.observer import Observer
 from turnwise.protocols.weights import UpdateReport
 from turnwise.weights.memory import MemorySwitch, SwitchError
-from turnwise.weights.memory_states import HOLDS, STANDALONE, TRANSITIONS, Part, Stage, SwitchState, peak_bytes
+from turnwise.weights.memory_states import TRANSITIONS, Stage, SwitchState
+from turnwise_testing.memory_peak import HOLDS, Part, peak_bytes
 
 SIZES = {
     Part.ENGINE_WEIGHTS: 16,
@@ -248,20 +249,6 @@ def test_level_1_keeps_its_weights():
     with pytest.raises(SwitchError, match="needs weights"):
         switch.to_rollout()
     assert SwitchState.TRAINING == switch.state
-
-
-def test_standalone_only_updates_weights():
-    """In mode `standalone` no memory moves; after a failed update the state is still `training`."""
-    switch, device = make(mode="standalone")
-    switch.to_training()
-    device.failing = ["sync_weights"]
-    with pytest.raises(SwitchError, match="safe state training"):
-        switch.to_rollout(WEIGHTS)
-    report = switch.to_rollout(WEIGHTS)
-
-    assert ["sync_weights"] * 2 == device.calls
-    assert (1, SwitchState.ROLLOUT) == (report.version, report.state)
-    assert {state for state, _call in STANDALONE} == {SwitchState.ROLLOUT, SwitchState.TRAINING}
 
 
 def test_concurrent_calls_are_serialized():

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal, Protocol
+from typing import Protocol
 
 from attrs import define, field, frozen
 
@@ -19,11 +19,9 @@ from turnwise.errors import TurnwiseError
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import MemorySwitched, unix_s
 from turnwise.protocols.weights import TAGS, UpdateReport
-from turnwise.weights.memory_states import STANDALONE, TRANSITIONS, Call, Stage, Step, SwitchState, Transition
+from turnwise.weights.memory_states import TRANSITIONS, Call, Stage, Step, SwitchState
 from turnwise.weights.sleep import drops_weights
 from turnwise.weights.sources import Weights
-
-Mode = Literal["hybrid", "standalone"]
 
 
 class SwitchError(TurnwiseError):
@@ -67,17 +65,24 @@ class EngineSide(Protocol):
     def memory_bytes(self) -> int: ...
 
 
+def _emit(
+    observers: Observers, stage: str, started: float, seconds: float, num_bytes: tuple[int, int], replica: int = 0
+) -> None:
+    before, after, at = *num_bytes, unix_s(started)
+    event = MemorySwitched(
+        stage=stage, seconds=seconds, bytes_before=before, bytes_after=after, replica=replica, started_at=at
+    )
+    observers.emit("on_memory_switched", event)
+
+
 @contextmanager
 def report_stage(observers: Observers, stage: str, memory_bytes: Callable[[], int]) -> Iterator[None]:
     """Emit the event of a sleep or wake-up of engines that succeeds; `memory_bytes` counts their memory."""
     # The bytes are read outside of the measured time: a cluster needs a round trip for them.
     before, started = memory_bytes(), time.perf_counter()
     yield
-    seconds, after = time.perf_counter() - started, memory_bytes()
-    event = MemorySwitched(
-        stage=stage, seconds=seconds, bytes_before=before, bytes_after=after, started_at=unix_s(started)
-    )
-    observers.emit("on_memory_switched", event)
+    seconds = time.perf_counter() - started
+    _emit(observers, stage, started, seconds, (before, memory_bytes()))
 
 
 @frozen(kw_only=True)
@@ -115,7 +120,6 @@ class MemorySwitch:
     Attributes:
         engines: one side of the switch.
         trainer: the other side.
-        mode: `hybrid`, or `standalone`, which moves no memory and only updates weights.
         level: sleep level of the engines: 1 keeps their weights in host memory, 2 drops them.
         observers: receive an event for every stage of the trainer and for the update of weights.
         state: current state.
@@ -124,7 +128,6 @@ class MemorySwitch:
 
     engines: EngineSide
     trainer: TrainerMemory
-    mode: Mode = field(default="hybrid", kw_only=True)
     level: int = field(default=1, kw_only=True)
     observers: Observers = field(factory=Observers, kw_only=True)
     state: SwitchState = field(default=SwitchState.ROLLOUT, init=False)
@@ -136,7 +139,7 @@ class MemorySwitch:
     @property
     def legal_calls(self) -> tuple[Call, ...]:
         """Calls that are legal in the current state."""
-        return tuple(call for state, call in self._table if state is self.state)
+        return tuple(call for state, call in TRANSITIONS if state is self.state)
 
     def to_training(self) -> SwitchReport:
         """Put the engines to sleep and move the trainer to the device. Requests in flight end with `abort`."""
@@ -160,14 +163,10 @@ class MemorySwitch:
         """In state `broken`: try to free the device completely."""
         return self._switch("recover", ())
 
-    @property
-    def _table(self) -> Mapping[tuple[SwitchState, Call], Transition]:
-        return TRANSITIONS if self.mode == "hybrid" else STANDALONE
-
     def _switch(self, call: Call, weights: Weights) -> SwitchReport:
         # The lock covers the whole transition: between two stages the memory is in no state that another call may see.
         with self._lock:
-            transition = self._table.get((self.state, call))
+            transition = TRANSITIONS.get((self.state, call))
             if transition is None:
                 legal = ", ".join(self.legal_calls) or "nothing"
                 raise SwitchError(f"cannot call {call} in state {self.state}; legal: {legal}", self.state)
@@ -233,23 +232,15 @@ class MemorySwitch:
         before, started = self._bytes(), time.perf_counter()
         yield
         seconds, after = time.perf_counter() - started, self._bytes()
-        report = StageReport(
-            stage=stage, seconds=seconds, engine_bytes=(before[0], after[0]), trainer_bytes=(before[1], after[1])
+        engine_bytes, trainer_bytes = zip(before, after, strict=True)
+        self._stages.append(
+            StageReport(stage=stage, seconds=seconds, engine_bytes=engine_bytes, trainer_bytes=trainer_bytes)
         )
-        self._stages.append(report)
-        if stage in (Stage.SLEEP, Stage.WAKE_WEIGHTS, Stage.WAKE_KV_CACHE):
-            return  # the engines emit it themselves, so that a sleep without a switch is seen too
-        of_trainer = stage is not Stage.SYNC
-        event = MemorySwitched(
-            stage=stage,
-            seconds=seconds,
-            bytes_before=before[of_trainer],
-            bytes_after=after[of_trainer],
-            replica=-1 if of_trainer else 0,
-            started_at=unix_s(started),
-        )
-        self.observers.emit("on_memory_switched", event)
+        # The engines emit the others themselves, so that a sleep without a switch is seen too.
+        if stage is Stage.SYNC:
+            _emit(self.observers, stage, started, seconds, engine_bytes)
+        elif stage in (Stage.ONLOAD, Stage.OFFLOAD_OPTIMIZER, Stage.OFFLOAD_PARAMETERS):
+            _emit(self.observers, stage, started, seconds, trainer_bytes, replica=-1)
 
     def _bytes(self) -> tuple[int, int]:
-        of_trainer = getattr(self.trainer, "memory_bytes", None)
-        return self.engines.memory_bytes(), 0 if of_trainer is None else of_trainer()
+        return self.engines.memory_bytes(), getattr(self.trainer, "memory_bytes", int)()

@@ -1,13 +1,13 @@
 """
 The states in which engines and a trainer share device memory, and the transitions between them, as data.
 
-The tables declare which call is legal in which state, its steps, how a failed step is undone, and which memory is on
-the device. `turnwise.weights.memory` executes them and adds no rule.
+The tables declare which call is legal in which state, its steps, and how a failed step is undone.
+`turnwise.weights.memory` executes them and adds no rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, Literal
 
@@ -31,15 +31,6 @@ class SwitchState(StrEnum):
     BROKEN = "broken"
 
 
-class Part(StrEnum):
-    """A consumer of device memory."""
-
-    ENGINE_WEIGHTS = "engine_weights"
-    ENGINE_KV_CACHE = "engine_kv_cache"
-    TRAINER_PARAMETERS = "trainer_parameters"
-    TRAINER_OPTIMIZER = "trainer_optimizer"
-
-
 class Stage(StrEnum):
     """An action that allocates or frees memory, or updates the weights."""
 
@@ -50,29 +41,6 @@ class Stage(StrEnum):
     SYNC = "sync_weights"
     OFFLOAD_PARAMETERS = "offload_parameters"
     WAKE_KV_CACHE = "wake_up_kv_cache"
-
-
-_ENGINE: Final = frozenset({Part.ENGINE_WEIGHTS, Part.ENGINE_KV_CACHE})
-_TRAINER: Final = frozenset({Part.TRAINER_PARAMETERS, Part.TRAINER_OPTIMIZER})
-ALLOCATES: Final[Mapping[Stage, frozenset[Part]]] = {
-    Stage.ONLOAD: _TRAINER,
-    Stage.WAKE_WEIGHTS: frozenset({Part.ENGINE_WEIGHTS}),
-    Stage.WAKE_KV_CACHE: frozenset({Part.ENGINE_KV_CACHE}),
-}
-"""Memory that a stage allocates; it may be allocated before the stage has ended."""
-FREES: Final[Mapping[Stage, frozenset[Part]]] = {
-    Stage.SLEEP: _ENGINE,
-    Stage.OFFLOAD_OPTIMIZER: frozenset({Part.TRAINER_OPTIMIZER}),
-    Stage.OFFLOAD_PARAMETERS: frozenset({Part.TRAINER_PARAMETERS}),
-}
-"""Memory that a stage frees; it may be allocated until the stage has ended."""
-HOLDS: Final[Mapping[SwitchState, frozenset[Part]]] = {
-    SwitchState.ROLLOUT: _ENGINE,
-    SwitchState.ASLEEP: frozenset(),
-    SwitchState.TRAINING: _TRAINER,
-    SwitchState.HANDOVER: frozenset({Part.TRAINER_PARAMETERS}),
-}
-"""Memory on the device between two calls, in hybrid mode."""
 
 
 @frozen
@@ -122,29 +90,4 @@ TRANSITIONS: Final[Mapping[tuple[SwitchState, Call], Transition]] = {
     (_S.HANDOVER, "to_sleep"): Transition((_OFFLOAD_PARAMETERS,), _S.ASLEEP),
     (_S.BROKEN, "recover"): Transition(_RECOVER, _S.ASLEEP),
 }
-"""Hybrid mode: engines and trainer use the same devices by turns."""
-STANDALONE: Final[Mapping[tuple[SwitchState, Call], Transition]] = {
-    (_S.ROLLOUT, "to_training"): Transition((), _S.TRAINING),
-    (_S.TRAINING, "to_rollout"): Transition((Step(_A.SYNC, (), _S.TRAINING),), _S.ROLLOUT),
-}
-"""Standalone mode: engines and trainer have separate devices, so a switch only updates the weights."""
-
-
-def peak_bytes(sizes: Mapping[Part, int]) -> int:
-    """Return the peak memory of hybrid mode over all legal paths, including undone steps."""
-    return max(sum(sizes.get(part, 0) for part in held) for held in _held_sets())
-
-
-def _held_sets() -> Iterator[frozenset[Part]]:
-    for (state, _call), transition in TRANSITIONS.items():
-        if state is SwitchState.BROKEN:
-            continue
-        held = HOLDS[state]
-        yield held
-        for step in transition.steps:
-            # During a stage, both the memory that it allocates and the memory that it frees may be on the device.
-            during = held | ALLOCATES.get(step.stage, frozenset())
-            for stage in (step.stage, *step.undo):
-                yield during | ALLOCATES.get(stage, frozenset())
-                during -= FREES.get(stage, frozenset())
-            held = (held | ALLOCATES.get(step.stage, frozenset())) - FREES.get(step.stage, frozenset())
+"""Every legal call by the state in which it is legal. Engines and trainer use the same devices by turns."""

@@ -85,7 +85,7 @@ class HybridSync:
         if self.asleep:
             self.manager.wake_up()
         observers = self.manager.observers
-        self._switch = MemorySwitch(self.manager, self.trainer, mode="hybrid", level=self.level, observers=observers)
+        self._switch = MemorySwitch(self.manager, self.trainer, level=self.level, observers=observers)
 
     def before_update(self) -> dict[str, float]:
         return _switch_metrics(self._started().to_training())

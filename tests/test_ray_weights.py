@@ -1,5 +1,6 @@
 """Weight updates and sleep on a real Ray cluster: every token is from the version that it claims, whatever dies."""
 
+import asyncio
 import os
 import signal
 import threading
@@ -19,7 +20,9 @@ from turnwise.runtime.ray.runtime import RayRuntime
 from turnwise.runtime.ray.weights import GroupWeights
 from turnwise.runtime.remote.weight_updates import WeightUpdater
 from turnwise.weights.memory import MemorySwitch
+from turnwise.weights.sources import source_of
 from turnwise_testing.bigram import NAME, BigramEngine, bigram_weights
+from turnwise_testing.transport_checks import ReceivingEngine, assert_same
 from turnwise_weight_transports.broadcast import BroadcastTransport
 from turnwise_weight_transports.config import BroadcastConfig, BucketConfig
 from turnwise_weight_transports.ray_store import RayTransport
@@ -112,14 +115,34 @@ def test_updates_under_load(transport):
     assert {last} == versions_of(after)
 
 
-def test_a_restarted_replica_serves_the_last_weights():
+def test_large_weights_have_an_object_alone(ray_cluster):
+    """Ray's store has one object for each of them and one for the small ones between; all arrive, strided ones too."""
+    weights = {
+        "large": np.arange(1 << 19, dtype=np.float32),
+        "a": np.ones(3, np.float32),
+        "b": np.full((2, 2), 2.0),
+        "strided": np.arange(1 << 20, dtype=np.float32).reshape(1 << 10, 1 << 10).T,
+    }
+    transport, engine = RayTransport(BucketConfig(checksum="crc32")), ReceivingEngine()
+
+    async def carry():
+        async with transport.publish(1, source_of(weights), 1) as manifest:
+            await transport.apply(engine, manifest)
+            return len(manifest.locator["objects"])
+
+    assert 3 == asyncio.run(carry())
+    assert_same(weights, engine.weights)
+
+
+@pytest.mark.parametrize("transport", sorted(TRANSPORTS))
+def test_a_restarted_replica_serves_the_last_weights(transport):
     """A replica that is killed and restarted receives the last weights before it receives requests."""
-    with make_manager() as manager:
+    with make_manager(transport) as manager:
         report = manager.update_weights(weights_of(1))
         kill_one(manager)
         results = manager.rollout(make_tasks(12))
 
-    assert (1, "ray", [0, 1], VOCAB_SIZE**2 * 4) == (
+    assert (1, transport, [0, 1], VOCAB_SIZE**2 * 4) == (
         report.version,
         report.transport,
         [each.replica for each in report.replicas],

@@ -44,15 +44,32 @@ def test_a_replica_builds_its_end_of_the_transport() -> None:
     assert (type(transport).__name__, transport.config.bucket_bytes) == ("SharedMemoryTransport", 4096)
 
 
-def test_replicas_elsewhere_take_ray_unless_told_otherwise() -> None:
-    """The default transport on Ray is `ray`; in one process there is none."""
+def test_a_replica_builds_the_transport_that_the_driver_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica is connected to Ray when it builds its end; the driver was not when it chose."""
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    blueprint = ConfigBlueprint.of(*config_with("runtime=ray"))
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+
+    assert "SharedMemoryTransport" == type(blueprint.make_transport()).__name__
+
+
+def test_the_default_transport_reaches_every_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is shared memory if the run starts its own cluster, Ray's store on another one, and none in one process."""
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     here, host = config_with()
-    there, _host = config_with("runtime=ray")
+    own, _host = config_with("runtime=ray")
+    another, _host = config_with("runtime=ray", "runtime.ray.address=10.0.0.1:6379")
 
     assert transport_choice(here, host) is None
-    choice = transport_choice(there, host)
-    assert choice is not None
-    assert choice.name == "ray"
+    names = [choice and choice.name for choice in (transport_choice(own, host), transport_choice(another, host))]
+    assert ["shm", "ray"] == names
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)  # to a cluster that may have other hosts
+    assert (choice := transport_choice(own, host)) is not None
+    assert "ray" == choice.name
     assert "install a plugin that registers one" in build_group_weights(RunBuilder(here, host)).missing
 
 
@@ -95,7 +112,7 @@ def test_the_embedded_engine_takes_turns_with_a_trainer() -> None:
     from turnwise_task_files import load_tasks
 
     with RolloutManager.from_config(config, host) as manager:
-        switch = MemorySwitch(manager, Trainer(), mode=config.memory.mode, level=config.memory.level)
+        switch = MemorySwitch(manager, Trainer(), level=config.memory.level)
         switch.to_training()
         (asleep, *_rest) = manager.rollout(load_tasks(config))
         report = switch.to_rollout(model)

@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 from turnwise import EpisodeResult, RolloutBatch, Status, Task, Trajectory, TrajectoryScore
 from turnwise.batch.rollout_batch import collate
 from turnwise.protocols import Resources
-from turnwise.weights.sources import host_copy
+from turnwise.weights.sources import as_numpy
 from turnwise_testing.reference_model import save_random_model
 
 DEVICE = os.environ.get("TURNWISE_TEST_DEVICE", "cuda")
@@ -197,7 +197,7 @@ class WeightKeeper:
         """Copy the weights of a version."""
         for name, tensor in weights:
             self.devices.add(str(getattr(tensor, "device", "host")))
-            self.weights[name] = host_copy(tensor)
+            self.weights[name] = as_numpy(tensor, copy=True)
 
 
 def receive_elsewhere(manifests: Any, results: Any) -> None:

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import TensorSpec, WeightSource, dtype_of
-from turnwise.weights.sources import ConvertedSource, as_numpy, as_tensor, host_copy, source_of
+from turnwise.weights.sources import ConvertedSource, as_numpy, as_tensor, source_of
 
 
 class Tied(torch.nn.Module):
@@ -92,7 +92,7 @@ def test_numpy_and_torch_agree(dtype):
 @pytest.mark.parametrize("weight", [np.ones(3), torch.ones(3), torch.ones(3).bfloat16()])
 def test_a_host_copy_shares_no_memory(weight):
     """A later change of the original does not reach the copy."""
-    copy = host_copy(weight)
+    copy = as_numpy(weight, copy=True)
     weight += 1
 
     assert [1.0] * 3 == copy.tolist()

@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
-from safetensors.torch import load_file as load_torch_file
 
 from turnwise.errors import EngineError
+from turnwise.protocols.weights import StoredWeight, TensorSpec
+from turnwise_engine_support.stored_weights import map_weights
 from turnwise_engine_support.weight_checks import ExpectedWeights
 from turnwise_vllm_engine.weights import stage
 
@@ -46,7 +46,8 @@ def put(tmp_path):
 
 
 def read(staged):
-    return {name: array for path in staged.paths for name, array in load_file(path).items()}
+    """Return the staged weights as another process reads them."""
+    return dict(map_weights(staged.places))
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 64, 100, 1 << 20])
@@ -56,7 +57,7 @@ def test_all_weights_arrive(put, bucket_bytes):
 
     found = read(staged)
     assert set(ALL) == set(found) == staged.names
-    assert all(np.array_equal(ALL[name], found[name]) for name in ALL)
+    assert all(np.array_equal(ALL[name], found[name].numpy()) for name in ALL)
     assert sum(each.nbytes for each in ALL.values()) == staged.num_bytes
     assert (len(ALL) if bucket_bytes == 1 else 1) == len(staged.paths) or bucket_bytes in (64, 100)
     assert [] == list(staged.folder.iterdir())
@@ -87,7 +88,7 @@ def test_layout_and_dtype_do_not_matter(put, dtype):
 
     (found,) = read(put([("w", array)], ExpectedWeights({}))).values()
 
-    assert (dtype, array.tolist()) == (found.dtype.name, found.tolist())
+    assert (dtype, array.tolist()) == (found.numpy().dtype.name, found.tolist())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
@@ -97,18 +98,51 @@ def test_dtypes_that_numpy_lacks_arrive_unchanged(put, dtype):
     tensor = torch.tensor([1.5, -3.0, 0.25]).to(getattr(torch, dtype))
 
     for weight in (array, tensor):
-        (path,) = put([("w", weight)], ExpectedWeights({})).paths
-        assert torch.equal(tensor.float(), load_torch_file(path)["w"].float())
-        assert tensor.dtype == load_torch_file(path)["w"].dtype
+        found = read(put([("w", weight)], ExpectedWeights({})))["w"]
+        assert torch.equal(tensor.float(), found.float())
+        assert tensor.dtype == found.dtype
 
 
 def test_torch_views_arrive(put):
     """A transposed tensor that requires gradients is copied."""
     tensor = torch.arange(6.0).reshape(2, 3).T.requires_grad_()
 
-    (path,) = put([("a", tensor)], ExpectedWeights({})).paths
+    assert torch.equal(tensor.detach(), read(put([("a", tensor)], ExpectedWeights({})))["a"])
 
-    assert torch.equal(tensor.detach(), load_torch_file(path)["a"])
+
+class StoredSource:
+    """Weights that a transport has received in a file, at multiples of 128 bytes."""
+
+    def __init__(self, path, weights):
+        self.stored, offset = [], 0
+        for name, array in weights.items():
+            self.stored.append(StoredWeight(TensorSpec(name, array.shape, array.dtype.name), str(path), offset))
+            with path.open("ab") as file:
+                file.write(array.tobytes().ljust(128, b"\0"))
+            offset += 128
+        self._weights = weights
+
+    def __iter__(self):
+        return iter(self._weights.items())
+
+
+def test_weights_in_files_are_not_copied(put, tmp_path):
+    """vLLM's processes map the file of the transport; a tied output layer is not loaded from it, either."""
+    source = StoredSource(tmp_path / "received", ALL | {"lm_head.weight": ALL["model.embed_tokens.weight"]})
+
+    staged = put(source)
+
+    assert [] == staged.files
+    assert {str(tmp_path / "received")} == {place[3] for place in staged.places}
+    assert {name: array.tolist() for name, array in ALL.items()} == {
+        name: tensor.tolist() for name, tensor in read(staged).items()
+    }
+
+
+def test_a_bad_weight_in_a_file_is_refused(put, tmp_path):
+    """Weights that are not copied are checked like others."""
+    with pytest.raises(EngineError, match=r"weight 'model.norm.weight' has shape \(4,\), got \(5,\)"):
+        put(StoredSource(tmp_path / "received", {"model.norm.weight": np.zeros(5, np.float32)}))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +246,7 @@ def test_a_killed_process_leaves_no_weights(tmp_path):
     with subprocess.Popen([sys.executable, "-c", STAGING, tmp_path], stdout=subprocess.PIPE, text=True) as process:
         path = process.stdout.readline().strip()
         try:
-            assert [1.0] * 4 == load_file(path)["w"].tolist()
+            assert [1.0] * 4 == np.fromfile(path).tolist()
         finally:
             process.send_signal(signal.SIGKILL)
 

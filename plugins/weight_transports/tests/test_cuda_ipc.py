@@ -3,6 +3,7 @@
 import gc
 import weakref
 
+import numpy as np
 import pytest
 from attrs import evolve
 
@@ -82,6 +83,21 @@ def test_an_error_in_the_context_frees_the_lent_memory():
     gc.collect()
     assert [reference() for reference in lender.lent.values()] == [None]
     assert caught.value.__traceback__ is not None
+
+
+@pytest.mark.parametrize(("has_gpu", "device"), [(True, "meta"), (False, "cpu")])
+def test_an_array_is_copied_to_the_gpu(monkeypatch, has_gpu, device):
+    """A restarted replica gets a copy that was kept in host memory; a tensor stays on its device."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    lent = []
+
+    async def scenario():
+        transport = CudaIpcTransport(make_handle=lent.append, device="meta")
+        async with transport.publish(1, [("a", np.ones(2)), ("b", torch.ones(2))], 1):
+            return
+
+    within(scenario())
+    assert [device, "cpu"] == [tensor.device.type for tensor in lent]
 
 
 def test_a_tensor_on_a_cpu_has_no_handle():

@@ -1,5 +1,8 @@
 """Weights arrive with the same names, shapes, dtypes and bits, for any weights and any transport."""
 
+import weakref
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -49,13 +52,14 @@ def arrays(draw):
 
 weights_of_any_kind = st.lists(arrays(), max_size=8).map(lambda found: {f"w{i}": each for i, each in enumerate(found)})
 bucket_sizes = st.sampled_from([1, 100, 64 * 2**20])
+sizes_alone = st.sampled_from([None, 1, 40, 2**20])
 
 
-@given(weights_of_any_kind, bucket_sizes)
-def test_a_plan_covers_every_weight_once(weights, bucket_bytes):
+@given(weights_of_any_kind, bucket_sizes, sizes_alone)
+def test_a_plan_covers_every_weight_once(weights, bucket_bytes, alone_bytes):
     """Weights keep their order, start at multiples of 64 bytes, never overlap, and exceed the size only alone."""
     specs = source_of(weights).specs
-    buckets = plan_buckets(specs, bucket_bytes)
+    buckets = plan_buckets(specs, bucket_bytes, alone_bytes)
 
     assert [spec for bucket in buckets for spec, _start in bucket.entries] == list(specs)
     for bucket in buckets:
@@ -66,14 +70,16 @@ def test_a_plan_covers_every_weight_once(weights, bucket_bytes):
             end = start + spec.num_bytes
         assert end == bucket.num_bytes
         assert bucket.num_bytes <= bucket_bytes or len(bucket.entries) == 1
+        sizes = [spec.num_bytes for spec, _start in bucket.entries]
+        assert alone_bytes is None or len(sizes) == 1 or max(sizes) < alone_bytes
 
 
-@given(weights_of_any_kind, bucket_sizes)
-def test_packing_and_unpacking_keep_every_bit(weights, bucket_bytes):
+@given(weights_of_any_kind, bucket_sizes, sizes_alone)
+def test_packing_and_unpacking_keep_every_bit(weights, bucket_bytes, alone_bytes):
     """Packing works for any dtype, shape and memory order."""
     source = source_of(weights)
-    buckets = plan_buckets(source.specs, bucket_bytes)
-    filled = fill_buckets(buckets, source, allocate_zeros)
+    buckets = plan_buckets(source.specs, bucket_bytes, alone_bytes)
+    filled = fill_buckets(buckets, source, allocate_zeros, lend_alone=alone_bytes is not None)
     unpacked = {name: array for bucket, buffer in filled for name, array in unpack_bucket(bucket, buffer)}
 
     assert_same({name: np.array(array, order="C") for name, array in weights.items()}, unpacked)
@@ -85,6 +91,25 @@ def test_shared_memory_carries_weights_of_any_kind(weights, bucket_bytes, checks
     """The weights may be none at all, empty, or 0-d."""
     transport = SharedMemoryTransport(BucketConfig(bucket_bytes=bucket_bytes, checksum=checksum))
     assert_carried(transport, weights)
+
+
+@settings(max_examples=25, deadline=None)
+@given(weights_of_any_kind, bucket_sizes, st.sampled_from(["none", "crc32", "xxh3"]))
+def test_shared_memory_says_where_each_weight_is(weights, bucket_bytes, checksum):
+    """An engine finds the bytes of every weight at the place in the file, and may map it instead of a copy."""
+    transport = SharedMemoryTransport(BucketConfig(bucket_bytes=bucket_bytes, checksum=checksum))
+    found = {}
+
+    def read(place):
+        content = Path(place.path).read_bytes()
+        return content[place.offset : place.offset + place.spec.num_bytes]
+
+    class MappingEngine(ReceivingEngine):
+        async def update_weights(self, weights, version):
+            found.update({each.spec.name: read(each) for each in weights.stored})
+
+    within(carry(transport, [MappingEngine()], weights, 3))
+    assert {name: array.tobytes() for name, array in weights.items()} == found
 
 
 @settings(max_examples=25, deadline=None)
@@ -115,6 +140,46 @@ def assert_carried(transport, weights):
     assert received == [None]
     assert engine.weight_version == 3
     assert_same({name: np.array(array, order="C") for name, array in weights.items()}, engine.weights)
+
+
+class GatheredSource:
+    """Weights that exist only while they are read, as those gathered from shards; `peak` is the most bytes at once."""
+
+    def __init__(self, specs):
+        self.specs, self.peak, self._alive = specs, 0, 0
+
+    def _release(self, num_bytes):
+        self._alive -= num_bytes
+
+    def __iter__(self):
+        for spec in self.specs:
+            array = np.ones(spec.shape, spec.dtype)
+            weakref.finalize(array, self._release, array.nbytes)
+            self._alive += array.nbytes
+            self.peak = max(self.peak, self._alive)
+            yield spec.name, array
+            del array
+
+
+@pytest.mark.parametrize(
+    "transport",
+    [
+        SharedMemoryTransport(BucketConfig(bucket_bytes=1 << 12)),
+        DiskTransport(DiskConfig(bucket_bytes=1 << 12)),
+        BroadcastTransport(BroadcastConfig(bucket_bytes=1 << 12, timeout_s=60)),
+    ],
+    ids=["shm", "disk", "gloo"],
+)
+def test_gathered_weights_are_released_one_by_one(transport):
+    """The publisher holds two gathered weights at most, however many the model has: the last one and the next."""
+    source = GatheredSource([TensorSpec(f"w{i}", (256,), "float32") for i in range(64)])
+
+    async def scenario():
+        async with transport.publish(1, source, 1) as manifest:
+            await transport.apply(ReceivingEngine(), manifest)
+
+    within(scenario(), 60)
+    assert 0 < source.peak <= 2 * 1024
 
 
 def test_tensors_of_torch_arrive_as_arrays():

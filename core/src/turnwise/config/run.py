@@ -218,7 +218,7 @@ class RunConfig:
         rollout: how tasks become episodes.
         runtime: where episodes run.
         telemetry: options of the log.
-        weight_transport: carries new weights to replicas in other processes; null is `ray` where there are any.
+        weight_transport: carries new weights to replicas; null on Ray is `shm` if the run starts it, else `ray`.
         weights: conversion of weights on their way to the engines.
         memory: whether engines and a trainer share their devices.
         train: options of a trainer, such as `turnwise train`; all other commands ignore them.

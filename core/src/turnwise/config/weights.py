@@ -31,8 +31,8 @@ class WeightsConfig:
         dtype: cast weights to it before they are sent; null keeps their type.
         rename: regular expressions and their replacements in names, applied in this order.
         fuse: name of a fused weight to the names of its parts, which are concatenated along the first axis.
-        keep_last: keep a copy of the last weights in host memory for replicas that restart; without it a restarted
-            replica serves nothing until the next update.
+        keep_last: keep the last weights for replicas that restart, published by `shm`, `ray` and `disk`, else copied to
+            host memory; without them a restarted replica serves nothing until the next update.
         timeout_s: longest wait for a replica to take an update.
     """
 

@@ -54,9 +54,23 @@ class TensorSpec:
         return math.prod(self.shape) * dtype_of(self.dtype).itemsize
 
 
+@frozen
+class StoredWeight:
+    """A weight in a file that processes on this host can map: C-contiguous bytes from `offset`, a multiple of 64."""
+
+    spec: TensorSpec
+    path: str
+    offset: int
+
+
 @runtime_checkable
 class WeightSource(Protocol):
-    """Weights whose names, shapes and dtypes are known before they are read. It can be iterated more than once."""
+    """
+    Weights whose names, shapes and dtypes are known before they are read. It can be iterated more than once.
+
+    A source whose weights are complete and verified in files may have an attribute `stored`, a sequence of
+    `StoredWeight` in the order of iteration. The files exist until `Engine.update_weights` returns.
+    """
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -96,7 +110,13 @@ class WeightManifest:
 
 @runtime_checkable
 class WeightTransport(Protocol):
-    """Carries weights from the trainer to the replicas. Both sides build the same transport."""
+    """
+    Carries weights from the trainer to the replicas. Both sides build the same transport.
+
+    A transport may have an attribute `lasting`. If it is true, more replicas than `num_readers` may apply a version for
+    as long as its context is open. The run then keeps the context of the last version open for restarted replicas, and
+    keeps no copy of the weights.
+    """
 
     def publish(
         self, version: int, weights: Iterable[Weight], num_readers: int

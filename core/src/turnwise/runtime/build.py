@@ -7,6 +7,7 @@ gets its parts from it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
@@ -334,10 +335,13 @@ class AgentPrograms(Mapping[str, EpisodeProgram]):
 
 
 def transport_choice(config: RunConfig, host: Host) -> Choice | None:
-    """Return the weight transport of a run: the configured one, or one that is registered under the runtime's name."""
-    if config.weight_transport is not None:
+    """Return the weight transport of a run: the configured one, or the default one if it is registered."""
+    if config.weight_transport is not None or config.runtime.name == "local":
         return config.weight_transport
-    return Choice(config.runtime.name) if config.runtime.name in host.weight_transports else None
+    # A cluster that the run starts is one host, on which replicas read the trainer's copy in shared memory.
+    is_connected = getattr(sys.modules.get("ray"), "is_initialized", bool)()
+    name = "ray" if is_connected or config.runtime.ray.address not in (None, "local") else "shm"
+    return Choice(name) if name in host.weight_transports else None
 
 
 def _fields_of(shared: type, section: Any) -> dict[str, Any]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from attrs import define, field
 
 from turnwise.protocols import Engine
-from turnwise.protocols.weights import ReplicaUpdate, UpdateReport
+from turnwise.protocols.weights import ReplicaUpdate, UpdateReport, WeightSource
 from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.loop_watchdog import EventLoopWatchdog
-from turnwise.runtime.remote.weight_updates import MakeSource
 from turnwise.runtime.worker import Deliver, Worker, WorkerComponents
 from turnwise.types import Capabilities
 from turnwise.weights.sleep import EngineMemory
@@ -36,7 +35,7 @@ class LocalRuntime:
     parts: WorkerComponents
     num_workers: int = 1
     judge: Engine | None = None
-    make_source: MakeSource = source_of
+    make_source: Callable[[Weights], WeightSource] = source_of
     _workers: set[Worker] = field(factory=set, init=False)
     _memory: EngineMemory = field(init=False)
 

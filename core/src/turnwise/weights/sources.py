@@ -98,6 +98,29 @@ class PairsSource:
 
 
 @define(eq=False)
+class CopiedSource:
+    """A source whose weights are copied to host memory as they are read; the reader gets them as they were."""
+
+    source: WeightSource
+    _copies: dict[str, np.ndarray] = field(factory=dict, init=False)
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        return self.source.specs
+
+    def __iter__(self) -> Iterator[Weight]:
+        for name, array in self.source:
+            self._copies[name] = as_numpy(array, copy=True)
+            yield name, array
+
+    def copy(self) -> PairsSource:
+        """Return all weights in host memory; reads those that no reader has read."""
+        if len(self._copies) < len(self.specs):
+            self._copies = {name: as_numpy(array, copy=True) for name, array in self.source}
+        return PairsSource(tuple(self._copies.items()))
+
+
+@define(eq=False)
 class SafetensorsSource:
     """Weights of a safetensors file, or of all such files in a model's folder; `EngineError` if there are none."""
 
@@ -213,15 +236,15 @@ def _fuse_specs(name: str, parts: list[TensorSpec]) -> TensorSpec:
     return TensorSpec(name, (rows, *parts[0].shape[1:]), parts[0].dtype)
 
 
-def as_numpy(array: WeightArray) -> np.ndarray:
+def as_numpy(array: WeightArray, *, copy: bool = False) -> np.ndarray:
     """
-    Return an array or tensor as a numpy array in host memory, without a copy if possible.
+    Return an array or tensor as a numpy array in host memory, without a copy if possible, or with exactly one.
 
     bfloat16 and float8 tensors become arrays of the types of `ml_dtypes`, because numpy has no such types.
     """
     if not hasattr(array, "detach"):
-        return array
-    tensor = array.detach().to("cpu").contiguous()
+        return np.array(array) if copy else array
+    tensor = array.detach().to("cpu", copy=copy).contiguous()
     name = _dtype_name(tensor)
     if not name.startswith(("bfloat", "float8")):
         return tensor.numpy()
@@ -229,14 +252,6 @@ def as_numpy(array: WeightArray) -> np.ndarray:
     # has been imported.
     torch = sys.modules["torch"]
     return tensor.view(torch.int16 if name == "bfloat16" else torch.int8).numpy().view(dtype_of(name))
-
-
-def host_copy(array: WeightArray) -> np.ndarray:
-    """Return a numpy array in host memory that shares no memory with an array or tensor; it is copied once."""
-    # `as_numpy` alone would share the memory of a tensor in host memory.
-    if not hasattr(array, "detach"):
-        return np.array(array)
-    return as_numpy(array.detach().to("cpu", copy=True))
 
 
 def as_tensor(array: WeightArray, torch: ModuleType) -> Tensor:

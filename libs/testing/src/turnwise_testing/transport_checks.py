@@ -119,6 +119,20 @@ async def check_an_offer_that_has_ended_is_refused(probe: TransportProbe) -> Non
 
 
 @_check
+async def check_a_lasting_version_reaches_later_replicas(probe: TransportProbe) -> None:
+    """A transport that is `lasting` lets more replicas apply a version, also after a later one was published."""
+    transport, engines = probe.make_transport(), [ReceivingEngine(), ReceivingEngine()]
+    if not getattr(transport, "lasting", False):
+        return
+    async with transport.publish(1, probe.weights(1).items(), 1) as manifest:
+        await transport.apply(engines[0], manifest)
+        expect_equal(await carry(transport, [ReceivingEngine()], probe.weights(2), 2), [None], "the errors")
+        await transport.apply(engines[1], manifest)
+    for engine in engines:
+        assert_same(probe.weights(1), engine.weights)
+
+
+@_check
 async def check_close_is_harmless(probe: TransportProbe) -> None:
     """`close` may come before anything was published, and twice."""
     transport = probe.make_transport()

@@ -317,8 +317,8 @@ class VllmEngine:
         try:
             if paused and not self._torn:
                 await llm.pause_generation(mode="keep", clear_cache=True)
-            if staged.paths:
-                await llm.collective_rpc("turnwise_load", args=([str(path) for path in staged.paths],))
+            if staged.places:
+                await llm.collective_rpc("turnwise_load", args=(staged.places,))
             await llm.update_weight_version(str(version))
             if paused:
                 await llm.resume_generation()

@@ -1,9 +1,9 @@
 """
 New weights on their way to vLLM's processes: checked against the model's files, then written where all can read them.
 
-vLLM's remote calls to its workers carry no tensors, so a bucket of weights is a safetensors file, in shared memory if
-there is any. The files have no names, so the system frees them even if this process is killed. The model is not changed
-here.
+vLLM's remote calls to its workers carry no tensors, so the workers map files. Weights that a transport has received in
+files stay there. Others are written to files, in shared memory if there is any. These have no names, so the system
+frees them even if this process is killed. The model is not changed here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,7 +21,10 @@ from turnwise.errors import EngineError
 from turnwise.weights.sources import as_numpy
 from turnwise_engine_support.error_lines import engine_errors
 from turnwise_engine_support.machine import SHARED_MEMORY
+from turnwise_engine_support.stored_weights import Place, place_of
 from turnwise_engine_support.weight_checks import ExpectedWeights, check_dtype
+
+ALIGNMENT = 64
 
 
 @define
@@ -31,40 +33,61 @@ class StagedWeights:
     Weights in files, ready for vLLM's processes on this host, until `close`.
 
     Attributes:
-        folder: the folder on whose file system the files are.
-        files: the files, in order.
-        names: of all weights in the files.
+        folder: the folder on whose file system new files are.
+        bucket_bytes: most bytes of a file; a larger weight has a file alone.
+        places: of all weights that vLLM loads, in order.
+        files: the files that were written here.
         num_bytes: size of all weights.
     """
 
     folder: Path
+    bucket_bytes: int
+    places: list[Place] = field(factory=list)
     files: list[IO[bytes]] = field(factory=list)
-    names: set[str] = field(factory=set)
     num_bytes: int = 0
+    _size: int = 0
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all weights."""
+        return {name for name, *_ in self.places}
 
     @property
     def paths(self) -> list[Path]:
-        """The paths by which other processes of the same user open the files, in order."""
-        return [Path(f"/proc/{os.getpid()}/fd/{file.fileno()}") for file in self.files]
+        """The paths by which other processes of the same user open the written files, in order."""
+        return [self._path(file) for file in self.files]
 
     def close(self) -> None:
-        """Free the files."""
+        """Free the written files."""
         for file in self.files:
-            with suppress(OSError):  # what did not fit is written again
-                file.close()
+            file.close()
 
-    def write_bucket(self, bucket: dict[str, np.ndarray[Any, Any]]) -> None:
-        """Write one file; `EngineError` if there is no room."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import save
-
+    def write(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        """Write one weight; `EngineError` if there is no room."""
+        # Only an array with strides is copied in memory, too.
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         try:
-            self.files.append(tempfile.TemporaryFile(dir=self.folder))  # noqa: SIM115 - `close` closes it
-            self.files[-1].write(save(bucket))  # `save_file` would write a file with a name, and rename it
-            self.files[-1].flush()
-        except (OSError, SafetensorError) as error:
-            size = sum(array.nbytes for array in bucket.values())
-            raise EngineError(f"cannot write {size} bytes of new weights to {str(self.folder)!r}: {error}") from error
+            offset = -(-self._size // ALIGNMENT) * ALIGNMENT
+            if not self.files or (self._size and offset + len(data) > self.bucket_bytes):
+                self.files.append(tempfile.TemporaryFile(dir=self.folder, buffering=0))  # noqa: SIM115 - `close` closes
+                offset = 0
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self.files[-1].fileno(), data[written:], offset + written)
+        except OSError as error:
+            raise EngineError(
+                f"cannot write {array.nbytes} bytes of new weights to {str(self.folder)!r}: {error}"
+            ) from error
+        self._size = offset + len(data)
+        self.add((name, array.dtype.name, list(array.shape), str(self._path(self.files[-1])), offset), len(data))
+
+    def add(self, place: Place, num_bytes: int) -> None:
+        """Add a weight that is in a file."""
+        self.places.append(place)
+        self.num_bytes += num_bytes
+
+    def _path(self, file: IO[bytes]) -> Path:
+        return Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
 
 
 def stage(
@@ -76,7 +99,7 @@ def stage(
     whole: bool,
 ) -> StagedWeights:
     """
-    Check weights and write them to files. The caller closes the files. Blocks until all are written.
+    Check weights and write those to files that are in none. The caller closes the files. Blocks until all are written.
 
     Args:
         weights: name and array or tensor of each; views that are valid only until the next one are fine.
@@ -90,10 +113,10 @@ def stage(
             the iterator.
     """
     shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-    staged = StagedWeights(weight_dir or shared)
+    staged = StagedWeights(weight_dir or shared, bucket_bytes)
     try:
         with engine_errors("cannot read the new weights"):
-            _write_all(staged, weights, expected, bucket_bytes)
+            _stage_all(staged, weights, expected)
         expected.check_complete(staged.names, whole=whole)
     except BaseException:
         staged.close()
@@ -101,26 +124,19 @@ def stage(
     return staged
 
 
-def _write_all(
-    staged: StagedWeights, weights: Iterable[tuple[str, Any]], expected: ExpectedWeights, bucket_bytes: int
-) -> None:
-    bucket: dict[str, np.ndarray[Any, Any]] = {}
-    size = 0
+def _stage_all(staged: StagedWeights, weights: Iterable[tuple[str, Any]], expected: ExpectedWeights) -> None:
+    names: set[str] = set()
+    stored = {each.spec.name: each for each in getattr(weights, "stored", ())}
     for name, weight in weights:
         array = as_numpy(weight)
         check_dtype(name, array.dtype.name)
         expected.check(name, array.shape)
+        if name in names:
+            raise EngineError(f"weight {name!r} came twice")
+        names.add(name)
         if not expected.is_loaded(name):
             continue
-        if name in staged.names:
-            raise EngineError(f"weight {name!r} came twice")
-        staged.names.add(name)
-        staged.num_bytes += array.nbytes
-        if bucket and size + array.nbytes > bucket_bytes:
-            staged.write_bucket(bucket)
-            bucket, size = {}, 0
-        # A copy, because the source may reuse the buffer for the next weight.
-        bucket[name] = np.array(array, order="C")
-        size += array.nbytes
-    if bucket:
-        staged.write_bucket(bucket)
+        if name in stored:
+            staged.add(place_of(stored[name]), array.nbytes)
+        else:
+            staged.write(name, array)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from turnwise_engine_support.stored_weights import Place, map_weights
 from turnwise_vllm_engine.host_memory import HostMemory, device_bytes
 
 
@@ -31,25 +32,24 @@ class WeightLoader:
         config = self.model_runner.model_config.hf_text_config
         return {"fused": fused, "tied": bool(getattr(config, "tie_word_embeddings", False))}
 
-    def turnwise_load(self, paths: Sequence[str]) -> int:
+    def turnwise_load(self, places: Sequence[Place]) -> int:
         """
-        Replace the weights that the files contain, and return their number.
+        Replace the weights at these places in files, and return their number.
 
         If loading fails, the model is left complete, with a mix of old and new layers, so that a whole update can
         repair it.
         """
         from vllm.platforms import current_platform
 
-        names: list[str] = []
         try:
             with _log_errors_only("vllm.model_executor.model_loader.reload.layerwise"):
-                self.reload_weights(weights_iterator=_read_weights(paths, names))
+                self.reload_weights(weights_iterator=map_weights(places))
         except BaseException:
             _restore_layers(self.model_runner.model)
             raise
         if current_platform.is_cpu():
-            _repack(self.model_runner.model, with_experts=any(".experts." in name for name in names))
-        return len(names)
+            _repack(self.model_runner.model, with_experts=any(".experts." in place[0] for place in places))
+        return len(places)
 
     def turnwise_free(self, level: int) -> None:
         """Free memory for a sleep on a CPU."""
@@ -67,16 +67,6 @@ class WeightLoader:
 def _host_memory(worker: Any) -> HostMemory:
     memory: HostMemory = vars(worker).setdefault("_turnwise_memory", HostMemory(worker.model_runner))
     return memory
-
-
-def _read_weights(paths: Sequence[str], names: list[str]) -> Iterator[tuple[str, Any]]:
-    from safetensors import safe_open
-
-    for path in paths:
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no mapping
-                names.append(name)
-                yield name, file.get_tensor(name)
 
 
 @contextmanager

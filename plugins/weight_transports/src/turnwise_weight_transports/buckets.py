@@ -15,7 +15,15 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from turnwise.errors import EngineError
-from turnwise.protocols.weights import TensorSpec, Weight, WeightManifest, WeightSource, dtype_of
+from turnwise.protocols.weights import (
+    StoredWeight,
+    TensorSpec,
+    Weight,
+    WeightArray,
+    WeightManifest,
+    WeightSource,
+    dtype_of,
+)
 from turnwise.weights.sources import as_numpy
 from turnwise_weight_transports.config import BucketConfig, Checksum
 
@@ -38,14 +46,22 @@ class Bucket:
     num_bytes: int
 
 
-def plan_buckets(specs: Iterable[TensorSpec], bucket_bytes: int) -> tuple[Bucket, ...]:
-    """Assign weights to buckets, in order. Every process derives the same buckets from the same specs."""
+def plan_buckets(specs: Iterable[TensorSpec], bucket_bytes: int, alone_bytes: int | None = None) -> tuple[Bucket, ...]:
+    """
+    Assign weights to buckets, in order. Every process derives the same buckets from the same specs.
+
+    Args:
+        specs: of the weights.
+        bucket_bytes: most bytes of a bucket; a larger weight has a bucket alone.
+        alone_bytes: a weight of this size or more has a bucket alone; smaller ones share buckets of about this size.
+    """
     buckets: list[Bucket] = []
     entries: list[tuple[TensorSpec, int]] = []
     end = 0
     for spec in specs:
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
-        if entries and start + spec.num_bytes > bucket_bytes:
+        is_alone = alone_bytes is not None and max(spec.num_bytes, end) >= alone_bytes
+        if entries and (is_alone or start + spec.num_bytes > bucket_bytes):
             buckets.append(Bucket(tuple(entries), end))
             entries, start = [], 0
         entries.append((spec, start))
@@ -56,7 +72,7 @@ def plan_buckets(specs: Iterable[TensorSpec], bucket_bytes: int) -> tuple[Bucket
 
 
 def fill_buckets(
-    buckets: Sequence[Bucket], source: WeightSource, allocate: Callable[[Bucket], Buffer]
+    buckets: Sequence[Bucket], source: WeightSource, allocate: Callable[[Bucket], Buffer], *, lend_alone: bool = False
 ) -> Iterator[tuple[Bucket, Buffer]]:
     """
     Copy a source into buffers, and yield each bucket once its buffer is full.
@@ -65,19 +81,34 @@ def fill_buckets(
         buckets: the plan of the source's specs.
         source: read once.
         allocate: returns a buffer of at least `num_bytes` bytes for a bucket.
+        lend_alone: yield the array of a weight that is alone in its bucket itself, which is valid until the next one.
 
     Raises:
         EngineError: the source yields weights that its specs do not announce.
     """
     weights = iter(source)
     for bucket in buckets:
+        if lend_alone and len(bucket.entries) == 1:
+            array = as_numpy(next_array(weights, bucket.entries[0][0]))
+            yield bucket, np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            continue
         buffer = allocate(bucket)
         for spec, start in bucket.entries:
-            array = as_numpy(next_array(weights, spec))
-            buffer[start : start + spec.num_bytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            write_array(next_array(weights, spec), spec, buffer[start : start + spec.num_bytes])
         yield bucket, buffer
     if (extra := next(weights, None)) is not None:
         raise EngineError(f"the source of weights yields {extra[0]!r}, which its specs do not announce")
+
+
+def write_array(array: WeightArray, spec: TensorSpec, target: Buffer) -> None:
+    """Write an array or tensor to memory of its size, with one copy, also from a device or with strides."""
+    if isinstance(array, np.ndarray):
+        target.view(array.dtype).reshape(array.shape)[...] = array
+        return
+    import torch
+
+    if spec.num_bytes:
+        torch.from_numpy(target).view(array.dtype).view(array.shape).copy_(array.detach())
 
 
 def next_array(weights: Iterator[Weight], spec: TensorSpec) -> Any:
@@ -112,6 +143,7 @@ def store_buckets(
     config: BucketConfig,
     allocate: Callable[[Bucket], Buffer],
     store: Callable[[int, Bucket, Buffer], Stored],
+    alone_bytes: int | None = None,
 ) -> tuple[list[Stored], dict[str, Any]]:
     """
     Pack a source and store it bucket by bucket.
@@ -121,6 +153,7 @@ def store_buckets(
         config: size of buckets, and their checksum.
         allocate: returns a buffer for a bucket.
         store: called with the index, the bucket and its full buffer.
+        alone_bytes: a weight of this size or more has a bucket alone, and `store` copies its array: no buffer does.
 
     Returns:
         stored: results of `store`.
@@ -128,11 +161,13 @@ def store_buckets(
     """
     stored: list[Stored] = []
     checksums: list[int] = []
-    buckets = plan_buckets(source.specs, config.bucket_bytes)
-    for index, (bucket, buffer) in enumerate(fill_buckets(buckets, source, allocate)):
+    buckets = plan_buckets(source.specs, config.bucket_bytes, alone_bytes)
+    filled = fill_buckets(buckets, source, allocate, lend_alone=alone_bytes is not None)
+    for index, (bucket, buffer) in enumerate(filled):
         checksums.append(compute_checksum(buffer, bucket, config.checksum))
         stored.append(store(index, bucket, buffer))
-    return stored, {"bucket_bytes": config.bucket_bytes, "checksum": config.checksum, "checksums": checksums}
+    layout = {"bucket_bytes": config.bucket_bytes, "alone_bytes": alone_bytes}
+    return stored, {**layout, "checksum": config.checksum, "checksums": checksums}
 
 
 def compute_checksum(buffer: Buffer, bucket: Bucket, kind: Checksum) -> int:
@@ -166,7 +201,7 @@ def read_buffers(specs: Iterable[TensorSpec], layout: Mapping[str, Any], buffers
     Raises:
         EngineError: a buffer is missing, too short or damaged.
     """
-    buckets = plan_buckets(specs, layout["bucket_bytes"])
+    buckets = plan_buckets(specs, layout["bucket_bytes"], layout["alone_bytes"])
     if len(buffers) != len(buckets):
         raise EngineError(f"received weights are incomplete: {len(buffers)} of {len(buckets)} buckets")
     weights: list[Weight] = []
@@ -186,10 +221,12 @@ class ReceivedSource:
     Attributes:
         manifest: announces the weights.
         receive: yields the weights, called for each iteration.
+        stored: where the weights are, if they are in files: an engine may map them itself.
     """
 
     manifest: WeightManifest
     receive: Callable[[], Iterable[Weight]]
+    stored: Sequence[StoredWeight] = ()
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:

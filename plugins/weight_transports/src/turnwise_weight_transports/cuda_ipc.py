@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
+import numpy as np
 from attrs import define, field
 
 from turnwise.errors import EngineError
-from turnwise.protocols.weights import Weight, WeightManifest, WeightTarget
+from turnwise.protocols.weights import Weight, WeightArray, WeightManifest, WeightTarget
 from turnwise.weights.sources import as_tensor, source_of
 from turnwise_weight_transports.buckets import ReceivedSource
 from turnwise_weight_transports.config import CudaIpcConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Handle = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function and its arguments, which return the tensor in another process."""
@@ -44,10 +49,12 @@ class CudaIpcTransport:
     Attributes:
         config: without options.
         make_handle: returns the handle of a tensor; tests replace it.
+        device: numpy arrays, such as those that are kept for restarted replicas, are copied to it if there is a GPU.
     """
 
     config: CudaIpcConfig = field(factory=CudaIpcConfig)
     make_handle: Callable[[Any], Handle] = make_handle
+    device: str = "cuda"
 
     @asynccontextmanager
     async def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AsyncIterator[WeightManifest]:
@@ -56,7 +63,7 @@ class CudaIpcTransport:
 
         source = source_of(weights)
         # A contiguous copy must outlive its handle, so this variable holds the tensors until the context is left.
-        lent = [(name, as_tensor(weight, torch).detach().contiguous()) for name, weight in source]
+        lent = [(name, self._on_device(weight, torch).detach().contiguous()) for name, weight in source]
         handles = [(name, self.make_handle(tensor)) for name, tensor in lent]
         key = uuid4().hex
         _LENT[key] = lent
@@ -71,6 +78,11 @@ class CudaIpcTransport:
 
     async def close(self) -> None:
         """Do nothing: handles end with their version."""
+
+    def _on_device(self, weight: WeightArray, torch: ModuleType) -> Tensor:
+        tensor = as_tensor(weight, torch)
+        is_copied = isinstance(weight, np.ndarray) and torch.cuda.is_available()
+        return tensor.to(self.device) if is_copied else tensor
 
 
 def _open_handles(manifest: WeightManifest) -> Iterator[Weight]:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 from uuid import uuid4
 
 import numpy as np
@@ -39,6 +40,7 @@ class DiskTransport:
     """The transport `disk`."""
 
     config: DiskConfig = field(factory=DiskConfig)
+    lasting: ClassVar[bool] = True
 
     @asynccontextmanager
     async def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AsyncIterator[WeightManifest]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from typing import ClassVar
 
 from attrs import define, field
 
@@ -14,12 +15,16 @@ from turnwise_weight_transports.buckets import ReceivedSource, allocate_zeros, r
 from turnwise_weight_transports.config import BucketConfig
 from turnwise_weight_transports.thread_calls import call_in_thread
 
+_ALONE_BYTES = 1 << 20
+"""Size from which a weight has an object of Ray's store alone; putting an object costs less than copying this much."""
+
 
 @define(eq=False)
 class RayTransport:
     """The transport `ray`, for processes of one Ray cluster."""
 
     config: BucketConfig = field(factory=BucketConfig)
+    lasting: ClassVar[bool] = True
 
     @asynccontextmanager
     async def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AsyncIterator[WeightManifest]:
@@ -40,5 +45,8 @@ class RayTransport:
     def _write(self, version: int, source: WeightSource) -> WeightManifest:
         import ray
 
-        objects, layout = store_buckets(source, self.config, allocate_zeros, lambda _i, _b, buffer: ray.put(buffer))
+        # Ray copies a weight that is alone in its bucket from its array to the store: a buffer would be a second copy.
+        objects, layout = store_buckets(
+            source, self.config, allocate_zeros, lambda _i, _b, buffer: ray.put(buffer), alone_bytes=_ALONE_BYTES
+        )
         return WeightManifest(version=version, specs=source.specs, locator={"objects": objects, **layout})

@@ -14,14 +14,15 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from attrs import define, field
 
 from turnwise.errors import EngineError
-from turnwise.protocols.weights import Weight, WeightManifest, WeightSource, WeightTarget
+from turnwise.protocols.weights import StoredWeight, Weight, WeightManifest, WeightSource, WeightTarget
 from turnwise.weights.sources import source_of
-from turnwise_weight_transports.buckets import Bucket, Buffer, ReceivedSource, read_buffers, store_buckets
+from turnwise_weight_transports.buckets import Bucket, Buffer, ReceivedSource, plan_buckets, read_buffers, store_buckets
 from turnwise_weight_transports.config import BucketConfig
 from turnwise_weight_transports.thread_calls import call_in_thread
 
@@ -34,6 +35,7 @@ class SharedMemoryTransport:
     """The transport `shm`."""
 
     config: BucketConfig = field(factory=BucketConfig)
+    lasting: ClassVar[bool] = True
 
     @asynccontextmanager
     async def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AsyncIterator[WeightManifest]:
@@ -49,7 +51,7 @@ class SharedMemoryTransport:
     async def apply(self, engine: WeightTarget, manifest: WeightManifest) -> None:
         """Let the engine copy from the mapped segments; `EngineError` when one is missing or damaged."""
         weights = await asyncio.to_thread(_read, manifest)
-        await engine.update_weights(ReceivedSource(manifest, lambda: weights), manifest.version)
+        await engine.update_weights(ReceivedSource(manifest, lambda: weights, _locate(manifest)), manifest.version)
 
     async def close(self) -> None:
         """Do nothing: no version outlives its context."""
@@ -84,6 +86,13 @@ def _create_segment(num_bytes: int, segments: list[SharedMemory]) -> Buffer:
 
 def _read(manifest: WeightManifest) -> list[Weight]:
     return read_buffers(manifest.specs, manifest.locator, [_map_segment(name) for name in manifest.locator["segments"]])
+
+
+def _locate(manifest: WeightManifest) -> list[StoredWeight]:
+    buckets = plan_buckets(manifest.specs, manifest.locator["bucket_bytes"], manifest.locator["alone_bytes"])
+    paths = [str(_FOLDER / Path(name).name) for name in manifest.locator["segments"]]
+    places = [(path, entry) for path, bucket in zip(paths, buckets, strict=True) for entry in bucket.entries]
+    return [StoredWeight(spec, path, start) for path, (spec, start) in places]
 
 
 def _map_segment(name: str) -> Buffer:

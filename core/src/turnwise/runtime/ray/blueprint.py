@@ -87,7 +87,7 @@ class ConfigBlueprint:
         if own := [name for name in wrapping if name not in host.middleware]:
             raise ConfigError(f"middleware {own[0]!r}: on Ray, middleware for engines must be a plugin's")
         middleware = tuple(host.entry("middleware", name).owner for name in wrapping)
-        plain = to_dict(with_absolute_paths(config))
+        plain = to_dict(with_absolute_paths(evolve(config, weight_transport=transport)))
         owners = (owner, judge, transport_owner, middleware)
         return cls(plain, str(config.base_dir), host.recipe(), *owners, given=_pickled(given or {}))
 

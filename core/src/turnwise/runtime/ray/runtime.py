@@ -229,6 +229,7 @@ class RayRuntime:
         for stage in self._stages:
             for group in stage:
                 await group.close()
+        await self.weights.close()
         await self.cluster.close()
 
     async def stats(self) -> list[dict[str, float]]:

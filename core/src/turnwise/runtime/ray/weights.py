@@ -8,18 +8,18 @@ succeeded is killed, so that it restarts and catches up. So is a replica with to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
 import structlog
 from attrs import define, field
 
 from turnwise.errors import EngineError
-from turnwise.protocols.weights import UpdateReport, WeightManifest, WeightSource
+from turnwise.protocols.weights import UpdateReport, WeightSource
 from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, all_given_up, failure_reason, live
 from turnwise.runtime.remote.weight_updates import UpdateReplica, WeightUpdater
 from turnwise.weights.sleep import SleepState
-from turnwise.weights.sources import PairsSource, Weights, host_copy
+from turnwise.weights.sources import Weights
 
 
 @define(eq=False)
@@ -34,7 +34,7 @@ class GroupWeights:
     Attributes:
         updater: updates replicas; None without a transport.
         missing: the error text without a transport.
-        keep_last: keep a copy of the last weights for restarted replicas.
+        keep_last: keep the last weights for restarted replicas.
         version: of the last update that a replica applied; 0 for the weights that engines start with.
         sleep_state: of the pool.
     """
@@ -44,7 +44,6 @@ class GroupWeights:
     keep_last: bool = True
     version: int = field(default=0, init=False)
     sleep_state: SleepState = field(factory=lambda: SleepState("the pool of replicas"), init=False)
-    _last: WeightSource | None = field(default=None, init=False)
     _outdated: dict[int, UpdateReplica] = field(factory=dict, init=False)
     _lock: asyncio.Lock = field(factory=asyncio.Lock, init=False)
     _changed: asyncio.Condition = field(init=False)
@@ -72,11 +71,8 @@ class GroupWeights:
             raise EngineError(self.missing)
         async with self._lock:
             source = self.updater.make_source(weights)
-            if self.keep_last:
-                # The trainer changes its weights after the update, so the copy cannot wait until a replica needs it.
-                source = await asyncio.to_thread(_copy_to_host, source)
             report = await self._update_live(self.updater, slots, source, version)
-            self.version, self._last = version, source if self.keep_last else None
+            self.version = version
             failed = {each.replica: each.error for each in report.replicas if each.error}
             # A waiting replica that succeeded leaves this table, and `catch_up` continues when the lock is free.
             self._outdated = {index: update for index, update in self._outdated.items() if index in failed}
@@ -101,9 +97,9 @@ class GroupWeights:
             # Without the lock, which a replica needs to enter rotation.
             await self._changed.wait_for(is_decided)
             handles = {slot.index: slot.handle for slot in live(slots)}
-            replicas = {index: _make_update(handle) for index, handle in handles.items()}
+            replicas = {index: handle.update_weights.remote for index, handle in handles.items()}
             try:
-                return await updater.update({**replicas, **self._outdated}, source, version)
+                return await updater.update({**replicas, **self._outdated}, source, version, keep=self.keep_last)
             except EngineError:
                 # Dead actors fail before their supervision knows it. Others have refused these weights.
                 if self._outdated or not handles or await _is_any_alive(handles.values()):
@@ -154,10 +150,9 @@ class GroupWeights:
             enter_rotation: called when the replica has caught up, before the next update starts.
         """
         async with self._lock:
-            if self.version and self._last is not None and self.updater is not None:
-                await self.updater.update({index: _make_update(handle)}, self._last, self.version)
-            elif self.version:
-                self._outdated[index] = _make_update(handle)
+            update: dict[int, UpdateReplica] = {index: handle.update_weights.remote}
+            if self.version and self.updater is not None and not await self.updater.repeat(update, self.version):
+                self._outdated[index] = handle.update_weights.remote
                 log = structlog.get_logger()
                 log.warning("replica waits for the next weights", replica=index, version=self.version)
                 self._changed.notify_all()
@@ -172,12 +167,11 @@ class GroupWeights:
             enter_rotation()
             self._changed.notify_all()
 
-
-def _make_update(handle: ActorHandle) -> UpdateReplica:
-    def update_replica(manifest: WeightManifest) -> Awaitable[object]:
-        return handle.update_weights.remote(manifest)
-
-    return update_replica
+    async def close(self) -> None:
+        """Free the kept weights, and the transport. Idempotent."""
+        if self.updater is not None:
+            await self.updater.forget()
+            await self.updater.transport.close()
 
 
 async def _is_any_alive(handles: Iterable[ActorHandle]) -> bool:
@@ -186,10 +180,6 @@ async def _is_any_alive(handles: Iterable[ActorHandle]) -> bool:
             await handle.ping.remote()
             return True
     return False
-
-
-def _copy_to_host(source: WeightSource) -> WeightSource:
-    return PairsSource(tuple((name, host_copy(array)) for name, array in source))
 
 
 async def _call_all(slots: list[ActorSlot], method: str, argument: object) -> None:

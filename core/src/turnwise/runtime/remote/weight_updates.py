@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 
-from attrs import define
+from attrs import define, field
 
 from turnwise.errors import EngineError, TornWeightsError
 from turnwise.protocols.weights import ReplicaUpdate, UpdateReport, WeightManifest, WeightSource, WeightTransport
 from turnwise.runtime.remote.supervision import failure_reason
-from turnwise.weights.sources import Weights, source_of
+from turnwise.weights.sources import CopiedSource, Weights, source_of
 
 UpdateReplica = Callable[[WeightManifest], Awaitable[object]]
 """Updates one replica to a published version."""
-
-MakeSource = Callable[[Weights], WeightSource]
-"""Returns a source of anything that `RolloutManager.update_weights` accepts."""
 
 
 @define(eq=False)
@@ -34,32 +32,70 @@ class WeightUpdater:
 
     transport: WeightTransport
     name: str
-    make_source: MakeSource = source_of
+    make_source: Callable[[Weights], WeightSource] = source_of
     timeout_s: float = 600.0
+    _kept: WeightManifest | WeightSource | None = field(default=None, init=False)
+    _publication: AsyncExitStack = field(factory=AsyncExitStack, init=False)
 
-    async def update(self, replicas: Mapping[int, UpdateReplica], source: WeightSource, version: int) -> UpdateReport:
+    async def update(
+        self, replicas: Mapping[int, UpdateReplica], source: WeightSource, version: int, *, keep: bool = False
+    ) -> UpdateReport:
         """
         Update these replicas to a version.
+
+        Args:
+            replicas: at least one.
+            source: of the weights.
+            version: of the weights.
+            keep: keep them for `repeat`: published if the transport lasts, else as a copy in host memory.
 
         Raises:
             EngineError: there is no replica, the weights could not be published, or every replica failed.
         """
         if not replicas:
             raise EngineError("there is no replica to update")
-        started, specs = time.perf_counter(), source.specs
+        started = time.perf_counter()
+        # The trainer changes its weights after the update, so a copy cannot wait until a replica needs it.
+        copied = CopiedSource(source) if keep and not getattr(self.transport, "lasting", False) else None
         # The weights stay published until every replica has finished: readers may still map their memory.
-        async with self.transport.publish(version, source, len(replicas)) as manifest, asyncio.TaskGroup() as group:
+        async with AsyncExitStack() as publication:
+            published = self.transport.publish(version, copied or source, len(replicas))
+            manifest = await publication.enter_async_context(published)
+            report = await self._apply(replicas, manifest, started)
+            if keep:
+                await self.forget()
+                self._kept = manifest if copied is None else await asyncio.to_thread(copied.copy)
+                self._publication = publication.pop_all() if copied is None else self._publication
+        return report
+
+    async def repeat(self, replicas: Mapping[int, UpdateReplica], version: int) -> bool:
+        """Update more replicas to the kept weights, whose version this is; return False if no weights are kept."""
+        if isinstance(self._kept, WeightManifest):
+            await self._apply(replicas, self._kept, time.perf_counter())
+        elif self._kept is not None:
+            await self.update(replicas, self._kept, version)
+        return self._kept is not None
+
+    async def forget(self) -> None:
+        """Free the kept weights. Idempotent."""
+        self._kept = None
+        await self._publication.aclose()
+
+    async def _apply(
+        self, replicas: Mapping[int, UpdateReplica], manifest: WeightManifest, started: float
+    ) -> UpdateReport:
+        async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._update_one(*replica, manifest)) for replica in replicas.items()]
         updates = tuple(task.result() for task in tasks)
         # With one success the version is valid, and the caller handles the failed replicas.
         if all(update.error for update in updates):
             kind = TornWeightsError if any(update.torn for update in updates) else EngineError
-            raise kind(f"no replica was updated to weight version {version}: {updates[0].error}")
+            raise kind(f"no replica was updated to weight version {manifest.version}: {updates[0].error}")
         return UpdateReport(
-            version=version,
+            version=manifest.version,
             seconds=time.perf_counter() - started,
-            num_tensors=len(specs),
-            num_bytes=sum(spec.num_bytes for spec in specs),
+            num_tensors=len(manifest.specs),
+            num_bytes=manifest.num_bytes,
             transport=self.name,
             replicas=updates,
         )

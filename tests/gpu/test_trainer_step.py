@@ -5,6 +5,7 @@ import pytest
 from gpu_support import make_batch, report, small
 
 from turnwise import ModelSpec
+from turnwise.weights.sources import as_numpy
 from turnwise_grpo_trainer.config import AlgorithmConfig, OptimizerConfig, PolicyConfig, TrainConfig
 from turnwise_grpo_trainer.sharding import LearnerSpec, load_local_trainer
 
@@ -21,7 +22,7 @@ def load(device, model, algorithm=None, **policy):
 
 def weights_of(trainer):
     """Return copies of the weights."""
-    return {name: np.array(array) for name, array in trainer.weights()}
+    return {name: as_numpy(tensor, copy=True) for name, tensor in trainer.weights()}
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "turnwise_segments"])

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from turnwise.errors import ConfigError
-from turnwise.weights.sources import source_of
+from turnwise.weights.sources import as_numpy, source_of
 from turnwise_grpo_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig, PolicyConfig, TrainConfig
 from turnwise_grpo_trainer.learner import Learner
 from turnwise_grpo_trainer.lora import adapter_weights, find_adapters, merged_weights
@@ -158,9 +158,13 @@ def test_the_reference_is_the_base(spec, conversations):
 def test_only_adapters_travel(spec, conversations):
     """The engine gets r (in + out) numbers for each adapted module: B A is the trained change of its weight."""
     trainer = load_local_trainer(LearnerSpec(CONFIG, spec, 1.0, 64))
-    before = {name: array.copy() for name, array in trainer.weights()}
+    before = {name: as_numpy(tensor, copy=True) for name, tensor in trainer.weights()}
     trainer.update(conversations, step=1, version=0)
-    after, adapters = dict(trainer.weights()), dict(trainer.weights(adapters=True))
+    source = trainer.weights()
+    after, adapters = (
+        {name: as_numpy(each) for name, each in pairs} for pairs in (source, trainer.weights(adapters=True))
+    )
+    assert source_of(after).specs == source.specs
 
     # Queries, keys and values, outputs, and the three products of the feed-forward part.
     sizes = [(32, 32), (32, 16), (32, 16), (32, 32), (32, 32), (32, 32), (32, 32)]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import weakref
 
 import numpy as np
 import pytest
 
+from turnwise.protocols.weights import TensorSpec
+from turnwise.weights.sources import source_of
 from turnwise_grpo_trainer.config import OptimizerConfig, PolicyConfig, ShardingConfig, TrainConfig
 from turnwise_grpo_trainer.sharding import LearnerSpec, load_local_trainer
 
@@ -36,6 +39,48 @@ def test_a_borrowed_gpu_is_the_only_visible_one(monkeypatch):
     assert "3" == os.environ["CUDA_VISIBLE_DEVICES"]
 
 
+class GatheredWeights:
+    """Weights of 1 KiB that exist only while they are held; `alive` has their names, and `peak` is the most at once."""
+
+    specs = tuple(TensorSpec(f"w{i}", (256,), "float32") for i in range(64))
+
+    def __init__(self):
+        self.alive, self.peak = set(), 0
+
+    def weights(self, *, adapters):
+        return self
+
+    def __iter__(self):
+        for spec in self.specs:
+            array = np.ones(spec.shape, spec.dtype)
+            weakref.finalize(array, self.alive.discard, spec.name)
+            self.alive.add(spec.name)
+            self.peak = max(self.peak, len(self.alive))
+            yield spec.name, array
+            del array
+
+
+@pytest.mark.parametrize(("rank", "num_sent", "peak"), [(0, 64, 5), (1, 0, 2)])
+def test_no_process_holds_the_whole_weights(monkeypatch, rank, num_sent, peak):
+    """Gathered weights of a bucket exist in the first process until they are sent, and one by one in the others."""
+    pytest.importorskip("ray")
+    from turnwise_grpo_trainer.ray_trainer import TrainerProcess
+
+    process, gathered, sent = TrainerProcess(None, rank, 2), GatheredWeights(), []
+    monkeypatch.setattr(process, "_trainer", gathered)
+    assert gathered.specs == process.start_weights(adapters=False)
+    for _ in range(17):
+        bucket = process.next_weights(4096)
+        assert len(bucket) <= 4
+        sent += [name for name, _array in bucket]
+        del bucket
+
+    assert num_sent == len(sent) == len(set(sent))
+    assert 0 < gathered.peak <= peak
+    assert not gathered.alive
+    assert None is next(process._weights, None)  # all ranks have taken part in every gathering
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
@@ -62,12 +107,18 @@ def test_two_actors(tmp_path, spec, mixed):
         trainer.update(mixed, step=2, version=0)
         trainer.load(tmp_path / "state")
         second = trainer.update(mixed, step=2, version=0)
-        weights = dict(trainer.weights())
+        trainer.bucket_bytes = 1 << 14
+        source = trainer.weights()
+        next(iter(source))  # an iteration that is given up disturbs no later one
+        weights = dict(source)
+        adapters = dict(trainer.weights(adapters=True))
         trainer.export(tmp_path / "model")
     finally:
         trainer.close()
         ray.shutdown()
 
+    assert not adapters
+    assert source_of(weights).specs == source.specs
     assert expected.keys() == weights.keys()
     for name, array in expected.items():
         np.testing.assert_allclose(weights[name], array, rtol=0, atol=1e-6)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import pytest
 import torch
 from attrs import evolve
 from transformers import AutoModelForCausalLM
 
+from turnwise.weights.sources import source_of
 from turnwise_grpo_trainer.config import AlgorithmConfig, OptimizerConfig, PolicyConfig, TrainConfig
 from turnwise_grpo_trainer.sharding import LearnerSpec, load_local_trainer
 
@@ -24,7 +24,7 @@ def test_the_engine_gets_the_updated_weights(spec, mixed):
     """The engine gets the policy's weights after the update, by their Hugging Face names, tied ones once."""
     trainer = load(spec)
     before = dict(trainer.weights())
-    before = {name: array.copy() for name, array in before.items()}
+    before = {name: tensor.clone() for name, tensor in before.items()}
 
     trainer.update(mixed, step=1, version=0)
 
@@ -37,10 +37,24 @@ def test_the_engine_gets_the_updated_weights(spec, mixed):
 
 
 def test_weights_keep_their_data_type(spec):
-    """bfloat16 weights are sent as bfloat16, which numpy knows from ml_dtypes."""
+    """bfloat16 weights are sent as bfloat16."""
     trainer = load(spec, evolve(CONFIG, policy=PolicyConfig(device="cpu", dtype="bfloat16")))
 
-    assert {ml_dtypes.bfloat16} == {array.dtype.type for _, array in trainer.weights()}
+    assert {torch.bfloat16} == {tensor.dtype for _, tensor in trainer.weights()}
+
+
+def test_weights_are_described_before_they_are_read(spec, mixed):
+    """Readers can plan memory for them; each iteration has the values of its time, and lends the trainer's tensors."""
+    trainer = load(spec)
+    source = trainer.weights()
+    first = {name: tensor.clone() for name, tensor in source}
+    trainer.update(mixed, step=1, version=0)
+    second = dict(source)
+
+    assert source_of(second).specs == source.specs
+    assert all((first[name] != second[name]).any() for name in first)
+    parameters = dict(trainer.learner.policy.model.named_parameters())
+    assert all(parameters[name].data_ptr() == tensor.data_ptr() for name, tensor in source)
 
 
 def test_an_export_is_a_model_directory(spec, mixed, tmp_path):
@@ -56,7 +70,7 @@ def test_an_export_is_a_model_directory(spec, mixed, tmp_path):
 
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     weights = dict(exported.named_parameters())
-    assert all(torch.equal(weights[name], torch.tensor(array)) for name, array in trainer.weights())
+    assert all(torch.equal(weights[name], tensor) for name, tensor in trainer.weights())
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"tokenizer.json", "chat_template.jinja", "vocab.txt", "config.json"} <= files
     assert not {"notes.md"} & files

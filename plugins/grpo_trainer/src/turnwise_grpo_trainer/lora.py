@@ -115,18 +115,24 @@ def merged_weights(model: Any, gather: Callable[[Tensor], Tensor]) -> Iterator[t
         model: with adapters or without.
         gather: as in `adapter_weights`.
     """
+    for name, tensor, layer in base_weights(model):
+        whole = gather(tensor).detach()
+        if layer is not None:
+            into, out = (gather(each[_ADAPTER].weight).detach() for each in (layer.lora_A, layer.lora_B))
+            delta = out.float() @ into.float() * layer.scaling[_ADAPTER]
+            whole = (whole.float() + delta).to(whole.dtype)
+        yield name, whole
+
+
+def base_weights(model: Any) -> Iterator[tuple[str, Tensor, LoraLayer | None]]:
+    """Yield name and tensor of each weight as without adapters, maybe sharded, and the layer that adapts the weight."""
     layers = find_adapters(model)
     for name, tensor in model.state_dict().items():
         module, separator, rest = name.rpartition(".base_layer.")
         if name.partition(".lora_")[0] in layers:
             continue
-        whole = gather(tensor).detach()
-        if separator and rest == "weight":
-            layer = layers[module]
-            into, out = (gather(each[_ADAPTER].weight).detach() for each in (layer.lora_A, layer.lora_B))
-            delta = out.float() @ into.float() * layer.scaling[_ADAPTER]
-            whole = (whole.float() + delta).to(whole.dtype)
-        yield f"{module}.{rest}" if separator else name, whole
+        layer = layers[module] if separator and rest == "weight" else None
+        yield f"{module}.{rest}" if separator else name, tensor, layer
 
 
 def write_adapters(model: Any, folder: Path) -> None:

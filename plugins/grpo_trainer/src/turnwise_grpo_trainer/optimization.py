@@ -12,8 +12,9 @@ import torch
 from attrs import define
 from torch import Tensor
 
+from turnwise.protocols.weights import TensorSpec
 from turnwise_grpo_trainer.config import OptimizerConfig
-from turnwise_grpo_trainer.lora import adapter_weights, merged_weights
+from turnwise_grpo_trainer.lora import adapter_weights, base_weights, merged_weights
 
 
 @define(eq=False)
@@ -76,7 +77,7 @@ class TrainableModel:
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
         """
-        Yield the names and unsharded weights, with adapters merged, one at a time, on the host.
+        Yield the names and unsharded weights, with adapters merged, one at a time, on their device.
 
         Gathering is collective: every process must consume the whole iterator. Tied weights come once, under their
         first name.
@@ -84,12 +85,19 @@ class TrainableModel:
         tied = find_tied_names(self.model)
         for name, tensor in merged_weights(self.model, _gather):
             if name not in tied:
-                yield name, tensor.cpu()
+                yield name, tensor
+
+    def weight_specs(self) -> tuple[TensorSpec, ...]:
+        """Return what `full_weights` yields, without gathering it."""
+        tied = find_tied_names(self.model)
+        found = [(name, tensor) for name, tensor, _layer in base_weights(self.model) if name not in tied]
+        return tuple(
+            TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in found
+        )
 
     def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the unsharded adapters as an engine takes them, on the host; collective."""
-        for name, tensor in adapter_weights(self.model, _gather):
-            yield name, tensor.cpu()
+        """Yield the unsharded adapters as an engine takes them; collective."""
+        yield from adapter_weights(self.model, _gather)
 
 
 def find_tied_names(model: Any) -> set[str]:

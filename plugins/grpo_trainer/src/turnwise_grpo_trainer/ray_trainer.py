@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch re-exports it implicitly
 
 from turnwise import RolloutBatch
+from turnwise.protocols.weights import TensorSpec, Weight, WeightSource
+from turnwise.weights.sources import as_numpy, source_of
 from turnwise_grpo_trainer.models import select_device
+from turnwise_grpo_trainer.policy_weights import PolicyWeights, take_bytes
 from turnwise_grpo_trainer.sharding import LearnerSpec, gpus_per_process, join_group, load_local_trainer
 from turnwise_grpo_trainer.trainers import LocalTrainer
 
@@ -47,7 +51,7 @@ class TrainerProcess:
         self._spec, self._rank, self._world_size = spec, rank, world_size
         self._store: TCPStore | None = None
         self._trainer: LocalTrainer | None = None
-        self._weights: Iterator[tuple[str, NDArray[Any]]] = iter(())
+        self._weights: Iterator[Weight] = iter(())
 
     def open_rendezvous(self) -> tuple[str, int]:
         """Listen for the other processes on the address of this node; return it with the port."""
@@ -65,20 +69,25 @@ class TrainerProcess:
         """Call a method of this process's trainer."""
         return getattr(self._trainer, name)(*arguments, **options)
 
-    def start_weights(self, *, adapters: bool) -> None:
-        """Start an iteration over the weights; see `next_weight`."""
-        if self._trainer is not None:
-            self._weights = self._trainer.weights(adapters=adapters)
+    def start_weights(self, *, adapters: bool) -> tuple[TensorSpec, ...]:
+        """Start an iteration over the weights, see `next_weights`, and return their specs."""
+        source = self._trainer.weights(adapters=adapters) if self._trainer is not None else source_of(())
+        self._weights = iter(source)
+        return source.specs
 
-    def next_weight(self) -> tuple[str, NDArray[Any]] | bool:
+    def next_weights(self, max_bytes: int) -> list[tuple[str, NDArray[Any]]]:
         """
-        Take part in gathering the next weight.
+        Take part in gathering the next weights, until they have `max_bytes` together.
 
         Returns:
-            The weight, from the first process alone, so that it is sent once; True from the others. False at the end.
+            The weights, from the first process alone, so that they are sent once; none from the others and at the end.
         """
-        weight = next(self._weights, None)
-        return weight is not None if self._rank or weight is None else weight
+        taken = take_bytes(self._weights, max_bytes)
+        if self._rank == 0:
+            return [(name, as_numpy(weight)) for name, weight in taken]
+        for _ in taken:  # each is freed when the next one is gathered
+            pass
+        return []
 
 
 @frozen
@@ -102,9 +111,11 @@ class RayTrainer:
 
     Attributes:
         processes: the actors, by rank.
+        bucket_bytes: weights are gathered and sent in buckets of about this size; two of them exist at a time.
     """
 
     processes: list[Any]
+    bucket_bytes: int = 64 * 2**20
 
     @classmethod
     def start(cls, spec: LearnerSpec, address: str | None, gpus: Sequence[ReservedGpu] = ()) -> RayTrainer:
@@ -143,14 +154,25 @@ class RayTrainer:
         values: NDArray[Any] = ray.get(self.processes[0].call.remote("advantages"))
         return values
 
-    def weights(self, *, adapters: bool = False) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield the policy's weights, gathered one at a time."""
-        ray.get([process.start_weights.remote(adapters=adapters) for process in self.processes])
-        while True:
-            first, *_ = ray.get([process.next_weight.remote() for process in self.processes])
-            if first is False:
-                return
-            yield first
+    def weights(self, *, adapters: bool = False) -> WeightSource:
+        """As in `Trainer`. No process holds more than some buckets of the whole weights, nor does this one."""
+        return PolicyWeights(self._start_weights(adapters=adapters), partial(self._read_weights, adapters=adapters))
+
+    def _start_weights(self, *, adapters: bool) -> tuple[TensorSpec, ...]:
+        started = [process.start_weights.remote(adapters=adapters) for process in self.processes]
+        specs: tuple[TensorSpec, ...] = ray.get(started)[0]
+        return specs
+
+    def _read_weights(self, *, adapters: bool) -> Iterator[Weight]:
+        self._start_weights(adapters=adapters)
+        # The processes gather the next bucket while this one is read.
+        gathering = self._gather_bucket()
+        while bucket := ray.get(gathering)[0]:
+            gathering = self._gather_bucket()
+            yield from bucket
+
+    def _gather_bucket(self) -> list[Any]:
+        return [process.next_weights.remote(self.bucket_bytes) for process in self.processes]
 
     def save(self, folder: Path) -> None:
         """As in `Trainer`; the folder must be on a file system that all nodes share."""

@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise import RolloutBatch
-from turnwise.weights.sources import as_numpy
+from turnwise.protocols.weights import WeightSource
+from turnwise.weights.sources import source_of
 from turnwise_grpo_trainer.learner import Learner
 from turnwise_grpo_trainer.lora import BaseModel
 from turnwise_grpo_trainer.model_files import write_model
 from turnwise_grpo_trainer.model_state import load_state, save_state
 from turnwise_grpo_trainer.optimization import TrainableModel
+from turnwise_grpo_trainer.policy_weights import PolicyWeights
 
 
 class Trainer(Protocol):
@@ -36,8 +38,12 @@ class Trainer(Protocol):
     def advantages(self) -> NDArray[Any]:
         """Return (B, R) the advantages of the last batch; `RuntimeError` before the first update."""
 
-    def weights(self, *, adapters: bool = False) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield the policy's weights under the names of the Hugging Face state dict, or only its `adapters`."""
+    def weights(self, *, adapters: bool = False) -> WeightSource:
+        """
+        Return the policy's weights under the names of the Hugging Face state dict, or only its `adapters`.
+
+        They have the values that they have when they are read, on the trainer's device if it is in this process.
+        """
 
     def save(self, folder: Path) -> None:
         """Write models, optimizers, schedules and random number generators."""
@@ -85,10 +91,11 @@ class LocalTrainer:
             raise RuntimeError("no batch was trained on yet")
         return self.learner.advantages.numpy()
 
-    def weights(self, *, adapters: bool = False) -> Iterator[tuple[str, NDArray[Any]]]:
+    def weights(self, *, adapters: bool = False) -> WeightSource:
         policy = self.learner.policy
-        for name, tensor in policy.adapter_weights() if adapters else policy.full_weights():
-            yield name, as_numpy(tensor)
+        if adapters:  # they are small, and their data type depends on their values
+            return source_of(policy.adapter_weights())
+        return PolicyWeights(policy.weight_specs(), policy.full_weights)
 
     def save(self, folder: Path) -> None:
         save_state(self.learner, folder)
@@ -165,7 +172,7 @@ def export(trainable: TrainableModel, source: Path, folder: Path, *, write: bool
 
     Gathering the weights is collective: every process calls it, and one of them with `write`.
     """
-    weights = dict(trainable.full_weights())
+    weights = {name: tensor.cpu() for name, tensor in trainable.full_weights()}
     if not write:
         return
     write_model(trainable.model, weights, source, folder)

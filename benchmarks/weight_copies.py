@@ -108,6 +108,7 @@ def make_transport(name: str) -> Any:
 
         return DiskTransport()
     import ray
+
     from turnwise_weight_transports.ray_store import RayTransport
 
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=2048 * MIB)

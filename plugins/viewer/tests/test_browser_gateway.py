@@ -1,5 +1,6 @@
 """A real run of an outside agent through the gateway, with a record for each branch of its conversation."""
 
+import os
 import re
 
 import pytest
@@ -45,7 +46,7 @@ def test_the_branches_of_an_outside_agent_are_a_tree(tmp_path, monkeypatch, look
     """The branch is below its parent with its reason, shows its own text, and its replayed tokens are marked."""
     (tmp_path / "outside_agent.py").write_text(AGENT)
     (tmp_path / "run.yaml").write_text(CONFIG % (ROOT / "examples/calculator.jsonl"))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     run_command("rollout", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "run"))
     page = look(tmp_path / "run")
     page.locator("table.episodes tbody a").first.click()

@@ -113,6 +113,26 @@ def test_interrupted_on_shared_devices(site: Path) -> None:
     assert trained_on(whole) == trained_on(out)
 
 
+@pytest.mark.slow
+def test_an_engine_that_refuses_weights_costs_no_step(site: Path) -> None:
+    """The update that the engine refused is in a checkpoint, and the resumed training ends with the same bits."""
+    few = ("train.num_steps=2", "train.checkpoint.every=0", "data.validation_path=null")
+    whole = train(site, "whole", *few)
+
+    out = site / "cut"
+    command = ("train", str(site / "config.yaml"), *few, "--out", str(out))
+    process = start(site, *command, "engine.refused_version=1")
+    _, error = process.communicate()
+    assert 1 == process.returncode, error
+    assert "no room for the weights" in error
+    assert ["step-00000001"] == [path.name for path in CheckpointStore(out).paths()]
+
+    train(site, "cut", *few, "--resume")
+    one, two = (load_file(each / "model" / "model.safetensors") for each in (whole, out))
+    assert all((one[name] == two[name]).all() for name in one)
+    assert trained_on(whole)[2] == trained_on(out)[2]  # step 1 ended before its episodes were logged
+
+
 def finished_in(checkpoint: Path) -> list[str]:
     """Return the finished episodes of a checkpoint, which were not trained on yet."""
     paths = [checkpoint / f"{name}.parquet" for name in ("waiting", "partial")]

@@ -35,6 +35,7 @@ from turnwise import (
     TrajectoryScore,
     hookimpl,
 )
+from turnwise.errors import EngineError
 from turnwise.events.dispatch import EVENTS
 from turnwise.events.observer import MetricsLogged, Place, TrainingStarted
 
@@ -48,10 +49,12 @@ class SeededConfig:
         latency_s: seconds that every request waits, as for a tool.
         hold_every: the first request of every so many groups waits to be interrupted, for at most
             30 seconds; 0 for none.
+        refused_version: the engine refuses the weights of this version; 0 for none.
     """
 
     latency_s: float = 0.0
     hold_every: int = 0
+    refused_version: int = 0
 
 
 class SeededEngine:
@@ -124,6 +127,8 @@ class SeededEngine:
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         import torch
 
+        if version and version == self._config.refused_version:
+            raise EngineError("no room for the weights")
         targets = self._model.state_dict()
         async with self._turn:
             for name, array in weights:

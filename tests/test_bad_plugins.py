@@ -40,6 +40,10 @@ BROKEN = {
     "exit at import": ("raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
     "error at import": ("1 / 0", "cannot be imported: ZeroDivisionError"),
     "wrong import": ("from turnwise import Nothing", "cannot be imported: ImportError"),
+    "misspelt event": (
+        "class O(turnwise.Observer):\n    def on_turn_finish(self, event): ...",
+        "cannot be imported: TypeError: O.on_turn_finish would never be called: it is async, or of no event",
+    ),
     "misspelt hook": (hook("agent", "pass"), "has an unknown hook 'register_agent'; did you mean 'register_agents'?"),
     "unmarked hook": ("def register_agents(registry): ...", "has a function 'register_agents' that is not marked"),
     "async hook": ("@turnwise.hookimpl\nasync def register_agents(registry): ...", "that is async or a wrapper"),

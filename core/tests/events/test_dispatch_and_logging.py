@@ -111,7 +111,24 @@ def test_an_observer_that_raises_is_switched_off_and_logged_once():
             observers.emit("on_episode_started", event)
 
     assert (len(broken.heard), len(good.heard)) == (1, 3)
-    assert [(log["event"], log["observer"]) for log in logs] == [("observer switched off", "Ear")]
+    assert [(log["event"], log["observer"]) for log in logs] == [("observer switched off", f"Ear of {__name__}")]
+
+
+def _misspelt():
+    class Misspelt(Observer):
+        def on_turn_finish(self, event): ...
+
+
+def _async():
+    class Awaited(Observer):
+        async def on_turn_finished(self, event): ...
+
+
+@pytest.mark.parametrize(("define", "name"), [(_misspelt, "Misspelt.on_turn_finish"), (_async, "Awaited.on_turn_fin")])
+def test_a_method_that_would_never_be_called_is_refused(define, name):
+    """A class with a misspelt or an async method cannot be made, so its plugin is broken and says why."""
+    with pytest.raises(TypeError, match=f"{name}.* would never be called"):
+        define()
 
 
 class Resource(Observer):

@@ -93,16 +93,11 @@ class Observers:
         observer = listener.__self__  # type: ignore[attr-defined]  # listeners are bound methods
         self._observers = [other for other in self._observers if other is not observer]
         self._rebuild()
-        structlog.get_logger().exception(
-            "observer switched off", observer=type(observer).__qualname__, event_name=event_name
-        )
+        structlog.get_logger().exception("observer switched off", observer=class_name(observer), event_name=event_name)
 
     def _rebuild(self) -> None:
+        base = vars(Observer)
         self._listeners = {
-            name: tuple(
-                getattr(observer, name)
-                for observer in self._observers
-                if getattr(type(observer), name) is not getattr(Observer, name)
-            )
+            name: tuple(getattr(each, name) for each in self._observers if getattr(type(each), name) is not base[name])
             for name in EVENTS
         }

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
@@ -272,8 +273,7 @@ class Observer:
     """
     Base class of all observers: override the methods of the events to receive.
 
-    Each method receives an event of the class in its signature, which documents the event. The methods here do nothing
-    and are never called.
+    Each method receives an event of the class in its signature. One that is async, or of no event, is a `TypeError`.
 
     Attributes:
         place: process of the observer when workers have separate processes: in each `worker`, at no cost, or once in
@@ -281,6 +281,11 @@ class Observer:
     """
 
     place: ClassVar[Place] = "worker"
+
+    def __init_subclass__(cls) -> None:
+        for name in [each for each in vars(cls) if each.startswith("on_")]:
+            if name not in vars(Observer) or iscoroutinefunction(getattr(cls, name)):
+                raise TypeError(f"{cls.__name__}.{name} would never be called: it is async, or of no event")
 
     def open(self) -> None:
         """Called before the first event: open files and ports here; an exception stops the run."""

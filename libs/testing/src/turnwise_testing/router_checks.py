@@ -88,7 +88,7 @@ def check_chooses_available_replicas(probe: RouterProbe) -> None:
 
     # A function of this call: hypothesis refuses one method that several subclasses share.
     @given(history=histories)
-    @settings(deadline=None, database=None)
+    @settings(deadline=None, database=None, report_multiple_bugs=False)
     def check(history: list[Action]) -> None:
         replay(probe.make_router(), history)
 

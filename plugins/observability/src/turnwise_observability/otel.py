@@ -111,7 +111,7 @@ class OtelObserver(TimelineObserver):
             self._provider.shutdown()
             self._provider = None
 
-    def on_timeline(self, timeline: EpisodeTimeline) -> None:
+    def end_timeline(self, timeline: EpisodeTimeline) -> None:
         if self._provider is not None:
             _SpanTree(self._provider.get_tracer("turnwise"), self._model).export(timeline)
 

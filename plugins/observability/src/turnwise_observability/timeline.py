@@ -66,7 +66,7 @@ class EpisodeTimeline:
 
 class TimelineObserver(Observer):
     """
-    Collects the events of each episode and passes the timeline to `on_timeline`, which a subclass implements.
+    Collects the events of each episode and passes the timeline to `end_timeline`, which a subclass implements.
 
     It listens in the driver, which receives the ends of all episodes.
     """
@@ -77,13 +77,13 @@ class TimelineObserver(Observer):
         self._open: dict[str, EpisodeTimeline] = {}
         self._keys: dict[tuple[str, int, bool], str] = {}
 
-    def on_timeline(self, timeline: EpisodeTimeline) -> None:
+    def end_timeline(self, timeline: EpisodeTimeline) -> None:
         """Handle an episode that has ended, or that never will."""
         raise NotImplementedError
 
     def close(self) -> None:
         for key in list(self._open):
-            self.on_timeline(self._open.pop(key))
+            self.end_timeline(self._open.pop(key))
         self._keys.clear()
 
     def on_episode_started(self, event: EpisodeStarted) -> None:
@@ -116,4 +116,4 @@ class TimelineObserver(Observer):
         timeline = None if key is None else self._open.pop(key, None)
         if timeline is not None:
             timeline.result = result
-            self.on_timeline(timeline)
+            self.end_timeline(timeline)

@@ -108,7 +108,7 @@ class TraceFile(TimelineObserver):
 
     # Events
 
-    def on_timeline(self, timeline: EpisodeTimeline) -> None:
+    def end_timeline(self, timeline: EpisodeTimeline) -> None:
         start = timeline.start
         worker = self._row(_WORKERS, start.worker)
         span = self._us(start.started_at), self._us(timeline.ended_at)

@@ -178,8 +178,8 @@ def test_ray_holds_what_the_plan_prints(cluster, printed, name):
 @pytest.mark.parametrize("name", STARTED)
 def test_a_started_run_holds_what_the_plan_prints(cluster, printed, name, tmp_path):
     """With its workers, and every replica sees as many devices as were printed."""
-    plan, config = printed(*LAYOUTS[name], "runtime.num_workers=2", "runtime.ray.worker_cpus=0.5")
-    assert {"count": 2, "cpus_each": 0.5} == plan["workers"]
+    plan, config = printed(*LAYOUTS[name], "runtime.num_workers=2", "runtime.ray.worker_resources={num_cpus: 0.5}")
+    assert {"count": 2, "resources_each": {"CPU": 0.5}, "labels": {}} == plan["workers"]
 
     blueprint = TellingBlueprint(folder=str(tmp_path))
     with RolloutManager(RayRuntime(blueprint, config.runtime, placement=plan_placement(config)), PLAN):

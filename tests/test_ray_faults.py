@@ -46,7 +46,7 @@ def test_a_lost_node_costs_nothing(two_nodes):
     """
     cluster, second = two_nodes
     options = {"replica_resources": {"resources": {"room": 1}}, "start_timeout_s": 120.0}
-    options |= {"worker_cpus": 0.1, "window": 4}  # most episodes start after the first result
+    options |= {"worker_resources": {"num_cpus": 0.1}, "window": 4}  # most episodes start after the first result
     with make_manager(ScriptedBlueprint(token_latency_s=0.01), replicas=4, **options) as manager:
         undisturbed = ids_by_task(manager.rollout(make_tasks(60)))
         stream = manager.iterate(make_tasks(60))

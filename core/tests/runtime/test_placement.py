@@ -150,7 +150,7 @@ def test_a_small_cluster_is_rejected_before_anything_starts():
         check_capacity(asked, [*nodes({"GPU": 4.0}), {"Alive": False, "Resources": {"GPU": 8.0}}])
     with pytest.raises(ConfigError, match=r"^a replica of the policy needs 4 GPU on one node, and no node"):
         check_capacity(asked, nodes({"GPU": 3.0}, {"GPU": 3.0}, {"GPU": 3.0}))
-    many = plan_placement(run_config(num_workers=6, ray={"worker_cpus": 1.0}))
+    many = plan_placement(run_config(num_workers=6, ray={"worker_resources": {"num_cpus": 1}}))
     with pytest.raises(ConfigError, match=r"^the run needs 6 CPU in all, and the cluster has 4"):
         check_capacity(many, nodes({"CPU": 4.0}))
 

@@ -92,6 +92,22 @@ def test_plan_prints_json(config_file):
     assert {"mode": "standalone", "level": None} == shown["memory"]
 
 
+def test_plan_prints_the_nodes_of_workers_and_replicas(config_file):
+    """By their labels, with the resources of each worker, in the table and as JSON."""
+    options = (
+        "runtime.ray.worker_resources={num_cpus: 2, resources: {disk: 1}, labels: {pool: cpu}}",
+        "runtime.ray.replica_resources={labels: {pool: gpu}}",
+        "runtime.num_workers=3",
+    )
+    table, shown = plan(config_file, *options).stdout, json.loads(plan(config_file, *options, "--json").stdout)
+
+    assert "3, 2 CPU + 1 disk each, on nodes with pool=cpu" in table
+    assert "pool=gpu" in table
+    assert {"count": 3, "resources_each": {"CPU": 2.0, "disk": 1.0}, "labels": {"pool": "cpu"}} == shown["workers"]
+    assert {"pool": "gpu"} == shown["pools"][0]["labels"]
+    assert {"GPU": 4.0, "CPU": 6.0, "disk": 3.0} == shown["needs"]
+
+
 def test_plan_reports_an_error_in_one_line(config_file):
     """A config that cannot be placed exits with 2 and one line."""
     done = plan(config_file, "runtime.total_devices=5")

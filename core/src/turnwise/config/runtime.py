@@ -11,7 +11,7 @@ RuntimeName = Literal["local", "ray"]
 DeviceName = Literal["auto", "gpu", "cpu"]
 RayResources = Mapping[str, Any]
 """Resources of an actor, in the forms that Ray gives each of them."""
-RAY_RESOURCES: Final = ("num_cpus", "num_gpus", "memory", "resources")
+RAY_RESOURCES: Final = ("num_cpus", "num_gpus", "memory", "resources", "labels")
 
 
 def _count(default: int, at_least: int = 1) -> int:
@@ -42,9 +42,9 @@ class RayConfig:
         trusted_network: allow a cluster without tokens at an address that other machines reach: everyone who reaches it
             can run code there.
         replica_resources: resources that Ray reserves for each replica: `num_cpus`, `num_gpus`, `memory` or
-            `resources`; its devices need not be named.
+            `resources`; its devices need not be named. `labels` are those that its nodes must have.
         devices_per_node: most devices that one node has; a replica with more is spread over nodes.
-        worker_cpus: CPUs that Ray reserves for a worker, and for a reward worker.
+        worker_resources: the same for each worker and reward worker; Ray spreads them over the nodes.
         replica_python: interpreter of the replicas, for an engine in a separate virtual environment; a value with a
             slash is a path relative to the config's folder.
         max_in_flight: requests that a replica's engine runs at once; further ones wait at the replica.
@@ -67,7 +67,7 @@ class RayConfig:
     trusted_network: bool = False
     replica_resources: RayResources = field(factory=dict, validator=_known_resources)
     devices_per_node: int = _count(8)
-    worker_cpus: float = field(default=0.0, validator=validators.ge(0))
+    worker_resources: RayResources = field(factory=dict, validator=_known_resources)
     replica_python: str | None = None
     max_in_flight: int = _count(1024)
     coalesce_s: float = field(default=0.02, validator=validators.ge(0))

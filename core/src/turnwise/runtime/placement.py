@@ -48,6 +48,7 @@ class PoolPlacement:
         bundles: placement-group bundles of one replica; empty if it reserves nothing.
         strategy: placement strategy of the bundles.
         resources: other resources of one replica, by the names of Ray's options.
+        labels: that the nodes of the replicas must have.
         python: interpreter of the replicas; None for the run's own.
         max_in_flight: most requests that a replica passes to its engine at once.
     """
@@ -61,6 +62,7 @@ class PoolPlacement:
     bundles: tuple[Bundle, ...] = ()
     strategy: Literal["STRICT_PACK", "PACK"] = "STRICT_PACK"
     resources: JsonObject = field(factory=dict)
+    labels: Mapping[str, str] = field(factory=dict)
     python: str | None = None
     max_in_flight: int = 1024
 
@@ -85,7 +87,8 @@ class RunPlacement:
         address: of the cluster; None starts one.
         pools: the replicas of each model.
         num_workers: number of workers.
-        worker_cpus: CPUs that each worker and each reward worker reserves.
+        worker_bundle: resources that each worker and each reward worker reserves.
+        worker_labels: that the nodes of workers must have.
         reward_workers: number of reward workers.
         devices_per_node: devices of the largest node.
     """
@@ -94,16 +97,16 @@ class RunPlacement:
     address: str | None
     pools: tuple[PoolPlacement, ...]
     num_workers: int
-    worker_cpus: float = 0.0
+    worker_bundle: Bundle = field(factory=dict)
+    worker_labels: Mapping[str, str] = field(factory=dict)
     reward_workers: int = 0
     devices_per_node: int = 8
 
     @property
     def needs(self) -> dict[str, float]:
         """Resources that the run reserves of a cluster, by Ray's names."""
-        return _sum(
-            [*(pool.needs for pool in self.pools), {"CPU": (self.num_workers + self.reward_workers) * self.worker_cpus}]
-        )
+        workers = [self.worker_bundle] * (self.num_workers + self.reward_workers)
+        return _sum([*(pool.needs for pool in self.pools), *workers])
 
 
 def plan_placement(config: RunConfig) -> RunPlacement:
@@ -147,12 +150,14 @@ def plan_runtime_placement(
                 )
     elif runtime.ray.address is not None:
         parse_address(runtime.ray.address)
+    asked = runtime.ray.worker_resources
     return RunPlacement(
         runtime=runtime.name,
         address=runtime.ray.address if runtime.name == "ray" else None,
         pools=tuple(pools),
         num_workers=runtime.num_workers,
-        worker_cpus=runtime.ray.worker_cpus if runtime.name == "ray" else 0.0,
+        worker_bundle=_bundle(asked) if runtime.name == "ray" else {},
+        worker_labels=asked.get("labels", {}),
         reward_workers=runtime.reward_workers,
         devices_per_node=runtime.ray.devices_per_node,
     )
@@ -183,6 +188,7 @@ def _plan_pool(name: str, engine: Choice, pool: PoolConfig, runtime: RuntimeConf
         python=pool.replica_python,
         max_in_flight=pool.max_in_flight,
         resources={key: value for key, value in asked.items() if key in ("memory", "resources")},
+        labels=asked.get("labels", {}),
     )
     placement = evolve(placement, num_replicas=_num_replicas(placement, pool))
     if runtime.name == "local":
@@ -219,16 +225,13 @@ def _with_bundles(placement: PoolPlacement, pool: PoolConfig, devices_per_node: 
     asked = pool.replica_resources
     num_gpus = 0.0 if on_cpu else _num_gpus(placement, asked)
     cpus = asked.get("num_cpus", size if on_cpu and pool.total_devices else 0)
-    first = {"GPU": num_gpus, "CPU": cpus, **(asked.get("resources") or {})}
-    if asked.get("memory"):
-        first["memory"] = asked["memory"]
+    first = _bundle({**asked, "num_gpus": num_gpus, "num_cpus": cpus})
     placement = evolve(placement, num_devices=cpus if on_cpu else num_gpus)
     if num_gpus <= devices_per_node:
-        bundle = _nonzero(first)
-        return evolve(placement, bundles=(bundle,) if bundle else ())
+        return evolve(placement, bundles=(first,) if first else ())
     # The engine's driver process runs in the first bundle, and needs the CPUs and the memory.
     others = [{"GPU": 1.0} for _ in range(size - 1)]
-    return evolve(placement, bundles=(_nonzero(first | {"GPU": 1}), *others), strategy="PACK")
+    return evolve(placement, bundles=(first | {"GPU": 1.0}, *others), strategy="PACK")
 
 
 def _num_gpus(placement: PoolPlacement, asked: Mapping[str, Any]) -> float:
@@ -257,6 +260,12 @@ def _count(number: int, noun: str) -> str:
 
 def _factors(parallel: Mapping[str, int]) -> str:
     return f" ({' * '.join(f'{name} {size}' for name, size in parallel.items())})" if parallel else ""
+
+
+def _bundle(asked: Mapping[str, Any]) -> dict[str, float]:
+    """Return the resources of Ray's options by the names that bundles have."""
+    named = {"GPU": asked.get("num_gpus", 0), "CPU": asked.get("num_cpus", 0), "memory": asked.get("memory") or 0}
+    return _nonzero({**named, **(asked.get("resources") or {})})
 
 
 def _nonzero(bundle: Mapping[str, float]) -> dict[str, float]:

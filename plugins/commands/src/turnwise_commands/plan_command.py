@@ -47,12 +47,13 @@ class PlanCommand:
 
 def plan_as_json(placement: RunPlacement, memory: MemoryConfig) -> JsonDict:
     """Return the placement, and whether a trainer shares its devices, as one JSON object."""
+    each = {"resources_each": dict(placement.worker_bundle), "labels": dict(placement.worker_labels)}
     return {
         "runtime": placement.runtime,
         "address": placement.address,
         "pools": [_pool_as_json(pool) for pool in placement.pools],
-        "workers": {"count": placement.num_workers, "cpus_each": placement.worker_cpus},
-        "reward_workers": {"count": placement.reward_workers, "cpus_each": placement.worker_cpus},
+        "workers": {"count": placement.num_workers, **each},
+        "reward_workers": {"count": placement.reward_workers, **each},
         "needs": placement.needs,
         "largest_bundle": find_largest_bundle(placement),
         "devices_per_node": placement.devices_per_node,
@@ -93,6 +94,7 @@ def _pool_as_json(pool: PoolPlacement) -> JsonDict:
         "parallel": dict(pool.parallel),
         "bundles": [dict(bundle) for bundle in pool.bundles],
         "strategy": pool.strategy if pool.bundles else None,
+        "labels": dict(pool.labels),
         "python": pool.python,
         "max_in_flight": pool.max_in_flight,
     }
@@ -120,6 +122,8 @@ def _pool_rows(placement: RunPlacement) -> list[tuple[str, str]]:
         if placement.runtime == "ray":
             rows.append(("  devices each", f"{pool.num_devices:g} {pool.device}" if pool.num_devices else "none"))
             rows.append(("  bundles each", _bundles(pool)))
+            if pool.labels:
+                rows.append(("  on nodes with", _labels(pool.labels)))
             rows.append(("  interpreter", pool.python or "the run's own"))
     return rows if len(placement.pools) > 1 else [*rows, ("judge", "none")]
 
@@ -132,7 +136,8 @@ def _bundles(pool: PoolPlacement) -> str:
 
 
 def _run_rows(placement: RunPlacement) -> list[tuple[str, str]]:
-    each = f", {placement.worker_cpus:g} CPU each" if placement.worker_cpus else ""
+    each = f", {_shown(placement.worker_bundle)} each" if placement.worker_bundle else ""
+    each += f", on nodes with {_labels(placement.worker_labels)}" if placement.worker_labels else ""
     scored = f"{placement.reward_workers}{each}" if placement.reward_workers else "none: rewards run in the workers"
     rows = [("workers", f"{placement.num_workers}{each}"), ("reward workers", scored), ("runtime", placement.runtime)]
     if placement.runtime == "ray":
@@ -143,6 +148,10 @@ def _run_rows(placement: RunPlacement) -> list[tuple[str, str]]:
     if num_nodes:
         rows.append(("nodes", f"at least {num_nodes} with {placement.devices_per_node} GPU"))
     return rows
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in labels.items())
 
 
 def _shown(bundle: Mapping[str, float]) -> str:

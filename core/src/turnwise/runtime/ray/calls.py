@@ -68,16 +68,10 @@ async def watch_with_pings(
     slot: ActorSlot, watch: Awaitable[object], options: RayConfig, *others: Coroutine[object, object, NoReturn]
 ) -> None:
     """
-    Wait until an actor's call of `watch` ends, and ping the actor meanwhile.
+    Wait until an actor's call of `watch` ends, which fails when the process dies; meanwhile ping, and run the others.
 
     When this function returns or raises, none of its tasks runs any more, so nothing that the actor sent is handled
     later.
-
-    Args:
-        slot: of the actor.
-        watch: pending call, which fails when the process dies.
-        options: interval and timeout of the pings.
-        others: coroutines that run until the actor ends.
 
     Raises:
         ExceptionGroup: the actor died, or did not reply to a ping in time.

@@ -42,7 +42,8 @@ class PlacementGroups:
         Raises:
             PlacementError: they were not free within `timeout_s`; the text has the requested and the free resources.
         """
-        options: dict[str, object] = {"num_cpus": 0, **self.pool.resources}
+        labels = None if self.pool.bundles else self.pool.labels
+        options = spread_options({**self.pool.resources, "labels": labels})
         if self.pool.python is not None:
             options["runtime_env"] = {"py_executable": self.pool.python}
         if not self.pool.bundles:
@@ -73,7 +74,10 @@ class PlacementGroups:
         if index not in self._groups:
             bundles = [dict(bundle) for bundle in self.pool.bundles]
             name = f"turnwise-{self.run_name}-{self.pool.name}-{index}"
-            self._groups[index] = placement_group(bundles, strategy=self.pool.strategy, name=name)
+            labels = [dict(self.pool.labels)] * len(bundles) if self.pool.labels else None
+            self._groups[index] = placement_group(
+                bundles, strategy=self.pool.strategy, name=name, bundle_label_selector=labels
+            )
         # A group that is not placed in time is withdrawn: it would occupy devices when the run has failed already.
         if not await _is_ready(self._groups[index], timeout_s):
             await self._remove(index)
@@ -96,11 +100,19 @@ class PlacementGroups:
         free: dict[str, float] = await asyncio.to_thread(ray.available_resources)
         bundles = ", ".join(format_resources(bundle) for bundle in self.pool.bundles[:4])
         more = f" and {len(self.pool.bundles) - 4} more bundles" if len(self.pool.bundles) > 4 else ""
+        where = "".join(f", {name}={value}" for name, value in self.pool.labels.items())
         held, unused = format_resources(total), format_resources(free)
         return (
-            f"no room for a replica of the {self.pool.name}: asked for {bundles}{more} ({self.pool.strategy}), not "
-            f"free within {timeout_s:g} s; the cluster has {held}, of which {unused} is free"
+            f"no room for a replica of the {self.pool.name}: asked for {bundles}{more} ({self.pool.strategy}){where}, "
+            f"not free within {timeout_s:g} s; the cluster has {held}, of which {unused} is free"
         )
+
+
+def spread_options(asked: Mapping[str, object]) -> dict[str, object]:
+    """Return the options of actors with some resources, spread over the nodes that have the labels."""
+    options: dict[str, object] = {"num_cpus": 0, "scheduling_strategy": "SPREAD", **asked}
+    labels = options.pop("labels", None)
+    return {**options, "label_selector": labels} if labels else options
 
 
 async def _is_whole(group: PlacementGroup) -> bool:

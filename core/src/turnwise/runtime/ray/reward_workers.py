@@ -10,6 +10,7 @@ from turnwise.config.runtime import RuntimeConfig
 from turnwise.runtime.ray.blueprint import Blueprint
 from turnwise.runtime.ray.calls import first_reply, kill_actor, post, watch_with_pings
 from turnwise.runtime.ray.cluster import Cluster
+from turnwise.runtime.ray.placement_groups import spread_options
 from turnwise.runtime.ray.replicas import ReplicaGroup
 from turnwise.runtime.ray.reward_actor import RewardActor
 from turnwise.runtime.remote.reward_pool import RewardPool
@@ -44,7 +45,7 @@ class RewardGroup:
 
     async def start(self, slot: ActorSlot) -> Awaitable[object]:
         """Start a reward worker and connect it to the judge's replicas and to every worker."""
-        actor = self.cluster.actor(RewardActor, slot, num_cpus=self.config.ray.worker_cpus)
+        actor = self.cluster.actor(RewardActor, slot, **spread_options(self.config.ray.worker_resources))
         pools = {name: pool.spec for name, pool in self.pools.items()}
         handle = actor(slot.name, self.blueprint, pools, self.driver is not None)
         await first_reply(handle, handle.stats.remote(), self.config.ray.start_timeout_s)

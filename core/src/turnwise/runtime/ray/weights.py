@@ -59,13 +59,8 @@ class GroupWeights:
         """
         Update every replica in rotation, and the restarted ones that wait for weights.
 
-        If all replicas have died, the update waits for the first that is started again.
-
-        Args:
-            slots: of the pool.
-            weights: anything that the updater's `make_source` accepts.
-            version: of the weights.
-            kill: kills a replica whose weights differ from the others, for a reason; it restarts and catches up.
+        If all replicas have died, the update waits for the first that is started again. `kill` kills a replica whose
+        weights differ from the others, for a reason; it restarts and catches up.
         """
         if self.updater is None:
             raise EngineError(self.missing)
@@ -112,14 +107,7 @@ class GroupWeights:
             self._changed.notify_all()
 
     async def sleep(self, slots: list[ActorSlot], level: int, levels: Collection[int]) -> None:
-        """
-        Put every replica to sleep; `EngineError` names the failed replicas.
-
-        Args:
-            slots: of the pool.
-            level: of the sleep.
-            levels: that the replicas support.
-        """
+        """Put every replica to sleep, at one of the `levels` they have; `EngineError` names the failed replicas."""
         async with self._lock:
             self.sleep_state.check_level(level, levels)
             # Also if a replica fails: one that starts later must not allocate memory that the trainer uses now.
@@ -144,10 +132,7 @@ class GroupWeights:
         """
         Bring a new replica to the weights and the sleep state of the others.
 
-        Args:
-            index: of its slot.
-            handle: of its actor.
-            enter_rotation: called when the replica has caught up, before the next update starts.
+        `enter_rotation` is called when the replica has caught up, before the next update starts.
         """
         async with self._lock:
             update: dict[int, UpdateReplica] = {index: handle.update_weights.remote}

@@ -13,6 +13,7 @@ from turnwise.events.observer import EpisodesRetried
 from turnwise.runtime.ray.blueprint import Blueprint
 from turnwise.runtime.ray.calls import first_reply, kill_actor, post, watch_with_pings
 from turnwise.runtime.ray.cluster import Cluster
+from turnwise.runtime.ray.placement_groups import spread_options
 from turnwise.runtime.ray.replicas import ReplicaGroup
 from turnwise.runtime.ray.reward_workers import RewardGroup
 from turnwise.runtime.ray.worker_actor import WorkerActor
@@ -55,7 +56,7 @@ class WorkerGroup:
 
     async def start(self, slot: ActorSlot) -> Awaitable[object]:
         """Start a worker, connect it to replicas and reward workers, and submit episodes to it."""
-        actor = self.cluster.actor(WorkerActor, slot, num_cpus=self.config.ray.worker_cpus)
+        actor = self.cluster.actor(WorkerActor, slot, **spread_options(self.config.ray.worker_resources))
         pools = {name: pool.spec for name, pool in self.pools.items()}
         reward_tries = 0 if self.rewards is None else self.config.ray.reward_tries
         handle = actor(slot.name, self.blueprint, pools, reward_tries)

@@ -41,13 +41,9 @@ class WeightUpdater:
         self, replicas: Mapping[int, UpdateReplica], source: WeightSource, version: int, *, keep: bool = False
     ) -> UpdateReport:
         """
-        Update these replicas to a version.
+        Update these replicas, at least one, to a version.
 
-        Args:
-            replicas: at least one.
-            source: of the weights.
-            version: of the weights.
-            keep: keep them for `repeat`: published if the transport lasts, else as a copy in host memory.
+        With `keep`, `repeat` can send the weights again: they stay published if the transport lasts, or are copied.
 
         Raises:
             EngineError: there is no replica, the weights could not be published, or every replica failed.

@@ -71,6 +71,9 @@ class Parts:
         self.loop.stop.check()
         return self.groups(step)
 
+    def undo_collect(self):
+        self.record("undo collect")
+
     def notify(self):
         self.record("notify")
 
@@ -390,7 +393,7 @@ def test_an_interrupt_ends_with_a_checkpoint(interrupt_at, step):
     [
         ("collect 1", []),
         ("weights 1", ["save 1"]),
-        ("collect 2", ["save 1"]),
+        ("collect 2", ["undo collect", "save 1"]),
         ("update 2 from version 1 with 2 episodes", []),
         ("weights 2", ["save 2"]),
     ],
@@ -404,7 +407,7 @@ def test_an_error_ends_with_a_checkpoint_of_the_last_whole_update(fail_at, saved
     with pytest.raises(EngineError, match=fail_at):
         loop.run()
 
-    assert saved == [call for call in parts.calls if call.startswith("save")]
+    assert saved == [call for call in parts.calls if call.startswith(("save", "undo"))]
     if saved:
         resumed = Parts()
         other = make_loop(resumed)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise import EpisodeResult, Status, Task, TrajectoryScore, UnfinishedEpisode
+from turnwise.errors import EngineError
 from turnwise.record.spec import EpisodeSpec
 from turnwise_grpo_trainer.config import BufferConfig, TrainConfig
 from turnwise_grpo_trainer.interrupts import Interrupt, TrainingInterruptedError
@@ -200,3 +201,29 @@ def test_nothing_runs_between_steps():
         collector.pause_soon()
         assert (unfinished,) == collector.unfinished
     assert "rollout" == collector.stage
+
+
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_a_step_that_failed_is_collected_again(num_before):
+    """From the state of a checkpoint, the same groups; those of the steps before are not repeated."""
+
+    def fail_after_three(specs):
+        yield from specs[:3]
+        raise EngineError("lost")
+
+    manager = FakeManager()
+    collector = make_collector(manager)
+    for step in range(1, num_before + 1):
+        collector.collect(step)
+    manager.order = fail_after_three
+    with pytest.raises(EngineError):
+        collector.collect(num_before + 1)
+    assert collector.buffer.state_dict()["partial"]
+    manager.order = lambda specs: specs
+    collector.undo_collect()
+    assert [] == collector.buffer.state_dict()["partial"]
+
+    other = restart(collector, manager, num_before)
+
+    assert names(other.collect(num_before + 1)) == names(collector.collect(num_before + 1))
+    assert manager.requests[-1] == manager.requests[-2] == manager.requests[num_before]

@@ -121,6 +121,9 @@ class AsyncCollector:
     def load_partial(self, unfinished: Sequence[UnfinishedEpisode]) -> None:
         self.producer.load_partial(unfinished)
 
+    def undo_collect(self) -> None:
+        """Do nothing: other groups have taken the place of these in the buffer, so these are not trained on."""
+
     def state_dict(self) -> dict[str, Any]:
         return {"stream": self.producer.stream.state_dict(), "launched": self.producer.launched}
 

@@ -33,6 +33,9 @@ class GroupSource(Protocol):
             TrainingInterruptedError: the training was interrupted; the source keeps all episodes.
         """
 
+    def undo_collect(self) -> None:
+        """Called if an error ended the step before its groups were trained on, and before a checkpoint is written."""
+
     def notify(self) -> None:
         """Called after a step: the buffer may have room for more groups."""
 

@@ -110,6 +110,7 @@ class TrainLoop:
     validations: dict[int, dict[str, float]] = field(factory=dict)
     health: TrainingHealth = field(init=False)
     _saved_step: int = field(default=0, init=False)
+    _is_collecting: bool = field(default=False, init=False)
     _is_updating: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -149,6 +150,7 @@ class TrainLoop:
 
     def _run_step(self) -> None:
         timer = StepTimer()
+        self._is_collecting = True
         with timer.stage(self.source.stage):
             groups = self.source.collect(self.step + 1)
         metrics = self._train_on(groups, timer)
@@ -173,7 +175,7 @@ class TrainLoop:
             self.version += 1
         # The models have changed, so the step counts although the engine may refuse its weights.
         self.step += 1
-        self._is_updating = False
+        self._is_collecting = self._is_updating = False
         if episodes:
             with timer.stage("sync"):
                 metrics |= self.sync.update_weights(self.version)
@@ -288,6 +290,8 @@ class TrainLoop:
         """Save the steps since the last checkpoint; an update that was cut off leaves no state to save."""
         if self._is_updating or self.step == self._saved_step:
             return
+        if self._is_collecting:
+            self.source.undo_collect()
         self.buffer.set_version(self.version)
         log = structlog.get_logger()
         try:

@@ -40,6 +40,10 @@ class SyncCollector:
     _order: dict[str, int] = field(factory=dict, init=False)
     _num_requests: int = field(default=0, init=False)
     _unfinished: list[UnfinishedEpisode] = field(factory=list, init=False)
+    # State, buffer and interrupted episodes before the last `collect`.
+    _before: tuple[dict[str, Any], dict[str, Any], tuple[UnfinishedEpisode, ...]] | None = field(
+        default=None, init=False
+    )
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -47,6 +51,7 @@ class SyncCollector:
 
     def collect(self, step: int) -> list[EpisodeGroup]:
         """Roll out the groups of a step, and resume interrupted episodes; return the groups in task order."""
+        self._before = (self.state_dict(), self.buffer.state_dict(), self.unfinished)
         if self._unfinished:
             self._roll_out([], step, self._unfinished)
         buffer = self.train.buffer
@@ -78,6 +83,14 @@ class SyncCollector:
                 self.on_episode(episode)
         self._unfinished = unfinished
         self.interrupt.check()
+
+    def undo_collect(self) -> None:
+        """Return to the state before `collect`: a resumed training rolls out the same tasks with the same seeds."""
+        if self._before is not None:
+            state, buffer, unfinished = self._before
+            self.load_state_dict(state, step=0)
+            self.buffer.load_state_dict(buffer)
+            self.load_partial(unfinished)
 
     def notify(self) -> None:
         """Do nothing: `collect` looks for room itself."""

@@ -1,11 +1,12 @@
 """
-Measures how much longer `turnwise rollout` on Ray takes after one fault of each kind.
+Measures how much longer the episodes of `turnwise rollout` on Ray take after one fault of each kind.
 
     python benchmarks/fault_seconds.py [--runs 5] [--episodes 400]
 
-The faults: a worker, a replica or a reward worker is killed once the first episodes are on disk, and a tool ends the
-process that it runs in for one of the tasks. The script prints the median seconds of the runs, from the start of the
-command to its end, beside those of runs without a fault, and the worker processes that died. It exits with 1 if an
+The faults: a worker, a replica or a reward worker is killed at the first score, and a tool ends the process that it
+runs in for one of the tasks. The script prints the median seconds of the runs, from the first score to the file with
+all episodes, beside those of runs without a fault, and the worker processes that died. The start of Ray and of the
+actors, which takes longer and varies more than the repair of a fault, does not count. The script exits with 1 if an
 episode is missing, or has failed other than the one whose tool ends its process.
 """
 
@@ -83,26 +84,26 @@ def write_config_of_exits(site: Site) -> None:
 
 def num_worker_deaths(site: Site) -> int:
     """Return the number of workers that died in the latest run, by its log."""
-    return len(re.findall(r'"actor": "worker \d+".*"event": "actor lost"', (site.folder / "log").read_text()))
+    return len(re.findall(r'"actor": "worker \d+".*"event": "actor lost"', site.log()))
 
 
 def run(site: Site, fault: str, out: Path) -> tuple[float, int]:
     """Return the seconds of a run with a fault, and the number of episodes that are missing or have failed."""
-    started = time.monotonic()
-    process = site.start("exits.yaml" if fault == TOOL else "ray.yaml", "--out", str(out))
+    scored = out.with_name(f"{out.name}.scored")
+    process = site.start("exits.yaml" if fault == TOOL else "ray.yaml", "--out", str(out), scored=scored)
+    while process.poll() is None and not scored.exists():
+        time.sleep(0.02)
+    started = time.time()  # as the file system counts
     if fault in ROLES:
-        partial = out / "trajectories.parquet.partial"
-        while process.poll() is None and not (partial.exists() and partial.stat().st_size > 4):
-            time.sleep(0.02)
         if not (victims := find_processes(process.pid, fault)):
-            raise SystemExit(f"there was no {fault} to kill:\n{(site.folder / 'log').read_text()[-3000:]}")
+            raise SystemExit(f"there was no {fault} to kill:\n{site.log()[-3000:]}")
         victims[0].kill()
     process.wait()
-    seconds = time.monotonic() - started
-    if not out.exists():
-        raise SystemExit(f"the run did not start:\n{(site.folder / 'log').read_text()[-3000:]}")
+    results = out / "trajectories.parquet"
+    if not results.exists():
+        raise SystemExit(f"the run did not end:\n{site.log()[-3000:]}")
     finished = {result.uid for result in read_results(out) if result.status in FINISHED}
-    return seconds, site.num_episodes - len(finished)
+    return results.stat().st_mtime - started, site.num_episodes - len(finished)
 
 
 if __name__ == "__main__":

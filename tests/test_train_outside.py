@@ -24,11 +24,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 def train_one_step(folder: Path, **agent: Any) -> Mapping[str, float]:
     """Take a step with the options of the Gymnasium example in another environment; return its metrics."""
     config = yaml.safe_load((ROOT / "examples/train_gymnasium.yaml").read_text(encoding="utf-8"))
-    rows = [{"prompt": [{"role": "user", "content": f"What is {number} + 1?"}], "idx": number} for number in range(2)]
+    rows = [
+        {"prompt": [{"role": "user", "content": f"Say something short, {number}."}], "idx": number}
+        for number in range(2)
+    ]
     (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     config["data"] = {"path": "tasks.jsonl"}
     config["agent"] = {"name": "environment", **agent}
-    config["rollout"] |= {"n": 4, "max_in_flight": 4}
+    config["rollout"] |= {"n": 4, "max_in_flight": 4, "sampling": {"temperature": 1.5, "max_tokens": 24}}
     config["train"] |= {"num_steps": 1, "tasks_per_step": 2}
     config["train"]["algorithm"]["ppo_mini_batch_size"] = 8
     (folder / "run.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")

@@ -18,7 +18,7 @@ class LengthTaskset(vf.Taskset[LengthTask, vf.TasksetConfig]):
     def load(self):
         """Return them in order."""
         for number in range(2):
-            yield LengthTask(vf.TaskData(prompt=f"What is {number} + 1?"), self.config.task)
+            yield LengthTask(vf.TaskData(prompt=f"Say something short, {number}."), self.config.task)
 
 
 __all__ = ["LengthTaskset"]

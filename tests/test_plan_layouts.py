@@ -77,7 +77,7 @@ REFUSED = {
         "1 x 3 fast for the replicas of the policy make 3, and the cluster has 2",
     ),
 }
-STARTED = ("tensor parallel", "half a device", "CPUs and a resource", "with a judge")
+STARTED = ("tensor parallel", "half a device", "CPUs and a resource", "CPUs beside a device")
 """Layouts that are started with workers; the others are only reserved, by the code that starting calls."""
 
 

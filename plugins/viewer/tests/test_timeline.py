@@ -43,6 +43,18 @@ def test_an_episode_has_its_own_timeline(tmp_path, serve):
     assert [(each[0], each[2]) for each in row["slices"]] == [(0.0, "episode"), (1.0, "tool"), (2.0, "memory")]
 
 
+def test_a_trace_without_the_newest_step_is_shown_whole(tmp_path, serve):
+    """A trace that names no episode of the newest step, as those of earlier versions, is there and not empty."""
+    write_run(tmp_path, [build_episode(0, global_step=2)])
+    write_trace(tmp_path, ("episode", 2, 0.5, {"uid": "task-0000/0"}))
+    client = serve(tmp_path)
+
+    (row,) = client.get("runs/0/timeline", step="last")["timeline"]["rows"]
+
+    assert row["slices"] == [[0.0, 0.5, "episode", "episode", None]]
+    assert client.get("runs/0/timeline", step=2)["timeline"]["rows"] == []
+
+
 @pytest.mark.slow
 def test_the_slices_of_a_training_name_its_episodes(tmp_path, serve):
     """In a real training each slice has the key of its episode, whose step tells apart the episodes of one task."""

@@ -273,7 +273,11 @@ class RunFolder:
             # A trace of an earlier version has no keys of attempts.
             return by_attempt.get(arguments["key"]) if "key" in arguments else uid if uid in known else None
 
-        return read_timeline(self.folder, find_key, wanted)
+        timeline = read_timeline(self.folder, find_key, wanted)
+        if timeline is not None and not timeline["rows"] and not key and step == -1:
+            # A trace of an earlier version, or one of other episodes, has no newest step.
+            timeline = read_timeline(self.folder, find_key, None)
+        return timeline
 
     def _read_attempts(self) -> list[str | None]:
         """Return the key of each episode's attempt, which events and traces have."""

@@ -102,7 +102,7 @@ export function Episodes({ place, run }: { place: Place; run: Run }) {
             Kind
             <select value={conditions.validation} onChange={(event) => set("validation")(event.currentTarget.value)}>
               <option value="">all</option>
-              <option value="false">of training steps</option>
+              <option value="false">training</option>
               <option value="true">held out</option>
             </select>
           </label>

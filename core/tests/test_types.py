@@ -2,7 +2,19 @@
 
 import pytest
 
-from turnwise.types import Placement, Task, TrajectoryScore
+from turnwise.errors import TrajectoryError
+from turnwise.record.result import token_scores
+from turnwise.record.trajectory import Trajectory
+from turnwise.types import (
+    FinishReason,
+    GenerateResult,
+    Placement,
+    SamplingParams,
+    Task,
+    TokenScore,
+    TrajectoryScore,
+    TurnScore,
+)
 
 USER = {"role": "user", "content": "hi"}
 
@@ -23,3 +35,41 @@ def test_a_score_in_an_unknown_place_is_refused(at):
     with pytest.raises(ValueError, match="not a valid Placement"):
         TrajectoryScore(value=1.0, at=at)
     assert TrajectoryScore(value=1.0, at=str(Placement.LAST_TOKEN)).at is Placement.LAST_TOKEN
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "logprobs", "expected"),
+    [
+        ([1, 2], [-0.5], "2 token ids but 1 log-probabilities"),
+        ([1], [[-0.5]], r"one-dimensional, got shape \(1, 1\)"),
+        ([[1]], [-0.5], "one-dimensional"),
+    ],
+)
+def test_an_answer_whose_arrays_disagree_is_refused(token_ids, logprobs, expected):
+    """An engine cannot return tokens without their log-probabilities."""
+    with pytest.raises(ValueError, match=expected):
+        GenerateResult(token_ids=token_ids, logprobs=logprobs, finish_reason=FinishReason.STOP)
+
+
+@pytest.mark.parametrize("top_k", [0, -2])
+def test_no_number_of_tokens_to_sample_from_is_refused(top_k):
+    """-1 means all of them."""
+    with pytest.raises(ValueError, match=f"'top_k' must be -1 \\(all\\) or at least 1: {top_k}"):
+        SamplingParams(top_k=top_k)
+
+
+@pytest.mark.parametrize(
+    ("score", "expected"),
+    [
+        (TokenScore(values=(1.0,)), "1 token scores for 3 response tokens"),
+        (TokenScore(values=(0.0, 0.0, 1.0)), "not 0 on a token that the policy did not sample"),
+        (TurnScore(values=(1.0, 2.0)), "2 turn scores for 1 turns"),
+    ],
+)
+def test_a_score_that_does_not_fit_its_record_is_refused(score, expected):
+    """It would train other tokens than those that it scores."""
+    record = Trajectory([1])
+    record.add_action([2, 3], [-0.5, -0.5])
+    record.add_observation([4])
+    with pytest.raises(TrajectoryError, match=expected):
+        token_scores(score, record)

@@ -12,10 +12,10 @@ Tokens outside of paths have the advantage A = R - b, and the tokens of path k
     A_k = (R - b) (1 - w_k)
 
 w_k (R - b) is an importance-weighted estimate of the episode's value without path k. This value does not depend on path
-k if the reward reads only tokens outside of it. So it is a baseline: the gradient has the same expectation as with R - b
-for every token. A path that changes nothing has w_k = 1 and no advantage. A path from which the answer follows has w_k = 0 and the whole advantage. If the
-rest of the block spoke for the answer and the path against it, w_k > 1, and a right answer lowers the path's
-probability. A bound on w_k limits the variance, and makes the expectation inexact.
+k if the reward reads only tokens outside of it. So it is a baseline: the gradient has the same expectation as with
+R - b for every token. A path that changes nothing has w_k = 1 and no advantage. A path from which the answer follows
+has w_k = 0 and the whole advantage. If the rest of the block spoke for the answer and the path against it, w_k > 1, and
+a right answer lowers the path's probability. A bound on w_k limits the variance, and makes the expectation inexact.
 
 The ratio needs a forward pass of the finished record without the path, under its layout. No token is sampled again.
 """

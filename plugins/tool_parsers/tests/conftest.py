@@ -6,6 +6,7 @@ code with the parsers.
 """
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,8 @@ from turnwise import Registry, Resources
 from turnwise.chat.template import ChatTemplate
 from turnwise_testing.tokenizers import byte_tokenizer
 from turnwise_tool_parsers import register_tool_parsers
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside this one
 
 CHAT = ChatTemplate(byte_tokenizer())
 

@@ -1,88 +1,121 @@
 """
-The parsers of vLLM and SGLang read the hand-written turns alike; the table says where they do not, and why.
+The parsers of vLLM and SGLang read hand-written turns and generated ones alike; tables say where they do not, and why.
 
-A turn with a malformed call agrees when the engine returns no call either, and an entry under `differs` must be true.
+A turn with a malformed call agrees when the engine returns no call either. An entry of a table must be true.
 """
 
-import json
-from importlib.util import find_spec
+import re
 
 import pytest
+from engine_parsers import SglangParser, VllmParser, has_engine
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from made_turns import CONTENTS, calls_of
 
-from turnwise_testing.tokenizers import TAGS, byte_tokenizer
-
-VLLM_NAMES = {"phi4": "phi4_mini_json"}
-SGLANG_NAMES = {
-    "llama3_json": "llama3",
-    "llama4_pythonic": "pythonic",
-    "deepseek_v3": "deepseekv3",
-    "gpt_oss": "gpt-oss",
+WAYS = ("read", "read_stream")
+DIFFERS = {
+    ("vllm", "read", "mistral_v11"): "the call's id becomes a part of its name",
+    ("vllm", "read", "phi4"): "calls between tags are not found",
+    ("vllm", "read_stream", "llama3_json"): "a call without arguments gets no arguments",
+    ("vllm", "read_stream", "mistral_v11"): "the call's id becomes a part of its name",
+    ("vllm", "read_stream", "mistral_v13"): "a call without arguments gets half of them",
+    ("vllm", "read_stream", "phi4"): "no stream",
+    ("vllm", "read_stream", "phi4_functools"): "no stream",
+    ("sglang", "read", "gpt_oss_role"): "calls of this form are not found",
+    ("sglang", "read", "mistral_v11"): "calls with ids are not found",
+    ("sglang", "read_stream", "gpt_oss"): "its stream needs the end of the turn",
+    ("sglang", "read_stream", "gpt_oss_role"): "calls of this form are not found",
+    ("sglang", "read_stream", "mistral_v11"): "calls with ids are not found",
 }
-TAGS_OF_VLLM = (
-    "[TOOL_CALLS]", "<|python_tag|>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
-    "<｜tool▁call▁end｜>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
-    "<|tool_call_end|>", "<|tool_call|>",
-)  # fmt: skip
-"""Tags that parsers of vLLM look up in the vocabulary."""
+"""Renderers whose simplest call an engine reads in another way."""
 
 
-def check_agreement(case, engine, found):
-    """Compare names and arguments, or require a difference where the table has its reason."""
+def is_plain_pythonic(content, calls):
+    """Return whether a turn has calls only, and names of tools and arguments are letters, then digits and letters."""
+    names = [name for call in calls for name in (call[0], *call[1])]
+    return not content and all(re.fullmatch(r"[A-Za-z]\w*", name) for name in names)
+
+
+def is_streamed_pythonic(content, calls):
+    """Return whether a plain turn has no number with an exponent, which vLLM's stream changes."""
+    return is_plain_pythonic(content, calls) and not re.search(r"\de[+-]?\d", str(calls))
+
+
+def is_positive_pythonic(content, calls):
+    """Return whether a plain turn has no negative number, which SGLang does not read."""
+    return is_plain_pythonic(content, calls) and not re.search(r"-\d", str(calls))
+
+
+LIMITS = {
+    ("vllm", "read", "llama3_json"): lambda content, _calls: "{" not in content,
+    ("vllm", "read", "llama4_pythonic"): is_plain_pythonic,
+    ("vllm", "read_stream", "llama4_pythonic"): is_streamed_pythonic,
+    ("vllm", "read", "phi4_functools"): lambda _content, calls: "]" not in str(calls)[1:-1],
+    ("sglang", "read", "gpt_oss"): lambda _content, calls: all(name.isidentifier() for name, _arguments in calls),
+    ("sglang", "read", "llama4_pythonic"): is_positive_pythonic,
+    ("sglang", "read_stream", "llama4_pythonic"): is_positive_pythonic,
+    ("sglang", "read_stream", "mistral"): lambda _content, calls: len(calls) == 1,
+}
+"""Turns that an engine reads alike, for formats of which it reads others in another way."""
+MISSING = {
+    "vllm": {
+        "gpt_oss": "vLLM reads gpt-oss by token ids of a vocabulary that has to be downloaded",
+        "gpt_oss_role": "vLLM reads gpt-oss by token ids of a vocabulary that has to be downloaded",
+    },
+    "sglang": dict.fromkeys(("granite", "phi4", "phi4_functools"), "SGLang has no parser of this format"),
+}
+
+vllm = pytest.mark.vllm
+sglang = pytest.mark.sglang
+with_vllm = pytest.mark.skipif(not has_engine("vllm"), reason="vLLM is not installed in this environment")
+with_sglang = pytest.mark.skipif(not has_engine("sglang"), reason="SGLang is not installed in this environment")
+ENGINES = [
+    pytest.param("vllm", VllmParser, marks=[vllm, with_vllm], id="vllm"),
+    pytest.param("sglang", SglangParser, marks=[sglang, with_sglang], id="sglang"),
+]
+for_engines = pytest.mark.parametrize(("engine", "make_parser"), ENGINES)
+
+
+@for_engines
+@pytest.mark.filterwarnings("ignore")
+def test_hand_written_turns(engine, make_parser, case, hand_written_tools):
+    """Names and arguments are equal, or differ where the case has its reason."""
+    if case["format"] in MISSING[engine]:
+        pytest.skip(MISSING[engine][case["format"]])
+    name = case.get("engine_parser", {}).get(engine, case["format"])
     expected = [tuple(call) for call in case["calls"]]
+
+    found = make_parser(name, case["text"], list(hand_written_tools.values())).read()
+
     if engine in case.get("differs", {}):
         assert expected != found, "the engine agrees by now: remove the reason from the table"
     else:
         assert expected == found
 
 
-@pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed in this environment")
+@for_engines
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore")
-def test_vllm_agrees(case, hand_written_tools):
-    """Names and arguments are equal."""
-    if case["format"] == "gpt_oss":
-        pytest.skip("vLLM reads gpt-oss by token ids of a vocabulary that has to be downloaded")
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.tool_parsers import ToolParserManager
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(st.data())
+def test_generated_turns(engine, make_parser, way, turn, render, parser_for, resources_of, data):
+    """Whatever the arguments hold, the engine finds the calls that our parser finds, whole and token by token."""
+    if turn in MISSING[engine]:
+        pytest.skip(MISSING[engine][turn])
+    key = (engine, way, turn)
+    if key in DIFFERS:
+        content, calls = "", [("add", {})]
+    else:
+        may_differ = LIMITS.get(key, lambda _content, _calls: True)
+        drawn = st.tuples(CONTENTS, calls_of(turn)).filter(lambda each: may_differ(*each))
+        content, calls = data.draw(drawn)
+    text, resources = render(turn, content, calls), resources_of(*calls)
+    ours = [(call.name, call.arguments) for call in parser_for(turn, resources).parse_text(text)[1]]
 
-    name = case.get("engine_parser", {}).get("vllm", VLLM_NAMES.get(case["format"], case["format"]))
-    tools = list(hand_written_tools.values())
-    messages = [{"role": "user", "content": "?"}]
-    request = ChatCompletionRequest(model="m", messages=messages, tools=tools, tool_choice="auto")
-    # Mistral's tokenizers from v11 on have [ARGS], and vLLM asks them which form of calls the model has.
-    arguments = ("[ARGS]",) if "[ARGS]" in case["text"] else ()
-    tokenizer = byte_tokenizer(tags=(*TAGS, *TAGS_OF_VLLM, *arguments))
+    theirs = getattr(make_parser(turn, text, [tool.schema for tool in resources.tools.values()]), way)()
 
-    parser = ToolParserManager.get_tool_parser(name)(tokenizer, request.tools)
-    calls = parser.extract_tool_calls(case["text"], request).tool_calls
-
-    check_agreement(case, "vllm", [(call.function.name, _decoded(call.function.arguments)) for call in calls])
-
-
-@pytest.mark.sglang
-@pytest.mark.skipif(find_spec("sglang") is None, reason="SGLang is not installed in this environment")
-@pytest.mark.filterwarnings("ignore")
-def test_sglang_agrees(case, hand_written_tools):
-    """Names and arguments are equal."""
-    from turnwise_sglang_engine import stub_packages
-
-    stub_packages.install()  # a CPU lacks packages that SGLang imports
-    from sglang.srt.entrypoints.openai.protocol import Tool
-    from sglang.srt.function_call.function_call_parser import FunctionCallParser
-
-    name = case.get("engine_parser", {}).get("sglang", SGLANG_NAMES.get(case["format"], case["format"]))
-    if name not in FunctionCallParser.ToolCallParserEnum:
-        pytest.skip(f"SGLang has no parser {name!r}")
-    tools = [Tool(**schema) for schema in hand_written_tools.values()]
-
-    calls = FunctionCallParser(tools, name).parse_non_stream(case["text"])[1]
-
-    check_agreement(case, "sglang", [(call.name, _decoded(call.parameters)) for call in calls])
-
-
-def _decoded(arguments):
-    """Return the arguments of a call, or their text when it is no JSON."""
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return arguments
+    assert calls == ours
+    if key in DIFFERS:
+        assert calls != theirs, "the engine agrees by now: remove the reason from the table"
+    else:
+        assert calls == theirs

@@ -1,7 +1,9 @@
 """Settings of every test, and a comparison that the suites of several engines share."""
 
 import os
+import signal
 import sys
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,11 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 # process that has started one of them refuses messages of the others.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", uuid.uuid4().hex)
+
+# A shell lets the programs that it starts in the background ignore Ctrl-C, and they pass this on to every process that a
+# test starts and interrupts.
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadlines: how long an example takes depends on the machine. `make test` uses "fast"; `make test-slow` runs all
 # properties again with "thorough". A property that sets max_examples itself keeps its number in both.

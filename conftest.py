@@ -22,8 +22,8 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", uuid.uuid4().hex)
 
-# A shell lets the programs that it starts in the background ignore Ctrl-C, and they pass this on to every process that a
-# test starts and interrupts.
+# A shell lets the programs that it starts in the background ignore Ctrl-C, and they pass this on to every process that
+# a test starts and interrupts.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

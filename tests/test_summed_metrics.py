@@ -31,6 +31,9 @@ SUMMED = {
     # Shares, each recorded once in an episode: `Session.close` describes the records at most once.
     "'gateway/auxiliary_share'": "once",
     "'gateway/untrained_share'": "once",
+    # Numbers of verifiers, each recorded once in an episode, in the observation that ends it.
+    "**rewards": "once",
+    "**trace.metrics": "once",
     # Names and numbers of others: code that is documented to add up passes them on.
     "f'agent/{name}'": "passed on: numbers that an agent's program reports once, at its end",
     "f'environment/{name}'": "passed on: metrics of an observation",

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from turnwise.protocols import ModelSpec, Resources
+from turnwise.weights.sources import as_numpy
+from turnwise_engine_support.stored_weights import map_weights
 from turnwise_testing.engine_scenarios import VOCAB_SIZE, run_scenario, simple_request, skip_without_package
 from turnwise_vllm_engine import VllmConfig, VllmEngine
 from turnwise_vllm_engine.launch import RunningVllm
@@ -136,10 +138,8 @@ class FakeLlm:
             raise error
         return [self._load(*args)]
 
-    def _load(self, paths):
-        from safetensors.numpy import load_file
-
-        self.loaded = {name: array for path in paths for name, array in load_file(path).items()}
+    def _load(self, places):
+        self.loaded = {name: as_numpy(tensor, copy=True) for name, tensor in map_weights(places)}
         self.weight = float(sum(array.astype(np.float64).sum() for array in self.loaded.values()))
         return len(self.loaded)
 

@@ -52,7 +52,12 @@ class Tally(Observer):
 
 
 def progress_view(tally: Tally, total: int, console: Console) -> AbstractContextManager[Callable[[], None]]:
-    """Show a tally until the block ends, by a bar on a terminal or by log lines; the function updates it."""
+    """
+    Show a tally until the block ends, by a bar on a terminal or by log lines; the function updates it.
+
+    The rate counts from here: the tally is older than the engines, which took their time to start.
+    """
+    tally.started = time.perf_counter()
     return _bar(tally, total, console) if console.is_terminal else _log_lines(tally, total)
 
 

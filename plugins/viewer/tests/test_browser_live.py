@@ -100,6 +100,50 @@ def test_a_page_follows_a_run_on_ray(tmp_path, page, start):
     assert run.wait() == 0
 
 
+HELD_STEP = '''\
+"""A reward that holds the second step of a training until the test lets it go."""
+
+import asyncio
+from pathlib import Path
+
+
+async def score(episode):
+    while episode.global_step > 1 and not Path(%r).exists():
+        await asyncio.sleep(0.02)
+    return float(str(episode.task.ground_truth) in str(episode.messages[-1]["content"]))
+'''
+
+
+@pytest.mark.ray
+def test_a_page_follows_a_training_on_ray(tmp_path, page, start):
+    """Steps and held-out points of a training on Ray arrive while its next step still runs on the workers."""
+    let_go, out = tmp_path / "let_go", tmp_path / "run"
+    (tmp_path / "held_step.py").write_text(HELD_STEP % str(let_go))
+    example = (ROOT / "examples/train_calculator.yaml").read_text()
+    for name in ("train_calculator.jsonl", "heldout_calculator.jsonl"):
+        example = example.replace(f"path: {name}", f"path: {ROOT / 'examples' / name}")
+    (tmp_path / "train.yaml").write_text(example + "modules: [./held_step.py]\n")
+    short = ["train.num_steps=2", "train.tasks_per_step=2", "train.validation.limit=2", "train.validation.every=1"]
+    open_live(page, start, out, "0/training")
+
+    options = ["runtime=ray", "reward=./held_step.py:score", *short]
+    training = start("train", tmp_path / "train.yaml", *options, "--out", out)
+    steps, held_out = page.locator(".steps a"), page.locator("table.heldout th a")
+    sync_api.expect(steps).to_have_text(["1"])
+    sync_api.expect(held_out.last).to_have_attribute("href", "#/0/episodes?step=1&validation=true")
+    sync_api.expect(page.locator(".chart").first.locator(".dot.c1")).to_have_count(2)
+    page.locator(".views a", has_text="Episodes").click()
+    sync_api.expect(page.locator("table.running tbody tr")).to_have_count(16)
+    assert training.poll() is None
+
+    let_go.touch()
+    sync_api.expect(page.locator("table.running tbody tr")).to_have_count(0)
+    page.locator(".views a", has_text="Training").click()
+    sync_api.expect(steps).to_have_text(["1", "2"])
+    sync_api.expect(held_out.last).to_have_attribute("href", "#/0/episodes?step=2&validation=true")
+    assert training.wait() == 0
+
+
 HELD_RUN = """\
 model: {path: "package:turnwise_calculator_demo"}
 data: {path: %s, limit: 2}

@@ -46,6 +46,7 @@ def test_every_agent_has_its_files(runner: ModuleType) -> None:
         assert (FOLDER / f"{agent}_agent.py").is_file()
         pins = (FOLDER / f"requirements/{agent}.txt").read_text(encoding="utf-8").splitlines()
         assert all("==" in pin for pin in pins)
+    assert 40 == len((FOLDER / "openai_agent.py").read_text(encoding="utf-8").splitlines())  # as its README says
     packages = json.loads((FOLDER / "javascript/package.json").read_text(encoding="utf-8"))["dependencies"]
     locked = json.loads((FOLDER / "javascript/package-lock.json").read_text(encoding="utf-8"))["packages"]
     assert packages == {name: locked[f"node_modules/{name}"]["version"] for name in packages}

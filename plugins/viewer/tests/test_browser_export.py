@@ -125,3 +125,19 @@ def test_the_policy_of_the_file_blocks_an_inline_script(tmp_path, browser):
 
     assert not runs_inline_script(page)
     page.close()
+
+
+def test_a_long_timeline_is_bounded(tmp_path, look, open_export):
+    """A file and the served page draw the same blocks of a long timeline, and say how many slices are in them."""
+    run = write_run(tmp_path / "run", [build_episode()])
+    calls = [("tool", number / 10, 0.05, {"uid": "task-0000/0"}) for number in range(150_000)]
+    write_trace(run, ("episode", 100, 0.5, {"uid": "task-0000/0"}), *calls)
+
+    for open_page in (look, open_export):
+        page = open_page(run, place="0/time")
+        sync_api.expect(page.locator(".bounds")).to_have_text(
+            "150,000 short slices are drawn as 1,000 blocks of neighbours. A step or an episode alone shows more."
+        )
+        assert page.locator(".lane .slice").count() == 1001
+        sync_api.expect(page.locator(".slice.slowest")).to_have_count(1)
+        sync_api.expect(page.get_by_role("img", name="worker 0, slot 1: 150001 slices")).to_be_visible()

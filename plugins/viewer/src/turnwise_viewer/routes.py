@@ -24,6 +24,7 @@ from turnwise_viewer.run_events import RunEvents
 from turnwise_viewer.run_folder import RunFolder
 from turnwise_viewer.running_requests import RunningRequests
 from turnwise_viewer.text_search import Found, check_searchable
+from turnwise_viewer.timeline_bounds import bound
 from turnwise_viewer.training_metrics import read_series
 
 VERSION: Final = 1
@@ -176,7 +177,8 @@ def _show_tokens(run: RunFolder, query: Query) -> JsonDict:
 
 def _show_timeline(run: RunFolder, query: Query) -> JsonDict:
     step = -1 if query.text("step", "") == "last" else query.step()
-    return {"timeline": run.timeline(query.text("key", ""), step)}
+    timeline = run.timeline(query.text("key", ""), step)
+    return {"timeline": None if timeline is None else bound(timeline)}
 
 
 def _describe_run(run: RunFolder) -> JsonDict:

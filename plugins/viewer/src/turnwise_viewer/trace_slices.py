@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +12,7 @@ from turnwise.errors import DataError
 from turnwise.types import JsonDict
 
 TRACE_FILE: Final = "trace.json"
-_CATEGORIES: Final = ("episode", "turn", "tool", "reward", "generate", "memory")
+CATEGORIES: Final = ("episode", "turn", "tool", "reward", "generate", "memory")
 
 FindKey = Callable[[Mapping[str, Any]], str | None]
 """Returns the key of the episode that the arguments of a slice name; None if the run has no such episode."""
@@ -48,7 +49,7 @@ def _lay_out(events: list[dict[str, Any]], find_key: FindKey, wanted: Callable[[
     slices = [
         (each, None if each["cat"] == "memory" else find_key(each["args"]))
         for each in events
-        if each["ph"] == "X" and each["cat"] in _CATEGORIES
+        if each["ph"] == "X" and each["cat"] in CATEGORIES
     ]
     if wanted is not None:
         slices = _choose(slices, wanted)
@@ -56,6 +57,8 @@ def _lay_out(events: list[dict[str, Any]], find_key: FindKey, wanted: Callable[[
     rows: dict[tuple[int, int], list[list[Any]]] = {}
     for each, key in slices:
         begin, length = (each["ts"] - start_us) / 1e6, each["dur"] / 1e6
+        if not math.isfinite(begin + length):
+            raise ValueError("a time is not a number")
         rows.setdefault((each["pid"], each["tid"]), []).append([begin, length, each["cat"], each["name"], key])
     return {
         "seconds": max(((each["ts"] + each["dur"] - start_us) / 1e6 for each, _key in slices), default=0.0),

@@ -182,11 +182,18 @@ export interface Series {
   values: (number | null)[];
 }
 
-export type Slice = [start: number, seconds: number, category: string, name: string, key: string | null];
+/** A block of neighbouring slices has their number, and a key if all are of one episode. */
+export type Slice = [start: number, seconds: number, category: string, name: string, key: string | null, count?: number];
 
 export interface Timeline {
   seconds: number;
   rows: { name: string; slot: number; slices: Slice[] }[];
+  /** The longest episode. */
+  longest: Slice | null;
+  /** Slices that are in blocks. */
+  num_merged: number;
+  /** Rows that are left out. */
+  num_hidden_rows: number;
 }
 
 export async function get<T>(path: string, parameters: Parameters = {}, signal?: AbortSignal): Promise<T> {

@@ -1,5 +1,6 @@
 // The answers of the API in an exported page: each is in an element of the page, compressed and in base64.
-import type { Episode, EpisodePage, EpisodeRow, Group, Slice, Timeline } from "./api";
+import type { Episode, EpisodePage, EpisodeRow, Group, Slice } from "./api";
+import { bound, type WholeTimeline } from "./bounds";
 
 export type Parameters = Record<string, string | number | string[] | undefined>;
 
@@ -24,27 +25,38 @@ export async function answer(path: string, parameters: Parameters): Promise<unkn
   if (what === "groups") return listGroups(run, parameters);
   const { rows } = await read<{ rows: EpisodeRow[] }>(`rows/${run}`);
   if (what === "episodes") return listEpisodes(run, rows, parameters);
-  if (what === "timeline") return chooseSlices(await read(`timeline/${run}`), rows, parameters);
+  if (what === "timeline") {
+    const { timeline } = await read<{ timeline: WholeTimeline | null }>(`timeline/${run}`);
+    return { timeline: timeline && bound(chooseSlices(timeline, rows, parameters)) };
+  }
   const number = rows.findLastIndex((each) => each.key === parameters.key);
   if (number < 0) throw new Error(`this file has no episode '${parameters.key}': it was exported without it`);
   return read(what === "tokens" ? `tokens/${run}/${number}/${parameters.record ?? 0}` : `${what}/${run}/${number}`);
 }
 
 /** Keep the slices of an episode or of a step, and those of no episode between their first and last. */
-function chooseSlices({ timeline }: { timeline: Timeline | null }, rows: EpisodeRow[], wanted: Parameters): { timeline: Timeline | null } {
-  if (timeline === null || !(given(wanted.key) || given(wanted.step))) return { timeline };
+function chooseSlices(timeline: WholeTimeline, rows: EpisodeRow[], wanted: Parameters): WholeTimeline {
+  if (!(given(wanted.key) || given(wanted.step))) return timeline;
   const step = wanted.step === "last" ? Math.max(...rows.map((each) => each.global_step)) : Number(wanted.step);
   const keys = new Set(given(wanted.key) ? [wanted.key] : rows.filter((each) => each.global_step === step).map((each) => each.key));
   const found = timeline.rows.flatMap((row) => row.slices).filter((each) => keys.has(each[4] ?? ""));
-  const start = Math.min(...found.map((each) => each[0]));
-  const end = Math.max(...found.map((each) => each[0] + each[1]));
+  const [start, end] = endsOf(found);
   const keepsSlice = (each: Slice) => (each[2] === "memory" ? each[0] < end && each[0] + each[1] > start : keys.has(each[4] ?? ""));
   const all = timeline.rows.map((row) => ({ ...row, slices: row.slices.filter(keepsSlice) })).filter((row) => row.slices.length > 0);
-  const first = Math.min(...all.flatMap((row) => row.slices.map((each) => each[0])), start);
-  const last = Math.max(...all.flatMap((row) => row.slices.map((each) => each[0] + each[1])), end);
-  if (all.length === 0) return { timeline: { seconds: 0, rows: [] } };
+  if (all.length === 0) return { seconds: 0, rows: [] };
+  const [first, last] = endsOf(all.flatMap((row) => row.slices));
   const moved = all.map((row) => ({ ...row, slices: row.slices.map(([at, ...rest]): Slice => [at - first, ...rest]) }));
-  return { timeline: { seconds: last - first, rows: moved } };
+  return { seconds: last - first, rows: moved };
+}
+
+/** The first start and the last end; a loop, because a call takes no more arguments than some ten thousands. */
+function endsOf(slices: Slice[]): [number, number] {
+  let [start, end] = [Infinity, -Infinity];
+  for (const each of slices) {
+    start = Math.min(start, each[0]);
+    end = Math.max(end, each[0] + each[1]);
+  }
+  return [start, end];
 }
 
 function given(value: Parameters[string]): value is string | number {

@@ -2,7 +2,7 @@ import { useState } from "preact/hooks";
 import type { Episode, EpisodePage, EpisodeRow, Run, Slice, Timeline } from "./api";
 import { Field, Problem, useLoaded } from "./parts";
 import { link, type Place, replaceQuery } from "./router";
-import { literal, seconds } from "./text";
+import { literal, number, seconds } from "./text";
 
 const KINDS: [kind: string, title: string][] = [
   ["generate", "generating"],
@@ -77,7 +77,9 @@ function Rows({ timeline, run, of }: { timeline: Timeline; run: number; of?: str
   const [chosen, setChosen] = useState<Slice | null>(null);
   const width = 1000;
   const x = (at: number) => (at / (timeline.seconds || 1)) * width;
-  const slowest = of === undefined ? timeline.rows.flatMap((row) => row.slices).filter((each) => each[2] === "episode").sort((a, b) => b[1] - a[1])[0] : undefined;
+  const slowest = of === undefined ? timeline.longest : null;
+  const isSlowest = (slice: Slice) => slowest !== null && slice[2] === "episode" && slice[0] === slowest[0] && slice[1] === slowest[1] && slice[4] === slowest[4];
+  const numBlocks = timeline.rows.reduce((sum, row) => sum + row.slices.filter((each) => each[5] !== undefined).length, 0);
   const name = (slice: Slice) => (slice[4] ? <a href={link(run, "episode", { key: slice[4] })}>{literal(slice[4])}</a> : literal(slice[3]));
   return (
     <>
@@ -85,6 +87,13 @@ function Rows({ timeline, run, of }: { timeline: Timeline; run: number; of?: str
       {slowest && (
         <p>
           Longest episode: {name(slowest)}, {seconds(slowest[1])}, {((100 * slowest[1]) / timeline.seconds).toFixed(0)} % of the {seconds(timeline.seconds)} shown.
+        </p>
+      )}
+      {(timeline.num_merged > 0 || timeline.num_hidden_rows > 0) && (
+        <p class="bounds">
+          {timeline.num_merged > 0 && `${number(timeline.num_merged)} short slices are drawn as ${number(numBlocks)} blocks of neighbours. `}
+          {timeline.num_hidden_rows > 0 && `${number(timeline.num_hidden_rows)} rows, whose slices are shorter, are not drawn. `}
+          {of === undefined && "A step or an episode alone shows more."}
         </p>
       )}
       <p class="readout" role="status">
@@ -96,10 +105,10 @@ function Rows({ timeline, run, of }: { timeline: Timeline; run: number; of?: str
         {timeline.rows.map((row, index) => (
           <div class="lane">
             <span class="lanename">{row.name !== timeline.rows[index - 1]?.name && literal(row.name)}</span>
-            <svg viewBox={`0 0 ${width} ${ROW}`} preserveAspectRatio="none" role="img" aria-label={`${row.name}, slot ${row.slot}: ${row.slices.length} slices`}>
+            <svg viewBox={`0 0 ${width} ${ROW}`} preserveAspectRatio="none" role="img" aria-label={`${row.name}, slot ${row.slot}: ${row.slices.reduce((sum, each) => sum + (each[5] ?? 1), 0)} slices`}>
               {row.slices.map((slice) => (
                 <rect
-                  class={`slice ${slice[2]}${slice === slowest ? " slowest" : ""}`}
+                  class={`slice ${slice[2]}${isSlowest(slice) ? " slowest" : ""}`}
                   x={x(slice[0])}
                   width={Math.max(0.6, x(slice[1]))}
                   y={SHAPES[slice[2]][0]}

@@ -165,15 +165,6 @@ class BatchColumns:
         return [getattr(row, name) for row in self.rows]
 
 
-def pack_column(values: Tensor, column: Column) -> Tensor:
-    """Return (N,) values in their packed type; indices that are all 0, as without blocks, take the memory of one."""
-    import torch
-
-    if column.is_index and not values.any():
-        return values.new_zeros(1).expand(len(values))
-    return values.to(torch.from_numpy(np.empty(0, column.packed_dtype)).dtype)
-
-
 def _number_keys(keys: Iterable[object]) -> Tensor:
     """Return a number for each key, from 0 in order of appearance."""
     import torch

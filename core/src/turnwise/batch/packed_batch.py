@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 import numpy as np
 from attrs import evolve, field, frozen
 
-from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns, make_rows, pack_column
-from turnwise.batch.padding import Padding, Widths
+from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns, make_rows
+from turnwise.batch.padding import Padding, Widths, pack_column
 from turnwise.batch.rows import build_rows
 from turnwise.errors import DataError, DuplicateNameError, PluginError, TrajectoryError
 from turnwise.files import atomic_write

@@ -15,7 +15,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import DTypeLike
 
-from turnwise.batch.columns import Alignment
+from turnwise.batch.columns import Alignment, Column
 from turnwise.errors import PluginError, TrajectoryError
 
 if TYPE_CHECKING:
@@ -156,6 +156,16 @@ def as_array(tensor: Tensor) -> np.ndarray | None:
         return tensor.numpy()
     except TypeError:  # a type of torch alone, such as bfloat16
         return None
+
+
+def pack_column(values: Tensor, column: Column) -> Tensor:
+    """Return (N,) values in their packed type; indices that are all 0, as without blocks, take the memory of one."""
+    import torch
+
+    array = as_array(values)
+    if column.is_index and not (values if array is None else array).any():
+        return values.new_zeros(1).expand(len(values))
+    return values.to(torch.from_numpy(np.empty(0, column.packed_dtype)).dtype)
 
 
 def find_alignment(name: str, shape: tuple[int, ...], size: int, response_length: int, total_length: int) -> Alignment:

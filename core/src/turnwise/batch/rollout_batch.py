@@ -17,9 +17,9 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns, BatchRow, make_rows, pack_column
+from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns, BatchRow, make_rows
 from turnwise.batch.packed_batch import PackedBatch, collate_packed, read_file
-from turnwise.batch.padding import Padding, Widths, as_array, find_alignment
+from turnwise.batch.padding import Padding, Widths, as_array, find_alignment, pack_column
 from turnwise.errors import DuplicateNameError, PluginError, TrajectoryError
 from turnwise.record.result import EpisodeResult
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
-from attrs import define, field
+from attrs import define, evolve, field
 
-from turnwise import State
+from turnwise import Chat, State
 from turnwise_gateway.calls import ModelCall
 from turnwise_gateway.session.options import SessionOptions
 from turnwise_gateway.session.session import Session, SessionParts
 from turnwise_gateway.tree.messages import split_think
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
+from turnwise_testing.agent_probe import AgentProbe, ProbeParser, make_task, probe_resources
 
 ADD = {
     "type": "function",
@@ -120,13 +120,16 @@ class SessionRun:
 
 @define
 class Sessions:
-    """Runs scenarios; `engine` and `limits` change the probe's."""
+    """Runs scenarios; `engine` and `limits` change the probe's, and `chat` is another chat template."""
 
     turns: tuple[str, ...] = TURNS
     parts: Mapping[str, Any] = field(factory=dict)
+    chat: Chat | None = None
 
     def probe(self):
         resources = probe_resources()
+        if self.chat is not None:
+            resources = evolve(resources, chat=self.chat, parser=ProbeParser(self.chat))
         return AgentProbe(make_agent=lambda: None, resources=resources, turns=self.turns, response_length=1 << 16)
 
     def run(self, scenario, *, engine=None, limits: Mapping[str, Any] = {}, task=None, **options) -> SessionRun:

@@ -22,7 +22,9 @@ from gateway_agents import RefusedError, converse
 
 from turnwise_gateway import make_external
 from turnwise_gateway.config import ExternalConfig
+from turnwise_gateway.pool.store import PoolTask
 from turnwise_gateway.pull_options import PullOptions
+from turnwise_gateway.pull_pool import SharedStore
 from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
 
 WORKER = Path(__file__).parents[1] / "programs" / "pull_worker.py"
@@ -129,6 +131,24 @@ def test_workers_share_one_control_port(tmp_path: Path) -> None:
     assert 1 == len(addresses)
     assert [4, 4, 4] == list(hosts.values())  # each in the worker of its episode
     assert [] == list(tmp_path.iterdir())
+
+
+def test_groups_of_two_workers_are_handed_out_together(tmp_path: Path) -> None:
+    """The members of a group come one after the other, whichever worker runs them, and whichever hands them out."""
+    stores: list[SharedStore] = []
+    for runner in ("one", "two"):
+        stores.append(SharedStore(tmp_path / "pool.sqlite", runner=runner, peers=lambda: ("one", "two")))
+    for rollout_n in range(4):  # those with odd numbers are the second worker's, which takes the tasks in another order
+        for uid in "cba" if rollout_n % 2 else "abc":
+            stores[rollout_n % 2].put(PoolTask(uid=uid, rollouts=(rollout_n,)), capacity=12)
+
+    leases = [stores[number % 2].lease("w", now=0.0, lease_s=9.0) for number in range(12)]
+
+    assert [(uid, number) for uid in "abc" for number in range(4)] == [(each.uid, each.rollout_n) for each in leases]
+    assert list(range(1, 13)) == [each.fence for each in leases]
+    assert [("one", "two")[each.rollout_n % 2] for each in leases] == [stores[0].runner_of(each.id) for each in leases]
+    for store in stores:
+        store.close()
 
 
 def test_a_score_may_reach_any_worker(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from turnwise import EpisodeResult, RolloutManager, Status
 from turnwise.episode.driver import EpisodeProgram
@@ -28,7 +29,7 @@ PLAN = RolloutPlan(default_agent="external", agents={"external": None})
 
 
 @contextmanager
-def run_manager(config: ExternalConfig) -> Iterator[RolloutManager]:
+def run_manager(config: ExternalConfig, plan: RolloutPlan = PLAN) -> Iterator[RolloutManager]:
     """A running manager whose agent is an outside one."""
     resources = probe_resources()
     agent = make_external(config, resources)
@@ -42,7 +43,7 @@ def run_manager(config: ExternalConfig) -> Iterator[RolloutManager]:
         stop_token_ids=probe_chat().stop_token_ids,
         default_agent="external",
     )
-    with RolloutManager(LocalRuntime(parts.engine, parts), PLAN) as manager:
+    with RolloutManager(LocalRuntime(parts.engine, parts), plan) as manager:
         yield manager
 
 
@@ -149,6 +150,27 @@ def test_an_agent_that_waits_between_two_steps_gets_the_next_episode(tmp_path: P
         call_model(leases[0])
         assert 200 == control.complete(leases[0], 1.0)[0]
         collecting.join()
+
+
+def test_groups_of_a_run_are_handed_out_together(tmp_path: Path) -> None:
+    """Agents get all rollouts of a task before those of the next one, and each rollout keeps its score."""
+    file = tmp_path / "control.json"
+    with run_manager(ExternalConfig(pull=PullOptions(control_file=file)), evolve(PLAN, n=3)) as manager:
+        control = Control(file)
+        results: list[EpisodeResult] = []
+        collecting = threading.Thread(target=lambda: results.extend(manager.rollout([make_task(n) for n in range(4)])))
+        collecting.start()
+        held = [control.lease() for _ in range(12)]
+        for leased in reversed(held):
+            assert 200 == call_model(leased)[0]
+            assert 200 == control.complete(leased, leased["lease"]["fence"])[0]
+        collecting.join()
+
+    order = [(each["task"]["uid"], each["task"]["rollout_n"]) for each in held]
+    assert [(f"probe-{task}", rollout_n) for task in range(4) for rollout_n in range(3)] == order
+    scores = {(result.task.uid, result.rollout_n): result.reward for result in results}
+    fences = [each["lease"]["fence"] for each in held]
+    assert dict(zip(order, map(float, fences), strict=True)) == scores
 
 
 def test_addresses(tmp_path: Path) -> None:

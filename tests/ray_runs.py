@@ -82,6 +82,16 @@ def pids(slots):
     return found
 
 
+def locate_workers(manager):
+    """Return the node of each worker of a run that is alive, in the order of the workers."""
+    import ray
+
+    name = f"turnwise-{manager.runtime.cluster.run_name}-worker-"
+    actors = ray._private.state.actors().values()  # the public list of actors needs the dashboard
+    found = [each for each in actors if each["Name"].startswith(name) and each["State"] == "ALIVE"]
+    return [each["Address"]["NodeID"] for each in sorted(found, key=lambda each: each["Name"])]
+
+
 def wait_until(condition, message, timeout_s=240):
     """Wait until a condition holds; fail with the message when it does not in time."""
     deadline = time.monotonic() + timeout_s

@@ -9,7 +9,17 @@ from pathlib import Path
 import psutil
 import pytest
 from ray_blueprint import ScriptedBlueprint
-from ray_runs import FINISHED, ON_RAY, check_complete, ids_by_task, make_manager, make_tasks, wait_until
+from ray_runs import (
+    FINISHED,
+    ON_RAY,
+    check_complete,
+    ids_by_task,
+    locate_workers,
+    make_manager,
+    make_tasks,
+    rollout_held,
+    wait_until,
+)
 
 from turnwise import Status
 from turnwise.record.invariants import check_trajectory
@@ -59,6 +69,34 @@ def test_a_lost_node_costs_nothing(two_nodes):
     assert {result.status for result in results} <= FINISHED
     assert ids_by_task(results) == undisturbed
     assert stats["migrations"] > 0, "the lost node served no episode"
+
+
+def test_a_lost_node_with_two_workers_blames_no_episode(two_nodes, tmp_path):
+    """
+    One worker of the lost node holds an episode, and the other one is idle: the episode must not be given to it, lose
+    this worker too, and fail as if it had killed both.
+    """
+    cluster, _second = two_nodes
+    third = [cluster.add_node(num_cpus=2, resources={"seat": 4}) for _ in range(2)]
+    options = {"replica_resources": {"resources": {"room": 1}}, "start_timeout_s": 120.0}
+    options |= {"worker_resources": {"resources": {"seat": 1}}}
+    tasks = make_tasks(3)
+    with make_manager(ScriptedBlueprint(folder=str(tmp_path)), workers=4, **options) as manager:
+        located = locate_workers(manager)
+        lost = next(node for node in third if node.node_id == located[3])  # the last worker gets no episode
+        assert located.count(lost.node_id) == 2
+
+        def lose():
+            cluster.remove_node(lost, allow_graceful=False)
+            slots = manager.runtime.workers.slots
+            wait_until(lambda: sum(slot.num_starts for slot in slots) == 6, "not both workers were lost")
+
+        results = rollout_held(manager, tasks, lose)
+        stats = manager.stats()
+
+    check_complete(results, tasks)
+    assert {result.status for result in results} <= FINISHED
+    assert (stats["quarantined"], stats["worker_restarts"]) == (0, 2)
 
 
 def test_stragglers_and_hanging_tools(ray_cluster, tmp_path):

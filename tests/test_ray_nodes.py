@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from ray_blueprint import ScriptedBlueprint
 from ray_judge_blueprint import TellingBlueprint
-from ray_runs import FINISHED, ON_RAY, PLAN, make_tasks
+from ray_runs import FINISHED, ON_RAY, PLAN, locate_workers, make_tasks
 
 from turnwise.config.runtime import RayConfig, RuntimeConfig
 from turnwise.runtime.manager import RolloutManager
@@ -39,15 +39,6 @@ def make_manager(blueprint, *, workers, replicas=2, **ray):
     return RolloutManager(RayRuntime(blueprint, config), PLAN)
 
 
-def nodes_of_workers(manager):
-    """Return the node of each worker of a run that is alive."""
-    import ray
-
-    name = f"turnwise-{manager.runtime.cluster.run_name}-worker-"
-    actors = ray._private.state.actors().values()  # the public list of actors needs the dashboard
-    return [each["Address"]["NodeID"] for each in actors if each["Name"].startswith(name) and each["State"] == "ALIVE"]
-
-
 @pytest.mark.parametrize("gpu", [True, False], ids=["replicas with devices", "replicas without"])
 def test_labels_choose_the_nodes(cluster, tmp_path, gpu):
     """Workers run on both of the labelled nodes and no other, and the replicas on the one with GPUs."""
@@ -56,7 +47,7 @@ def test_labels_choose_the_nodes(cluster, tmp_path, gpu):
     blueprint = TellingBlueprint(folder=str(tmp_path))
     with make_manager(blueprint, workers=4, replica_resources=own, worker_resources=asked) as manager:
         results = manager.rollout(make_tasks(8))
-        workers = nodes_of_workers(manager)
+        workers = locate_workers(manager)
 
     assert sorted(node.node_id for node in cluster.cpu_nodes for _ in range(2)) == sorted(workers)
     notes = [json.loads(file.read_text()) for file in tmp_path.glob("*.json")]
@@ -67,7 +58,7 @@ def test_labels_choose_the_nodes(cluster, tmp_path, gpu):
 def test_workers_are_spread_by_default(cluster):
     """No option is needed for workers on several nodes."""
     with make_manager(ScriptedBlueprint(), workers=6) as manager:
-        nodes = nodes_of_workers(manager)
+        nodes = locate_workers(manager)
 
     assert 6 == len(nodes)
     assert len(set(nodes)) > 1

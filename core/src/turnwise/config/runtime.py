@@ -57,7 +57,7 @@ class RayConfig:
         max_restarts: restarts in a row of one replica or worker; a minute of health resets the count.
         backoff_s: seconds before the first restart; the delay doubles each time.
         max_kills: workers that may die while they run an episode before it is a suspect. Suspects are tested in groups,
-            in quarters and on all workers; an episode that kills a worker while it runs alone fails.
+            in quarters and on all workers; an episode that kills a worker in a test of it alone fails.
         max_starts: attempts to start an actor, with the same back-off.
         reward_tries: attempts to score an episode when reward workers die or services fail.
         start_timeout_s: seconds for an actor to start, and for its devices to be free.

@@ -97,8 +97,10 @@ def test_a_resumed_episode_keeps_its_record_when_its_worker_dies():
     resumed = UnfinishedEpisode(spec=make_spec(0), records=(EpisodeRecord(record),), num_steps=1).resumed_spec
     dispatcher, results = EpisodeDispatcher(max_kills=1), {}
     dispatcher.submit([(0, resumed)], results.__setitem__)
-    dispatcher.acquire(0, 1)
-    dispatcher.requeue(0, "killed", 4)
+    for _ in range(2):  # only the second time it is a suspect, which runs alone to be tested
+        assert not results
+        dispatcher.acquire(0, 1)
+        dispatcher.requeue(0, "killed", 4)
 
     assert (results[0].status, results[0].fault.kind) == (Status.FAILED, "PoisonedEpisode")
     assert results[0].trajectories[0].input_ids.tolist() == [1, 2]
@@ -246,6 +248,20 @@ def test_episodes_of_a_dead_worker_are_shared():
     cluster.share()
 
     assert sorted(len(held) for held in cluster.held.values()) == [20, 22, 22]
+
+
+def test_an_episode_that_was_alone_by_chance_is_tested_first():
+    """Two workers of one node died one after the other, and the second had nothing else: the episode is innocent."""
+    dispatcher, results = EpisodeDispatcher(), {}
+    dispatcher.submit(enumerate(make_specs(1)), results.__setitem__)
+    for worker in (0, 1):
+        dispatcher.acquire(worker, 1)
+        assert not dispatcher.requeue(worker, "its node died", 4)
+    ((key, spec),) = dispatcher.acquire(2, 1)
+    dispatcher.complete(2, key, finish(spec))
+
+    assert results[0].status is Status.COMPLETED
+    assert dispatcher.num_quarantined == 0
 
 
 def test_suspects_have_their_workers_to_themselves():

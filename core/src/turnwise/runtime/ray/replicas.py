@@ -119,6 +119,7 @@ class ReplicaGroup:
             await self.weights.notify_given_up()
 
     async def close(self) -> None:
+        """Free the reserved resources. Idempotent."""
         await self._placement_groups.close()
 
     def connect_client(self, client: ActorSlot) -> None:

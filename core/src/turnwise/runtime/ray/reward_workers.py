@@ -81,9 +81,6 @@ class RewardGroup:
             if self.driver is not None:
                 self.driver.give_up(f"{slot.name}: {slot.last_error}")
 
-    async def close(self) -> None:
-        """Do nothing: reward workers have no resources besides their actors."""
-
     def connect_client(self, client: ActorSlot) -> None:
         """Connect a new worker to every reward worker."""
         for slot in live(self.slots):

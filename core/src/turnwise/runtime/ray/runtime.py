@@ -14,7 +14,7 @@ from functools import partial
 
 from attrs import define, field
 
-from turnwise.config.runtime import RayConfig, RuntimeConfig
+from turnwise.config.runtime import RuntimeConfig
 from turnwise.events.dispatch import Observers
 from turnwise.protocols.weights import UpdateReport
 from turnwise.record.result import EpisodeResult
@@ -80,7 +80,7 @@ class RayRuntime:
     _supervision: asyncio.Task[None] | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        options = self._options
+        options = self.config.ray
         self.dispatcher = EpisodeDispatcher(options.max_kills)
         self.cluster = Cluster(options.address, options.trusted_network)
         self.placement = self.placement or plan_runtime_placement(self.config)
@@ -106,10 +106,6 @@ class RayRuntime:
             max_restarts=options.max_restarts, max_starts=options.max_starts, backoff_s=options.backoff_s
         )
         self._supervisor = Supervisor(policy, self.observers)
-
-    @property
-    def _options(self) -> RayConfig:
-        return self.config.ray
 
     @property
     def _stages(self) -> tuple[tuple[ActorGroup, ...], ...]:
@@ -215,10 +211,8 @@ class RayRuntime:
         # loops.
         self._supervisor.stopping = True
         # Workers first: while they end their episodes, they still use replicas and reward workers.
-        for stage in reversed(self._stages):
-            for group in stage:
-                for slot in live(group.slots):
-                    await wait_for_stop(slot.handle.stop.remote(), _STOP_S)
+        for slot in reversed(live(self._slots)):
+            await wait_for_stop(slot.handle.stop.remote(), _STOP_S)
         if self._supervision is not None:
             self._supervision.cancel()
             await asyncio.wait([self._supervision], timeout=_STOP_S)
@@ -226,9 +220,8 @@ class RayRuntime:
         # After the supervision has ended: it would take a kill for a loss.
         for slot in live(self._slots):
             kill_actor(slot)
-        for stage in self._stages:
-            for group in stage:
-                await group.close()
+        for pool in self.pools.values():
+            await pool.close()
         await self.weights.close()
         await self.cluster.close()
 

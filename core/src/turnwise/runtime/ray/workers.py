@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import NoReturn
 
@@ -50,6 +52,9 @@ class WorkerGroup:
     slots: list[ActorSlot] = field(init=False)
     _max_in_flight: dict[int, int] = field(factory=dict, init=False)
     _clock_offsets_s: dict[int, float] = field(factory=dict, init=False)
+    # Set while a worker has not answered since the last loss of another.
+    _doubts: dict[int, asyncio.Event] = field(factory=lambda: defaultdict(asyncio.Event), init=False)
+    _num_losses: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.slots = make_slots("worker", self.config.num_workers)
@@ -60,6 +65,7 @@ class WorkerGroup:
         pools = {name: pool.spec for name, pool in self.pools.items()}
         reward_tries = 0 if self.rewards is None else self.config.ray.reward_tries
         handle = actor(slot.name, self.blueprint, pools, reward_tries)
+        self._doubts[slot.index].clear()
         stats = await first_reply(handle, handle.stats.remote(), self.config.ray.start_timeout_s)
         self._max_in_flight[slot.index] = int(stats["max_in_flight"])
         watch = handle.watch.remote()
@@ -75,7 +81,7 @@ class WorkerGroup:
         return watch
 
     async def watch_actor(self, slot: ActorSlot, watch: Awaitable[object]) -> None:
-        await watch_with_pings(slot, watch, self.config.ray, self._collect(slot))
+        await watch_with_pings(slot, watch, self.config.ray, self._collect(slot), self._recheck(slot))
 
     def release(self, slot: ActorSlot) -> None:
         """Kill a worker, and run its undelivered episodes on others."""
@@ -91,15 +97,16 @@ class WorkerGroup:
             self.observers.emit("on_episodes_retried", event)
         for pool in self.pools.values():
             pool.disconnect_client(slot)
-        self._share()
+        # Another worker may have died with this one, for instance with their node. It must not get the episodes: each
+        # death of a worker that holds an episode makes the episode more suspect.
+        self._num_losses += 1
+        for other in self.slots:
+            self._doubts[other.index].set()
 
     async def give_up(self, slot: ActorSlot) -> None:
         """Fail every episode if no worker is left."""
         if all_given_up(self.slots):
             self.dispatcher.fail_all(f"every worker is dead, the last: {slot.last_error}")
-
-    async def close(self) -> None:
-        """Do nothing: workers have no resources besides their actors."""
 
     def distribute(self) -> None:
         """Share new episodes of the dispatcher evenly among the workers."""
@@ -121,7 +128,9 @@ class WorkerGroup:
                 post(slot.handle.interrupt, numbers)
 
     def submit(self, slot: ActorSlot, limit: int | None = None) -> None:
-        """Submit episodes to a worker until it holds `limit`, or the window of the config if that is less."""
+        """Submit episodes to a worker until it holds `limit`, at most the window; none if it may be dead."""
+        if self._doubts[slot.index].is_set():
+            return
         window = self.config.ray.window
         if specs := self.dispatcher.acquire(slot.index, window if limit is None else min(limit, window)):
             post(slot.handle.submit, specs)
@@ -132,6 +141,16 @@ class WorkerGroup:
         share = self.dispatcher.even_share([slot.index for slot in workers])
         for slot in workers:
             self.submit(slot, share)
+
+    async def _recheck(self, slot: ActorSlot) -> NoReturn:
+        """Submit no episodes to a worker from the loss of another one until it has answered a ping."""
+        while True:
+            await self._doubts[slot.index].wait()
+            num_losses = self._num_losses
+            await slot.handle.ping.remote()
+            if num_losses == self._num_losses:
+                self._doubts[slot.index].clear()
+                self._share()
 
     async def _forward_events(self, slot: ActorSlot, handle: ActorHandle) -> None:
         """Let a worker forward the events that observers of the driver receive, and measure its clock."""

@@ -42,13 +42,13 @@ class EpisodeDispatcher:
     Tracks by key which worker holds each episode.
 
     A worker's death rarely tells which of its episodes caused it. So an episode with which `max_kills` workers have
-    died is a suspect, and the `Quarantine` tests it. An episode that ran alone on the worker that died last is the
+    died is a suspect, and the `Quarantine` tests it. An episode that was tested alone on a worker that died is the
     cause, and fails.
 
     Attributes:
         max_kills: deaths of workers after which an episode is a suspect.
         num_retried: episodes that ran again because their worker died.
-        num_quarantined: episodes that failed because they were alone on a worker that died.
+        num_quarantined: episodes that failed because a worker died while it tested them alone.
     """
 
     max_kills: int = 2
@@ -129,10 +129,10 @@ class EpisodeDispatcher:
         started = left[:max_started]
         self._kills.update(started)
         suspects = [key for key in started if self._kills[key] >= self.max_kills]
-        if len(suspects) == len(started) == 1 and not interrupted:
+        # Only a test convicts: two workers of a node may die one after the other, and the second had only this episode.
+        if tested and len(suspects) == len(started) == 1 and not interrupted:
             left.remove(suspects[0])
             self._fail_quarantined(worker, suspects.pop(), reason)
-            tested = True
         self.num_retried += len(left)
         self._quarantine.add(sorted(suspects))
         # In descending order, because each goes to the front: the oldest runs first again.

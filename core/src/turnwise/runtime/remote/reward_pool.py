@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from attrs import define, evolve, field, frozen
 
-from turnwise.episode.driver import EpisodeProgram
 from turnwise.errors import EngineError, InfrastructureError, TurnwiseError
 from turnwise.protocols import Episode
 from turnwise.record.result import EpisodeResult
@@ -26,6 +25,7 @@ from turnwise.runtime.remote.supervision import failure_reason
 from turnwise.runtime.worker import WorkerComponents
 
 FailureOwner = Literal["reward", "engine", "infra"]
+_BASES: dict[FailureOwner, type[TurnwiseError]] = {"engine": EngineError, "infra": InfrastructureError}
 
 
 @frozen(kw_only=True)
@@ -47,19 +47,14 @@ class RewardFailure:
 
     @classmethod
     def of(cls, error: BaseException) -> RewardFailure:
-        owner: FailureOwner = "reward"
-        if isinstance(error, EngineError):
-            owner = "engine"
-        elif isinstance(error, InfrastructureError):
-            owner = "infra"
+        owner: FailureOwner = next((owner for owner, base in _BASES.items() if isinstance(error, base)), "reward")
         frames = "".join(traceback.format_exception(error))
         return cls(kind=type(error).__name__, text=str(error), frames=frames, owner=owner)
 
     def as_error(self) -> Exception:
         """Return an error with this class name and text, and the traceback as a note."""
-        bases = {"reward": TurnwiseError, "engine": EngineError, "infra": InfrastructureError}
         # A class with this name, because the name becomes the kind of the fault; the base decides about its owner.
-        error: Exception = type(self.kind, (bases[self.owner],), {})(self.text)
+        error: Exception = type(self.kind, (_BASES.get(self.owner, TurnwiseError),), {})(self.text)
         error.add_note(f"in a reward worker:\n{self.frames}")
         return error
 
@@ -129,11 +124,9 @@ class RewardPool:
         """Return components whose rewards are scored here, with the deadline moved to the reward worker."""
         # Only the reward worker knows when a score starts: waiting for it must not count towards the deadline.
         self.reward_s = components.limits.reward_s
-        programs = {name: self._with_pool(program) for name, program in components.programs.items()}
+        scored = {name: program for name, program in components.programs.items() if program.reward is not None}
+        programs = {**components.programs, **{name: evolve(each, reward=self) for name, each in scored.items()}}
         return evolve(components, programs=programs, limits=evolve(components.limits, reward_s=inf))
-
-    def _with_pool(self, program: EpisodeProgram) -> EpisodeProgram:
-        return program if program.reward is None else evolve(program, reward=self)
 
     async def score(self, episode: Episode) -> Any:
         """

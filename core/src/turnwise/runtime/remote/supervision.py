@@ -108,9 +108,6 @@ class ActorGroup(Protocol):
     async def give_up(self, slot: ActorSlot) -> None:
         """Tell the dependent actors that this slot stays empty."""
 
-    async def close(self) -> None:
-        """Free resources that the slots have besides their actors."""
-
 
 @frozen(kw_only=True)
 class RestartPolicy:

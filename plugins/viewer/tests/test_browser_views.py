@@ -39,6 +39,32 @@ def test_the_budget_is_marked(tmp_path, look, budget, left):
     expect(page.locator(".cut")).to_contain_text(reason)
 
 
+def test_the_limit_of_a_turn_is_marked(tmp_path, look):
+    """A turn that used all its tokens says so in its head and after its last token; validation has its own limit."""
+    limits = "rollout: {response_length: 9, sampling: {max_tokens: 2}, validation_sampling: {max_tokens: 1}}"
+    config = CONFIG % (ROOT / "examples/calculator.jsonl", 9)
+    (tmp_path / "config.yaml").write_text(config.replace("rollout: {response_length: 9}", limits))
+    run = write_run(tmp_path, [build_episode(0), build_episode(1, validation=True)])
+    page = look(run, place="0/episode?key=task-0000/0")
+    marks, heads = page.locator(".tokenview .limit"), page.locator(".message h2")
+
+    expect(heads.nth(1)).to_have_text("assistant ✂ used all 2 tokens of a turn")
+    expect(page.locator(".limit")).to_have_count(1)
+    page.get_by_role("link", name="Tokens", exact=True).click()
+    expect(marks).to_have_text("✂ used all 2 tokens of a turn")
+    assert marks.evaluate("each => each.previousElementSibling.dataset.i") == "4"
+    page.locator('[data-i="3"]').hover()
+    expect(page.locator(".detail")).to_contain_text("1, used all 2 tokens of a turn")
+    page.locator('[data-i="7"]').hover()
+    expect(page.locator(".detail")).not_to_contain_text("used all")
+
+    place = "0/episode?view=tokens&key=task-0001/0-held-out"
+    page.goto(f"{page.url.partition('#')[0]}#/{place}")
+    expect(page.locator("#heading")).to_contain_text("task-0001/0-held-out")
+    expect(marks).to_have_text("✂ used all 1 tokens of a turn")
+    assert marks.evaluate("each => each.previousElementSibling.previousElementSibling.dataset.i") == "7"  # and a credit
+
+
 def test_credits_are_beside_their_tokens(tmp_path, look):
     """Rewards of turns are beside the last token of each turn, and rewards of tokens beside each token that has one."""
     tokens = TokenScore(values=(0.0, 0.5, 0.0, 0.0, -0.25))

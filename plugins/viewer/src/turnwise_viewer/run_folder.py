@@ -29,7 +29,7 @@ from turnwise_viewer.row_groups import RowGroups, list_steps, open_groups, open_
 from turnwise_viewer.running_requests import RunningRequests
 from turnwise_viewer.text_search import TEXT_COLUMNS, Found, SearchedFile, TextSearch
 from turnwise_viewer.text_signatures import TextSignatures
-from turnwise_viewer.token_text import TokenTexts, find_budget, find_decoder
+from turnwise_viewer.token_text import TokenLimits, TokenTexts, find_decoder, find_limits
 from turnwise_viewer.trace_slices import TRACE_FILE, read_timeline
 from turnwise_viewer.training_metrics import METRICS_FILE
 
@@ -67,7 +67,7 @@ class RunFolder:
     _texts: TokenTexts | None = None
     _texts_missing: str = ""
     _texts_loaded: bool = False
-    _budget: tuple[int | None] | None = None
+    _limits: TokenLimits | None = None
     _searches: dict[tuple[str, Filter], tuple[object, TextSearch]] = field(factory=dict)
     _signatures: TextSignatures = field(factory=TextSignatures)
     _last_read: tuple[object, pa.Table] | None = None
@@ -232,7 +232,8 @@ class RunFolder:
             number = self._number(key)
             name = self.index.table["key"][number].as_py()
             rows = self._read_rows(number).to_pylist()
-        return {"key": name, **describe_episode(rows), "response_budget": self._response_budget()}
+        episode = describe_episode(rows)
+        return {"key": name, **episode, **self._token_limits().describe(validation=bool(episode["validation"]))}
 
     def case(self, key: str | int) -> str:
         """Return an episode as the source of a test, by its key or by its number in the index."""
@@ -314,12 +315,11 @@ class RunFolder:
             self._last_read = (key, self._groups.read(range(first, last + 1), names))
         return self._last_read[1].slice(row - int(starts[first]), count)
 
-    def _response_budget(self) -> int | None:
-        """Return the most response tokens of a record, from the config; None if the run has no config."""
+    def _token_limits(self) -> TokenLimits:
         with _TOKENIZERS:
-            if self._budget is None:
-                self._budget = (find_budget(self.folder),)
-            return self._budget[0]
+            if self._limits is None:
+                self._limits = find_limits(self.folder)
+            return self._limits
 
     def _token_texts(self) -> TokenTexts | None:
         with _TOKENIZERS:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from attrs import frozen
 
 from turnwise import load_chat, load_config
 from turnwise.errors import TurnwiseError, first_line
-from turnwise.types import TokenArray
+from turnwise.types import JsonDict, TokenArray
 
 _CONFIG_FILES: Final = ("config.resolved.yaml", "config.yaml")
 """Of a rollout, and of a training."""
@@ -22,13 +23,36 @@ _MOST_JOINED: Final = 16
 Decode = Callable[[TokenArray], str]
 
 
-def find_budget(folder: Path) -> int | None:
-    """Return the most response tokens of a record, from the config of the run; None without a config."""
+@frozen
+class TokenLimits:
+    """
+    Limits of the config of a run; None where it sets none, or where there is no config.
+
+    Attributes:
+        response: most response tokens of a record.
+        turn: most tokens of a turn.
+        validation_turn: the same in validation.
+    """
+
+    response: int | None = None
+    turn: int | None = None
+    validation_turn: int | None = None
+
+    def describe(self, *, validation: bool) -> JsonDict:
+        """Return the limits of an episode as the API has them."""
+        return {"response_budget": self.response, "turn_limit": self.validation_turn if validation else self.turn}
+
+
+def find_limits(folder: Path) -> TokenLimits:
+    """Return the limits of tokens in the config of a run."""
     try:
         file = _find_config(folder)
-        return None if file is None else load_config(file).rollout.response_length
+        if file is None:
+            return TokenLimits()
+        rollout = load_config(file).rollout
     except (TurnwiseError, OSError):
-        return None  # of another version; episodes are shown without it
+        return TokenLimits()  # of another version; episodes are shown without limits
+    return TokenLimits(rollout.response_length, rollout.sampling.max_tokens, rollout.validation_sampling.max_tokens)
 
 
 def _find_config(folder: Path) -> Path | None:

@@ -98,13 +98,15 @@ export interface TokenScore {
   credits: [number, number][];
 }
 
+export type Turn = [start: number, stop: number];
+
 export interface EpisodeRecord {
   index: number;
   lineage: Lineage | null;
   num_prompt_tokens: number;
   num_tokens: number;
   segments: Segment[];
-  turns: [number, number][];
+  turns: Turn[];
   prompt_text: string | null;
   response_text: string | null;
   score: TokenScore | null;
@@ -145,6 +147,8 @@ export interface Episode {
   records: EpisodeRecord[];
   /** Most response tokens of a record; null if the run has no config. */
   response_budget: number | null;
+  /** Most tokens of a turn; null if the config of the run sets none. */
+  turn_limit: number | null;
 }
 
 export interface Tokens {

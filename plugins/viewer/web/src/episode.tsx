@@ -1,11 +1,11 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { get, type Episode as EpisodeType, type EpisodeRecord, type Message, type Run, type Tokens } from "./api";
+import { get, type Episode as EpisodeType, type EpisodeRecord, type Message, type Run, type Tokens, type Turn } from "./api";
 import { Copy, Fact, Problem, Status, Text, useKeys, useLoaded } from "./parts";
 import { Paths } from "./paths";
 import { link, type Place } from "./router";
 import { asText, literal, number, seconds } from "./text";
 import { EpisodeTime } from "./time";
-import { TokenView } from "./tokens";
+import { limitOf, TokenView } from "./tokens";
 
 export function Episode({ place, run }: { place: Place; run: Run }) {
   const key = place.query.get("key") ?? "";
@@ -155,9 +155,10 @@ function Turns({ episode, record, chosen, place }: { episode: EpisodeType; recor
   const isUsedUp = episode.response_budget !== null && episode.records.some((each) => each.num_tokens - each.num_prompt_tokens >= episode.response_budget!);
   const own = answers.slice(episode.task.messages.filter((each) => each.role === "assistant").length);
   const here = { key: episode.key, record: record?.index || undefined };
+  const turnOf = (index: number): Turn | undefined => (record && own.length === record.turns.length ? record.turns[own.indexOf(index)] : undefined);
   const tokensOf = (index: number): string | undefined => {
-    if (!record || own.length !== record.turns.length || !own.includes(index)) return undefined;
-    return link(place.run, "episode", { ...here, view: "tokens", token: record.turns[own.indexOf(index)][0] });
+    if (!turnOf(index)) return undefined;
+    return link(place.run, "episode", { ...here, view: "tokens", token: turnOf(index)![0] });
   };
   const [unfolded, setUnfolded] = useState(false);
   const hasTools = messages.some((each) => each.role === "tool" || (each.tool_calls?.length ?? 0) > 0);
@@ -172,7 +173,7 @@ function Turns({ episode, record, chosen, place }: { episode: EpisodeType; recor
         </p>
       )}
       {messages.map((message, index) => (
-        <MessageView unfolded={unfolded} message={message} index={index} chosen={String(index) === chosen} address={link(place.run, "episode", { ...here, turn: index })} tokens={tokensOf(index)} />
+        <MessageView unfolded={unfolded} message={message} index={index} chosen={String(index) === chosen} address={link(place.run, "episode", { ...here, turn: index })} tokens={tokensOf(index)} limit={limitOf(episode, turnOf(index))} />
       ))}
       {episode.records.length > 1 && record && record.response_text !== null && <RecordText record={record} />}
       {!answered && record?.response_text && (
@@ -188,7 +189,7 @@ function Turns({ episode, record, chosen, place }: { episode: EpisodeType; recor
   );
 }
 
-function MessageView({ unfolded, message, index, chosen, address, tokens }: { unfolded: boolean; message: Message; index: number; chosen: boolean; address: string; tokens: string | undefined }) {
+function MessageView({ unfolded, message, index, chosen, address, tokens, limit }: { unfolded: boolean; message: Message; index: number; chosen: boolean; address: string; tokens: string | undefined; limit: string }) {
   const own = useRef<HTMLElement>(null);
   useEffect(() => {
     if (chosen) own.current?.scrollIntoView({ block: "center" });
@@ -200,6 +201,7 @@ function MessageView({ unfolded, message, index, chosen, address, tokens }: { un
     <>
       {literal(role)}
       {message.name && <span class="name"> {literal(message.name)}</span>}
+      {limit && <span class="limit"> ✂ {limit}</span>}
     </>
   );
   return (

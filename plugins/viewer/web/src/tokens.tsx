@@ -1,5 +1,5 @@
 import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { Episode, EpisodeRecord, Tokens } from "./api";
+import type { Episode, EpisodeRecord, Tokens, Turn } from "./api";
 import { replaceQuery } from "./router";
 import { isSpecial, literal, number } from "./text";
 
@@ -28,10 +28,16 @@ export function visiblePiece(tokens: Tokens, index: number): string {
   return piece === "" ? "◦" : literal(piece).replace(/\n/g, "⏎\n").replace(/\t/g, "⇥");
 }
 
+/** The limit that a turn used up, in words; empty if it ended before. Files do not have the reason why a turn ended. */
+export function limitOf(episode: Episode, turn: Turn | undefined): string {
+  const limit = episode.turn_limit;
+  return limit !== null && turn && turn[1] - turn[0] === limit ? `used all ${number(limit)} tokens of a turn` : "";
+}
+
 export function TokenView({ tokens, record, episode, start }: { tokens: Tokens; record: EpisodeRecord; episode: Episode; start: number | null }) {
   const [chosen, setChosen] = useState(start ?? 0);
   const view = useRef<HTMLDivElement>(null);
-  const credits = useMemo(() => new Map(record.score?.credits ?? []), [record]);
+  const marks = useMemo(() => findMarks(episode, record), [episode, record]);
   const count = tokens.ids.length;
   const budget = episode.response_budget;
   const numResponse = count - tokens.num_prompt_tokens;
@@ -75,7 +81,7 @@ export function TokenView({ tokens, record, episode, start }: { tokens: Tokens; 
   }, []);
   const chunks = [];
   for (let from = 0; from < count; from += CHUNK) {
-    chunks.push(<Chunk key={from} from={from} to={Math.min(count, from + CHUNK)} tokens={tokens} credits={credits} chosen={chosen >= from && chosen < from + CHUNK ? chosen : -1} onShown={showAwaited} />);
+    chunks.push(<Chunk key={from} from={from} to={Math.min(count, from + CHUNK)} tokens={tokens} marks={marks} chosen={chosen >= from && chosen < from + CHUNK ? chosen : -1} onShown={showAwaited} />);
   }
   return (
     <div class="tokens">
@@ -112,21 +118,32 @@ export function TokenView({ tokens, record, episode, start }: { tokens: Tokens; 
           </div>
         </div>
       </div>
-      <Detail tokens={tokens} record={record} index={chosen} credit={credits.get(chosen)} />
+      <Detail tokens={tokens} record={record} index={chosen} marks={marks} />
     </div>
   );
+}
+
+/** Rewards by the token that they are credited to, and limits by the last token of the turn that used them up. */
+interface Marks {
+  credits: Map<number, number>;
+  limits: Map<number, string>;
+}
+
+function findMarks(episode: Episode, record: EpisodeRecord): Marks {
+  const limits = record.turns.map((turn): [number, string] => [turn[1] - 1, limitOf(episode, turn)]);
+  return { credits: new Map(record.score?.credits ?? []), limits: new Map(limits.filter(([, text]) => text)) };
 }
 
 interface ChunkProps {
   from: number;
   to: number;
   tokens: Tokens;
-  credits: Map<number, number>;
+  marks: Marks;
   chosen: number;
   onShown: () => void;
 }
 
-function Chunk({ from, to, tokens, credits, chosen, onShown }: ChunkProps) {
+function Chunk({ from, to, tokens, marks, chosen, onShown }: ChunkProps) {
   const [near, setNear] = useState(from === 0);
   const [height, setHeight] = useState(0);
   const own = useRef<HTMLDivElement>(null);
@@ -140,7 +157,7 @@ function Chunk({ from, to, tokens, credits, chosen, onShown }: ChunkProps) {
     if (near && own.current) setHeight(own.current.offsetHeight);
     if (near) onShown();
   }, [near]);
-  const spans = useMemo(() => (near ? makeSpans(from, to, tokens, credits) : null), [near, tokens, credits]);
+  const spans = useMemo(() => (near ? makeSpans(from, to, tokens, marks) : null), [near, tokens, marks]);
   useEffect(() => {
     if (!near || chosen < 0) return;
     const token = own.current!.querySelector(`[data-i="${chosen}"]`);
@@ -159,12 +176,13 @@ function Chunk({ from, to, tokens, credits, chosen, onShown }: ChunkProps) {
   );
 }
 
-function makeSpans(from: number, to: number, tokens: Tokens, credits: Map<number, number>) {
+function makeSpans(from: number, to: number, tokens: Tokens, marks: Marks) {
   const spans = [];
   for (let index = from; index < to; index++) {
     const origin = tokens.origin_names[tokens.origins[index]];
     const special = tokens.pieces !== null && isSpecial(tokens.pieces[index]);
-    const credit = credits.get(index);
+    const credit = marks.credits.get(index);
+    const limit = marks.limits.get(index);
     spans.push(
       <span role="option" id={`t${index}`} aria-selected="false" data-i={index} class={`token ${origin}${shade(tokens.logprobs[index])}${special ? " special" : ""}`}>
         {visiblePiece(tokens, index)}
@@ -174,6 +192,13 @@ function makeSpans(from: number, to: number, tokens: Tokens, credits: Map<number
       spans.push(
         <span role="presentation" class="credit" title={`reward ${credit} is credited to token ${index}`}>
           ★ {number(credit)}
+        </span>,
+      );
+    }
+    if (limit !== undefined) {
+      spans.push(
+        <span role="presentation" class="limit">
+          ✂ {limit}
         </span>,
       );
     }
@@ -203,10 +228,11 @@ export function Legend({ tokens }: { tokens: Tokens }) {
   );
 }
 
-function Detail({ tokens, record, index, credit }: { tokens: Tokens; record: EpisodeRecord; index: number; credit: number | undefined }) {
+function Detail({ tokens, record, index, marks }: { tokens: Tokens; record: EpisodeRecord; index: number; marks: Marks }) {
   const logprob = tokens.logprobs[index];
   const segment = record.segments.find((each) => index >= each.start && index < each.stop);
   const turn = record.turns.findIndex(([start, stop]) => index >= start && index < stop);
+  const limit = turn < 0 ? undefined : marks.limits.get(record.turns[turn][1] - 1);
   const piece = tokens.pieces?.[index];
   const facts: [string, string][] = [
     ["token", `${index} of ${tokens.ids.length}`],
@@ -218,10 +244,10 @@ function Detail({ tokens, record, index, credit }: { tokens: Tokens; record: Epi
     ["probability", logprob === null ? "–" : number(Math.exp(logprob))],
     ["weight version", String(tokens.weight_versions[index] ?? "–")],
     ["position", String(tokens.position_ids[index])],
-    ["turn", turn < 0 ? "–" : String(turn + 1)],
+    ["turn", turn < 0 ? "–" : `${turn + 1}${limit ? `, ${limit}` : ""}`],
     ["path", segment && segment.block >= 0 ? `${segment.path} of block ${segment.block}` : "–"],
     ["advantage", number(tokens.advantages?.[index])],
-    ["reward here", credit === undefined ? "–" : number(credit)],
+    ["reward here", number(marks.credits.get(index))],
   ];
   return (
     <aside class="detail" aria-label="The chosen token">

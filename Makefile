@@ -12,6 +12,10 @@ TURNWISE_TEST_DEVICE ?= cuda
 DOCS_VENV ?= .venv-docs
 DOCS_READY := $(DOCS_VENV)/.ready
 
+# Tests start hundreds of processes, and pytest rewrites every assertion. Where an environment turns bytecode files off,
+# each process compiles all sources again, and the collection of the tests takes about twice as long.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo demo-train test test-slow test-failed test-long coverage test-all engines test-vllm test-sglang test-verl test-engines test-gpu bench-gpu lint bench docs site viewer viewer-packages gateway-clients mcp-servers environments test-environments clean
 .DEFAULT_GOAL := help
 

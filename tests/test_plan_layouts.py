@@ -67,14 +67,25 @@ LAYOUTS = {
 """Overrides of each layout."""
 
 REFUSED = {
-    "more devices than there are": ((f"{TP}8", f"{DEVICES}24"), "3 x 8 GPU for the replicas of the policy make 24"),
+    "more devices than there are": (
+        (f"{TP}8", f"{DEVICES}24"),
+        "needs a node with 8 GPU, and the cluster has room for 2 of 3",
+    ),
     "no node is large enough": (
         (f"{TP}8", f"{PP}2", f"{DEVICES}16", "runtime.ray.devices_per_node=16"),
-        "needs 16 GPU on one node, and no node of the cluster has that",
+        "needs a node with 16 GPU, and the cluster has room for 0 of 1",
+    ),
+    "no room on single nodes": (
+        (f"{TP}6", f"{DEVICES}18"),
+        "needs a node with 6 GPU, and the cluster has room for 2 of 3",
+    ),
+    "no node has the label": (
+        (f"{OWN}{{labels: {{pool: fast}}}}", f"{DEVICES}1"),
+        "needs a node with pool=fast, 1 GPU, and the cluster has room for 0 of 1",
     ),
     "more of a resource than there is": (
         (f"{OWN}{{resources: {{fast: 3}}}}", f"{DEVICES}1"),
-        "1 x 3 fast for the replicas of the policy make 3, and the cluster has 2",
+        "needs a node with 1 GPU, 3 fast, and the cluster has room for 0 of 1",
     ),
 }
 STARTED = ("tensor parallel", "half a device", "CPUs and a resource", "CPUs beside a device")
@@ -141,9 +152,9 @@ def check_groups(plan, groups):
         assert pool["strategy"] != "STRICT_PACK" or len(nodes) == 1
 
 
-async def reserve(placement, timeout_s=60.0):
+async def reserve(placement, timeout_s=60.0, run_name="layout"):
     """Reserve the replicas of a layout as a run does when it starts them."""
-    pools = [PlacementGroups(pool, "layout") for pool in placement.pools]
+    pools = [PlacementGroups(pool, run_name) for pool in placement.pools]
     try:
         for groups in pools:
             for index in range(groups.pool.num_replicas):
@@ -207,13 +218,19 @@ def test_a_layout_that_cannot_fit_is_refused(cluster, printed, name):
 
 
 @pytest.mark.slow
-def test_a_layout_without_room_on_single_nodes_is_given_up(cluster, printed):
-    """Three times six devices are fewer than twenty, but one of the nodes has four."""
-    plan, config = printed(f"{TP}6", f"{DEVICES}18")
+def test_a_layout_whose_devices_are_taken_is_given_up(cluster, printed):
+    """Two replicas of six devices fit the nodes with eight, but another run holds sixteen devices."""
+    plan, config = printed(f"{TP}6", f"{DEVICES}12")
     placement = plan_placement(config)
+    _plan, other = printed(f"{TP}4", f"{DEVICES}16")
     check_capacity(placement, cluster.nodes())
 
-    assert 3 == plan["num_gpu_nodes"]
-    with pytest.raises(PlacementError, match="asked for 6 GPU"):
-        asyncio.run(reserve(placement, 2.0))
+    assert 2 == plan["num_gpu_nodes"]
+    taken = asyncio.run(reserve(plan_placement(other), run_name="other"))
+    try:
+        with pytest.raises(PlacementError, match="asked for 6 GPU"):
+            asyncio.run(reserve(placement, 2.0))
+    finally:
+        for groups in taken:
+            asyncio.run(groups.close())
     wait_until(lambda: held(cluster) == ({}, {}), "something is still reserved", 60)

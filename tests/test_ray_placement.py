@@ -97,11 +97,9 @@ def test_too_few_devices_are_refused_with_the_arithmetic(connected, tmp_path):
     Asking for more devices than the cluster or one node has is a config error, and leaves no reservation.
     """
     blueprint = TellingBlueprint(folder=str(tmp_path))
-    with pytest.raises(
-        ConfigError, match="3 x 2 GPU for the replicas of the policy make 6, and the cluster has 4: 2 of"
-    ):
+    with pytest.raises(ConfigError, match=r"a replica of the policy needs a node with 2 GPU, .* has room for 2 of 3"):
         make_manager(blueprint, options={"tensor_parallel_size": 2}, total_devices=6).start()
-    with pytest.raises(ConfigError, match="a replica of the policy needs 4 GPU on one node, and no node"):
+    with pytest.raises(ConfigError, match=r"a replica of the policy needs a node with 4 GPU, .* has room for 0 of 1"):
         make_manager(blueprint, options={"tensor_parallel_size": 4}, total_devices=4).start()
 
     assert [] == groups_of(connected)

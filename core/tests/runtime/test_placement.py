@@ -1,5 +1,6 @@
 """Placement of replicas: the arithmetic of devices, its errors, and the needs of a cluster."""
 
+import re
 import sys
 
 import pytest
@@ -44,7 +45,7 @@ def test_devices_determine_the_number_of_replicas(tensor, data, pipeline, replic
 
     assert replicas == pool.num_replicas
     assert replicas * size == sum(bundle["GPU"] for bundle in pool.bundles) * pool.num_replicas
-    assert pool.needs == {"GPU": float(replicas * size)}
+    assert sum(bundle["GPU"] for bundle in pool.bundles) * pool.num_replicas == replicas * size
 
 
 @given(tensor=st.integers(min_value=2, max_value=8), replicas=SMALL, rest=st.integers(min_value=1, max_value=7))
@@ -137,8 +138,8 @@ def test_engines_without_parallel_sizes_run_on_cpus_by_default():
     assert () == policy({"tensor_parallel_size": 2}, device="cpu").bundles
 
 
-def nodes(*resources):
-    return [{"Alive": True, "Resources": each} for each in resources]
+def nodes(*resources, labels=()):
+    return [{"Alive": True, "Resources": each, "Labels": dict(labels)} for each in resources]
 
 
 def test_a_small_cluster_is_rejected_before_anything_starts():
@@ -146,13 +147,54 @@ def test_a_small_cluster_is_rejected_before_anything_starts():
     asked = plan_placement(run_config({"tensor_parallel_size": 4}, total_devices=8))
 
     check_capacity(asked, nodes({"GPU": 4.0, "CPU": 8.0}, {"GPU": 4.0}))
-    with pytest.raises(ConfigError, match=r"^2 x 4 GPU for the replicas of the policy make 8, .* has 4: 1 of them"):
+    with pytest.raises(ConfigError, match=r"^a replica of the policy needs a node with 4 GPU, .* has room for 1 of 2;"):
         check_capacity(asked, [*nodes({"GPU": 4.0}), {"Alive": False, "Resources": {"GPU": 8.0}}])
-    with pytest.raises(ConfigError, match=r"^a replica of the policy needs 4 GPU on one node, and no node"):
+    with pytest.raises(ConfigError, match=r"^a replica of the policy needs a node with 4 GPU, .* has room for 0 of 2;"):
         check_capacity(asked, nodes({"GPU": 3.0}, {"GPU": 3.0}, {"GPU": 3.0}))
     many = plan_placement(run_config(num_workers=6, ray={"worker_resources": {"num_cpus": 1}}))
-    with pytest.raises(ConfigError, match=r"^the run needs 6 CPU in all, and the cluster has 4"):
+    with pytest.raises(ConfigError, match=r"^a worker needs a node with 1 CPU, .* has room for 4 of 6;"):
         check_capacity(many, nodes({"CPU": 4.0}))
+    both = plan_placement(run_config(num_workers=2, total_devices=3, ray={"worker_resources": {"num_cpus": 1}}))
+    with pytest.raises(ConfigError, match=r"^the run needs 5 CPU in all, and the cluster has 4"):
+        check_capacity(both, nodes({"CPU": 4.0}))
+
+
+def test_replicas_that_fit_the_cluster_but_not_its_nodes_are_rejected():
+    """Three replicas of six devices need three nodes with six; a replica on several nodes may use the rest of them."""
+    unequal = nodes({"GPU": 8.0}, {"GPU": 8.0}, {"GPU": 4.0})
+    with pytest.raises(ConfigError, match=r"needs a node with 6 GPU, and the cluster has room for 2 of 3;"):
+        check_capacity(plan_placement(run_config({"tensor_parallel_size": 6}, total_devices=18)), unequal)
+    check_capacity(plan_placement(run_config({"tensor_parallel_size": 6}, total_devices=12)), unequal)
+    large = run_config({"tensor_parallel_size": 4, "pipeline_parallel_size": 5}, total_devices=20)
+    check_capacity(plan_placement(large), unequal)
+    with pytest.raises(ConfigError, match=r"needs a node with 1 GPU, and the cluster has room for 16 of 20;"):
+        check_capacity(plan_placement(large), unequal[:2])
+
+
+LABELS = {
+    "x": {"zone": "x"},
+    "none": {},
+    "one of two": {"zone": "in(x, y)"},
+    "another": {"zone": "!z"},
+    "none of two": {"zone": "!in(y, z)"},
+}
+
+
+@pytest.mark.parametrize("selector", LABELS.values(), ids=LABELS)
+def test_only_nodes_with_the_labels_have_room(selector):
+    """Resources of other nodes do not count for replicas, nor for workers that reserve nothing."""
+    asked = {"num_gpus": 1, "labels": selector}
+    placement = plan_placement(run_config(num_replicas=2, device="gpu", ray={"replica_resources": asked}))
+    workers = plan_placement(run_config(num_workers=2, ray={"worker_resources": {"labels": selector}}))
+    fitting = nodes({"GPU": 2.0}, labels={"zone": "x"})
+    others = nodes({"GPU": 1.0}, {"GPU": 4.0}, labels={"zone": "z"})
+
+    for asking in (placement, workers):
+        check_capacity(asking, [*others, *fitting])
+        if selector:
+            (asked_for,) = selector.values()
+            with pytest.raises(ConfigError, match=rf"needs a node with zone={re.escape(asked_for)}.* room for 0 of 2"):
+                check_capacity(asking, others)
 
 
 def test_an_interpreter_with_a_slash_is_a_path_beside_the_config(tmp_path):

@@ -36,9 +36,7 @@ class JudgeClient:
 
     async def generate(self, token_ids: TokenArray, sampling: SamplingParams | None = None) -> GenerateResult:
         if self.engine is None:
-            raise EngineError(
-                "judge: this process has no replicas of the judge: only workers and reward workers ask it"
-            )
+            raise EngineError("judge: this process has no replicas of it; only workers and reward workers ask it")
         key = uuid4().hex
         sampling = sampling or self.sampling
         if sampling.seed is None:

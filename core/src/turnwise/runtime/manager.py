@@ -220,14 +220,8 @@ class RolloutManager:
             self._emit_started(len(specs), global_step, validation)
             thread.call_soon(partial(call.add, specs))
 
-        return TaskFeed(
-            finished,
-            episodes,
-            self.plan.count(validation),
-            add,
-            partial(thread.call_soon, call.feed.close),
-            partial(thread.call_soon, call.abandon),
-        )
+        close, abandon = partial(thread.call_soon, call.feed.close), partial(thread.call_soon, call.abandon)
+        return TaskFeed(finished, episodes, self.plan.count(validation), add, close, abandon)
 
     @property
     def unfinished(self) -> tuple[UnfinishedEpisode, ...]:

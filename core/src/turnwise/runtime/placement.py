@@ -71,11 +71,6 @@ class PoolPlacement:
         """Devices of all replicas."""
         return self.num_replicas * self.num_devices
 
-    @property
-    def needs(self) -> dict[str, float]:
-        """Resources of all replicas, by Ray's names."""
-        return _sum(bundle for _ in range(self.num_replicas) for bundle in self.bundles)
-
 
 @frozen(kw_only=True)
 class RunPlacement:
@@ -106,7 +101,7 @@ class RunPlacement:
     def needs(self) -> dict[str, float]:
         """Resources that the run reserves of a cluster, by Ray's names."""
         workers = [self.worker_bundle] * (self.num_workers + self.reward_workers)
-        return _sum([*(pool.needs for pool in self.pools), *workers])
+        return _sum([*workers, *(bundle for pool in self.pools for bundle in pool.bundles * pool.num_replicas)])
 
 
 def plan_placement(config: RunConfig) -> RunPlacement:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
 from attrs import define, field
 
 from turnwise.errors import ConfigError
-from turnwise.runtime.placement import PoolPlacement, RunPlacement
+from turnwise.runtime.placement import Bundle, PoolPlacement, RunPlacement
 from turnwise.runtime.ray.cluster import Node
 from turnwise.runtime.remote.supervision import PlacementError
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 _POLL_S = 0.5
+_TOLERANCE = 1e-6  # fractions of devices do not add up exactly
 
 
 @define(eq=False)
@@ -98,12 +99,12 @@ class PlacementGroups:
 
         total: dict[str, float] = await asyncio.to_thread(ray.cluster_resources)
         free: dict[str, float] = await asyncio.to_thread(ray.available_resources)
-        bundles = ", ".join(format_resources(bundle) for bundle in self.pool.bundles[:4])
-        more = f" and {len(self.pool.bundles) - 4} more bundles" if len(self.pool.bundles) > 4 else ""
+        bundle, *others = map(format_resources, self.pool.bundles)
+        more = f" and {len(others)} more bundles" if others else ""
         where = "".join(f", {name}={value}" for name, value in self.pool.labels.items())
         held, unused = format_resources(total), format_resources(free)
         return (
-            f"no room for a replica of the {self.pool.name}: asked for {bundles}{more} ({self.pool.strategy}){where}, "
+            f"no room for a replica of the {self.pool.name}: asked for {bundle}{more} ({self.pool.strategy}){where}, "
             f"not free within {timeout_s:g} s; the cluster has {held}, of which {unused} is free"
         )
 
@@ -145,28 +146,45 @@ def check_capacity(placement: RunPlacement, nodes: Iterable[Node]) -> None:
         nodes: of the cluster, as `ray.nodes` returns them.
 
     Raises:
-        ConfigError: with the numbers in one line, if all nodes together, or each single one, have too few resources.
+        ConfigError: with the numbers in one line, if the nodes with the labels hold fewer replicas or workers.
     """
-    have = [node["Resources"] for node in nodes if node.get("Alive")]
+    alive = [node for node in nodes if node.get("Alive")]
     for pool in placement.pools:
-        for name, amount in pool.needs.items():
-            each = sum(bundle.get(name, 0.0) for bundle in pool.bundles)
-            total = sum(node.get(name, 0.0) for node in have)
-            # With a tolerance, because fractions of devices do not add up exactly.
-            if amount > total + 1e-6:
-                raise ConfigError(
-                    f"{pool.num_replicas} x {each:g} {name} for the replicas of the {pool.name} make {amount:g}, and "
-                    f"the cluster has {total:g}: {int((total + 1e-6) // each)} of them would fit"
-                )
-        for bundle in pool.bundles:
-            if not any(all(node.get(name, 0.0) + 1e-6 >= amount for name, amount in bundle.items()) for node in have):
-                raise ConfigError(
-                    f"a replica of the {pool.name} needs {format_resources(bundle)} on one node, and no node of the "
-                    "cluster has that; runtime.ray.devices_per_node says how many devices a node has"
-                )
+        _check_room(f"replica of the {pool.name}", pool.num_replicas, pool.bundles or ({},), pool.labels, alive)
+    num_workers = placement.num_workers + placement.reward_workers
+    _check_room("worker", num_workers, (placement.worker_bundle,), placement.worker_labels, alive)
     for name, amount in placement.needs.items():
-        if amount > (total := sum(node.get(name, 0.0) for node in have)) + 1e-6:
+        if amount > (total := sum(node["Resources"].get(name, 0.0) for node in alive)) + _TOLERANCE:
             raise ConfigError(f"the run needs {amount:g} {name} in all, and the cluster has {total:g}")
+
+
+def _check_room(
+    actor: str, count: int, bundles: Sequence[Bundle], labels: Mapping[str, str], nodes: Sequence[Node]
+) -> None:
+    have = [node["Resources"] for node in nodes if _has_labels(node, labels)]
+    for bundle in bundles:
+        # A larger bundle takes the room of this one, too.
+        needed = count * sum(_num_fitting(bundle, other, 1) > 0 for other in bundles)
+        room = sum(_num_fitting(bundle, node, needed) for node in have)
+        if room < needed:
+            asked = ", ".join([*map("=".join, labels.items()), *(f"{each:g} {name}" for name, each in bundle.items())])
+            raise ConfigError(
+                f"a {actor} needs a node with {asked}, and the cluster has room for {room} of {needed}; "
+                "runtime.ray.devices_per_node says how many devices a node has"
+            )
+
+
+def _num_fitting(bundle: Bundle, node: Bundle, most: int) -> int:
+    return min((int((node.get(name, 0.0) + _TOLERANCE) // amount) for name, amount in bundle.items()), default=most)
+
+
+def _has_labels(node: Node, labels: Mapping[str, str]) -> bool:
+    """Return whether a node meets these labels: each value is a word or `in(one, two)`, or `!` and one of both."""
+    for name, asked in labels.items():
+        allowed = asked.removeprefix("!").removeprefix("in(").removesuffix(")").replace(" ", "").split(",")
+        if (node.get("Labels", {}).get(name) in allowed) == asked.startswith("!"):
+            return False
+    return True
 
 
 def format_resources(resources: Mapping[str, float]) -> str:

@@ -92,12 +92,7 @@ class RayRuntime:
         judges = {name: pool for name, pool in self.pools.items() if name == "judge"}
         if self.config.reward_workers:
             self.rewards = RewardGroup(
-                self.blueprint,
-                self.config,
-                self.cluster,
-                judges,
-                clients=lambda: self.workers.slots,
-                driver=self.group_pool,
+                self.blueprint, self.config, self.cluster, judges, lambda: self.workers.slots, self.group_pool
             )
         self.workers = WorkerGroup(
             self.blueprint, self.config, self.cluster, self.pools, self.dispatcher, self.observers, self.rewards

@@ -10,7 +10,8 @@ time of the agents, which are one other process, does not count. Every trajector
 script.
 
 `--peer` names the Python of a virtual environment with `rllm-model-gateway`. Its process forwards requests of the same
-sizes to a server that answers at once, with token ids as vLLM does. It neither tokenises nor samples.
+sizes to a server that answers at once, with token ids as vLLM does. It neither tokenises nor samples. Each run measures
+all variants in turn, and ratios are those of one run.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import asyncio
 import gc
 import statistics
 import time
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -99,54 +101,73 @@ def mean_at(costs: list[float], turn: int) -> float:
     return statistics.fmean(costs[max(0, turn - 1 - WINDOW) : turn - 1])
 
 
-def measure_turns(
-    tokenizer: Any, turns: list[int], runs: int
-) -> tuple[list[int], list[list[float]], list[list[float]]]:
-    """Return the bytes of each request, and for each run the costs of `tool_agent` and of `external` at the turns."""
+@define
+class Costs:
+    """
+    Costs in CPU milliseconds; all lists but `sizes` have an entry for each run.
+
+    Attributes:
+        sizes: bytes of the request of each turn.
+        own: of `tool_agent`, for each turn of the table.
+        outside: of `external` over HTTP, for each turn of the table.
+        peers: by the store of the peer, for the first and the last turn of the table.
+    """
+
+    sizes: list[int] = field(factory=list)
+    own: list[list[float]] = field(factory=list)
+    outside: list[list[float]] = field(factory=list)
+    peers: dict[str, list[list[float]]] = field(factory=dict)
+
+
+def measure_turns(tokenizer: Any, turns: list[int], runs: int, peers: dict[str, tuple[int, int]]) -> Costs:
+    """Return the costs; each run measures all variants in turn, so other load on the machine affects all of them."""
     workload = uniform(AT_ONCE, turns=max(turns), tokens=100, reply_chars=1500)
     engine = LockstepEngine(Oracle.of(workload, tokenizer), AT_ONCE)
     CLIENTS.append(clients := Clients.start(workload.reply_chars))
-    own: list[list[float]] = []
-    outside: list[list[float]] = []
+    costs = Costs(peers={store: [] for store in peers})
     try:
         with (
             build_manager(workload, engine, tokenizer, AT_ONCE, None) as in_process,
             build_manager(workload, engine, tokenizer, AT_ONCE, "gateway_clients:solve") as over_http,
         ):
             for index in range(runs + 1):  # the first is a warm-up
-                for manager, found in ((in_process, own), (over_http, outside)):
-                    costs = measure(manager, workload, engine)
-                    if index:
-                        found.append([mean_at(costs, turn) for turn in turns])
+                for manager, found in ((in_process, costs.own), (over_http, costs.outside)):
+                    measured = measure(manager, workload, engine)
+                    found.append([mean_at(measured, turn) for turn in turns])
+                costs.sizes = clients.num_bytes
+                ends = [costs.sizes[turn - 1] for turn in (turns[0], turns[-1])]
+                for store, (port, pid) in peers.items():
+                    costs.peers[store].append(gateway_peer.measure(port, pid, ends))
+                if index == 0:
+                    for found in (costs.own, costs.outside, *costs.peers.values()):
+                        found.clear()
     finally:
         clients.stop()
-    return clients.num_bytes, own, outside
+    return costs
 
 
-def print_turns(turns: list[int], sizes: list[int], own: list[list[float]], outside: list[list[float]]) -> None:
+def print_turns(turns: list[int], costs: Costs) -> None:
     """Print a line for each turn, and the growth from the first turn of the table to the last."""
     print(f"{'':22s} {'tool_agent':22s} {'external over HTTP':22s} {'added':22s} ratio")
     for index, turn in enumerate(turns):
-        mine, theirs = [run[index] for run in own], [run[index] for run in outside]
+        mine, theirs = [run[index] for run in costs.own], [run[index] for run in costs.outside]
         added = [b - a for a, b in zip(mine, theirs, strict=True)]
         ratio = [b / a for a, b in zip(mine, theirs, strict=True)]
-        name = f"turn {turn}, {sizes[turn - 1] / 1e3:.0f} KB"
+        name = f"turn {turn}, {costs.sizes[turn - 1] / 1e3:.0f} KB"
         print(f"{name:22s} " + " ".join(f"{format_spread(each):22s}" for each in (mine, theirs, added, ratio)))
-    growth = [run[-1] / run[0] for run in outside]
+    growth = [run[-1] / run[0] for run in costs.outside]
     print(f"turn {turns[-1]} against turn {turns[0]}, over HTTP: {format_spread(growth)}", flush=True)
 
 
-def print_peer(python: Path, sizes: list[int], outside: list[list[float]], runs: int) -> None:
-    """Print the cost of the peer for the smallest and the largest request, and their ratio to the gateway's cost."""
-    print(f"{gateway_peer.read_version(python)}, and relative to external over HTTP")
-    ends = (0, len(sizes) - 1)
-    for store in ("memory", "sqlite"):
-        found = gateway_peer.measure(python, store, [sizes[index] for index in ends], runs)
-        for index, costs in zip(ends, found, strict=True):
-            ours = statistics.median(run[index] for run in outside)
-            ratio = format_spread([cost / ours for cost in costs], 1)
-            name = f"{store}, {sizes[index] / 1e3:.0f} KB"
-            print(f"{name:22s} {format_spread(costs):22s} {ratio}", flush=True)
+def print_peers(python: Path, turns: list[int], costs: Costs) -> None:
+    """Print the cost of the peer for the first and the last turn, and its ratio to the gateway's in the same run."""
+    print(f"{gateway_peer.read_version(python)}, and relative to external over HTTP in the same run")
+    for store, runs in costs.peers.items():
+        for index, turn in ((0, turns[0]), (-1, turns[-1])):
+            theirs = [run[index] for run in runs]
+            ratio = [a / run[index] for a, run in zip(theirs, costs.outside, strict=True)]
+            name = f"{store}, {costs.sizes[turn - 1] / 1e3:.0f} KB"
+            print(f"{name:22s} {format_spread(theirs):22s} {format_spread(ratio, 1)}", flush=True)
 
 
 def main() -> None:
@@ -165,10 +186,13 @@ def main() -> None:
     tokenizer = load_tokenizer(CACHE)
     print(describe_machine())
     print(f"CPU milliseconds per call; median (min-max) of {options.runs} runs, {AT_ONCE} conversations")
-    sizes, own, outside = measure_turns(tokenizer, turns, options.runs)
-    print_turns(turns, sizes, own, outside)
+    with ExitStack() as stack:
+        stores = ("memory", "sqlite") if options.peer is not None else ()
+        peers = {store: stack.enter_context(gateway_peer.start_peer(options.peer, store)) for store in stores}
+        costs = measure_turns(tokenizer, turns, options.runs, peers)
+    print_turns(turns, costs)
     if options.peer is not None:
-        print_peer(options.peer, [sizes[turn - 1] for turn in turns], outside, options.runs)
+        print_peers(options.peer, turns, costs)
 
 
 if __name__ == "__main__":

@@ -154,18 +154,14 @@ async def send(port: int, body: bytes, num_calls: int) -> None:
             group.create_task(call_in_turn(number, session))
 
 
-def measure(python: Path, store: str, sizes: list[int], runs: int, num_calls: int = 128) -> list[list[float]]:
-    """Return the CPU milliseconds per call of the peer's process, for each size and run."""
-    found: list[list[float]] = [[] for _ in sizes]
-    with start_peer(python, store) as (port, pid):
-        process = psutil.Process(pid)
-        for index in range(runs + 1):  # the first is a warm-up
-            for costs, size in zip(found, sizes, strict=True):
-                before = process.cpu_times()
-                asyncio.run(send(port, write_body(size), num_calls))
-                after = process.cpu_times()
-                if index:
-                    costs.append(1e3 * (after.user + after.system - before.user - before.system) / num_calls)
+def measure(port: int, pid: int, sizes: list[int], num_calls: int = 128) -> list[float]:
+    """Return the CPU milliseconds per call of the peer's process, for each size of a request."""
+    found, process = [], psutil.Process(pid)
+    for size in sizes:
+        before = process.cpu_times()
+        asyncio.run(send(port, write_body(size), num_calls))
+        after = process.cpu_times()
+        found.append(1e3 * (after.user + after.system - before.user - before.system) / num_calls)
     return found
 
 

@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2
+# More than the two cores of a small machine: many tests wait for processes that they started.
+WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 READY := $(VENV)/.ready
 DEMO_OUT ?= runs/demo
@@ -38,7 +39,7 @@ test: $(READY)  ## the quick tests, in a few minutes
 	$(PYTEST) -m "not gpu and not slow"
 
 test-slow: $(READY)  ## the slow tests, and every property with more examples
-	$(PYTEST) -m "not gpu and (slow or hypothesis)" --hypothesis-profile thorough
+	$(PYTEST) -m "not gpu and (slow or (hypothesis and not sized))" --hypothesis-profile thorough
 
 test-failed: $(READY)  ## the tests that failed in the last run, one after another
 	$(BIN)/python -m pytest -m "not gpu" --last-failed --last-failed-no-failures none --hypothesis-profile thorough

@@ -28,31 +28,32 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadlines: how long an example takes depends on the machine. `make test` uses "fast"; `make test-slow` runs all
-# properties again with "thorough". A property that sets max_examples itself keeps its number in both.
+# properties again with "thorough", but for those that set max_examples themselves: their number would be the same.
 settings.register_profile("fast", deadline=None, max_examples=25)
 settings.register_profile("thorough", deadline=None, max_examples=100)
 # "long" is for `make test-long`, in which the number below replaces those of the properties too.
 settings.register_profile("long", deadline=None, max_examples=1000)
 settings.load_profile("fast")
+OWN_SETTINGS = "_hypothesis_internal_use_settings"
+"""Attribute of a property with settings; hypothesis has no public way to read them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the check of the conformance kit that starts Ray, and set the examples of the profile "long"."""
+    """Mark the check that starts Ray and properties with a number of examples, and set the profile "long"."""
     for item in items:
         if item.name == "test_is_built_in_a_ray_actor":  # plugins outside this repository have no such markers
             item.add_marker(pytest.mark.ray)
             item.add_marker(pytest.mark.slow)
+        test = getattr(item, "obj", None)
+        function = getattr(test, "__func__", test)  # of a method
+        own = getattr(function, OWN_SETTINGS, None)
+        if own is None:
+            continue
+        if own.max_examples != settings().max_examples:
+            item.add_marker(pytest.mark.sized)
         if settings.get_current_profile_name() == "long":
-            _set_long(getattr(item, "obj", None))
-
-
-def _set_long(test: object) -> None:
-    """Give a property the number of examples of the profile "long", although it sets one itself."""
-    function = getattr(test, "__func__", test)  # of a method
-    name = "_hypothesis_internal_use_settings"  # hypothesis has no public way; tests that are no properties lack it
-    if (own := getattr(function, name, None)) is not None:
-        number = max(own.max_examples, settings.get_profile("long").max_examples)
-        setattr(function, name, settings(own, max_examples=number))
+            number = max(own.max_examples, settings().max_examples)
+            setattr(function, OWN_SETTINGS, settings(own, max_examples=number))
 
 
 def mean_rewards(config: str, out: Path, *changes: str) -> dict[str, float]:

@@ -43,7 +43,7 @@ def manager(request):
 # Log lines
 
 
-@everywhere()
+@everywhere(pytest.mark.slow)
 def test_log_lines_of_an_episode_share_its_key(manager):
     """The driver writes a line for every episode and every decision of a router, and one key joins them."""
     with capture_logs() as lines, manager(EpisodeLog(), RoutingLog()) as running:
@@ -178,7 +178,7 @@ def total(samples, name, **labels):
     return sum(value for (found, has), value in samples.items() if found == name and set(labels.items()) <= set(has))
 
 
-@everywhere()
+@everywhere(pytest.mark.slow)
 def test_endpoint_during_and_after_a_run(manager):
     """One endpoint has the numbers of all processes during the run, and at the end they match the results."""
     observer = make_prometheus(PrometheusConfig(port=0), Resources())

@@ -341,6 +341,7 @@ def ray_with_site(ray_head: str, folder: Path) -> Iterator[None]:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_with_site")
 def test_own_code_on_ray(folder: Path) -> None:
     """Files are read in the workers, and objects travel to them: the results are those of one process."""

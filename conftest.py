@@ -28,7 +28,7 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadlines: how long an example takes depends on the machine. `make test` uses "fast"; `make test-slow` runs all
-# properties again with "thorough", but for those that set max_examples themselves: their number would be the same.
+# properties again with "thorough", but for properties that set max_examples themselves: their number would be the same.
 settings.register_profile("fast", deadline=None, max_examples=25)
 settings.register_profile("thorough", deadline=None, max_examples=100)
 # "long" is for `make test-long`, in which the number below replaces those of the properties too.

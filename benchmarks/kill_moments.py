@@ -166,7 +166,7 @@ class Kill:
 
     def delay_s(self, part: Part) -> float:
         """Return the seconds between the event and the kill: at most a second, so that the phase stays the same."""
-        scale = self.share * 1009 % 1  # the digits behind those that chose the event
+        scale = self.share * 1009 % 1  # the digits behind the ones for the event
         return scale * (1.0 if part.was_complete else _MAX_DELAY_S[self.phase])
 
     def deliver(self, part: Part, chance: random.Random, deadline: float) -> Delivered | None:
@@ -213,7 +213,7 @@ class Delivered:
 
 
 def find_processes(driver: int, role: str) -> list[psutil.Process]:
-    """Return the living processes of a role: the driver itself, or those that it started."""
+    """Return the living processes of a role: the driver itself, or its children."""
     try:
         process = psutil.Process(driver)
         found = [process] if role == "driver" else [p for p in process.children(recursive=True) if _is(p, role)]

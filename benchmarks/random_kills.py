@@ -159,7 +159,7 @@ class Site:
         command = [sys.executable, "-m", "turnwise.cli", "rollout", *arguments]
         environment = environment_of(self.folder) | GCS_PATIENCE | ({SCORED_FILE: str(scored)} if scored else {})
         with (self.folder / "log").open("w") as log:
-            # A session of its own: Ctrl-C reaches this script alone, which prints the figures.
+            # A separate session: Ctrl-C reaches this script alone, which prints the figures.
             return subprocess.Popen(
                 command, cwd=self.folder, env=environment, stdout=log, stderr=log, start_new_session=True
             )

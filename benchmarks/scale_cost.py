@@ -239,7 +239,7 @@ def main() -> None:
     rows, idle = measure_work(arguments.runs)
     costs |= {name: summarize(values) for name, values in idle.items()}
     medians = {name: value["median"] for name, value in costs.items()}
-    # Each pass over the workloads is a fit of its own, so that the spread of the fits is seen.
+    # Each pass over the workloads is a separate fit, so that the spread of the fits is seen.
     fits = [fit(rows[index :: arguments.runs], medians) for index in range(arguments.runs)]
     costs |= {name: summarize([each[name] for each in fits]) for name in fits[0]}
     print("microseconds of CPU, nanoseconds per byte, millionths of a core;", end=" ")

@@ -39,7 +39,7 @@ def outside_pages() -> dict[str, str]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages outside `docs/`; those that the navigation does not name are reached by links."""
+    """Add the pages outside `docs/`; pages that the navigation does not name are reached by links."""
     in_navigation = ("index.md", "CONTRIBUTING.md")
     for source, target in outside_pages().items():
         inclusion = InclusionLevel.INCLUDED if target in in_navigation else InclusionLevel.NOT_IN_NAV

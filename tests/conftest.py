@@ -1,4 +1,4 @@
-"""The folder of the tests on the path, and one Ray cluster for all tests that need no cluster of their own."""
+"""The folder of the tests on the path, and one Ray cluster for all tests that need no separate cluster."""
 
 import sys
 from collections.abc import Iterator

@@ -23,6 +23,8 @@ WORDS = {
     "go(es) on / gone on": r"(?:go|goes|gone|going|went) on",
     "begin / began / begun": r"begins?|began|begun|beginning",
     "that of / those of": r"(?:that|those) of",
+    "those that": r"those that",
+    "of its own": r"of (?:its|their) own(?! \w)",
 }
 PATTERNS = {name: re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for name, words in WORDS.items()}
 OPENER = re.compile(r"(?:What|Who|Whose|Where|How)\b[^?]*(?:\.|$)")

@@ -38,7 +38,7 @@ FINISHED = {Status.COMPLETED, Status.TRUNCATED}
 def make_manager(
     blueprint=None, *, workers=2, replicas=2, reward_workers=0, judges=0, observers=None, plan=PLAN, **ray_options
 ):
-    """Return a manager of actors that are restarted at once when they die; see `WATCHED` for those that hang."""
+    """Return a manager of actors that are restarted at once when they die; see `WATCHED` for hanging ones."""
     ray_options = {"backoff_s": 0.05, "heartbeat_s": 0.2, "heartbeat_timeout_s": 120.0} | ray_options
     counts = {"num_workers": workers, "num_replicas": replicas, "reward_workers": reward_workers}
     config = RuntimeConfig(name="ray", **counts, ray=RayConfig(**ray_options))

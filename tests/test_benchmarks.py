@@ -34,7 +34,7 @@ def test_a_benchmark_measures(name):
 
 @pytest.mark.slow
 def test_every_benchmark_can_be_imported():
-    """The names that a benchmark imports from turnwise exist, also in those that take long."""
+    """The names that a benchmark imports from turnwise exist, also in benchmarks that take long."""
     names = sorted(file.stem for file in FOLDER.glob("*.py"))
     code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
     command = [sys.executable, "-c", code, *names]

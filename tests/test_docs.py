@@ -42,7 +42,7 @@ WRITTEN = [page for page in DOCS if page.parent.name != "reference"]
 """Pages that people write. The pages of the reference come from code."""
 
 PLUGIN_TUTORIAL = ROOT / "docs/tutorial/first-agent-plugin.md"
-"""Has tests of its own, in `test_tutorial.py`."""
+"""Has separate tests, in `test_tutorial.py`."""
 
 SCRIPT_MODULES = {"turnwise", "turnwise.errors"}
 """The modules of turnwise that the pages import; the test kit and the packages of examples are distributions."""
@@ -113,7 +113,7 @@ def test_generated_pages_are_up_to_date() -> None:
 
 
 def headings(page: Path) -> set[str]:
-    """Return the anchors of a page: those that a repository host makes of headings, and names in the reference."""
+    """Return the anchors of a page: anchors that a repository host makes of headings, and names in the reference."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles} | reference_names(page)

@@ -63,7 +63,7 @@ def test_configs(runner: ModuleType, agent: str, tmp_path: Path) -> None:
 
 
 def test_the_configs_of_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The configs of the agents with `openai` and of those that pull are valid."""
+    """The configs of the agents with `openai` and of the pulling ones are valid."""
     monkeypatch.syspath_prepend(CONFIGS)
     assert "16 tasks x 8" in dict(describe_plan(read_setup(str(CONFIGS / "train.yaml"))))["a step"]
     for folder in ("external_openai", "external_pull"):

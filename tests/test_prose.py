@@ -10,10 +10,12 @@ import pytest
 LIMITS = {
     "what": 3.0,
     "nobody / somebody": 0.2,
-    "stand(s)": 0.2,
-    "go(es) on / gone on": 0.1,
+    "stand(s)": 0.0,
+    "go(es) on / gone on": 0.0,
     "begin / began / begun": 0.5,
     "that of / those of": 0.3,
+    "those that": 0.0,
+    "of its own": 0.0,
 }
 """Most uses in 1,000 words of docstrings."""
 MAX_OPENER_SHARE = 0.01
@@ -37,6 +39,7 @@ def test_docstrings_of_sources_are_plain() -> None:
         ("What is a path?", 0, {"what": 1}),
         ("Return what it holds, where it stands.", 0, {"what": 1, "stand(s)": 1}),
         ("Continue an episode that has begun; it goes on.", 0, {"begin / began / begun": 1, "go(es) on / gone on": 1}),
+        ("A thread of its own, for those that wait in tests of its own code.", 0, {"those that": 1, "of its own": 1}),
         ("Somewhat whatever understand.", 0, {}),
     ],
 )

@@ -67,7 +67,7 @@ def test_no_number_of_tokens_to_sample_from_is_refused(top_k):
     ],
 )
 def test_a_score_that_does_not_fit_its_record_is_refused(score, expected):
-    """It would train other tokens than those that it scores."""
+    """It would train other tokens than it scores."""
     record = Trajectory([1])
     record.add_action([2, 3], [-0.5, -0.5])
     record.add_observation([4])

@@ -84,7 +84,7 @@ def write(path: Path, text: str) -> None:
 
 
 def passes_test(repository: Path) -> bool:
-    """Return whether the test of the task passes in a repository, whatever the agent has made of its own copy."""
+    """Return whether the test of the task passes in a repository, whatever the agent has made of its copy."""
     shutil.copy(REPOSITORY / "test_median.py", repository)
     return subprocess.run([sys.executable, "test_median.py"], cwd=repository, check=False, timeout=60).returncode == 0
 

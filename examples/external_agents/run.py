@@ -83,7 +83,7 @@ def run_with_worker(command: str, agent: str, arguments: list[str]) -> int:
     """Train or evaluate while one process of the agent leases the episodes."""
     with tempfile.TemporaryDirectory() as folder:
         control_file = Path(folder) / "control.json"
-        # In a session of its own: Ctrl-C ends the training, which still needs its agents to end well.
+        # In a separate session: Ctrl-C ends the training, which still needs its agents to end well.
         leasing = start(worker(agent, control_file), start_new_session=True)
         try:
             return run(turnwise(command, "train.yaml", *pull_overrides(control_file), *arguments), leasing)

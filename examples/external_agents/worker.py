@@ -39,7 +39,7 @@ async def solve_leased(file: Path, leased: dict[str, Any], solve: Solve, url: st
     try:
         await solve(leased["task"]["messages"], session["model"], base_url=session[url], api_key=session["api_key"])
         news = ("complete", {})
-    except Exception as error:  # noqa: BLE001 - each client has errors of its own
+    except Exception as error:  # noqa: BLE001 - each client has other errors
         news = ("fail", {"reason": f"{type(error).__name__}: {error}"})
     try:
         await asyncio.to_thread(post, file, f"/leases/{lease['id']}/{news[0]}", fence=lease["fence"], **news[1])

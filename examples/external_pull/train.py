@@ -62,7 +62,7 @@ with RolloutManager.from_config(config) as manager, manager.open(global_step=1, 
         episodes = [episode for group in groups for episode in group.episodes]
         batch = manager.collate(episodes)
         learn(groups, batch)
-        version = manager.update_weights(policy).version  # agents go on meanwhile; each token names its version
+        version = manager.update_weights(policy).version  # agents continue meanwhile; each token names its version
         rewards = [episode.reward for episode in episodes if episode.reward is not None]
         mean = sum(rewards) / len(rewards)
         text = f"{len(episodes)} episodes, {len(batch)} rows, {len(rewards)} scored, mean {mean:.3f}"

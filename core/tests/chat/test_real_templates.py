@@ -31,7 +31,7 @@ ALTERNATE = "Conversation roles must alternate"
 LEAVES_OUT_TOOL = "it leaves out the content of a tool message"
 LEAVES_OUT_ALL = "it leaves out the content of a user message"
 PARTS_ONLY = "'str object' has no attribute 'text'"
-# Their marker of tool outputs stands before the first ones of a conversation only.
+# Their marker of tool outputs precedes the first ones of a conversation only.
 ONCE = "they read differently after earlier tool results"
 
 # Kinds: a user message; a tool result; two tool results; a tool result and a user message.
@@ -281,7 +281,7 @@ class TestShippedTemplates:
                 assert content in chat.tokenizer.decode(found).replace('\\"', '"')
 
 
-# After Mistral's template for its version 3 tokenizers; tools stand before the newest user message.
+# After Mistral's template for its version 3 tokenizers; tools precede the newest user message.
 MISTRAL = """\
 {{- bos_token }}
 {%- set users = messages | selectattr('role', 'equalto', 'user') | list %}

@@ -19,7 +19,7 @@ from turnwise.config.run import (
 )
 from turnwise.types import SamplingParams
 
-# Every text that YAML 1.1, YAML 1.2 or PyYAML's scanner gives a meaning of its own stands a chance here.
+# Every text that YAML 1.1, YAML 1.2 or PyYAML's scanner gives a special meaning can occur here.
 TRAPS = ["", "yes", "no", "on", "~", "null", "1e3", "1e-3", "012", "0o7", "0x1f", "3:30", "=", "<<", "2026-01-01"]
 TRAPS += [
     "- a",

@@ -58,7 +58,8 @@ def install(site: Path, name: str, code: str = "", *, entry: str = "", version: 
 
 
 REMEDY = (
-    "; to go on without it: pip uninstall fake-bad, or leave 'bad' out of TURNWISE_PLUGINS and of the config's plugins"
+    "; to continue without it: pip uninstall fake-bad, or leave 'bad' out of TURNWISE_PLUGINS"
+    " and of the config's plugins"
 )
 
 
@@ -200,7 +201,8 @@ def test_unmet_requirements_of_an_import_are_named(site):
     metadata.write_text(metadata.read_text() + "Requires-Dist: no-such-package>=2\nRequires-Dist: attrs>=25.3\n")
     importlib.invalidate_caches()
     text = complaint(PluginError, load, only("bad"))
-    assert "; it needs no-such-package>=2, and it is not installed: pip install 'no-such-package>=2'; to go on" in text
+    expected = "; it needs no-such-package>=2, and it is not installed: pip install 'no-such-package>=2'; to continue"
+    assert expected in text
     assert list(unmet_requirements("fake-bad")) == [
         "no-such-package>=2, and it is not installed: pip install 'no-such-package>=2'"
     ]
@@ -215,7 +217,8 @@ def test_a_plugin_for_another_turnwise_is_not_imported(site):
     [bad] = named(load(), "bad")
     here = f"turnwise>=9, and {version('turnwise')} is installed: pip install 'turnwise>=9'"
     assert (bad.state, bad.error) == ("broken", f"needs {here}")
-    assert complaint(PluginError, load, only("bad")).startswith(f"plugin 'bad' of {bad.source} needs {here}; to go on")
+    expected = f"plugin 'bad' of {bad.source} needs {here}; to continue"
+    assert complaint(PluginError, load, only("bad")).startswith(expected)
 
 
 @pytest.mark.parametrize(

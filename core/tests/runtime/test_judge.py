@@ -123,7 +123,7 @@ def register_rewards(registry):
 
 @pytest.fixture
 def config_file(tmp_path, monkeypatch):
-    """A run whose reward asks a judge with a model of its own."""
+    """A run whose reward asks a judge with a separate model."""
     install_plugin(tmp_path / SITE, "acme_judge", REWARD)
     monkeypatch.syspath_prepend(str(tmp_path / SITE))
     monkeypatch.delitem(sys.modules, "acme_judge", raising=False)

@@ -1,4 +1,4 @@
-"""A worker: one result for each spec, also for those that it cannot run."""
+"""A worker: one result for each spec, also for a spec that it cannot run."""
 
 import asyncio
 from collections.abc import Mapping

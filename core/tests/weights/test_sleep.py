@@ -34,7 +34,7 @@ class FakeEngine:
 
 
 class SharingEngine(FakeEngine):
-    """Has a sleep state of its own, and may have freed memory before an error."""
+    """Has a separate sleep state, and may have freed memory before an error."""
 
     def __init__(self):
         super().__init__()

@@ -106,7 +106,7 @@ def run_conformance(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
     yield run
-    # Also the empty sglang of one test, which must not stand in for the real one in others.
+    # Also the empty sglang of one test, which must not replace the real one in others.
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
             del sys.modules[name]

@@ -179,7 +179,7 @@ def test_latency_may_depend_on_the_request():
 
 
 def test_failures_by_number_and_by_request():
-    """The nth call fails, or those that a function picks; the others are served."""
+    """The nth call fails, or the calls that a function picks; the others are served."""
 
     async def scenario(engine):
         outcomes = []

@@ -16,7 +16,7 @@ from turnwise_testing.installation import install_plugin
 
 @pytest.fixture
 def config_file(tmp_path):
-    """A config and a plugin of its own, so that it resolves in any environment."""
+    """A config with its plugin, so that it resolves in any environment."""
     site = tmp_path / "site"
     install_plugin(site, "acme_plan", PLUGIN)
     file = tmp_path / "run.yaml"

@@ -196,7 +196,7 @@ def test_the_openai_client_equals_an_agent_in_the_process():
 
 
 def test_many_programs_share_a_server():
-    """Episodes at once have sessions of their own on one server, which is gone after the last."""
+    """Episodes at once have separate sessions on one server, which is gone after the last."""
     probe = build_probe(function="gateway_agents:converse")
     agent = probe.make_agent()
 

@@ -1,4 +1,4 @@
-"""Unmodified clients, each in an environment of its own: tool loops, refusals, and streams that break."""
+"""Unmodified clients, each in a separate environment: tool loops, refusals, and streams that break."""
 
 import asyncio
 import json

@@ -50,7 +50,7 @@ class PatientSessions(Sessions):
 
 @pytest.fixture
 def repair(path_of):
-    """Runs an agent of the example in an episode of its own; returns the episode and the output."""
+    """Runs an agent of the example in a separate episode; returns the episode and the output."""
 
     def run(cli, *, hold=None, chat=None):
         program = [sys.executable, str(ROOT / "examples/coding_cli/agent.py"), cli]

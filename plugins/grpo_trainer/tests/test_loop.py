@@ -195,7 +195,7 @@ def test_the_episodes_of_a_step_are_written(tmp_path):
 
 
 def test_warnings_are_shown_once_and_saved():
-    """The loop shows each new warning, also after a restart, and a checkpoint holds those that were shown."""
+    """The loop shows each new warning, also after a restart, and a checkpoint holds the shown ones."""
     parts = Parts()
     parts.measured = {"policy/nats": 0.7}
     make_loop(parts, num_steps=2).run()

@@ -65,7 +65,7 @@ def test_the_plan_has_the_numbers_of_the_training(setup):
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_separate_devices_add_up(setup, engine_gpus, mode):
-    """Engine and trainer have GPUs of their own."""
+    """Engine and trainer have separate GPUs."""
     engine_gpus(4)
     place = place_training(with_trainer_gpus(setup, 2, mode=mode))
 

@@ -225,7 +225,7 @@ def test_the_critic_is_trained_first(spec, conversations):
 
 
 def test_seconds_are_measured_for_each_update(spec, conversations, monkeypatch):
-    """The metrics have the seconds of their own update, not the sum of all."""
+    """The metrics have the seconds of one update, not the sum of all."""
     ticks = itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
     own = load_learner(spec, algorithm=AlgorithmConfig(ppo_mini_batch_size=4))

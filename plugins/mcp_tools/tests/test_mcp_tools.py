@@ -61,7 +61,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_the_model_gets_the_tools_of_the_server(tools: tuple[Tool, ...]) -> None:
-    """Names, descriptions and parameters are those that the server lists."""
+    """Names, descriptions and parameters are as the server lists them."""
     schemas = {tool.schema["function"]["name"]: tool.schema["function"] for tool in tools}
 
     assert list(schemas) == [

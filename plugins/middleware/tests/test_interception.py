@@ -149,7 +149,7 @@ class Hanging(Middleware):
 
 
 def test_the_deadline_of_a_call_covers_its_middleware():
-    """The model reads that the tool did not answer, and the episode goes on."""
+    """The model reads that the tool did not answer, and the episode continues."""
     from turnwise_testing import agent_probe
     from turnwise_testing.middleware_checks import _agent
 

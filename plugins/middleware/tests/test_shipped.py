@@ -139,7 +139,8 @@ def test_calls_beyond_the_number_are_refused():
     results, _reward = call(ToolRate(ToolRateConfig(max_calls=2)), "a", "b", "c", "d")
 
     assert ["a", "b"] == [result.text for result in results[:2]]
-    assert {("Error: 'echo' may be called 2 times; go on without it", True)} == {(r.text, r.error) for r in results[2:]}
+    refused = ("Error: 'echo' may be called 2 times; continue without it", True)
+    assert {refused} == {(result.text, result.error) for result in results[2:]}
     assert [{}, {}, *[{"middleware/tool_rate/vetoed_call": 1.0}] * 2] == [dict(result.metrics) for result in results]
 
 

@@ -54,7 +54,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def start_driver(folder):
-    """A function that starts a driver in a session of its own, as a terminal does, and waits until its calls hang."""
+    """A function that starts a driver in a separate session, as a terminal does, and waits until its calls hang."""
     started = []
 
     def start(how, num, *more, num_processes):

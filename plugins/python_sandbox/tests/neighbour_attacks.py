@@ -14,7 +14,7 @@ class NeighbourAttack:
 
     Attributes:
         name: its row in the README's table.
-        code: the program. It prints "BREACH" if it reaches something; VICTIM stands for the path of the victim.
+        code: the program. It prints "BREACH" if it reaches something; VICTIM is replaced by the path of the victim.
         statuses: the correct statuses.
     """
 

@@ -99,7 +99,7 @@ def test_files_of_a_second_attempt_replace_the_first() -> None:
 @pytest.mark.parametrize("num_before", range(4))
 @pytest.mark.parametrize("session", [False, True])
 def test_files_that_cannot_all_be_opened_leave_none(monkeypatch, name: str, num_before: int, session: bool) -> None:
-    """Whichever call finds no descriptor left, those that were opened before it are closed."""
+    """Whichever call finds no descriptor left, descriptors opened before it are closed."""
     fds = tuple(os.open(os.devnull, os.O_RDWR) for _ in range(3))
     job = make_job(session_fds=fds if session else None)
     before = count_descriptors()

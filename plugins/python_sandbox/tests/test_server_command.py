@@ -170,7 +170,7 @@ def test_a_reachable_path_keeps_its_name(tmp_path) -> None:
 
 
 def test_a_path_is_opened_once(interpreter: Interpreter) -> None:
-    """The same path has one descriptor, which names the same file, above those that a server uses itself."""
+    """The same path has one descriptor, which names the same file, above the descriptors that a server uses itself."""
     inherited = InheritedPaths()
     aliases = {inherited.make_reachable(interpreter.executable, OTHER_UID) for _ in range(3)}
     (fd,) = inherited.fds

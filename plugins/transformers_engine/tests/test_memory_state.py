@@ -43,7 +43,7 @@ def large_model(tmp_path_factory):
 def test_memory_of_each_level(large_model, decoder):
     """Level 1 frees the cache, level 2 also the weights; each tag restores its own memory."""
     directory, weights_bytes, cache_bytes = large_model
-    # A process of its own, because memory that other tests have left free is not always returned to the system, and
+    # A separate process, because memory that other tests have left free is not always returned to the system, and
     # the engine's next allocation then adds less than its size to the resident memory.
     command = [sys.executable, PROGRAM, directory, decoder]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600)

@@ -75,7 +75,7 @@ def test_a_page_outlives_its_run_and_its_server(tmp_path, page, start):
 
 
 def test_a_page_follows_a_training(tmp_path, page, start):
-    """Each step of a training appears in the curves and in the list while the training goes on."""
+    """Each step of a training appears in the curves and in the list while the training runs."""
     short = ["train.num_steps=2", "train.tasks_per_step=2", "train.validation.limit=2"]
     open_live(page, start, tmp_path / "run", "0/training")
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_it_takes_every_picture_of_the_documentation(tmp_path):
-    """The command runs the examples and writes a picture of each view: those that docs/images has."""
+    """The command runs the examples and writes a picture of each view, for docs/images."""
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed")
     program = [sys.executable, "docs/screenshots.py", "--runs", str(tmp_path / "runs"), "--images", str(tmp_path)]

@@ -42,7 +42,7 @@ class RayConfig:
         trusted_network: allow a cluster without tokens at an address that other machines reach: everyone who reaches it
             can run code there.
         replica_resources: resources that Ray reserves for each replica: `num_cpus`, `num_gpus`, `memory` or
-            `resources`; its devices need not be named. `labels` are those that its nodes must have.
+            `resources`; its devices need not be named. `labels` are required of its nodes.
         devices_per_node: most devices that one node has; a replica with more is spread over nodes.
         worker_resources: the same for each worker and reward worker; Ray spreads them over the nodes.
         replica_python: interpreter of the replicas, for an engine in a separate virtual environment; a value with a

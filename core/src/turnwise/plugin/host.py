@@ -96,9 +96,9 @@ class LoadedPlugin(PluginPin):
 
     @property
     def remedy(self) -> str:
-        """The end of an error text: the ways to go on without the plugin."""
+        """The end of an error text: the ways to continue without the plugin."""
         others = f"leave {self.name!r} out of {ALLOW_VARIABLE} and of the config's plugins"
-        return f"; to go on without it: pip uninstall {self.distribution or self.name}, or {others}"
+        return f"; to continue without it: pip uninstall {self.distribution or self.name}, or {others}"
 
     @property
     def pin(self) -> PluginPin:

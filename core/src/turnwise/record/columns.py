@@ -51,7 +51,7 @@ class TokenColumns:
         """
         Start empty, or with given arrays, which are never written to: appending makes new ones.
 
-        Those that tell of blocks may be missing; the columns of `_IN_PROMPT` may all start behind the prompt.
+        The columns about blocks may be missing; the columns of `_IN_PROMPT` may all start behind the prompt.
         """
         own = {name: np.empty(0, dtype) for name, dtype in DTYPES.items() if name not in _WITHOUT_BLOCKS}
         self._arrays: dict[str, Array] = {**own, **(arrays or {})}

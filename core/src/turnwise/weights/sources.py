@@ -114,7 +114,7 @@ class CopiedSource:
             yield name, array
 
     def copy(self) -> PairsSource:
-        """Return all weights in host memory; reads those that no reader has read."""
+        """Return all weights in host memory; reads the weights that no reader has read."""
         if len(self._copies) < len(self.specs):
             self._copies = {name: as_numpy(array, copy=True) for name, array in self.source}
         return PairsSource(tuple(self._copies.items()))

@@ -1,7 +1,7 @@
 """
 Requirements of every environment, as plain functions without pytest.
 
-A check takes an `EnvironmentProbe`. Environments are those that the agent `environment` of turnwise-environments plays.
+A check takes an `EnvironmentProbe`. The agent `environment` of turnwise-environments plays environments.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class GatewaySuite:
 
     @pytest.mark.parametrize("dialect", DIALECTS)
     def test_echo_is_accepted(self, endpoint: GatewayEndpoint, dialect: str) -> None:
-        """A reply may be sent back as clients do, with all its fields and some of their own."""
+        """A reply may be sent back as clients do, with all its fields and further ones."""
         first = send_request(endpoint, "POST", _PATHS[dialect], write_call(dialect))
         second = send_request(endpoint, "POST", _PATHS[dialect], write_second_call(dialect, first.text))
 

@@ -101,7 +101,7 @@ class Environment(Protocol):
         repeatable: True when the same task, seed and actions give the same observations. An interrupted episode then
             continues; otherwise it starts again.
         whole_turns: True for an environment that runs the calls of a turn itself: `step` then gets a `Turn` for each
-            turn, malformed calls included. The run cannot have tools of its own.
+            turn, malformed calls included. The run cannot have other tools.
         finish: a method without arguments, sync or async. It is called when the episode ends before the environment,
             at `max_turns` or without tokens; the reward of its `Observation` adds to the last turn.
 

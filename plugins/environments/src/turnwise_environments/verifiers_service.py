@@ -55,7 +55,7 @@ class Exchange:
     async def ask(self, body: dict[str, Any], session: str) -> web.Response:
         """Hand over a request to the agent, and return the agent's reply."""
         if self._reply is not None or (self.session and session != self.session):
-            return _refuse("the agent plays one conversation; give the other roles a model of their own", "one_agent")
+            return _refuse("the agent plays one conversation; give the other roles a separate model", "one_agent")
         self.session = session
         self._reply = asyncio.get_running_loop().create_future()
         self._inbox.put_nowait(body)

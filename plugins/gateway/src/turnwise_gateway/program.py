@@ -1,4 +1,4 @@
-"""The program of an agent: a process group of its own, which ends with the episode, or with the worker."""
+"""The program of an agent: a separate process group, which ends with the episode, or with the worker."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """
 Episodes that outside agents pull: each waits in a task pool until an agent leases it.
 
-Every lease of an episode is an attempt with a session of its own. The records of an attempt that failed or whose lease
+Every lease of an episode is an attempt with a separate session. The records of an attempt that failed or whose lease
 expired stay in the episode as untrained ones.
 """
 

@@ -1,7 +1,7 @@
 """
 Workers of a run that share one control port and one pool, beside the file that announces them.
 
-Each worker holds a lock on a file of its own, which the system drops when the worker dies, so the others know who is
+Each worker holds a lock on a separate file, which the system drops when the worker dies, so the others know who is
 alive. The first worker makes the pool's file and the secret; the last one that leaves removes everything.
 """
 
@@ -60,7 +60,7 @@ class SharedAccess:
 @define(eq=False)
 class PullSite:
     """
-    A worker's place among those that share a control port.
+    A worker's place among the workers that share a control port.
 
     Attributes:
         options: of the control port.
@@ -169,7 +169,7 @@ class PullSite:
         return found
 
     def find_dead(self) -> list[str]:
-        """Return the names of workers that died; nothing is left of those that have left."""
+        """Return the names of workers that died; nothing is left of workers that have left."""
         paths = sorted(self._folder.glob("*.worker"))
         return [path.stem for path in paths if path.stem != self.name and not _is_locked(path)]
 

@@ -1,9 +1,9 @@
 """
-Installs the clients of `versions.toml`, each in a folder of its own, and prints the folders.
+Installs the clients of `versions.toml`, each in a separate folder, and prints the folders.
 
     python install.py [--check] [NAME ...]
 
-Without names it installs all but those that are installed on request. With `--check` it installs nothing.
+Without names it installs all but the clients for request alone. With `--check` it installs nothing.
 The folders are below TURNWISE_GATEWAY_CLIENTS, by default `turnwise-gateway-clients` in the folder for temporary files.
 A client that is there in its versions is left alone. The exit code is 1 if one cannot be installed.
 """

@@ -82,7 +82,7 @@ def test_chat(reply):
 
 @given(replies())
 def test_messages(reply):
-    """Messages keeps the values of arguments, and the text of those that are no JSON object."""
+    """Messages keeps the values of arguments, and the text of arguments that are no JSON object."""
     (message,) = echo("messages", reply)
     for call in message.get("tool_calls", []):
         call["function"]["arguments"] = by_value(call["function"]["arguments"])

@@ -194,7 +194,7 @@ def read_or_refuse(dialect, source, memory):
 @given(st.sampled_from(sorted(DIALECTS)), st.data())
 @example("responses", None)
 def test_calls_are_read_as_if_alone(dialect, data):
-    """Whatever the requests before, the call or the refusal is that of a request of its own."""
+    """Whatever the requests before, the call or the refusal is the same as for that request alone."""
     memory = RequestMemory()
     if data is None:  # reasoning joins the turn before, in a copy of it
         bodies = [({}, list(RESPONSES_ITEMS[:number]), {}) for number in range(1, len(RESPONSES_ITEMS))]

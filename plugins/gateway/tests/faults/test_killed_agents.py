@@ -1,4 +1,4 @@
-"""Agents in processes of their own, killed at random moments: each episode is run and scored once, by its own agent."""
+"""Agents in separate processes, killed at random moments: each episode is run and scored once, by its own agent."""
 
 from __future__ import annotations
 

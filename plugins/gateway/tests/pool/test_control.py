@@ -335,7 +335,7 @@ def test_only_the_secret_opens_the_port(at_site, headers: dict[str, str]) -> Non
 
 
 def test_other_hosts_and_routes_are_refused(at_site) -> None:
-    """A web page cannot reach the port under a name of its own; unknown routes get JSON."""
+    """A web page cannot reach the port under another name; unknown routes get JSON."""
 
     async def check(site: Site) -> None:
         async with site.client.get("/tasks", headers={"Host": "evil.example"}) as response:

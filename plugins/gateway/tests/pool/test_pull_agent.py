@@ -148,7 +148,7 @@ def test_many_episodes_and_few_agents(run_with: Callable[..., Any]) -> None:
 
 
 def test_an_attempt_that_failed_is_not_trained(run_with: Callable[..., Any]) -> None:
-    """The next attempt has a session of its own; the records of the first stay, untrained, and its key is closed."""
+    """The next attempt has a separate session; the records of the first stay, untrained, and its key is closed."""
 
     async def outside(control: Control) -> None:
         first = await control.lease()

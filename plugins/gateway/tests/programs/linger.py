@@ -1,4 +1,4 @@
-"""A program that calls the model, and then stays with a child of its own while a file is there."""
+"""A program that calls the model, and then stays with a child process while a file is there."""
 
 import json
 import os

@@ -68,7 +68,7 @@ def post(url, key, body, **headers):
 
 
 def test_tools_have_state_per_episode(run, tally):
-    """Three episodes at once each add 2 and 3 in a session of their own, which is released at the end."""
+    """Three episodes at once each add 2 and 3 in a separate session, which is released at the end."""
     runs = run("act", num_episodes=3)
 
     assert [Status.COMPLETED] * 3 == [each.result.status for each in runs]

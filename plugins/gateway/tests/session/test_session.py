@@ -154,7 +154,7 @@ def test_history_of_the_template_renders_what_was_sent():
 
 
 def test_one_changed_letter_is_a_new_record():
-    """An edited turn is foreign: it is prompt in a record of its own, and counted."""
+    """An edited turn is foreign: it is prompt in a separate record, and counted."""
 
     async def converse(session):
         reply = await ask(session, user("Question 0?"))
@@ -322,7 +322,7 @@ def test_a_marked_retry_joins_the_call_in_flight():
 
 
 def test_a_retry_survives_the_first_client():
-    """When the first client leaves, the turn goes on for the retry that has joined it."""
+    """When the first client leaves, the turn continues for the retry that has joined it."""
 
     async def converse(session):
         async with asyncio.TaskGroup() as group:

@@ -99,7 +99,7 @@ def test_lookups_find_the_place_that_a_lookup_from_the_root_finds(requests):
 
 
 def test_the_longest_known_conversation_is_found():
-    """A conversation replaces those that it continues; another group has its own."""
+    """A conversation replaces the ones that it continues; another group has its own."""
     first, second, third = ({"role": "user", "content": text} for text in "abc")
     known = KnownPrefixes()
     known.keep("x", (first,), 1)

@@ -251,7 +251,7 @@ def test_a_turn_without_text_is_found():
 
 @given(st.lists(st.sampled_from(["a", "b", ""]), max_size=6))
 def test_empty_messages_never_hide_a_turn(texts):
-    """Whatever empty messages stand between, the deepest known conversation is found."""
+    """Whatever empty messages are between, the deepest known conversation is found."""
     tree, _ = grow()
     place = tree.add(tree.root("[]"), [USER])
     kept, _ = without_empty({"role": "assistant", "content": text} for text in texts)

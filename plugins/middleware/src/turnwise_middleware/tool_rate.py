@@ -30,7 +30,7 @@ class ToolRate(Middleware):
         # No await between reading and writing, because calls of one turn run together.
         count = use.state[use.name] = use.state.get(use.name, 0) + 1
         if config.max_calls is not None and count > config.max_calls:
-            text = f"Error: {use.name!r} may be called {config.max_calls} times; go on without it"
+            text = f"Error: {use.name!r} may be called {config.max_calls} times; continue without it"
             return ToolResult(text=text, error=True)
         if config.per_second is not None:
             now = time.monotonic()

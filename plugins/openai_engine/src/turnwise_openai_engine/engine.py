@@ -97,7 +97,7 @@ class OpenAIEngine:
         """
         Sample a continuation on one of the servers.
 
-        Log-probabilities are those that the server reports, and 0 for greedy requests. The README says how to start a
+        Log-probabilities are as the server reports them, and 0 for greedy requests. The README says how to start a
         server so that they are of the sampling distribution.
 
         Raises:

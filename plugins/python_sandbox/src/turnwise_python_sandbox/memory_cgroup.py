@@ -16,7 +16,7 @@ _JOIN: Final = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
 
 def create_cgroup(parent: str, memory_mb: int) -> str:
     """
-    Create the cgroup of this process's fork servers, or return it; remove those that killed processes have left.
+    Create the cgroup of this process's fork servers, or return it; remove the cgroups that killed processes have left.
 
     Args:
         parent: directory of a cgroup that delegates the memory controller to its children.

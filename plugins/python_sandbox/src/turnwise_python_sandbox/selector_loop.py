@@ -59,7 +59,7 @@ class SelectorLoop:
             self._actions.popleft()()
 
     def finish(self) -> None:
-        """Accept no further action, and run those that are left."""
+        """Accept no further action, and run the remaining ones."""
         with self._lock:
             self._finished = True
         while self._actions:

@@ -48,7 +48,7 @@ class Station:
 
     Attributes:
         queue: of the simulation.
-        cores: of its machine; None for a core of its own.
+        cores: of its machine; None for a separate core.
         busy_s: seconds of all jobs that have ended.
         num_jobs: jobs that have ended.
     """

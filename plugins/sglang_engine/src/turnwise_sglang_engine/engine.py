@@ -169,7 +169,7 @@ class SglangEngine:
         Sample a continuation.
 
         Log-probabilities are of the sampling distribution, after temperature, top-k and top-p; for greedy they are 0.
-        With both filters SGLang applies top-p to all ids, and not to those that top-k leaves.
+        With both filters SGLang applies top-p to all ids, and not to the ids that top-k leaves.
         """
         server = self._awake_server()
         check_not_in_flight(request, self._requests)

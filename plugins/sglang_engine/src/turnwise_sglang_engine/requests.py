@@ -13,7 +13,7 @@ from turnwise_engine_support.results import clip_logprobs, weight_versions
 from turnwise_sglang_engine.frames import Frame
 
 GREEDY, PLAIN, FILTERED = "greedy", "plain", "filtered"
-"""How a token is sampled: the best id, one of all ids, or one of those that top-k and top-p leave."""
+"""How a token is sampled: the best id, one of all ids, or one of the ids that top-k and top-p leave."""
 
 
 def check_request(request: GenerateRequest, *, max_context: int, vocab_size: int, stop_strings: bool) -> int:

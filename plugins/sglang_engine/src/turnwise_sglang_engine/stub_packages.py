@@ -3,8 +3,7 @@ Stubs of packages that SGLang always imports but uses only on a GPU.
 
 SGLang imports `triton`, `torchvision` and, on a CPU, `sgl_kernel` while it loads. Generation on a plain CPU calls none
 of them, but their wheels are large or need CUDA to load. A finder at the end of the import path provides stubs for
-those that are not installed, so a real package always wins. A stub raises when it is called, so it can never produce a
-wrong number.
+missing modules, so a real package always wins. A stub raises when it is called, so it can never produce a wrong number.
 """
 
 from __future__ import annotations

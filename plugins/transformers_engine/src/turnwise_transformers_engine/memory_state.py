@@ -69,7 +69,7 @@ class MemoryState:
             finish_writes(self.backend.model.device)
 
     def mark_loaded(self, names: Iterable[str]) -> None:
-        """Remove weights from `missing`, with those that are tied to them."""
+        """Remove weights from `missing`, with the weights that are tied to them."""
         if self.missing:
             state = self.backend.model.state_dict(keep_vars=True)
             loaded = {id(state[name]) for name in names}

@@ -78,7 +78,7 @@ class SlotPool(Cache):
             self._write = self._read = None
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """Store (B, H, Q, D) keys and values of a layer, and return those that the rows read, (B, H, L, D)."""
+        """Store (B, H, Q, D) keys and values of a layer, and return the ones that the rows read, (B, H, L, D)."""
         assert self._write is not None
         assert self._read is not None
         if layer_idx == len(self._keys):

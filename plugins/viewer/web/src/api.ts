@@ -5,7 +5,7 @@ export interface Run {
   name: string;
   path: string;
   num_episodes: number;
-  /** In an exported page: the episodes that the run had, with those that were left out. */
+  /** In an exported page: the episodes that the run had, with the ones that were left out. */
   num_all?: number;
   /** False while `turnwise view --live` waits for the run. */
   has_started: boolean;
@@ -47,7 +47,7 @@ export interface EpisodeRow {
 }
 
 export interface EpisodePage {
-  /** So far, while a search has not read every episode; `at_most` counts those that may have the text as well. */
+  /** So far, while a search has not read every episode; `at_most` counts the ones that may have the text as well. */
   total: number;
   at_most: number;
   searched: number;

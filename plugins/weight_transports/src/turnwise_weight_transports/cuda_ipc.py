@@ -49,7 +49,7 @@ class CudaIpcTransport:
     Attributes:
         config: without options.
         make_handle: returns the handle of a tensor; tests replace it.
-        device: numpy arrays, such as those that are kept for restarted replicas, are copied to it if there is a GPU.
+        device: numpy arrays, such as the copies for restarted replicas, are copied to it if there is a GPU.
     """
 
     config: CudaIpcConfig = field(factory=CudaIpcConfig)

@@ -121,7 +121,7 @@ class WorkerGroup:
             post(slot.handle.abort)
 
     def interrupt(self, keys: Sequence[int]) -> None:
-        """End some episodes soon. Those that no worker holds are delivered at once."""
+        """End some episodes soon. Episodes that no worker holds are delivered at once."""
         held = self.dispatcher.interrupt(keys)
         for slot in live(self.slots):
             if numbers := held.get(slot.index):

@@ -120,7 +120,7 @@ def _replay_all(config: RunConfig, host: Host, files: list[RequestFile]) -> list
 
 
 def _replay(manager: RolloutManager, desk: ServingDesk, replay: SessionReplay) -> Replayed:
-    """Replay one session in an episode of its own."""
+    """Replay one session in a separate episode."""
     file = replay.file
     desk.recorder = replay.start
     desk.numbers[file.task.uid] = file.rollout_n

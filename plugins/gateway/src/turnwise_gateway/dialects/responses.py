@@ -159,7 +159,7 @@ def _add_call(messages: list[Message], item: Fields) -> None:
 
 
 def _read_all_tools(request: Fields, ignored: set[str]) -> tuple[tuple[ToolSchema, ...], Mapping[str, tuple[str, str]]]:
-    """Return the functions among the tools, and the namespace and name of those that have one."""
+    """Return the functions among the tools, and the namespace and name of each that has one."""
     namespaces: dict[str, tuple[str, str]] = {}
     return tuple(_read_tools(request, "tools", "", namespaces, ignored)), namespaces
 

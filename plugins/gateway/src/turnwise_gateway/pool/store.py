@@ -144,7 +144,7 @@ class TaskStore(Protocol):
 
     def put(self, task: PoolTask, *, capacity: int) -> bool:
         """
-        Add the rollouts of a task; those that the store has already stay as they are.
+        Add the rollouts of a task; rollouts that the store has already stay as they are.
 
         Returns:
             False when more than `capacity` rollouts would then be ready or leased; nothing was added.

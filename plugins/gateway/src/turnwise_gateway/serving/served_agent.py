@@ -41,7 +41,7 @@ def add_served_agent(config: RunConfig, host: Host, desk: ServingDesk) -> RunCon
     """
     Return the config with sessions as its agent, and without a reward the reward `reported`.
 
-    The options of an agent `external` are kept, but for those that start or find an agent. Another agent is left out.
+    The options of an agent `external` are kept, but for options that start or find an agent. Another agent is left out.
     """
     options = _options(config)
     with host.agents.owned_by("gateway"):

@@ -22,7 +22,7 @@ NO_TOOLS: Final = tools_key(())
 _ROOT_OF_CODEX: Final = "/root"
 """The name of the task's own thread; sub-agents have others."""
 _MIN_SUMMARY: Final = 16
-"""A shorter text may stand in a later prompt by chance, so it is no summary."""
+"""A shorter text may occur in a later prompt by chance, so it is no summary."""
 
 
 @frozen(kw_only=True)

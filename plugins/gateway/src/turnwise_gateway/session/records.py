@@ -331,7 +331,7 @@ class RecordBook:
 
 
 def _free_spot(place: Place[Spot]) -> Spot:
-    """Return a spot of a conversation whose record can go on, or else the first."""
+    """Return a spot of a conversation whose record can continue, or else the first."""
     return next((spot for spot in place.spots if spot.record.ends_at(spot)), place.spots[0])
 
 

@@ -218,10 +218,10 @@ class Session:
             self._count(f"echo_{tolerance}", number)
         if choice.reason:
             self._count(f"forks_{choice.reason}")
-        if record.turn is not None:  # another request goes on in the record, so nobody waits for the turn
+        if record.turn is not None:  # another request continues the record, so nobody waits for the turn
             self._drop(record.turn)
         shared = SharedCall(asyncio.get_running_loop().create_future())
-        # A task of its own, because a retry may wait for it when the first client leaves.
+        # A separate task, because a retry may wait for it when the first client leaves.
         task = self.spawn(self._sample(prepared, record, shared))
         shared.cancel = lambda: self._leave(call.digest, task)
         if call.digest:

@@ -43,7 +43,7 @@ class ToolDesk:
             text = f"Error: this call was not run: the episode has made its {self.options.max_tool_calls} tool calls"
             return ToolResult(text=text, error=True)
         outcome: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
-        # A task of its own, so that the end of the session can end the call before the tools are released.
+        # A separate task, so that the end of the session can end the call before the tools are released.
         task = self.spawn(self._run(call, outcome))
         self._running.add(task)
         task.add_done_callback(self._running.discard)

@@ -35,7 +35,7 @@ class KnownPrefixes(Generic[S]):
         return max(found, key=lambda each: each[0], default=None)
 
     def keep(self, group: Hashable, messages: tuple[Message, ...], result: S) -> None:
-        """Remember a conversation in the place of those that it continues."""
+        """Remember a conversation in the place of the ones that it continues."""
         others = [
             (owner, known, old)
             for owner, known, old in self._known

@@ -6,7 +6,7 @@ Llama 3.1 and later: JSON objects at the start of the turn, or after `<|python_t
 
 Source: Meta's chat template of Llama-3.1-8B-Instruct, which says "respond with a JSON for a function call [...]
 in the format {"name": function name, "parameters": dictionary of argument name and its value}", and the model card.
-The template allows one call in a turn; vLLM and SGLang read several with ";" between them. JSON that stands neither at
+The template allows one call in a turn; vLLM and SGLang read several with ";" between them. JSON that is neither at
 the start of the turn nor after the tag is text. Without the tag, an object without "parameters" is an answer in JSON.
 """
 

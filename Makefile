@@ -48,7 +48,7 @@ test-long: $(READY)  ## every property with 1,000 examples, whatever its own num
 	$(PYTEST) -m "not gpu and hypothesis" --hypothesis-profile long
 
 coverage: $(READY)  ## branch coverage of the core by its quick tests and those on Ray, with the processes that they start
-	$(PYTEST) core/tests tests/test_ray_*.py tests/test_observed_runs.py -m "not gpu and not slow" --cov --cov-report=term:skip-covered
+	$(PYTEST) core/tests tests/test_ray_*.py tests/test_observed_runs.py -m "not gpu and (ray or not slow)" --cov --cov-report=term:skip-covered
 
 test-all: test test-slow  ## every test that needs no GPU
 

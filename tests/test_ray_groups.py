@@ -18,7 +18,7 @@ from turnwise.runtime.manager import RolloutManager
 from turnwise.runtime.ray.runtime import RayRuntime
 from turnwise.runtime.remote.reward_pool import RewardPool
 
-pytestmark = [*ON_RAY, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [*ON_RAY, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
 GROUPS = evolve(PLAN, n=4)
 LABEL = "group reward 'sums' of plugin 'test'"

@@ -6,7 +6,7 @@ from ray_runs import FINISHED, ON_RAY, check_complete, make_manager, make_tasks
 
 from turnwise import Status
 
-pytestmark = [*ON_RAY, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [*ON_RAY, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
 
 @pytest.mark.slow

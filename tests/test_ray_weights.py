@@ -134,9 +134,8 @@ def test_large_weights_have_an_object_alone(ray_cluster):
     assert_same(weights, engine.weights)
 
 
-@pytest.mark.parametrize(
-    "transport", [pytest.param(name, marks=[] if name == "shm" else [pytest.mark.slow]) for name in sorted(TRANSPORTS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", sorted(TRANSPORTS))
 def test_a_restarted_replica_serves_the_last_weights(transport):
     """A replica that is killed and restarted receives the last weights before it receives requests."""
     with make_manager(transport) as manager:

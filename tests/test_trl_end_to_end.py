@@ -38,7 +38,7 @@ def test_the_command_trains(tmp_path: Path, flags: tuple[str, ...]) -> None:
     ("arguments", "message"),
     [
         (["rollout.n=1"], "must be at least 2, got 1"),
-        (["rollout.n=4", "rollout.sampling.top_p=0.5"], "set top_p=1.0"),
+        pytest.param(["rollout.n=4", "rollout.sampling.top_p=0.5"], "set top_p=1.0", marks=pytest.mark.slow),
         (["rollout.n=4", "model.path=null"], "model.path is not set"),
     ],
 )

@@ -112,6 +112,7 @@ def run_conformance(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_a_plugin_runs_the_whole_suite(run_conformance):
     """Ten lines of conformance file: the standard tests run, share an engine, and skip what it cannot."""
     outcomes = run_conformance()
@@ -124,6 +125,7 @@ def test_a_plugin_runs_the_whole_suite(run_conformance):
     assert set(ENGINE_CHECKS) < set(outcomes)
 
 
+@pytest.mark.slow
 def test_a_heavy_plugin_is_caught(run_conformance, tmp_path):
     """Importing sglang, here an empty module of that name, at module level fails the one test about it."""
     (tmp_path / "sglang.py").write_text("")

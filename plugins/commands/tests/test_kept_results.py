@@ -98,6 +98,7 @@ class TestInterrupts:
         assert earlier is None or whole["wall_s"] > earlier["wall_s"]
         assert resume(run_dir / "cut") == 0
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("at", ["start", "stop"])
     def test_an_engine_that_hangs_can_be_interrupted(self, run_dir, site, at):
         """Nothing bounds how long an engine may load; Ctrl-C ends it, and one that hangs at its end costs no result."""

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # More than the two cores of a small machine: many tests wait for processes that they started.
 WORKERS ?= 3
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 READY := $(VENV)/.ready
 DEMO_OUT ?= runs/demo
 # An interpreter with the packages of requirements-gpu.txt: no environment of turnwise is needed.
@@ -38,6 +38,8 @@ demo-train: $(READY)  ## GRPO with the tiny model on two CPU cores: curve and ta
 test: $(READY)  ## the quick tests, in a few minutes
 	$(PYTEST) -m "not gpu and not slow"
 
+# Its tests start Ray, browsers and engines, which use the cores themselves: with three workers it took as long.
+test-slow: WORKERS = 2
 test-slow: $(READY)  ## the slow tests, and every property with more examples
 	$(PYTEST) -m "not gpu and (slow or (hypothesis and not sized))" --hypothesis-profile thorough
 

@@ -5,8 +5,10 @@ import json
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from attrs import evolve
+from gateway_rollouts import wait_until
 
 from turnwise import Resources, Status
 from turnwise.errors import ConfigError
@@ -88,14 +90,22 @@ def test_a_killed_program_is_the_agents_failure():
     assert 1 == len(done.result.trajectories[0].turns())
 
 
+def is_running(pid):
+    """Return whether a process exists and is no zombie."""
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_children_end_with_the_program(tmp_path):
     """A process that the program leaves behind is killed with it."""
     done = run(program("child", tmp_path / "pid"))
 
     assert Status.COMPLETED is done.result.status
     pid = int((tmp_path / "pid").read_text())
-    stat = Path(f"/proc/{pid}/stat")
-    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"
+    # The signal is sent when the episode ends; a busy system takes a moment to end the process.
+    wait_until(lambda: not is_running(pid), lambda: f"process {pid} runs")
 
 
 def test_a_silent_program_ends_after_its_idle_time():

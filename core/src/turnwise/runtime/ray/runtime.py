@@ -206,8 +206,9 @@ class RayRuntime:
         # loops.
         self._supervisor.stopping = True
         # Workers first: while they end their episodes, they still use replicas and reward workers.
-        for slot in reversed(live(self._slots)):
-            await wait_for_stop(slot.handle.stop.remote(), _STOP_S)
+        for slot in reversed(self._slots):
+            if (handle := slot.handle) is not None:  # an actor may die while another one stops
+                await wait_for_stop(handle.stop.remote(), _STOP_S)
         if self._supervision is not None:
             self._supervision.cancel()
             await asyncio.wait([self._supervision], timeout=_STOP_S)

@@ -1,0 +1,24 @@
+"""The end of a run on Ray, without a cluster: its actors are stand-ins."""
+
+import asyncio
+from types import SimpleNamespace
+
+from turnwise.config.runtime import RuntimeConfig
+from turnwise.runtime.ray.runtime import RayRuntime
+
+
+def test_an_actor_may_die_while_another_one_stops():
+    """The supervision takes its handle away meanwhile, and the run ends as usual."""
+    runtime = RayRuntime(SimpleNamespace(), RuntimeConfig(name="ray", num_workers=2))
+    num_stops = []
+
+    async def stop():
+        num_stops.append(1)
+        for slot in runtime.workers.slots:
+            slot.handle = None
+
+    for slot in runtime.workers.slots:
+        slot.handle = SimpleNamespace(stop=SimpleNamespace(remote=stop))
+    asyncio.run(runtime.stop())
+
+    assert [1] == num_stops

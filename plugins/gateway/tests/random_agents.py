@@ -1,4 +1,4 @@
-"""An agent that does random things with its conversations, and the checks of what it leaves."""
+"""An agent that acts at random in its conversations, and checks of the records of its session."""
 
 import asyncio
 import json

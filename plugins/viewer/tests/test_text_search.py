@@ -152,7 +152,7 @@ def test_signatures_give_way_to_requests(tmp_path, waits, open_run):
 
 
 def test_a_count_gives_way_to_requests(tmp_path, waits, reads, open_run):
-    """When nobody waits for a search, it reads nothing while a request runs, and continues when one waits for it."""
+    """A search for which no request waits pauses while other requests run, and continues for the next one."""
     run = open_run(write_run(tmp_path, [build_episode(task) for task in range(40)]))
     reads.hold([0, 1])
     with run.requests:

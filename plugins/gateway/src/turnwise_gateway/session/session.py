@@ -218,7 +218,7 @@ class Session:
             self._count(f"echo_{tolerance}", number)
         if choice.reason:
             self._count(f"forks_{choice.reason}")
-        if record.turn is not None:  # another request continues the record, so nobody waits for the turn
+        if record.turn is not None:  # another request continues the record, so no client waits for the turn
             self._drop(record.turn)
         shared = SharedCall(asyncio.get_running_loop().create_future())
         # A separate task, because a retry may wait for it when the first client leaves.

@@ -11,7 +11,7 @@ import jsonschema_rs
 import pytest
 import structlog
 from attrs import Factory, field, fields, frozen, make_class, validators
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import turnwise.config.parts
@@ -129,12 +129,15 @@ def is_readable(document: dict[str, Any]) -> bool:
 
 
 @given(documents())
+@example(MINIMAL | {"data": {"path": None}})
+@example(MINIMAL | {"data": {}})
 def test_schema_and_reader_agree(document):
-    """A document is valid exactly when it can be read, the rule for `top_k` apart, which the schema lacks."""
-    top_k = (document.get("rollout") or {}) if isinstance(document.get("rollout"), dict) else {}
-    samplings = [top_k.get(name) for name in ("sampling", "validation_sampling")]
-    lenient = any(isinstance(each, dict) and each.get("top_k") in (0, -0.5) for each in samplings)
-    if lenient:
+    """A document is valid exactly when it can be read, two rules apart, which the schema lacks."""
+    rollout, data = (document.get(name) if isinstance(document.get(name), dict) else {} for name in ("rollout", "data"))
+    samplings = [rollout.get(name) for name in ("sampling", "validation_sampling")]
+    has_bad_top_k = any(isinstance(each, dict) and each.get("top_k") in (0, -0.5) for each in samplings)
+    names_no_file = data.get("path") is None and not data.get("sources")
+    if has_bad_top_k or names_no_file:
         assert not is_readable(document)
     else:
         assert is_readable(document) == PLAIN.is_valid(document)

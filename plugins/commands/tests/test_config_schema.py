@@ -97,7 +97,8 @@ def paths_of(value: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]
 
 
 # Rules between fields and in validators of our own, which JSON Schema does not know.
-BEYOND_SCHEMA = {("model", "trust_remote_code"), ("model",)}
+BEYOND_SCHEMA = {("model", "trust_remote_code"), ("model",), ("runtime", "reward_workers"), ("runtime", "num_replicas")}
+BEYOND_SCHEMA |= {("runtime", "ray", "replica_resources"), ("runtime", "ray", "worker_resources")}
 PATHS = sorted(set(paths_of(to_dict(structure_config(MINIMAL, Path("/"))))) - BEYOND_SCHEMA)
 PATHS += [(*path[:-1], "unknown") for path in PATHS if len(path) > 1] + [("unknown",), ("base_dir",)]
 TOOLS = [["t"], [{"name": "t", "class": 1}], ["m:f"], ["./f.py:f"], [{"name": "m:C", "k": 1}], [{"k": 3}], [{}], [[]]]
@@ -131,6 +132,8 @@ def is_readable(document: dict[str, Any]) -> bool:
 @given(documents())
 @example(MINIMAL | {"data": {"path": None}})
 @example(MINIMAL | {"data": {}})
+@example(MINIMAL | {"data": {"path": "t", "columns": {"prompt": "x"}}})
+@example(MINIMAL | {"data": {"path": "t", "columns": {"name": "x"}}})
 def test_schema_and_reader_agree(document):
     """A document is valid exactly when it can be read, two rules apart, which the schema lacks."""
     rollout, data = (document.get(name) if isinstance(document.get(name), dict) else {} for name in ("rollout", "data"))

@@ -166,7 +166,11 @@ class _Builder:
         if not isinstance(origin, type):
             return {}
         if issubclass(origin, Mapping):
-            return {"type": "object", "additionalProperties": self._of(members[1], registry) if members else True}
+            if not members:
+                return {"type": "object", "additionalProperties": True}
+            schema = {"type": "object", "additionalProperties": self._of(members[1], registry)}
+            names = self._of(members[0], "")
+            return schema | ({"propertyNames": names} if "enum" in names else {})
         if issubclass(origin, tuple) and members and Ellipsis not in members:
             items = [self._of(member, registry) for member in members]
             return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}

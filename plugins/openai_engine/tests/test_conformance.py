@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnwise_openai_engine import OpenAIConfig
+from turnwise_openai_engine.config import OpenAIConfig
 from turnwise_testing.engine_probe import EngineProbe
 from turnwise_testing.engine_suite import EngineSuite
 from turnwise_testing.suite import PluginSuite

@@ -11,7 +11,8 @@ import pytest
 from turnwise.errors import EngineError, InfrastructureError
 from turnwise.protocols import ModelSpec, Resources
 from turnwise.types import FinishReason
-from turnwise_openai_engine import OpenAIConfig, OpenAIEngine
+from turnwise_openai_engine.config import OpenAIConfig
+from turnwise_openai_engine.engine import OpenAIEngine
 from turnwise_openai_engine.servers import Servers
 from turnwise_testing.engine_scenarios import failure_of
 

@@ -14,7 +14,8 @@ import pytest
 from turnwise.errors import EngineError
 from turnwise.protocols import Resources
 from turnwise.types import FinishReason
-from turnwise_openai_engine import OpenAIConfig, OpenAIEngine
+from turnwise_openai_engine.config import OpenAIConfig
+from turnwise_openai_engine.engine import OpenAIEngine
 from turnwise_testing.engine_scenarios import forward_logprobs, generate_together, run_scenario, simple_request
 
 pytestmark = [

@@ -51,10 +51,10 @@ def make_parser(host: Host, chosen: str | None = None) -> argparse.ArgumentParse
 
     Args:
         host: the loaded plugins.
-        chosen: the only command whose options are declared; None declares those of all.
+        chosen: the only command, so that no module of another is imported; None declares all, "" lists them.
 
     Raises:
-        PluginError: the chosen command cannot be used; another one is listed as broken.
+        PluginError: the chosen command cannot be used; in a list it is marked as broken.
     """
     parser = argparse.ArgumentParser(
         prog="turnwise",
@@ -64,7 +64,9 @@ def make_parser(host: Host, chosen: str | None = None) -> argparse.ArgumentParse
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, entry in host.commands.entries().items():
+    entries = host.commands.entries()
+    for name in [chosen] if chosen else entries:
+        entry = entries[name]
         try:
             command: Command = entry.factory(entry.config(), Resources())
             text = str(command.help).replace("%", "%%")  # argparse would expand it
@@ -72,7 +74,7 @@ def make_parser(host: Host, chosen: str | None = None) -> argparse.ArgumentParse
                 name, help=text, description=text, formatter_class=argparse.RawDescriptionHelpFormatter
             )
             sub.set_defaults(command=command, parser=sub)
-            if chosen in (None, name):
+            if chosen != "":
                 command.add_arguments(sub)
         except Exception as error:
             if name == chosen:

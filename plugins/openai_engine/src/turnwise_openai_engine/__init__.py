@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import turnwise
 from turnwise_openai_engine.config import OpenAIConfig
-from turnwise_openai_engine.engine import OpenAIEngine
+
+
+def make_openai(config: OpenAIConfig, resources: turnwise.Resources) -> turnwise.Engine:
+    """Build the engine; other runs do not import its HTTP client."""
+    from turnwise_openai_engine.engine import OpenAIEngine
+
+    return OpenAIEngine(config, resources)
 
 
 @turnwise.hookimpl
 def register_engines(registry: turnwise.Registry[turnwise.Engine]) -> None:
     """Add `openai`."""
-    registry.add("openai", OpenAIEngine, config=OpenAIConfig)
+    registry.add("openai", make_openai, config=OpenAIConfig)
 
 
 def make_diagnostic(_config: turnwise.NoConfig, _resources: turnwise.Resources) -> turnwise.Diagnostic:

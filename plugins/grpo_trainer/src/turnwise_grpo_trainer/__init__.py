@@ -7,18 +7,33 @@ from typing import Any
 
 import turnwise
 from turnwise_grpo_trainer import objectives
-from turnwise_grpo_trainer.eval_command import EvalCommand
-from turnwise_grpo_trainer.export_command import ExportCommand
 from turnwise_grpo_trainer.loss_options import CispoConfig, ClipConfig, DualClipConfig, GspoConfig, PathCreditConfig
-from turnwise_grpo_trainer.train_command import TrainCommand
+
+
+def _train(config: turnwise.NoConfig, resources: turnwise.Resources) -> turnwise.Command:
+    from turnwise_grpo_trainer.train_command import TrainCommand
+
+    return TrainCommand(config, resources)
+
+
+def _eval(config: turnwise.NoConfig, resources: turnwise.Resources) -> turnwise.Command:
+    from turnwise_grpo_trainer.eval_command import EvalCommand
+
+    return EvalCommand(config, resources)
+
+
+def _export(config: turnwise.NoConfig, resources: turnwise.Resources) -> turnwise.Command:
+    from turnwise_grpo_trainer.export_command import ExportCommand
+
+    return ExportCommand(config, resources)
 
 
 @turnwise.hookimpl
 def register_commands(registry: turnwise.Registry[turnwise.Command]) -> None:
     """Register `train`, `eval` and `export`."""
-    registry.add("train", TrainCommand)
-    registry.add("eval", EvalCommand)
-    registry.add("export", ExportCommand)
+    registry.add("train", _train)
+    registry.add("eval", _eval)
+    registry.add("export", _export)
 
 
 @turnwise.hookimpl

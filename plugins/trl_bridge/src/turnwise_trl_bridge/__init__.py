@@ -10,9 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-from turnwise import Command, Registry, hookimpl
-from turnwise_trl_bridge.command import TrlCommand
-from turnwise_trl_bridge.sft_command import SftCommand
+from turnwise import Command, NoConfig, Registry, Resources, hookimpl
 
 if TYPE_CHECKING:
     from turnwise_trl_bridge.grpo import TurnwiseGRPOTrainer
@@ -46,8 +44,20 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f"{__name__}.{_LAZY_MODULES[name]}"), name)
 
 
+def _trl(config: NoConfig, resources: Resources) -> Command:
+    from turnwise_trl_bridge.command import TrlCommand
+
+    return TrlCommand(config, resources)
+
+
+def _sft(config: NoConfig, resources: Resources) -> Command:
+    from turnwise_trl_bridge.sft_command import SftCommand
+
+    return SftCommand(config, resources)
+
+
 @hookimpl
 def register_commands(registry: Registry[Command]) -> None:
     """Add `turnwise trl` and `turnwise sft`."""
-    registry.add("trl", TrlCommand)
-    registry.add("sft", SftCommand)
+    registry.add("trl", _trl)
+    registry.add("sft", _sft)

@@ -17,7 +17,7 @@ DOCS_READY := $(DOCS_VENV)/.ready
 # each process compiles all sources again, and the collection of the tests takes about twice as long.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-train test test-slow test-failed test-long coverage test-all engines test-vllm test-sglang test-verl test-engines test-gpu bench-gpu lint bench docs site viewer viewer-packages gateway-clients mcp-servers environments test-environments clean
+.PHONY: demo demo-train test test-slow test-failed test-long coverage test-all engines test-vllm test-sglang test-verl test-engines engine-table test-gpu bench-gpu lint bench docs site viewer viewer-packages gateway-clients mcp-servers environments test-environments clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -60,10 +60,15 @@ engines:  ## the virtual environments of vLLM, SGLang and verl; a line for each 
 	.ci/engine make verl
 
 test-vllm test-sglang test-verl:
-	mkdir -p runs
-	.ci/engine test $(@:test-%=%) runs/engine-$(@:test-%=%).json
+	.ci/engine test $(@:test-%=%)
 
-test-engines: $(READY) test-vllm test-sglang test-verl  ## tests that need an engine, and a table of checks and speeds; -j2 runs two at a time
+test-engines: test-vllm test-sglang test-verl  ## tests that need an engine; -j2 runs two at a time
+
+engine-table: $(READY)  ## conformance checks and speed of every engine in one table
+	rm -f runs/engine-*.json
+	mkdir -p runs
+	.ci/engine table vllm runs/engine-vllm.json
+	.ci/engine table sglang runs/engine-sglang.json
 	$(BIN)/python benchmarks/engine_table.py --engine fake --json runs/engine-fake.json
 	$(BIN)/python benchmarks/engine_table.py --engine transformers --json runs/engine-transformers.json
 	$(BIN)/python benchmarks/engine_table.py --show runs/engine-*.json

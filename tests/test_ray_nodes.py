@@ -62,3 +62,23 @@ def test_workers_are_spread_by_default(cluster):
 
     assert 6 == len(nodes)
     assert len(set(nodes)) > 1
+
+
+def test_placement_groups_follow_the_number_of_replicas(cluster, tmp_path):
+    """A new replica reserves a device, and a removed one returns it; the run ends without any."""
+    import ray
+
+    def num_groups():
+        return sum(group["state"] != "REMOVED" for group in ray.util.placement_group_table().values())
+
+    blueprint = TellingBlueprint(folder=str(tmp_path))
+    with make_manager(blueprint, workers=1, replicas=1, replica_resources={"num_gpus": 1}) as manager:
+        numbers = [num_groups()]
+        for number in (2, 1, 2):
+            manager.resize(number)
+            numbers.append(num_groups())
+        results = manager.rollout(make_tasks(4))
+
+    assert [1, 2, 1, 2] == numbers
+    assert all(result.status in FINISHED for result in results)
+    assert 0 == num_groups()

@@ -63,7 +63,6 @@ class RunBuilder:
 
     Attributes:
         config: resolved, see `turnwise.config.resolve.resolve`.
-        host: the loaded plugins.
         judge_client: replicas of the judge, in a process that sends them requests.
         given: objects that a program passes as parts, by their names in the config.
     """

@@ -25,9 +25,7 @@ class GroupScoring:
     Scores the groups of a run.
 
     Attributes:
-        reward: scores a group.
         label: of the reward with its plugin, for errors.
-        sizes: has the size of a group.
         observers: receive `on_episode_finished` after the scoring and not before.
         grace_s: seconds in which code must end after its deadline.
         pool: reward workers; None asks the reward in this process.

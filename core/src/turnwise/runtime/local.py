@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import define, field
 
+from turnwise.errors import EngineError
 from turnwise.protocols import Engine
 from turnwise.protocols.weights import ReplicaUpdate, UpdateReport, WeightSource
 from turnwise.runtime.feed import EpisodeFeed
@@ -25,10 +26,7 @@ class LocalRuntime:
 
     Attributes:
         engine: the only replica.
-        parts: components of each worker.
         num_workers: number of workers that share the episodes; results do not depend on it.
-        judge: engine of the judge, if there is one.
-        make_source: converts the weights that a trainer passes.
     """
 
     engine: Engine
@@ -66,6 +64,10 @@ class LocalRuntime:
     async def abort(self) -> None:
         for worker in tuple(self._workers):
             worker.abort()
+
+    async def resize(self, num_replicas: int) -> None:
+        if num_replicas > 1:
+            raise EngineError(f"the runtime local has one engine, not {num_replicas}; set runtime.name to ray")
 
     async def update_weights(self, weights: Weights, version: int) -> UpdateReport:
         """Pass the weights to the engine directly: one process needs no transport."""

@@ -139,15 +139,10 @@ class RolloutManager:
 
     def generate(self, tasks: Iterable[Task], **options: Unpack[RolloutOptions]) -> RolloutBatch:
         """
-        Run every task, wait for all episodes and return their batch.
+        Run every task, wait for all episodes and return their batch, with one row for each trajectory.
 
-        Args:
-            tasks: rows of the data set; may be empty if `resume` names episodes.
-            options: see `turnwise.runtime.partial.RolloutOptions`.
-
-        Returns:
-            One row per trajectory: resumed episodes first, then in the order of the tasks. The rollouts of a task are
-            adjacent.
+        Resumed episodes are first, then the tasks in their order. The rollouts of a task are adjacent.
+        There may be no tasks if `resume` names episodes.
         """
         return self.collate(self.rollout(tasks, **options))
 
@@ -296,6 +291,18 @@ class RolloutManager:
             if not each.error:
                 self.observers.emit("on_weights_updated", event(seconds=each.seconds, replica=each.replica))
         return report
+
+    def resize(self, num_replicas: int) -> None:
+        """
+        Change the number of the policy's replicas on Ray, also while episodes run in other threads, and wait for it.
+
+        New replicas get the current weights before they serve; without `weights.keep_last`, they wait for an update.
+        Removed ones finish their requests. If a new one does not start, `EngineError`, and the number is as before.
+        """
+        if num_replicas < 1:
+            raise ValueError(f"a run needs at least 1 replica, not {num_replicas}")
+        with self._switching:
+            self._running_thread().call(self.runtime.resize(num_replicas))
 
     def sleep(self, level: int = 1) -> None:
         """Free the memory of every replica. Requests in flight end as by `abort`, later ones raise `EngineError`."""

@@ -65,9 +65,7 @@ class PartialCall:
     One call, on the event loop of the runtime.
 
     Attributes:
-        feed: its episodes.
         num_episodes: of the call; 0 while it is open, so that no threshold ends it.
-        threshold: when the call may end.
         put: called with each result for the caller.
         keep: called with each interrupted episode.
         interrupt: set when the remaining episodes must end.

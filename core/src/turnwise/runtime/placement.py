@@ -41,7 +41,6 @@ class PoolPlacement:
     Attributes:
         name: `policy` or `judge`.
         engine: the engine's registered name.
-        num_replicas: number of replicas.
         parallel: parallel sizes of a replica, by the name of the engine's option.
         device: `GPU` or `CPU`.
         num_devices: devices that one replica reserves; a fraction if replicas share a GPU.
@@ -78,13 +77,9 @@ class RunPlacement:
     The processes of a run and their resources.
 
     Attributes:
-        runtime: `local` or `ray`.
         address: of the cluster; None starts one.
-        pools: the replicas of each model.
-        num_workers: number of workers.
         worker_bundle: resources that each worker and each reward worker reserves.
         worker_labels: that the nodes of workers must have.
-        reward_workers: number of reward workers.
         devices_per_node: devices of the largest node.
     """
 

@@ -57,16 +57,11 @@ class WorkerComponents:
     Components of a worker.
 
     Attributes:
-        engine: samples tokens.
         programs: plugins of an episode by agent name; looking one up may build the agent.
-        limits: of every episode.
         stop_token_ids: end-of-turn ids of the chat template, added to every request.
-        interaction: simulated user, if one is configured.
-        observers: receive the events.
         max_in_flight: most episodes at once.
         on_episode_end: called with the key of an episode that has ended, so that the engine can free its contexts.
         default_agent: its servers are open from the start; None for no such agent.
-        servers: of the agents.
     """
 
     engine: EngineClient

@@ -69,11 +69,13 @@ def test_an_update_waits_for_a_replica_that_starts(notices):
     async def body(weights, slots, updating):
         assert not updating.done()
         if not notices:
-            await weights.catch_up(0, dead := make_handle(alive=False), lambda: setattr(slots[0], "handle", dead))
+            await weights.catch_up(
+                slots[0], dead := make_handle(alive=False), lambda: setattr(slots[0], "handle", dead)
+            )
             for _ in range(100):
                 await asyncio.sleep(0)
             assert not updating.done()
-        await weights.catch_up(1, new := make_handle(), lambda: setattr(slots[1], "handle", new))
+        await weights.catch_up(slots[1], new := make_handle(), lambda: setattr(slots[1], "handle", new))
         return await updating
 
     report = run(body)
@@ -84,7 +86,7 @@ def test_an_update_that_is_refused_is_not_repeated():
     """The replica lives, so the update fails at once."""
 
     async def body(weights, slots, updating):
-        await weights.catch_up(0, new := make_handle(refuses=True), lambda: setattr(slots[0], "handle", new))
+        await weights.catch_up(slots[0], new := make_handle(refuses=True), lambda: setattr(slots[0], "handle", new))
         return await updating
 
     assert run(body) == "no replica was updated to weight version 1: EngineError: no such weight"
@@ -167,7 +169,7 @@ class TestMemoryOfAPool:
         async def body(weights, slots):
             await weights.sleep(slots, 2, (1, 2))
             await weights.wake_up(slots, ("weights",))
-            await weights.catch_up(1, late, lambda: setattr(slots[1], "handle", late))
+            await weights.catch_up(slots[1], late, lambda: setattr(slots[1], "handle", late))
             await weights.wake_up(slots, ("kv_cache",))
             await weights.wait_until_awake()
 
@@ -180,7 +182,7 @@ class TestMemoryOfAPool:
 
         async def body(weights, slots):
             await weights.update(slots, WEIGHTS, 1, lambda slot, reason: None)
-            await weights.catch_up(1, late, lambda: setattr(slots[1], "handle", late))
+            await weights.catch_up(slots[1], late, lambda: setattr(slots[1], "handle", late))
             return weights.version
 
         early, late = Replica(), Replica()

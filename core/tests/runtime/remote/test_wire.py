@@ -247,6 +247,53 @@ def test_a_restarted_replica_is_used_again():
     assert run(body, num_replicas=1) == run(_direct, num_replicas=1)[0]
 
 
+def test_a_retired_replica_finishes_its_requests():
+    """It gets no more of them; a request without another replica waits for one, which may have a new index."""
+
+    async def body(cluster):
+        pending = [asyncio.ensure_future(cluster.pool.generate(request(i, [1, i], f"t{i}", seed=i))) for i in range(8)]
+        await until(lambda: 8 == sum(engine.stats()["num_running"] for engine in cluster.engines))
+        for index in (0, 1):
+            await cluster.pool.retire(index)
+        results = [await p for p in pending]
+        waiting = asyncio.ensure_future(cluster.pool.generate(request(8, [1, 8], "t8", seed=8)))
+        await asyncio.sleep(0)
+        cluster.pool.replica_up(3, lambda _message: None)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        cluster.up(0)
+        await cluster.pool.retire(3, timeout_s=0.0)
+        await waiting
+        return cluster.pool.num_migrations, [r.token_ids.tolist() for r in results]
+
+    num_migrations, results = run(body, latency_s=0.05)
+    assert num_migrations <= 1  # the request that waited, if it was sent to the replica that never answers
+    assert results == run(_direct, num_replicas=1)
+
+
+def test_requests_that_are_left_at_a_retired_replica_are_no_suspects():
+    """They run again on others, however often that happens, and side by side."""
+
+    async def body(cluster):
+        pending = [asyncio.ensure_future(cluster.pool.generate(request(i, [1, i], f"t{i}", seed=i))) for i in range(8)]
+        for latency_s in (1000.0, 1000.0, 0.0):
+            await until(lambda: 8 == cluster.engines[0].stats()["num_running"])
+            await cluster.pool.retire(0, timeout_s=0.0)
+            ids = [f"r{i}" for i in range(8)]  # as at the end of the process
+            cluster.servers[0].receive("w", pack_requests([], cancelled=ids), cluster.group)
+            cluster.engines[0] = ScriptedEngine(policy=POLICY, latency_s=latency_s)
+            await cluster.engines[0].start()
+            cluster.servers[0] = ReplicaServer(cluster.engines[0])
+            cluster.up(0)
+        results = [await p for p in pending]
+        suspects = [name for message in cluster.messages for name in message.suspects]
+        return cluster.pool.num_migrations, suspects, [r.token_ids.tolist() for r in results]
+
+    num_migrations, suspects, results = run(body, num_replicas=1, latency_s=1000.0)
+    assert (24, []) == (num_migrations, suspects)
+    assert results == run(_direct, num_replicas=1)
+
+
 def test_an_engine_error_reaches_its_request_alone():
     """One refused request does not affect the others of its message."""
 

@@ -57,11 +57,8 @@ class ConfigBlueprint:
 
     Attributes:
         config: as plain values, with absolute paths.
-        base_dir: folder of the config file.
         recipe: pinned plugins of the driver.
-        engine_owner: plugin of the engine.
-        judge_owner: plugin of the judge's engine; empty without a judge.
-        transport_owner: plugin of the weight transport; empty without one.
+        engine_owner: plugin of the engine; the other owners are empty without such a part.
         middleware_owners: plugins of the middleware that wraps engines.
         given: objects that a program passes as parts, pickled: replicas need none of them, and may lack their modules.
     """

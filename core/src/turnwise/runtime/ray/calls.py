@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Coroutine
 from contextlib import suppress
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import structlog
 
@@ -14,6 +14,9 @@ from turnwise.errors import EngineError
 from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, RemoteMethod, failure_reason
 
 _Reply = TypeVar("_Reply")
+
+STOP_S: Final = 10.0
+"""Seconds for an actor to stop by itself."""
 
 
 def post(method: RemoteMethod, *arguments: object) -> None:

@@ -24,13 +24,7 @@ _TOLERANCE = 1e-6  # fractions of devices do not add up exactly
 
 @define(eq=False)
 class PlacementGroups:
-    """
-    The placement groups of a pool.
-
-    Attributes:
-        pool: resources of each replica.
-        run_name: part of every group's name.
-    """
+    """The placement groups of a pool; `run_name` is part of their names."""
 
     pool: PoolPlacement
     run_name: str
@@ -63,7 +57,7 @@ class PlacementGroups:
     async def close(self) -> None:
         """Remove every group. Idempotent."""
         for index in tuple(self._groups):
-            await self._remove(index)
+            await self.remove(index)
 
     async def _group(self, index: int, timeout_s: float) -> PlacementGroup:
         from ray.util.placement_group import placement_group
@@ -71,7 +65,7 @@ class PlacementGroups:
         # Ray would wait forever for a node that has died, so a group on it is replaced.
         if index in self._groups and not await _is_whole(self._groups[index]):
             structlog.get_logger().warning("placement group lost", pool=self.pool.name, replica=index)
-            await self._remove(index)
+            await self.remove(index)
         if index not in self._groups:
             bundles = [dict(bundle) for bundle in self.pool.bundles]
             name = f"turnwise-{self.run_name}-{self.pool.name}-{index}"
@@ -81,14 +75,16 @@ class PlacementGroups:
             )
         # A group that is not placed in time is withdrawn: it would occupy devices when the run has failed already.
         if not await _is_ready(self._groups[index], timeout_s):
-            await self._remove(index)
+            await self.remove(index)
             raise PlacementError(await self._describe_shortage(timeout_s))
         return self._groups[index]
 
-    async def _remove(self, index: int) -> None:
+    async def remove(self, index: int) -> None:
+        """Free the resources of a replica, if there are any."""
         from ray.util.placement_group import remove_placement_group
 
-        group = self._groups.pop(index)
+        if (group := self._groups.pop(index, None)) is None:
+            return
         try:
             await asyncio.to_thread(remove_placement_group, group)
         except Exception as error:  # noqa: BLE001 - without the cluster the group does not exist either

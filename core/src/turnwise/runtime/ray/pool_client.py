@@ -15,15 +15,7 @@ from turnwise.types import Capabilities
 
 @frozen
 class PoolSpec:
-    """
-    A pool of replicas, as its clients see it.
-
-    Attributes:
-        capabilities: of the replicas, which are identical.
-        num_replicas: number of replicas.
-        coalesce_s: shortest time in seconds between two messages to a replica.
-        restart_timeout_s: longest wait in seconds for a restart while all replicas are dead.
-    """
+    """A pool of replicas, as its clients see it; `ReplicaPool` has the same attributes."""
 
     capabilities: Capabilities
     num_replicas: int
@@ -58,6 +50,9 @@ class PoolClientActor:
 
     async def replica_down(self, index: int, reason: str, pool: str = "policy") -> None:
         self._pools[pool].replica_down(index, reason)
+
+    async def retire_replica(self, index: int, timeout_s: float | None, pool: str = "policy") -> None:
+        await self._pools[pool].retire(index, timeout_s)
 
     async def no_more_replicas(self, reason: str, pool: str = "policy") -> None:
         """Fail requests at once: no replica will be restarted."""

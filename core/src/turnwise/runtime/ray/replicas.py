@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from math import inf
+from typing import NoReturn
 
 import structlog
 from attrs import define, field
 
 from turnwise.config.runtime import RayConfig
+from turnwise.errors import EngineError
 from turnwise.runtime.placement import PoolPlacement
 from turnwise.runtime.ray.blueprint import Blueprint
-from turnwise.runtime.ray.calls import first_reply, kill, kill_actor, post, watch_with_pings
+from turnwise.runtime.ray.calls import STOP_S, first_reply, kill, kill_actor, post, wait_for_stop, watch_with_pings
 from turnwise.runtime.ray.cluster import Cluster
 from turnwise.runtime.ray.placement_groups import PlacementGroups
 from turnwise.runtime.ray.pool_client import PoolSpec
 from turnwise.runtime.ray.replica_actor import ReplicaActor
 from turnwise.runtime.ray.weights import GroupWeights
-from turnwise.runtime.remote.supervision import ActorSlot, all_given_up, live, make_slots
+from turnwise.runtime.remote.supervision import ActorSlot, all_given_up, live, make_slots, staying
 from turnwise.types import Capabilities
 
 
@@ -26,13 +31,9 @@ class ReplicaGroup:
     The replicas of one model.
 
     Attributes:
-        blueprint: builds the engine of a replica.
-        pool: number of replicas, and the resources of each.
-        options: timeouts and intervals.
-        cluster: runs the actors.
+        pool: number of replicas at the start, and the resources of each.
         clients: returns the slots of the actors that send requests: workers and reward workers.
         weights: version and sleep state; None for a pool whose weights never change.
-        slots: of the replicas.
         capabilities: of the replicas, which are identical; known when one has started.
     """
 
@@ -55,7 +56,7 @@ class ReplicaGroup:
     def spec(self) -> PoolSpec:
         """Description of the pool for its clients."""
         options = self.options
-        return PoolSpec(self.capabilities, self.pool.num_replicas, options.coalesce_s, options.start_timeout_s)
+        return PoolSpec(self.capabilities, len(self.slots), options.coalesce_s, options.start_timeout_s)
 
     async def start(self, slot: ActorSlot) -> Awaitable[object]:
         """Start a replica and connect it to every client."""
@@ -79,7 +80,7 @@ class ReplicaGroup:
             enter_rotation()
             return watch
         try:
-            await self.weights.catch_up(slot.index, handle, enter_rotation)
+            await self.weights.catch_up(slot, handle, enter_rotation)
         except BaseException:
             # The slot is still empty, so neither `release` nor the end of the run would find this actor.
             kill(handle)
@@ -102,7 +103,18 @@ class ReplicaGroup:
             post(client.handle.pardon, self.pool.name)
 
     async def watch_actor(self, slot: ActorSlot, watch: Awaitable[object]) -> None:
-        await watch_with_pings(slot, watch, self.options)
+        await watch_with_pings(slot, watch, self.options, self._leave(slot))
+
+    async def _leave(self, slot: ActorSlot) -> NoReturn:
+        """Let the clients finish their requests at a leaving replica, and end it."""
+        await slot.leaving.wait()
+        left_s = None if slot.leave_by == inf else max(0.0, slot.leave_by - asyncio.get_running_loop().time())
+        clients = [client.handle.retire_replica.remote for client in live(self.clients())]
+        for retired in [retire(slot.index, left_s, self.pool.name) for retire in clients]:
+            with suppress(Exception):  # a dead client has no requests
+                await retired
+        await wait_for_stop(slot.handle.stop.remote(), STOP_S)
+        raise EngineError(slot.last_error)
 
     def release(self, slot: ActorSlot) -> None:
         """Kill a replica, and let every client repeat its requests on others."""
@@ -118,13 +130,26 @@ class ReplicaGroup:
         if self.weights is not None:
             await self.weights.notify_given_up()
 
+    async def remove_from(self, first: int) -> None:
+        """Retire the replicas from an index on, and free their resources."""
+        retired = self.slots[first:]
+        del self.slots[first:]  # so that none gets weights or a new client meanwhile
+        for slot in retired:
+            slot.retired = True
+            slot.leave("it is retired")
+            if slot.supervision is not None:
+                if slot.handle is None:
+                    slot.supervision.cancel()
+                await asyncio.wait([slot.supervision])
+            await self._placement_groups.remove(slot.index)
+
     async def close(self) -> None:
         """Free the reserved resources. Idempotent."""
         await self._placement_groups.close()
 
     def connect_client(self, client: ActorSlot) -> None:
         """Connect a new client to every replica."""
-        for replica in live(self.slots):
+        for replica in staying(self.slots):
             self._connect(client, replica)
 
     def disconnect_client(self, client: ActorSlot) -> None:

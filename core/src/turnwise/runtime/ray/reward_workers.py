@@ -23,13 +23,9 @@ class RewardGroup:
     Actors that score episodes outside of the workers.
 
     Attributes:
-        blueprint: builds the reward of a reward worker.
-        config: number of reward workers, and options of Ray.
-        cluster: runs the actors.
         pools: replicas that a reward may ask, by name: the judge's.
         clients: returns the slots of the workers.
         driver: scores groups for the driver, if there is a group reward.
-        slots: of the reward workers.
     """
 
     blueprint: Blueprint

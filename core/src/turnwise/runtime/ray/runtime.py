@@ -15,13 +15,14 @@ from functools import partial
 from attrs import define, field
 
 from turnwise.config.runtime import RuntimeConfig
+from turnwise.errors import EngineError
 from turnwise.events.dispatch import Observers
 from turnwise.protocols.weights import UpdateReport
 from turnwise.record.result import EpisodeResult
 from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.placement import RunPlacement, check_interpreters, plan_runtime_placement
 from turnwise.runtime.ray.blueprint import Blueprint
-from turnwise.runtime.ray.calls import kill_actor, read_stats, wait_for_stop
+from turnwise.runtime.ray.calls import STOP_S, kill_actor, read_stats, wait_for_stop
 from turnwise.runtime.ray.cluster import Cluster
 from turnwise.runtime.ray.placement_groups import check_capacity
 from turnwise.runtime.ray.replicas import ReplicaGroup
@@ -42,7 +43,6 @@ from turnwise.runtime.worker import Deliver
 from turnwise.types import Capabilities
 from turnwise.weights.sources import Weights
 
-_STOP_S = 10.0
 _STATS_S = 5.0
 
 
@@ -52,17 +52,10 @@ class RayRuntime:
     Runs episodes on a Ray cluster.
 
     Attributes:
-        blueprint: builds the parts of every actor.
-        config: number of actors, and options of Ray.
-        observers: receive the events in the driver.
         placement: resources of every pool; follows from `config` unless given.
-        weights: version and sleep state of the policy's replicas.
         group_pool: the reward workers for the driver, if there is a group reward.
-        dispatcher: tracks every episode.
-        cluster: runs the actors.
         pools: replicas by name: `policy`, and `judge` if there is one.
-        workers: run the episodes.
-        rewards: score them, unless the workers do.
+        rewards: score episodes, unless the workers do.
     """
 
     blueprint: Blueprint
@@ -77,6 +70,8 @@ class RayRuntime:
     workers: WorkerGroup = field(init=False)
     rewards: RewardGroup | None = field(default=None, init=False)
     _supervisor: Supervisor = field(init=False)
+    _tasks: asyncio.TaskGroup = field(init=False)
+    _resizing: asyncio.Lock = field(factory=asyncio.Lock, init=False)
     _supervision: asyncio.Task[None] | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -169,6 +164,25 @@ class RayRuntime:
     async def abort(self) -> None:
         self.workers.abort()
 
+    async def resize(self, num_replicas: int) -> None:
+        # To its end, also if the caller is interrupted: a replica that has left half way serves no one.
+        await asyncio.shield(asyncio.get_running_loop().create_task(self._resize(num_replicas)))
+
+    async def _resize(self, num_replicas: int) -> None:
+        async with self._resizing:
+            slots, old = self.policy.slots, len(self.policy.slots)
+            if num_replicas > old and self.weights.sleep_state.level:
+                raise EngineError("the replicas sleep: wake them up before you start more")
+            for index in range(old, num_replicas):
+                slots.append(ActorSlot("replica", index))
+                self._supervise_slot(self.policy, slots[index])
+            try:
+                await wait_until_started(slots[old:])
+            except EngineError:
+                await self.policy.remove_from(old)
+                raise
+            await self.policy.remove_from(num_replicas)
+
     async def locate_replicas(self) -> list[tuple[str, list[str]]]:
         """Return the node and the GPUs of each live replica of the policy, in their order."""
         return [await slot.handle.locate.remote() for slot in live(self.policy.slots)]
@@ -208,10 +222,10 @@ class RayRuntime:
         # Workers first: while they end their episodes, they still use replicas and reward workers.
         for slot in reversed(self._slots):
             if (handle := slot.handle) is not None:  # an actor may die while another one stops
-                await wait_for_stop(handle.stop.remote(), _STOP_S)
+                await wait_for_stop(handle.stop.remote(), STOP_S)
         if self._supervision is not None:
             self._supervision.cancel()
-            await asyncio.wait([self._supervision], timeout=_STOP_S)
+            await asyncio.wait([self._supervision], timeout=STOP_S)
             self._supervision = None
         # After the supervision has ended: it would take a kill for a loss.
         for slot in live(self._slots):
@@ -227,12 +241,16 @@ class RayRuntime:
 
     async def _supervise(self) -> None:
         """Start the stages one after the other, and supervise all actors."""
-        async with asyncio.TaskGroup() as tasks:
+        async with asyncio.TaskGroup() as self._tasks:
             for stage in self._stages:
                 slots = [(group, slot) for group in stage for slot in group.slots]
                 for group, slot in slots:
-                    tasks.create_task(self._supervisor.supervise(group, slot))
+                    self._supervise_slot(group, slot)
                 # The next stage gets descriptions of these actors. A slot that was given up is settled too: `start`
                 # raises.
                 for _group, slot in slots:
                     await slot.settled.wait()
+            await asyncio.Event().wait()  # more actors may come
+
+    def _supervise_slot(self, group: ActorGroup, slot: ActorSlot) -> None:
+        slot.supervision = self._tasks.create_task(self._supervisor.supervise(group, slot))

@@ -128,20 +128,25 @@ class GroupWeights:
         async with self._lock:
             await self._changed.wait_for(lambda: self.sleep_state.level == 0)
 
-    async def catch_up(self, index: int, handle: ActorHandle, enter_rotation: Callable[[], None]) -> None:
+    async def catch_up(self, slot: ActorSlot, handle: ActorHandle, enter_rotation: Callable[[], None]) -> None:
         """
         Bring a new replica to the weights and the sleep state of the others.
 
         `enter_rotation` is called when the replica has caught up, before the next update starts.
         """
+        index = slot.index
         async with self._lock:
             update: dict[int, UpdateReplica] = {index: handle.update_weights.remote}
             if self.version and self.updater is not None and not await self.updater.repeat(update, self.version):
-                self._outdated[index] = handle.update_weights.remote
+                self._outdated |= update
+                slot.settled.set()
                 log = structlog.get_logger()
                 log.warning("replica waits for the next weights", replica=index, version=self.version)
                 self._changed.notify_all()
-                await self._changed.wait_for(lambda: index not in self._outdated)
+                try:
+                    await self._changed.wait_for(lambda: index not in self._outdated)
+                finally:
+                    self._outdated.pop(index, None)  # also if the replica is retired meanwhile
             # The pool may have fallen asleep while the replica started.
             if self.sleep_state.level:
                 await handle.sleep.remote(self.sleep_state.level)

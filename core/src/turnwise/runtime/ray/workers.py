@@ -28,19 +28,7 @@ from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, all_give
 
 @define(eq=False)
 class WorkerGroup:
-    """
-    Actors that run the episodes.
-
-    Attributes:
-        blueprint: builds the components of a worker.
-        config: number of workers, and options of Ray.
-        cluster: runs the actors.
-        pools: replicas by name: `policy`, and `judge` if there is one.
-        dispatcher: tracks which worker holds each episode.
-        observers: receive the events in the driver.
-        rewards: the reward workers, if there are any.
-        slots: of the workers.
-    """
+    """Actors that run the episodes. `pools` are their replicas by name, `rewards` the reward workers, if any."""
 
     blueprint: Blueprint
     config: RuntimeConfig

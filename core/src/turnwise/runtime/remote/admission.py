@@ -18,12 +18,7 @@ class _Waiting:
 
 @define(eq=False)
 class Admission:
-    """
-    Admits requests in the order of their arrival.
-
-    Attributes:
-        limit: most requests at once.
-    """
+    """Admits requests in the order of their arrival, at most `limit` at once."""
 
     limit: int
     _num_admitted: int = field(default=0, init=False)

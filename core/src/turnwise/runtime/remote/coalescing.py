@@ -17,10 +17,6 @@ class Coalescer:
     After a quiet time `send` is called in the current pass of the event loop. Sooner than `gap_s` after the last call,
     it waits until the gap has ended. This is Nagle's algorithm (RFC 896) with a clock in place of acknowledgements: a
     message waits for at most `gap_s`, and a busy process sends few large messages.
-
-    Attributes:
-        send: sends everything that is ready.
-        gap_s: shortest time between two calls of `send`; 0 for one in each pass of the event loop.
     """
 
     send: Callable[[], None]

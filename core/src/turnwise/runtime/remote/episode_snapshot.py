@@ -18,20 +18,7 @@ class EpisodeSnapshot:
     """
     The readable part of a `turnwise.protocols.Episode`; methods that would continue the episode raise an error.
 
-    Attributes:
-        task: the row.
-        uid: name of the episode.
-        rollout_n: its index among the episodes of its group.
-        global_step: training step that requested it.
-        validation: whether it ran for validation.
-        remaining_tokens: unused part of the response budget.
-        state: the last state of the agent.
-        messages: the conversation.
-        memory: the agent's notes.
-        trajectories: every record; the last one is `trajectory`.
-        turn_records: number of the record of each turn, in order.
-        lineage: of each record; empty when none was described or branched.
-        recorded: metrics that the reward added, in order.
+    `recorded` are the metrics that the reward added, in order.
     """
 
     task: Task

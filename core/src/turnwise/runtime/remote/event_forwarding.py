@@ -28,12 +28,7 @@ _NUM_CLOCK_READINGS: Final = 3
 
 @define(eq=False)
 class EventForwarder:
-    """
-    Collects the events of a worker until the driver asks for them.
-
-    Attributes:
-        flush: called on the event loop when events have waited long enough to travel without an episode.
-    """
+    """Collects the events of a worker; calls `flush` when they have waited long enough to travel without an episode."""
 
     flush: Callable[[], None]
     _events: Events = field(factory=list, init=False)

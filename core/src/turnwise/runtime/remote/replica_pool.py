@@ -33,17 +33,18 @@ class PoisonedRequestError(EngineError):
     """Replicas died while they ran this request, the last one while it ran nothing else."""
 
 
+class _ReplicaLeftError(EngineError):
+    """A replica left before the end of a request, which did not cause it."""
+
+
 @define(eq=False)
 class _PendingRequest:
     """
-    A request without a result.
+    A request without a result, with its number in the order of the first attempts.
 
     Attributes:
-        request: to send.
-        number: in the order of the first attempts.
         deaths: of replicas that had the request.
         alone: whether its replica runs nothing else now.
-        result: of the current attempt.
     """
 
     request: GenerateRequest
@@ -60,6 +61,7 @@ class _Link:
 
     Attributes:
         send: sends a message; None while the replica is dead.
+        leaving: the replica gets no new requests.
         reported: the load of all workers that the replica reported last.
         known: number of tokens that the replica holds, by episode and trajectory id.
         pending: requests by id.
@@ -68,6 +70,7 @@ class _Link:
 
     send: Send | None
     reported: ReplicaLoad
+    leaving: bool = False
     known: dict[str, dict[str, int]] = field(factory=dict)
     pending: dict[str, _PendingRequest] = field(factory=dict)
     num_tokens: int = 0
@@ -101,9 +104,8 @@ class ReplicaPool:
     tested first, because a request that kills a replica mostly does so at its start.
 
     Attributes:
-        router: chooses a replica for each request.
         capabilities: of the replicas, which are identical.
-        num_replicas: number of replicas.
+        num_replicas: number of replicas at the start.
         coalesce_s: shortest time in seconds between two messages to a replica.
         restart_timeout_s: longest wait in seconds for a restart while all replicas are dead.
         max_deaths: deaths of replicas after which a request is a suspect.
@@ -177,19 +179,34 @@ class ReplicaPool:
 
     def replica_up(self, index: int, send: Send) -> None:
         """Use a new or restarted replica; it holds no tokens yet."""
+        self._links += [self._make_link() for _ in range(len(self._links), index + 1)]
         self._links[index] = self._make_link(send, ReplicaLoad())
+        self._given_up = False
         self._any_live.set()
 
-    def replica_down(self, index: int, reason: str) -> None:
+    async def retire(self, index: int, timeout_s: float | None = None) -> None:
+        """Send a replica no more requests and wait for its own; after the timeout, repeat them on others."""
+        link = self._links[index]
+        link.leaving = True
+        self._note_dead()
+        if link.pending:
+            await asyncio.wait([pending.result for pending in link.pending.values()], timeout=timeout_s)
+        if self._links[index] is link:
+            self.replica_down(index, "the replica has left", _ReplicaLeftError)
+
+    def replica_down(self, index: int, reason: str, kind: type[EngineError] = ReplicaDiedError) -> None:
         """Stop using a replica; its requests are repeated on others."""
         # A new link, because the tasks in `_request` still use the old one: each removes itself from it.
         link, self._links[index] = self._links[index], self._make_link()
         self._last_error = reason
-        if not any(other.send for other in self._links):
-            self._any_live.clear()
+        self._note_dead()
         for pending in sorted(link.pending.values(), key=lambda each: each.number, reverse=True):
             if not pending.result.done():
-                pending.result.set_exception(ReplicaDiedError(reason))
+                pending.result.set_exception(kind(reason))
+
+    def _note_dead(self) -> None:
+        if not any(link.send and not link.leaving for link in self._links):
+            self._any_live.clear()
 
     def pardon(self) -> None:
         """Forget the deaths of replicas: the request that caused them was found."""
@@ -277,7 +294,7 @@ class ReplicaPool:
         return index
 
     def _all_dead(self) -> ReplicaDiedError:
-        return ReplicaDiedError(f"all {self.num_replicas} replicas are dead: {self._last_error}")
+        return ReplicaDiedError(f"all {len(self._links)} replicas are dead: {self._last_error}")
 
     def _emit_choice(self, request: GenerateRequest, index: int, reason: str) -> None:
         episode = episode_of(request.trajectory_id)
@@ -296,7 +313,7 @@ class ReplicaPool:
 
     def _load(self, link: _Link) -> ReplicaLoad:
         """Return the load of a replica, as far as this worker knows it."""
-        if link.send is None:
+        if link.send is None or link.leaving:
             return _UNAVAILABLE
         # The last message has the load of all workers at its time. This worker's own load is known exactly, and may
         # have grown since, so that requests of one pass of the event loop do not all go to the same replica.
@@ -316,6 +333,8 @@ class ReplicaPool:
                 text = f"{pending.deaths + 1} replicas died while they ran this request, the last ran nothing else"
                 raise PoisonedRequestError(f"{text}: {error}") from None
             pending.deaths += 1
+            self.num_migrations += 1
+        except _ReplicaLeftError:
             self.num_migrations += 1
         except AsleepError:
             # The request crossed the replica's announcement. Do not choose this replica until it reports again.

@@ -83,9 +83,6 @@ class ReplicaServer:
         engine: started.
         max_in_flight: most requests in the engine at once; others wait in the server.
         coalesce_s: shortest time in seconds between two messages to a worker while requests run.
-        sleep_state: of the engine.
-        bytes_in: bytes of token columns received so far.
-        bytes_out: bytes of token columns sent so far.
     """
 
     engine: Engine

@@ -30,15 +30,7 @@ _BASES: dict[FailureOwner, type[TurnwiseError]] = {"engine": EngineError, "infra
 
 @frozen(kw_only=True)
 class RewardFailure:
-    """
-    An error of a reward as plain data: its class may not exist in the other process, or may not pickle.
-
-    Attributes:
-        kind: name of the class.
-        text: of the error.
-        frames: the traceback.
-        owner: of the fault.
-    """
+    """An error of a reward as plain data: its class may not exist in the other process, or may not pickle."""
 
     kind: str
     text: str
@@ -61,14 +53,7 @@ class RewardFailure:
 
 @frozen(kw_only=True)
 class RewardReply:
-    """
-    The reply of a reward worker.
-
-    Attributes:
-        scores: return value of the reward.
-        recorded: metrics that the reward added.
-        failure: its error, if it raised one.
-    """
+    """The reply of a reward worker: scores of the reward, metrics that it added, and its error."""
 
     scores: Any = None
     recorded: tuple[tuple[str, float], ...] = ()

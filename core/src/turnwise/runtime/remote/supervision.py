@@ -10,6 +10,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable
+from math import inf
 from typing import Any, Final, Protocol
 
 import structlog
@@ -47,6 +48,7 @@ class ActorSlot:
 
     `handle` has one writer: `Supervisor.supervise` of this slot, by `ActorGroup.start` and `ActorGroup.release`. All
     other code of the event loop may read it at any time and send to the actor. Messages to a dead actor are dropped.
+    An actor that is `leaving` gets no new work and ends when it has finished its own.
 
     Attributes:
         kind: of the actor, such as `replica`.
@@ -57,7 +59,10 @@ class ActorSlot:
         failed_starts: failed attempts since the last successful one.
         last_error: why the last actor ended.
         given_up: no actor will be started any more.
-        settled: set when the first actor has started, or the slot was given up.
+        settled: set when the first actor has started or waits for weights, or the slot was given up.
+        leaving: set when the actor must end; cleared when it has ended.
+        leave_by: time of the loop at which a leaving actor hands over the work that is left.
+        retired: no other actor follows one that leaves.
     """
 
     kind: str
@@ -69,11 +74,20 @@ class ActorSlot:
     last_error: str = ""
     given_up: bool = False
     settled: asyncio.Event = field(factory=asyncio.Event)
+    leaving: asyncio.Event = field(factory=asyncio.Event)
+    leave_by: float = inf
+    retired: bool = False
+    supervision: asyncio.Task[None] | None = None
 
     @property
     def name(self) -> str:
         """Kind and index, for texts and for other actors."""
         return f"{self.kind} {self.index}"
+
+    def leave(self, reason: str, by: float = inf) -> None:
+        """Let the actor finish its work, at the latest by a time of the loop, and end."""
+        self.last_error, self.leave_by = reason, by
+        self.leaving.set()
 
 
 def make_slots(kind: str, count: int) -> list[ActorSlot]:
@@ -84,6 +98,11 @@ def make_slots(kind: str, count: int) -> list[ActorSlot]:
 def live(slots: list[ActorSlot]) -> list[ActorSlot]:
     """Return the slots that have an actor."""
     return [slot for slot in slots if slot.handle is not None]
+
+
+def staying(slots: list[ActorSlot]) -> list[ActorSlot]:
+    """Return the slots that have an actor, which is not leaving."""
+    return [slot for slot in live(slots) if not slot.leaving.is_set()]
 
 
 def all_given_up(slots: list[ActorSlot]) -> bool:
@@ -139,7 +158,7 @@ class Supervisor:
 
     async def supervise(self, group: ActorGroup, slot: ActorSlot) -> None:
         """Start an actor, wait for its end, and start it again after a backoff, until the slot is given up."""
-        while not self.stopping:
+        while not (self.stopping or slot.retired):
             permanent, started = False, float("inf")
             slot.num_starts += 1
             try:
@@ -155,6 +174,11 @@ class Supervisor:
             if self.stopping:
                 return
             # No await from here to `release`: no other task can send to the slot between the loss and its handling.
+            if slot.leaving.is_set():  # neither a loss nor a failed start
+                structlog.get_logger().info("actor left", actor=slot.name, reason=slot.last_error)
+                group.release(slot)
+                slot.leaving.clear()
+                continue
             if time.monotonic() - started > self.policy.healthy_s:
                 slot.restarts = 0
             wait_s = self._record_failure(slot)

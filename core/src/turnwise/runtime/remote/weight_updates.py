@@ -24,8 +24,6 @@ class WeightUpdater:
     Updates the weights of replicas through a transport.
 
     Attributes:
-        transport: carries the weights.
-        name: of the transport, for reports.
         make_source: converts the weights that a trainer passes.
         timeout_s: longest wait in seconds for one replica.
     """

@@ -63,16 +63,8 @@ class ToReplica:
         return self.token_ids.nbytes + self.num_known.nbytes + self.num_new.nbytes
 
 
-def pack_requests(
-    requests: Sequence[tuple[GenerateRequest, int]],
-    *,
-    aborted: Iterable[str] = (),
-    cancelled: Iterable[str] = (),
-    released: Iterable[str] = (),
-    suspects: Iterable[str] = (),
-    confirmed: Iterable[str] = (),
-) -> ToReplica:
-    """Pack (request, number of tokens that the replica holds) pairs, and ids for the other columns."""
+def pack_requests(requests: Sequence[tuple[GenerateRequest, int]], **ids: Iterable[str]) -> ToReplica:
+    """Pack (request, number of tokens that the replica holds) pairs, and ids for other columns such as `aborted`."""
     # Seeds and limits differ for every request. The other parameters are mostly the same, and pickled once.
     distinct: dict[SamplingParams, int] = {}
     index = tuple(
@@ -92,11 +84,7 @@ def pack_requests(
         layouts=tuple(request.layout for request, _known in requests),
         seeds=tuple(request.sampling.seed for request, _known in requests),
         max_tokens=tuple(request.sampling.max_tokens for request, _known in requests),
-        aborted=tuple(aborted),
-        cancelled=tuple(cancelled),
-        released=tuple(released),
-        suspects=tuple(suspects),
-        confirmed=tuple(confirmed),
+        **{name: tuple(column) for name, column in ids.items()},
     )
 
 

@@ -92,6 +92,12 @@ def test_an_unknown_command_is_one_line(capsys):
     assert "turnwise: error: unknown command 'plugin'; did you mean 'plugins'?" in capsys.readouterr().err
 
 
+def test_a_closed_standard_error():
+    """A command that has no place for its error has its exit code."""
+    command = ["sh", "-c", 'exec "$0" -m turnwise.cli plugin 2>&-', sys.executable]
+    assert subprocess.run(command, capture_output=True).returncode == 2
+
+
 def test_the_usage_is_that_of_the_command(capsys):
     """An unknown option shows the options of its command, and not the list of commands."""
     with pytest.raises(SystemExit, match="2"):

@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 
 import pytest
 import structlog
@@ -75,6 +77,31 @@ def test_standard_error_is_looked_up_late(capsys):
     structlog.get_logger().info("hello")
 
     assert json.loads(capsys.readouterr().err)["event"] == "hello"
+
+
+@pytest.mark.parametrize(
+    "before", ["import structlog", "with contextlib.redirect_stdout(sys.stderr): import structlog"]
+)
+def test_lines_never_go_to_standard_output(before):
+    """Also if standard output was replaced while structlog was imported, as it is while plugins are."""
+    code = (
+        f"import contextlib, sys\n{before}\nfrom turnwise.events.logging import configure_logging\n"
+        "configure_logging()\nstructlog.get_logger().info('hello')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert (done.stdout, json.loads(done.stderr)["event"]) == ("", "hello")
+
+
+def test_a_stream_that_takes_no_more_costs_only_its_lines():
+    """The reader of a pipe may end before the run."""
+
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    configure_logging(stream=Closed())
+    structlog.get_logger().info("hello")
 
 
 class Ear(Observer):

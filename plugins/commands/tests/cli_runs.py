@@ -74,13 +74,13 @@ def rollout(run_dir, *arguments):
 
 
 @contextmanager
-def started(run_dir, site, *arguments, until=10 - NUM_HELD, out="out"):
+def started(run_dir, site, *arguments, until=10 - NUM_HELD, out="out", stderr=None):
     """Run ten episodes in another process, of which three wait; enter once the others can be read."""
     command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", f"engine.hold={run_dir / 'released'}"]
     environment = os.environ | {"PYTHONPATH": str(site)}
     with (run_dir / "log").open("w") as log:
         command += [*arguments, "--out", out]
-        process = subprocess.Popen(command, cwd=run_dir, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=run_dir, env=environment, stdout=log, stderr=stderr or log)
         try:
             wait_for(lambda: num_readable(run_dir / out) >= until, process)
             yield process

@@ -51,6 +51,20 @@ class TestInterrupts:
         assert len(aborted) == NUM_HELD
         assert all(r.trajectories[0].num_response_tokens > 0 for r in aborted)
 
+    def test_an_interrupt_that_ended_the_reader_of_the_log_too(self, run_dir, site):
+        """Ctrl-C also ends `tee`, so the line that announces the end has no reader."""
+        reader, writer = os.pipe()
+        with started(run_dir, site, stderr=writer) as process:
+            os.close(writer)
+            os.close(reader)
+            process.send_signal(signal.SIGINT)
+            code = process.wait(timeout=600)
+
+        assert code == 130, (run_dir / "log").read_text()
+        assert len(read_results(run_dir / "out" / "trajectories.parquet")) == 10
+        assert json.loads((run_dir / "out" / "metrics.json").read_text())["interrupted"] is True
+        assert len(load_unfinished(run_dir / "out" / "unfinished.jsonl")) == NUM_HELD
+
     @pytest.mark.slow
     def test_a_second_interrupt_keeps_the_finished_episodes(self, run_dir, site):
         """It exits without waiting, and finished episodes can be read and resumed."""

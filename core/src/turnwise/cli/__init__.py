@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from turnwise.errors import ConfigError, DataError, PluginError, TemplateError, TurnwiseError, describe
 from turnwise.plugin.host import Host, load
@@ -20,9 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Run one command.
 
     Returns:
-        0; 2 for a bad config or bad input, after one line on standard error; 130 when it was interrupted; 1 for
-        anything else that failed.
+        0; 2 for bad input, after one line on standard error; 130 when it was interrupted; 1 for any other failure.
     """
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - for life; None if closed
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may have less than Unicode
     try:
@@ -39,8 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("turnwise: interrupted\n")
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone, as `turnwise show | head` does.
+    except BrokenPipeError:  # the reader of our output has gone, as `turnwise show | head` does
         sys.stderr.close()
         return FAILED
 

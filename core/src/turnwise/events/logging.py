@@ -1,14 +1,11 @@
-"""
-The configuration of the log.
-
-Every module may call ``structlog.get_logger()``; only `configure_logging` decides where lines go.
-"""
+"""The configuration of the log. Every module may call `structlog.get_logger()`; this one decides where lines go."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from typing import TextIO
+from contextlib import suppress
+from typing import Any, NoReturn, TextIO
 
 import structlog
 from structlog.typing import Processor
@@ -26,9 +23,12 @@ def configure_logging(level: str = "info", log_format: LogFormat = "auto", strea
         stream: standard error when None.
     """
 
-    def make_logger(*_arguments: object) -> structlog.PrintLogger:
-        # Looked up for each logger: notebooks and tests replace standard error.
-        return structlog.PrintLogger(sys.stderr if stream is None else stream)
+    def write(*event: Any) -> NoReturn:
+        out = stream or sys.stderr  # looked up for each line: notebooks and tests replace standard error
+        with suppress(OSError):  # the reader of the log may end before the run
+            out.write(f"{event[2]}\n")
+            out.flush()
+        raise structlog.DropEvent  # its logger prints to standard output if that was replaced during its import
 
     console = log_format == "console" or (log_format == "auto" and (stream or sys.stderr).isatty())
     renderer: Processor = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
@@ -39,9 +39,8 @@ def configure_logging(level: str = "info", log_format: LogFormat = "auto", strea
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *([] if console else [structlog.processors.format_exc_info]),
             renderer,
+            write,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=make_logger,
-        # A cached logger cannot be pickled after its first line, and would outlive a change of stream.
-        cache_logger_on_first_use=False,
+        cache_logger_on_first_use=False,  # a cached one cannot be pickled, and outlives another configuration
     )

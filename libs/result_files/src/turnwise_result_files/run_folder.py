@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -218,7 +218,8 @@ def _interrupts(run: FolderRun, stop_waiting: Callable[[], None]) -> Iterator[No
             return
         run.interrupted = True
         text = "interrupted: saving finished episodes; press Ctrl-C again to exit without waiting"
-        sys.stderr.write(f"\nturnwise: {text}\n")
+        with suppress(OSError, RuntimeError):  # Ctrl-C ends the reader of a pipe too, or interrupts another write
+            sys.stderr.write(f"\nturnwise: {text}\n")
         run.manager.abort()
 
     if threading.current_thread() is not threading.main_thread():  # which alone may handle signals

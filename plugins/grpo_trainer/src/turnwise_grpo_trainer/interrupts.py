@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final
 
@@ -56,7 +56,8 @@ def handle_signals(interrupt: Callable[[], None]) -> Iterator[None]:
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
         restore()
-        sys.stderr.write("\nturnwise: interrupted: writing a checkpoint; interrupt again to exit without one\n")
+        with suppress(OSError, RuntimeError):  # Ctrl-C ends the reader of a pipe too, or interrupts another write
+            sys.stderr.write("\nturnwise: interrupted: writing a checkpoint; interrupt again to exit without one\n")
         interrupt()
 
     for each in _SIGNALS:

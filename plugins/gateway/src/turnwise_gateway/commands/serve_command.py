@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from functools import partial
 from types import FrameType
 
@@ -176,7 +176,8 @@ def _interrupts(manager: RolloutManager) -> Iterator[None]:
     def handle(_signal: int, _frame: FrameType | None) -> None:
         for each, handler in before.items():
             signal.signal(each, handler)
-        sys.stderr.write("\nturnwise: ending the sessions; press Ctrl-C again to exit without waiting\n")
+        with suppress(OSError, RuntimeError):  # Ctrl-C ends the reader of a pipe too, or interrupts another write
+            sys.stderr.write("\nturnwise: ending the sessions; press Ctrl-C again to exit without waiting\n")
         manager.abort()
 
     for each in before:

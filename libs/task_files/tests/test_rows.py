@@ -309,6 +309,12 @@ class TestFiles:
         orders = [[t.sample_index for t in read_tasks(path, shuffle_seed=seed)] for seed in (1, 1, 2)]
         assert orders[0] == orders[1] != orders[2]
 
+    @pytest.mark.parametrize("shuffle_seed", [None, 1])
+    def test_a_limit_beyond_any_file(self, tmp_path, shuffle_seed):
+        """The largest limit of a config leaves room for no offset."""
+        path = write_jsonl(tmp_path / "t.jsonl", {"prompt": "a"}, {"prompt": "b"})
+        assert 1 == len(read_tasks(path, offset=1, limit=2**63 - 1, shuffle_seed=shuffle_seed))
+
     def test_limit_stops_reading(self, tmp_path):
         """Rows behind the last one are not looked at."""
         path = tmp_path / "t.jsonl"
@@ -453,6 +459,19 @@ class TestFileErrors:
         assert expected == first
         assert {"at": None, "nested": {"at": None}, "price": None, "took": None} == second
 
+    @pytest.mark.parametrize("odd", [pa.date32(), pa.date64(), pa.timestamp("ms"), pa.duration("s")], ids=str)
+    def test_parquet_times_that_python_has_not(self, tmp_path, odd):
+        """Arrow counts beyond the year 9999."""
+        days = odd == pa.date32()
+        column = pa.array([2**30 if days else 86_400_000 * 10**9], pa.int32() if days else pa.int64()).cast(odd)
+        pq.write_table(pa.table({"prompt": ["a"], "at": column}), tmp_path / "t.parquet")
+        assert error_of(tmp_path / "t.parquet").startswith(": not a readable Parquet file: ")
+
+    def test_parquet_columns_of_one_name(self, tmp_path):
+        """Only the last of them would be read."""
+        pq.write_table(pa.table([["a"], ["b"]], names=["prompt", "prompt"]), tmp_path / "t.parquet")
+        assert error_of(tmp_path / "t.parquet") == ": two columns are called 'prompt'"
+
     def test_parquet_extension_that_nobody_registered(self, tmp_path):
         """A type that only its metadata names is refused as well."""
         field = pa.field("odd", pa.string(), metadata={"ARROW:extension:name": "arrow.py_extension_type"})
@@ -490,6 +509,14 @@ class TestRowErrors:
             (
                 {"messages": [{"role": "user", "content": [{"text": "a"}]}]},
                 "messages[0].content: expected a text or a list of typed parts, got list",
+            ),
+            (
+                {"messages": [{"role": "assistant", "content": "", "tool_calls": "x"}]},
+                "messages[0].tool_calls: expected a list of objects, got str",
+            ),
+            (
+                {"messages": [{"role": "assistant", "content": "", "tool_calls": ["x"]}]},
+                "messages[0].tool_calls: expected a list of objects, got list",
             ),
             ({"prompt": "a", "sample_index": "x"}, "sample_index: expected an integer from 0 to 2**63 - 1, got 'x'"),
             ({"prompt": "a", "sample_index": -1}, "sample_index: expected an integer from 0 to 2**63 - 1, got -1"),
@@ -580,6 +607,11 @@ class TestCsv:
                 "prompt,sample_index\na,-1\n",
                 ", line 2: sample_index: expected an integer from 0 to 2**63 - 1, got '-1'",
             ),
+            (
+                f"prompt,sample_index\na,{'9' * 5000}\n",
+                f", line 2: sample_index: expected an integer from 0 to 2**63 - 1, got '{'9' * 59}",
+            ),
+            ("prompt,prompt\na,b\n", ": two columns are called 'prompt'"),
         ],
     )
     def test_errors(self, tmp_path, text, expected):

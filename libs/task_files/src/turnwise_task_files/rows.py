@@ -20,8 +20,9 @@ import io
 import json
 import math
 import random
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, time, timedelta
 from decimal import Decimal
 from itertools import islice
@@ -33,13 +34,11 @@ from attrs import evolve
 
 from turnwise.errors import DataError, first_line
 from turnwise.options import DataColumn
-from turnwise.types import JsonDict, Message, Task
+from turnwise.types import JsonDict, Task
+from turnwise_task_files.messages import kind_of, take_messages
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-ROLES: Final = ("system", "user", "assistant", "tool", "developer")
-"""The allowed roles of a message."""
 
 FORMATS: Final[Mapping[str, str]] = {".csv": "csv", ".jsonl": "jsonl", ".json": "json", ".parquet": "parquet"}
 """Format by file suffix."""
@@ -82,7 +81,7 @@ def read_tasks(
         raise DataError(f"{file}: 'offset' must be at least 0, not {offset}")
     if limit is not None and limit < 1:
         raise DataError(f"{file}: 'limit' must be at least 1, not {limit}")
-    stop = None if limit is None else offset + limit
+    stop = None if limit is None else min(offset + limit, sys.maxsize)
     tasks = list(islice(_tasks(file, format, columns or {}), stop if shuffle_seed is None else None))
     if not tasks:
         raise DataError(f"{file}: holds no rows")
@@ -96,7 +95,7 @@ def read_tasks(
 def task_from_row(row: Mapping[str, object], *, row_number: int = 0, where: str = "row") -> Task:
     """Make a task of a row, whose values numpy or pyarrow may have made; `DataError` starts with `where`."""
     values = _plain_row(row, where)
-    messages = _take_messages(values, where)
+    messages = take_messages(values, where)
     for name in ("reward_model", "extra_info"):
         if values.get(name) is not None:
             values[name] = _object(values[name], f"{where}: {name}")
@@ -121,7 +120,7 @@ def _tasks(file: Path, format: str | None, columns: Mapping[DataColumn, str | No
     repeats: Counter[str] = Counter()
     for number, (where, row) in enumerate(_rows(file, format)):
         if not isinstance(row, Mapping):
-            raise DataError(f"{where}: expected an object, got {_kind(row)}")
+            raise DataError(f"{where}: expected an object, got {kind_of(row)}")
         if missing := sorted(set(renamed.values()) - set(row)):
             raise DataError(f"{where}: has no column {missing[0]!r}; its columns are {', '.join(row)}")
         others = {name: value for name, value in row.items() if name not in {*columns, *renamed.values()}}
@@ -169,7 +168,7 @@ def _jsonl_rows(file: Path) -> Iterator[_Located]:
 def _json_rows(file: Path) -> Iterator[_Located]:
     rows = _json(_decoded(file.read_bytes(), file, 1, 0), file, 1)
     if not isinstance(rows, list):
-        raise DataError(f"{file}: expected a list of objects, got {_kind(rows)}")
+        raise DataError(f"{file}: expected a list of objects, got {kind_of(rows)}")
     for number, row in enumerate(rows):
         yield f"{file}, row {number}", row
 
@@ -177,12 +176,13 @@ def _json_rows(file: Path) -> Iterator[_Located]:
 def _csv_rows(file: Path) -> Iterator[_Located]:
     reader = csv.DictReader(io.StringIO(_decoded(file.read_bytes(), file, 1, 0), newline=""), strict=True)
     try:
+        _refuse_repeated(reader.fieldnames or (), file)
         for row in reader:
             where = f"{file}, line {reader.line_num}"
             if None in row:
                 raise DataError(f"{where}: has more cells than the first line, which names the columns")
             index = row.get("sample_index") or ""
-            numbers = {"sample_index": int(index)} if index.isdecimal() else {}
+            numbers = {"sample_index": int(index)} if index.isdecimal() and len(index) < 100 else {}
             yield where, {name: cell or None for name, cell in row.items()} | numbers
     except csv.Error as error:
         raise DataError(f"{file}, line {reader.reader.line_num}: invalid CSV: {error}") from error
@@ -195,13 +195,14 @@ def _parquet_rows(file: Path) -> Iterator[_Located]:
     number = 0
     try:
         with pq.ParquetFile(file) as parquet:
+            _refuse_repeated(parquet.schema_arrow.names, file)
             for column in parquet.schema_arrow:
                 _refuse_unplain(column, file)
             for batch in parquet.iter_batches(batch_size=_BATCH_ROWS):
                 for row in batch.to_pylist():
                     yield f"{file}, row {number}", row
                     number += 1
-    except (pa.ArrowException, ValueError) as error:
+    except (pa.ArrowException, ValueError, OverflowError) as error:  # the last one for dates beyond the year 9999
         raise DataError(f"{file}: not a readable Parquet file: {first_line(error)}") from error
 
 
@@ -238,6 +239,11 @@ def _json(text: str, file: Path, line: int) -> object:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _refuse_repeated(columns: Sequence[str], file: Path) -> None:
+    if twice := next((name for name in columns if columns.count(name) > 1), None):
+        raise DataError(f"{file}: two columns are called {twice!r}")
 
 
 def _refuse_unplain(column: pa.Field, file: Path) -> None:
@@ -295,7 +301,7 @@ def _plain(value: object, where: str) -> object:
         return {_encodable(str(name), where): _plain(item, f"{where}.{name}") for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    raise DataError(f"{where}: {value if isinstance(value, float) else _kind(value)} is no JSON value")
+    raise DataError(f"{where}: {value if isinstance(value, float) else kind_of(value)} is no JSON value")
 
 
 def _encodable(text: str, where: str) -> str:
@@ -314,7 +320,7 @@ def _object(value: object, where: str) -> JsonDict:
         except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: not a JSON object: {first_line(error)}") from None
     if not isinstance(value, dict):
-        raise DataError(f"{where}: expected an object, got {_kind(value)}")
+        raise DataError(f"{where}: expected an object, got {kind_of(value)}")
     return value
 
 
@@ -322,7 +328,7 @@ def _text(value: object, where: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise DataError(f"{where}: expected a text, got {_kind(value)}")
+        raise DataError(f"{where}: expected a text, got {kind_of(value)}")
     return value
 
 
@@ -353,43 +359,3 @@ def _as_integer(value: object) -> object:
 def _content_hash(content: object) -> str:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_UID_CHARACTERS]
-
-
-def _kind(value: object) -> str:
-    return "null" if value is None else type(value).__name__
-
-
-# Messages
-
-
-def _take_messages(values: JsonDict, where: str) -> tuple[Message, ...]:
-    messages, column = values.pop("messages", None), "messages"
-    if messages is None:
-        messages, column = values.pop("prompt", None), "prompt"
-    if messages is None:
-        hint = "data.columns.prompt=NAME reads the prompt from another column"
-        raise DataError(f"{where}: has neither 'messages' nor 'prompt'; {hint}")
-    if messages in ("", []):
-        raise DataError(f"{where}: {column} is empty")
-    if isinstance(messages, str) and column == "prompt":
-        return ({"role": "user", "content": messages},)
-    if not isinstance(messages, list):
-        raise DataError(f"{where}: {column}: expected a list of {{role, content}}, got {_kind(messages)}")
-    return tuple(_message(message, f"{where}: {column}[{index}]") for index, message in enumerate(messages))
-
-
-def _message(message: object, where: str) -> Message:
-    if not isinstance(message, dict):
-        raise DataError(f"{where}: expected {{role, content}}, got {_kind(message)}")
-    role, content = message.get("role"), message.get("content")
-    if role not in ROLES:
-        raise DataError(f"{where}.role: {role!r:.60} is none of {', '.join(ROLES)}")
-    # Parquet gives every message the keys of all: those without a value were never there.
-    kept = {name: value for name, value in message.items() if value is not None}
-    if isinstance(content, str):
-        return kept
-    if content is None and role == "assistant" and kept.get("tool_calls"):
-        return {**kept, "content": None}
-    if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("type"), str) for p in content):
-        return {**kept, "content": [{k: v for k, v in part.items() if v is not None} for part in content]}
-    raise DataError(f"{where}.content: expected a text or a list of typed parts, got {_kind(content)}")

@@ -1,0 +1,53 @@
+"""The messages of a row."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from turnwise.errors import DataError
+from turnwise.types import JsonDict, Message
+
+ROLES: Final = ("system", "user", "assistant", "tool", "developer")
+"""The allowed roles of a message."""
+
+
+def kind_of(value: object) -> str:
+    """Return the name of a value's type for error texts."""
+    return "null" if value is None else type(value).__name__
+
+
+def take_messages(values: JsonDict, where: str) -> tuple[Message, ...]:
+    """Remove the messages from the columns of a row and return them; a `DataError` starts with `where`."""
+    messages, column = values.pop("messages", None), "messages"
+    if messages is None:
+        messages, column = values.pop("prompt", None), "prompt"
+    if messages is None:
+        hint = "data.columns.prompt=NAME reads the prompt from another column"
+        raise DataError(f"{where}: has neither 'messages' nor 'prompt'; {hint}")
+    if messages in ("", []):
+        raise DataError(f"{where}: {column} is empty")
+    if isinstance(messages, str) and column == "prompt":
+        return ({"role": "user", "content": messages},)
+    if not isinstance(messages, list):
+        raise DataError(f"{where}: {column}: expected a list of {{role, content}}, got {kind_of(messages)}")
+    return tuple(_message(message, f"{where}: {column}[{index}]") for index, message in enumerate(messages))
+
+
+def _message(message: object, where: str) -> Message:
+    if not isinstance(message, dict):
+        raise DataError(f"{where}: expected {{role, content}}, got {kind_of(message)}")
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise DataError(f"{where}.role: {role!r:.60} is none of {', '.join(ROLES)}")
+    # Parquet gives every message the keys of all: those without a value were never there.
+    kept = {name: value for name, value in message.items() if value is not None}
+    calls = kept.get("tool_calls", [])
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise DataError(f"{where}.tool_calls: expected a list of objects, got {kind_of(calls)}")
+    if isinstance(content, str):
+        return kept
+    if content is None and role == "assistant" and kept.get("tool_calls"):
+        return {**kept, "content": None}
+    if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("type"), str) for p in content):
+        return {**kept, "content": [{k: v for k, v in part.items() if v is not None} for part in content]}
+    raise DataError(f"{where}.content: expected a text or a list of typed parts, got {kind_of(content)}")

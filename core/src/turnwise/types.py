@@ -6,7 +6,7 @@ Nothing here imports a tensor library: only these types and `turnwise.Trajectory
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -161,6 +161,7 @@ class GenerateRequest:
         sampling: with `max_tokens` and `stop_token_ids` filled in.
         group_id: the task's `uid`; requests of one group share a prompt prefix.
         layout: places of the paths of a forked record, for an engine with `layouts`; None is plain text.
+        on_tokens: an engine may call it on the event loop with ids as it samples them; the result has all of them.
     """
 
     request_id: str
@@ -169,6 +170,7 @@ class GenerateRequest:
     sampling: SamplingParams
     group_id: str = ""
     layout: Layout | None = None
+    on_tokens: Callable[[Sequence[int]], object] | None = None
 
 
 @frozen(kw_only=True, eq=False)
@@ -323,8 +325,7 @@ class Fault:
 
     Attributes:
         owner: of the code or machine at fault.
-        kind: the exception's class name.
-        message: one line.
+        kind, message: the exception's class name, and one line.
         traceback: the frames, for the log.
     """
 
@@ -376,8 +377,7 @@ class PluginPin:
     Attributes:
         name: entry-point name.
         module: that the entry point loads.
-        distribution: name of the installed distribution.
-        version: its version.
+        distribution, version: name and version of the installed distribution.
     """
 
     name: str

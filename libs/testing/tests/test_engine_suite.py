@@ -85,6 +85,12 @@ def lose_aborted_tokens(_request, result):
     return {"token_ids": result.token_ids[kept], "logprobs": result.logprobs[kept]}
 
 
+def let_hear_another(request, _result):
+    if request.on_tokens is not None:
+        request.on_tokens([0])
+    return {}
+
+
 def lose_stop_token(_request, result):
     kept = slice(-1 if result.stop_reason is not None else None)
     return {"token_ids": result.token_ids[kept], "logprobs": result.logprobs[kept]}
@@ -242,6 +248,7 @@ BROKEN = [
     (edited(write_context), "ids_round_trip", "the context after the call"),
     (IgnoresMaxTokens, "length_ends_a_turn", "number of tokens: expected 1, got 2"),
     (edited(lambda *_: {"finish_reason": FinishReason.STOP}), "length_ends_a_turn", "finish reason: expected .*LENGTH"),
+    (edited(let_hear_another), "listener_hears_a_prefix", "ids that the listener heard: expected"),
     (edited(lose_stop_token), "stop_id_ends_a_turn", "ids up to the stop id"),
     (edited(lambda *_: {"stop_reason": None}), "stop_id_ends_a_turn", "stop reason: expected"),
     (edited(lambda _, result: {"logprobs": -result.logprobs}), "logprobs", "log-probabilities above 0"),

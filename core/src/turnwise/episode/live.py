@@ -8,7 +8,7 @@ appends. So deadlines, budgets and the journal apply to every agent. `turnwise.e
 from __future__ import annotations
 
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -208,12 +208,12 @@ class LiveEpisode:
         max_tokens: int | None = None,
         stop_token_ids: Sequence[int] = (),
         stop: Sequence[str] = (),
+        on_tokens: Callable[[Sequence[int]], object] | None = None,
     ) -> GenerateResult:
         if stop and not self.capabilities.stop_strings:  # an engine may ignore an unsupported option
             raise ConfigError("stop strings need an engine with the capability stop_strings")
-        target = self.records.resolve(record)
-        options = TurnOptions(sampling or self.sampling, max_tokens, stop_token_ids, stop)
-        return await self._complete(await self._sample_turn(target, options, keeps_parts=False))
+        options = TurnOptions(sampling or self.sampling, max_tokens, stop_token_ids, stop, on_tokens)
+        return await self._complete(await self._sample_turn(self.records.resolve(record), options, keeps_parts=False))
 
     def append(self, result: GenerateResult, *, record: TokenRecord | None = None) -> None:
         target = self.records.resolve(record)
@@ -321,9 +321,7 @@ class LiveEpisode:
             raise self.timer.stop_signal()
         return turn.result
 
-    def _build_request(
-        self, record: Trajectory | Path, position: TurnPosition, options: TurnOptions
-    ) -> GenerateRequest:
+    def _build_request(self, record: Trajectory | Path, position: TurnPosition, turn: TurnOptions) -> GenerateRequest:
         room, limit = self.records.remaining(record), self.limits.max_sampled_tokens
         if limit is not None:
             room = min(room, limit - self.counters.num_sampled_tokens)
@@ -331,9 +329,9 @@ class LiveEpisode:
         again = self.counters.unappended.get(str(position), 0) if self.counters.unappended else 0
         seed_name = self.records.find_seed_name(position[0] - 1)
         # A given seed is kept, although it makes the rollouts of a group equal.
-        given = options.sampling.seed
+        given = turn.sampling.seed
         seed = derive_seed(self.spec, position, seed_name, again) if given is None else (given + again) % 2**31
-        sampling = options.bound(room, seed)
+        sampling = turn.bound(room, seed)
         self._num_requests += 1
         return GenerateRequest(
             request_id=f"{self.key}-{self._num_requests}",
@@ -342,6 +340,7 @@ class LiveEpisode:
             token_ids=record.input_ids,
             sampling=sampling,
             layout=record.layout if forked and self.objective is Objective.EXACT else None,
+            on_tokens=turn.on_tokens,
         )
 
     async def _request_turn(

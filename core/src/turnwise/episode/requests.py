@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -25,6 +25,7 @@ class TurnOptions:
     max_tokens: int | None = None
     stop_token_ids: Sequence[int] = ()
     stop: Sequence[str] = ()
+    on_tokens: Callable[[Sequence[int]], object] | None = None
 
     def bound(self, room: int, seed: int) -> SamplingParams:
         """Return the sampling parameters of a turn of at most `room` tokens; `BudgetExhausted` if none fits."""
@@ -72,7 +73,7 @@ def check_result(result: GenerateResult, request: GenerateRequest, capabilities:
 
 
 def continue_request(request: GenerateRequest, saved: GenerateResult) -> GenerateRequest | None:
-    """Return the request for the rest of an interrupted turn, or None if nothing is left to sample."""
+    """Return the request for the rest of an interrupted turn, which has no listener, or None if nothing is left."""
     limit, ids = request.sampling.max_tokens, saved.token_ids
     ended = len(ids) > 0 and int(ids[-1]) in request.sampling.stop_token_ids
     if ended or (limit is not None and len(ids) >= limit):
@@ -85,17 +86,14 @@ def continue_request(request: GenerateRequest, saved: GenerateResult) -> Generat
         # The first part has used the draws of the request's own seed: with it, the rest would repeat them.
         seed=None if seed is None else (seed + 2_654_435_761 * len(ids)) % 2**31,
     )
-    return evolve(request, token_ids=np.concatenate([request.token_ids, ids]), sampling=sampling)
+    return evolve(request, token_ids=np.concatenate([request.token_ids, ids]), sampling=sampling, on_tokens=None)
 
 
 def join_turn(saved: GenerateResult, rest: GenerateResult | None, request: GenerateRequest) -> GenerateResult:
     """
-    Return a turn of two parts as one result. Each token keeps its log-probability and weight version.
+    Return the part of a turn before an interrupt and the result of `continue_request` as the result of its request.
 
-    Args:
-        saved: the part before an interrupt.
-        rest: result of `continue_request`; None if nothing was left to sample.
-        request: for the whole turn.
+    Each token keeps its log-probability and weight version. Without a `rest` nothing was left to sample.
     """
     if rest is None:
         return _end_turn(saved, request)
@@ -112,9 +110,8 @@ def derive_seed(spec: EpisodeSpec, position: TurnPosition, record: str | int, nu
     """Return the seed of a turn, another one after each sample of the same turn that was not appended."""
     # From names alone: results must depend neither on time nor on the order in which requests arrive.
     place = (record, *position[1:])
-    name = f"{spec.seed}|{spec.global_step}|{spec.validation}|{spec.uid}|{place}"
-    if num_unappended:
-        name = f"{name}|{num_unappended}"
+    again = f"|{num_unappended}" if num_unappended else ""
+    name = f"{spec.seed}|{spec.global_step}|{spec.validation}|{spec.uid}|{place}{again}"
     # 31 bits: a valid seed for every engine, whether it reads 32 bits signed or unsigned.
     return int.from_bytes(blake2b(name.encode(), digest_size=4).digest(), "big") >> 1
 

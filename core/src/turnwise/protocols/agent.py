@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from turnwise.layout import Objective
@@ -190,6 +190,7 @@ class Episode(Protocol):
         max_tokens: int | None = None,
         stop_token_ids: Sequence[int] = (),
         stop: Sequence[str] = (),
+        on_tokens: Callable[[Sequence[int]], object] | None = None,
     ) -> GenerateResult:
         """
         Let the model continue a record as `generate` does, and append nothing.
@@ -203,6 +204,7 @@ class Episode(Protocol):
             max_tokens: as in `generate`.
             stop_token_ids: as in `generate`.
             stop: more strings that end this turn; they need an engine with the capability `stop_strings`.
+            on_tokens: as in `GenerateRequest`; an engine in another process never calls it.
 
         Raises:
             BudgetExhausted, DeadlineExceeded, TrajectoryError: as in `generate`; no sampled token is kept.

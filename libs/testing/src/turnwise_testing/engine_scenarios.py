@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 import pytest
+from attrs import evolve
 from numpy.typing import ArrayLike, NDArray
 
 from turnwise.errors import EngineError, TurnwiseError
@@ -67,6 +68,22 @@ async def generate_together(engine: Engine, requests: Iterable[GenerateRequest])
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(engine.generate(request)) for request in requests]
     return [task.result() for task in tasks]
+
+
+async def abort_when_heard(engine: Engine, request: GenerateRequest) -> tuple[list[int], GenerateResult]:
+    """Listen to a request, abort it at the first ids, and return all ids that the listener heard, and the result."""
+    heard: list[int] = []
+    has_heard = asyncio.Event()
+
+    def listen(token_ids: Sequence[int]) -> None:
+        heard.extend(token_ids)
+        has_heard.set()
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(engine.generate(evolve(request, on_tokens=listen)))
+        await has_heard.wait()
+        await engine.abort(request.request_id)
+    return heard, task.result()
 
 
 async def failure_of(awaitable: Awaitable[object], kind: type[TurnwiseError] = EngineError) -> TurnwiseError:

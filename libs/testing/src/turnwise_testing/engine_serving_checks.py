@@ -11,6 +11,7 @@ import asyncio
 from typing import Final
 
 import numpy as np
+from attrs import evolve
 
 from turnwise.protocols import Engine
 from turnwise.types import FinishReason, GenerateResult, SamplingParams
@@ -45,6 +46,14 @@ async def check_length_ends_a_turn(engine: Engine, probe: EngineProbe) -> None:
         expect_equal(len(result.token_ids), max_tokens, "number of tokens")
         expect_equal(result.finish_reason, FinishReason.LENGTH, "finish reason")
         expect_equal(result.stop_reason, None, "stop reason without a stop id")
+
+
+@engine_check()
+async def check_listener_hears_a_prefix(engine: Engine, probe: EngineProbe) -> None:
+    """The ids that a listener of a request hears, if any, are the first ones of the result, in order."""
+    heard: list[int] = []
+    result = await probe.ask(engine, evolve(probe.request(), on_tokens=heard.extend))
+    expect_equal(heard, result.token_ids.tolist()[: len(heard)], "ids that the listener heard")
 
 
 @engine_check()

@@ -114,6 +114,10 @@ class EngineSuite(PluginSuite):
         """Without stop ids exactly `max_tokens` tokens come, and the reason is `length`."""
         run(checker, "length_ends_a_turn")
 
+    def test_listener_hears_a_prefix(self, checker: EngineChecker) -> None:
+        """The ids that a listener of a request hears, if any, are the first ones of the result, in order."""
+        run(checker, "listener_hears_a_prefix")
+
     def test_stop_id_ends_a_turn(self, checker: EngineChecker) -> None:
         """A stop id ends the turn, stays in the output and is named. It is one that the model samples anyway."""
         run(checker, "stop_id_ends_a_turn")

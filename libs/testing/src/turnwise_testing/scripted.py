@@ -181,6 +181,8 @@ class ScriptedEngine:
         ids, reason, stop = self._sample(request, room)
         schedule = self._schedule(request, len(ids))
         if failure is None and schedule is None:
+            if request.on_tokens is not None:  # a listener hears the first half before the end
+                request.on_tokens(ids[: len(ids) // 2].tolist())
             await asyncio.sleep(0)
             return self._result(request, ids, (reason, stop), self.weight_version)
         seconds = schedule[-1] if schedule else 0.0
@@ -355,10 +357,9 @@ def _room(num_context: int, max_tokens: int | None, max_context: int | None) -> 
     if max_context is not None and num_context >= max_context:
         raise EngineError(f"the context has {num_context} tokens, but max_context is {max_context}")
     bounds = [max_tokens, None if max_context is None else max_context - num_context]
-    known = [bound for bound in bounds if bound is not None]
-    if not known:
-        raise EngineError("the request has no max_tokens")
-    return min(known)
+    if known := [bound for bound in bounds if bound is not None]:
+        return min(known)
+    raise EngineError("the request has no max_tokens")
 
 
 def _cut(ids: TokenArray, stop_ids: tuple[int, ...], max_tokens: int) -> tuple[TokenArray, FinishReason, int | None]:

@@ -7,6 +7,7 @@ import ssl
 from collections import Counter
 
 import pytest
+from attrs import evolve
 
 from turnwise.errors import EngineError, InfrastructureError
 from turnwise.protocols import ModelSpec, Resources
@@ -14,7 +15,7 @@ from turnwise.types import FinishReason
 from turnwise_openai_engine.config import OpenAIConfig
 from turnwise_openai_engine.engine import OpenAIEngine
 from turnwise_openai_engine.servers import Servers
-from turnwise_testing.engine_scenarios import failure_of
+from turnwise_testing.engine_scenarios import abort_when_heard, failure_of
 
 
 async def error_text(awaitable, kind=EngineError):
@@ -34,6 +35,15 @@ def one(request):
     return scenario
 
 
+def test_a_listener_hears_ids_before_the_end(server, serve, ask):
+    """The first ids are heard while the others are sampled, and the result begins with them."""
+    heard, result = serve(lambda engine: abort_when_heard(engine, ask(max_tokens=200)), server, protocol="vllm")
+
+    assert FinishReason.ABORT == result.finish_reason
+    assert heard
+    assert heard == result.token_ids.tolist()[: len(heard)]
+
+
 @pytest.mark.parametrize("fault", [500, 502, 503, 429, "drop", "error"])
 def test_a_failed_request_is_retried(server, serve, ask, protocol, fault):
     """After any server failure the result is the same as from a server that never fails."""
@@ -50,6 +60,17 @@ def test_a_failed_request_is_retried(server, serve, ask, protocol, fault):
     assert undisturbed.token_ids.tolist() == result.token_ids.tolist()
     assert (16, FinishReason.LENGTH) == (len(result.logprobs), result.finish_reason)
     assert 1 + 3 == len(server.bodies)
+
+
+def test_a_retry_is_not_heard(server, serve, ask):
+    """A retry may sample other ids, so a listener hears the first attempt alone."""
+    heard = []
+    server.faults = ["end"]  # after two ids
+
+    result = serve(one(evolve(ask(seed=3), on_tokens=heard.extend)), server, protocol="vllm")
+
+    assert 16 == len(result.token_ids)
+    assert heard == result.token_ids.tolist()[:2]
 
 
 def test_a_retry_has_the_same_id(server, serve, ask, protocol):

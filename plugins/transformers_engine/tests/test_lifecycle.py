@@ -13,11 +13,21 @@ from safetensors.torch import load_file, save_file
 
 from turnwise.errors import EngineError, ReplicaDiedError
 from turnwise.protocols import ModelSpec, Resources
+from turnwise.types import FinishReason
 from turnwise.weights.sources import as_numpy
-from turnwise_testing.engine_scenarios import failure_of
+from turnwise_testing.engine_scenarios import abort_when_heard, failure_of
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 from turnwise_transformers_engine.loading import load_model, make_manager
 from turnwise_transformers_engine.requests import Pending
+
+
+def test_a_listener_hears_ids_before_the_end(tiny_model, serve, ask):
+    """The first ids are heard while the others are sampled, and the result begins with them."""
+    heard, result = serve(tiny_model, lambda engine: abort_when_heard(engine, ask(max_tokens=200)))
+
+    assert FinishReason.ABORT == result.finish_reason
+    assert heard
+    assert heard == result.token_ids.tolist()[: len(heard)]
 
 
 def test_an_update_drops_the_cache(tiny_model, other_model, other_weights, serve, ask, assert_logprobs):

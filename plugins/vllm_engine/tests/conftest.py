@@ -75,6 +75,8 @@ class FakeLlm:
                     raise FakeDeadError("the engine is gone")
                 if not request.ended:
                     self._sample(request, prompt["prompt_token_ids"], params)
+                if params.streams and not request.ended:
+                    yield self._output(request, params)
             yield self._output(request, params)
         finally:
             del self.requests[request_id]

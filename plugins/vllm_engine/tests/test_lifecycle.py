@@ -8,7 +8,7 @@ import pytest
 
 from turnwise.errors import ReplicaDiedError, TornWeightsError
 from turnwise.types import FinishReason
-from turnwise_testing.engine_scenarios import failure_of
+from turnwise_testing.engine_scenarios import abort_when_heard, failure_of
 
 WEIGHTS = [("w", np.array([1.0, 2.0], np.float32))]
 
@@ -16,6 +16,15 @@ WEIGHTS = [("w", np.array([1.0, 2.0], np.float32))]
 async def in_flight(llm, request_id="a", num_tokens=5):
     while request_id not in llm.requests or len(llm.requests[request_id].ids) < num_tokens:  # noqa: ASYNC110 - the fake has no event for it
         await asyncio.sleep(0.001)
+
+
+def test_a_listener_hears_ids_before_the_end(serve, ask):
+    """The first ids are heard while the others are sampled, and the result begins with them."""
+    heard, result = serve(lambda engine: abort_when_heard(engine, ask(max_tokens=200)))
+
+    assert FinishReason.ABORT == result.finish_reason
+    assert heard
+    assert heard == result.token_ids.tolist()[: len(heard)]
 
 
 def test_an_update_pauses_loads_and_resumes(serve, llm, tmp_path):

@@ -191,7 +191,9 @@ class OpenAIEngine:
         failed: list[Server] = []
         for number in range(self._config.retries + 1):
             server = self._servers.choose(pending.request.trajectory_id, avoid=failed)
-            pending.output, pending.server = Output(), server
+            # A retry may sample other ids than the listener has heard, so it hears no more.
+            pending.output = Output(on_tokens=None if number else pending.request.on_tokens)
+            pending.server = server
             try:
                 await self._attempt(pending, server, session, dialect, max_tokens)
             except ServerFailure as error:

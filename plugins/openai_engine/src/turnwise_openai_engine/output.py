@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ class Output:
         num_cached_tokens: context tokens found in the server's prefix cache.
         version_spans: weight versions of the tokens, if the server reports them.
         weight_version: of all tokens, if the server reports only that.
+        on_tokens: called with new ids; None for no listener.
     """
 
     token_ids: list[int] = field(factory=list)
@@ -43,6 +45,7 @@ class Output:
     num_cached_tokens: int = 0
     version_spans: tuple[VersionSpan, ...] = ()
     weight_version: int = 0
+    on_tokens: Callable[[Sequence[int]], object] | None = None
 
     def extend(self, token_ids: Any, logprobs: Any) -> None:
         """Append tokens; `BadOutputError` if ids or log-probabilities are missing."""
@@ -54,6 +57,8 @@ class Output:
             )
         self.token_ids += token_ids
         self.logprobs += logprobs
+        if self.on_tokens is not None:
+            self.on_tokens(token_ids)
 
     def result(self, request: GenerateRequest, *, aborted: bool) -> GenerateResult:
         """Return the result of the request; `BadOutputError` for an unknown finish reason."""

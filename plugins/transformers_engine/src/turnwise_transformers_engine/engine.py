@@ -127,7 +127,8 @@ class TransformersEngine:
                 if not pending.ended.done():
                     backend.submit(pending, max_tokens)
                     self._watch_thread()
-            aborted = await pending.ended
+            listener = request.on_tokens
+            aborted = await (pending.ended if listener is None else pending.follow(listener))
         finally:
             del self._pending[request.request_id]
             pending.release_waiters()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 from attrs import define, field
 
 from turnwise.types import FinishReason, GenerateRequest, GenerateResult
 from turnwise_engine_support.results import VersionSpan, clip_logprobs, weight_versions
+
+_LISTEN_S: Final = 0.02
+"""Seconds between two looks at the tokens of a request that has a listener."""
 
 
 @define(eq=False)
@@ -49,6 +53,20 @@ class Pending:
         if output.is_finished():
             self.end(aborted=False)
 
+    async def follow(self, on_tokens: Callable[[Sequence[int]], object]) -> bool:
+        """Pass the ids on while they are sampled, and return whether the request was aborted."""
+        num_heard = 0
+        # The decoders' threads tell the event loop of the end alone: to wake it for each token would cost them more.
+        try:
+            while not (await asyncio.wait((self.ended,), timeout=_LISTEN_S))[0]:
+                if new := self._sampled_ids()[num_heard:]:
+                    num_heard += len(new)
+                    on_tokens(new)
+        except asyncio.CancelledError:
+            self.ended.cancel()  # nobody reads a later failure
+            raise
+        return await self.ended
+
     def release_waiters(self) -> None:
         """Wake the requests that wait for this prefill."""
         if self.prefilled is not None and not self.prefilled.done():
@@ -72,9 +90,8 @@ class Pending:
 
     def result(self, *, aborted: bool) -> GenerateResult:
         """Return the result of the request."""
-        # The log-probabilities first: a decoder's thread may append a token meanwhile, and its log-probability last.
-        logprobs = [] if self.output is None else list(self.output.logprobs)
-        token_ids = np.array(logprobs and self.output.generated_tokens[: len(logprobs)], np.int32)
+        token_ids = np.array(self._sampled_ids(), np.int32)
+        logprobs = [] if self.output is None else self.output.logprobs[: len(token_ids)]
         last = int(token_ids[-1]) if len(token_ids) else None
         stopped = not aborted and last in self.request.sampling.stop_token_ids
         reason = FinishReason.ABORT if aborted else FinishReason.STOP if stopped else FinishReason.LENGTH
@@ -86,6 +103,10 @@ class Pending:
             weight_version=weight_versions(self._version_spans(len(token_ids)), len(token_ids), self.spans[0][1]),
             num_cached_tokens=min(self.num_cached_tokens, len(self.request.token_ids)),
         )
+
+    def _sampled_ids(self) -> list[int]:
+        # A decoder's thread may append a token meanwhile, and its log-probability last.
+        return [] if self.output is None else list(self.output.generated_tokens[: len(self.output.logprobs)])
 
     def _version_spans(self, num_tokens: int) -> list[VersionSpan]:
         # The output may end before the last version starts: an update came after the last token.

@@ -257,11 +257,16 @@ class VllmEngine:
         )
 
     async def _last_output(self, running: RunningVllm, request: GenerateRequest, max_tokens: int) -> Any:
-        params = running.sampling_params(**sampling_options(request.sampling, max_tokens))
-        stream = running.llm.generate(as_prompt(request.token_ids), params, request.request_id)
-        if not (outputs := [output async for output in stream]):
+        listener = request.on_tokens
+        params = running.sampling_params(streams=listener is not None, **sampling_options(request.sampling, max_tokens))
+        last, num_heard = None, 0
+        async for last in running.llm.generate(as_prompt(request.token_ids), params, request.request_id):
+            if listener is not None and (new := list(last.outputs[0].token_ids[num_heard:])):
+                num_heard += len(new)
+                listener(new)
+        if last is None:
             raise self._death(None)
-        return outputs[-1]
+        return last
 
     async def _abort(self, request_ids: list[str], running: RunningVllm) -> None:
         """End requests with the tokens received so far. vLLM does so in this process, even if its own have ended."""

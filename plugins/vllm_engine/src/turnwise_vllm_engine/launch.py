@@ -39,7 +39,7 @@ class RunningVllm:
 
     Attributes:
         llm: the `AsyncLLM`.
-        sampling_params: makes vLLM's `SamplingParams` for a result in one piece.
+        sampling_params: makes vLLM's `SamplingParams`, with `streams` for outputs that come while it samples.
         vocab_size: number of ids that the model can read.
         deaths: exceptions of vLLM that mean that its processes have ended.
         refusals: exceptions of vLLM that mean that the request was invalid.
@@ -96,8 +96,9 @@ def launch(config: VllmConfig, spec: ModelSpec, max_context: int, stop_strings: 
         with engine_errors(f"vLLM cannot start with {str(directory)!r}"):
             llm = AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**arguments))
 
-    def sampling_params(**options: Any) -> Any:
-        return vllm.SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, **options)
+    def sampling_params(*, streams: bool, **options: Any) -> Any:
+        kind = RequestOutputKind.CUMULATIVE if streams else RequestOutputKind.FINAL_ONLY
+        return vllm.SamplingParams(output_kind=kind, **options)
 
     llm.shutdown = _complete_shutdown(llm.shutdown, llm.engine_core)
     vocab_size = llm.model_config.get_vocab_size()

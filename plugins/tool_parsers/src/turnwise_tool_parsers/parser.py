@@ -10,12 +10,17 @@ from __future__ import annotations
 import re
 from typing import Final
 
+import regex  # type: ignore[import-untyped]
+
 from turnwise import Chat, Resources, ToolCall
 from turnwise.errors import ConfigError
 from turnwise.types import TokenArray
 from turnwise_tool_parsers.config import LimitConfig, ParserConfig
 from turnwise_tool_parsers.schema_values import ArgumentTypes
 from turnwise_tool_parsers.turn import Grammar, Turn
+
+_MAX_REPEATED: Final = 512
+"""The repetitions in an opening match fewer characters together."""
 
 
 class FormatParser:
@@ -48,6 +53,9 @@ class FormatParser:
         self._opening: Final = re.compile("|".join(filter(None, (grammar.opening, re.escape(self._think)))))
         closing = "".join(f"|{re.escape(tag)}" for tag in grammar.closing)
         self._ends: Final = re.compile(f"(?P<opens>{grammar.opening}){closing}")
+        # `re` cannot tell that the end of a text may be the start of a match.
+        self._may_open: Final = regex.compile(self._opening.pattern)
+        self._may_be_bare: Final = regex.compile(grammar.bare.pattern) if grammar.bare else None
 
     def parse(self, token_ids: TokenArray) -> tuple[str, tuple[ToolCall, ...]]:
         try:
@@ -79,6 +87,29 @@ class FormatParser:
             kept = at = found[1]
         content.append(text[kept:])
         return "".join(content), tuple(calls)
+
+    def settled(self, text: str) -> int:
+        """Return how many characters of an unfinished turn begin its content, however the turn continues."""
+        turn = self._turn(text)
+        at, starts = self._after_reasoning(text, 0) if self._starts_in_reasoning else 0, True
+        while at >= 0:
+            start = turn.skip_space(at)
+            if starts and self._may_be_bare is not None and self._may_be_bare.match(text, start, partial=True):
+                return start
+            opening = turn.search(self._opening, at)
+            if opening is None:
+                return self._before_unfinished_opening(text, at)
+            if opening.group() != self._think:
+                return opening.start()
+            starts = starts and not text[at : opening.start()].strip()
+            at = self._after_reasoning(text, opening.end())
+        return len(text)
+
+    def _before_unfinished_opening(self, text: str, at: int) -> int:
+        # Only the end of the text needs this slower search: no opening is longer than its longest repetition and tags.
+        start = max(at, len(text) - _MAX_REPEATED - len(self._opening.pattern))
+        opening = self._may_open.search(text, start, partial=True)
+        return len(text) if opening is None else opening.start()
 
     def _turn(self, text: str) -> Turn:
         return Turn(text=text, grammar=self.grammar, ends=self._ends, max_depth=self._max_depth, types=self._types)

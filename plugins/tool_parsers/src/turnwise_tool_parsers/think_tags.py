@@ -34,3 +34,18 @@ class ThinkTags:
         if begins:
             reasoning = reasoning.lstrip().removeprefix(self.config.start)
         return reasoning.strip(), rest.lstrip()
+
+    def settled(self, text: str) -> tuple[str, str]:
+        """Return how the two parts of an unfinished text begin, however the text continues."""
+        head, (reasoning, end, _rest) = text.lstrip(), text.partition(self.config.end)
+        if end and not self.config.start.startswith(head):
+            return self.split(text)
+        if end or not head.startswith(self.config.start):
+            return "", ""  # all of it is reasoning if an end tag comes, and content if none does
+        reasoning = reasoning.lstrip().removeprefix(self.config.start)
+        return reasoning[: len(reasoning) - overlap(reasoning, self.config.end)].strip(), ""
+
+
+def overlap(text: str, tag: str) -> int:
+    """Return the length of the longest end of a text that is the start of a tag, and not all of it."""
+    return next((size for size in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:size])), 0)

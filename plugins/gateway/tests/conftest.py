@@ -53,6 +53,19 @@ class ScriptedAnswer:
         self._outcomes.put("released")
 
 
+async def show_part(growth, part):
+    """Wait until the server has read a part of a reply."""
+    was_read = asyncio.Event()
+
+    def read():
+        was_read.set()
+        return part
+
+    growth.read = read
+    growth.changed.set()
+    await was_read.wait()
+
+
 class ScriptedBackend:
     """
     A session that answers with `script(call)`, a reply or an error.
@@ -60,6 +73,7 @@ class ScriptedBackend:
     Attributes:
         script: called for each call; a reply is returned, and an exception is raised.
         tool_script: called for each call of a tool, in the same way.
+        parts: returns the parts of the reply to a stream that are read before the answer.
         delay_s: seconds before each answer; on the server's own clock, so that earlier timers of the server are due.
         calls: all calls.
         outcomes: for each answer, `confirmed` or `released`; for each cancelled call, `cancelled`.
@@ -69,6 +83,7 @@ class ScriptedBackend:
     def __init__(self):
         self.script: Callable = lambda _call: build_reply()
         self.tool_script: Callable = lambda _call: ToolResult(text="5")
+        self.parts: Callable = lambda _call: ()
         self.delay_s = 0.0
         self.calls, self.outcomes, self.arrived = [], queue.Queue(), threading.Event()
         self._gate = None
@@ -76,6 +91,8 @@ class ScriptedBackend:
     async def answer(self, call):
         self.calls.append(call)
         try:
+            for part in self.parts(call) if call.stream else ():
+                await show_part(call.growth, part)
             if self._gate is not None:
                 self.arrived.set()
                 await self._gate.wait()
@@ -181,7 +198,7 @@ def gateway(serve):
 @pytest.fixture(scope="module")
 def lasting_gateway():
     """One gateway for all examples of a property."""
-    served = ServedGateway()
+    served = ServedGateway(delta_s=0)
     yield served
     served.stop()
 

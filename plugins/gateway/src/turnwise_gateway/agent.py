@@ -45,6 +45,7 @@ def build_parts(config: AgentLimits, resources: Resources) -> SessionParts:
         chat=chat,
         parser=resources.parser,
         split=reasoning.split if reasoning is not None else None,
+        settle=getattr(reasoning, "settled", None),
         tools=resources.tool_schemas,
         seed=resources.seed,
         options=config,

@@ -7,10 +7,11 @@ a response. The server knows HTTP and no tokens; a session knows tokens and no H
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from turnwise import Message, ToolCall, ToolResult
 from turnwise.types import FloatArray, TokenArray, ToolSchema
@@ -18,6 +19,21 @@ from turnwise.types import FloatArray, TokenArray, ToolSchema
 Dialect = Literal["chat", "messages", "responses"]
 ToolChoice = Literal["auto", "none", "required"]
 Finish = Literal["stop", "length", "tool_calls"]
+
+
+@define(eq=False)
+class Growth:
+    """
+    The reply to a call while it is sampled, for a stream. A session may leave it empty.
+
+    Attributes:
+        changed: set when there may be more to read.
+        read: returns the reply as far as it is decided, and None while nothing is; the whole reply begins with each of
+            its results.
+    """
+
+    changed: asyncio.Event = field(factory=asyncio.Event)
+    read: Callable[[], ModelReply | None] = lambda: None
 
 
 @frozen(kw_only=True)
@@ -43,6 +59,7 @@ class ModelCall:
         model: name that the agent sent; replies repeat it.
         ignored: fields that have no effect here; a session counts them.
         body: of the request as it came, where the server has it.
+        growth: receives the reply while it is sampled; None for a caller that waits for the whole reply.
     """
 
     dialect: Dialect
@@ -60,6 +77,7 @@ class ModelCall:
     model: str = ""
     ignored: tuple[str, ...] = ()
     body: bytes = field(default=b"", eq=False, repr=False)
+    growth: Growth | None = field(default=None, eq=False, repr=False)
 
 
 @frozen(kw_only=True)

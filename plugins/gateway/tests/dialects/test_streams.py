@@ -1,4 +1,4 @@
-"""A streamed reply, put together by the client's own library, equals the plain one."""
+"""A streamed reply, put together by the client's own library, equals the plain one, in whatever parts it comes."""
 
 import json
 import math
@@ -7,6 +7,7 @@ import anthropic
 import numpy as np
 import openai
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +53,18 @@ def replies(draw, make_reply):
     )
 
 
+@st.composite
+def parts_of(draw, reply):
+    """A reply that grows: its reasoning first, and then its content."""
+    sizes = sorted(draw(st.lists(st.integers(0, len(reply.reasoning) + len(reply.content)), max_size=4)))
+    texts = [(reply.reasoning[:size], reply.content[: max(0, size - len(reply.reasoning))]) for size in sizes]
+    return [
+        evolve(reply, reasoning=reasoning, content=content, tool_calls=(), token_texts=())
+        for reasoning, content in texts
+        if reasoning or content
+    ]
+
+
 @pytest.fixture(scope="module")
 def openai_client(lasting_gateway):
     """OpenAI's client, with the session in its URL."""
@@ -81,7 +94,8 @@ def plain_chat(completion):
 def test_chat(lasting_gateway, openai_client, make_reply, data):
     """Chat Completions: message, calls, log-probabilities, end and usage."""
     reply = data.draw(replies(make_reply))
-    lasting_gateway.backend.script = lambda _call: reply
+    parts = data.draw(parts_of(reply))
+    lasting_gateway.backend.script, lasting_gateway.backend.parts = lambda _call: reply, lambda _call: parts
     request = {"model": "tiny", "messages": MESSAGES, "logprobs": True}
 
     plain = openai_client.chat.completions.create(**request)
@@ -103,7 +117,8 @@ def test_chat(lasting_gateway, openai_client, make_reply, data):
 def test_messages(lasting_gateway, anthropic_client, make_reply, data):
     """Messages: the whole message, thinking and its signature included."""
     reply = data.draw(replies(make_reply))
-    lasting_gateway.backend.script = lambda _call: reply
+    parts = data.draw(parts_of(reply))
+    lasting_gateway.backend.script, lasting_gateway.backend.parts = lambda _call: reply, lambda _call: parts
     request = {"model": "tiny", "messages": MESSAGES, "max_tokens": 9}
 
     plain = anthropic_client.messages.create(**request)
@@ -120,7 +135,8 @@ def test_messages(lasting_gateway, anthropic_client, make_reply, data):
 def test_responses(lasting_gateway, openai_client, make_reply, data):
     """Responses: the items of the last event, of the events before it, and of the deltas."""
     reply = data.draw(replies(make_reply))
-    lasting_gateway.backend.script = lambda _call: reply
+    parts = data.draw(parts_of(reply))
+    lasting_gateway.backend.script, lasting_gateway.backend.parts = lambda _call: reply, lambda _call: parts
     request = {"model": "tiny", "input": "Hi.", "include": ["message.output_text.logprobs"]}
 
     plain = openai_client.responses.create(**request).to_dict()

@@ -162,6 +162,77 @@ def test_failed_stream_has_no_clean_end(serve, refused, open_stream, dialect, ki
     assert not any(end in text for end in ("[DONE]", "message_stop", "response.completed", "\r\n0\r\n"))
 
 
+@pytest.mark.parametrize("dialect", PATHS)
+def test_parts_come_before_the_end(serve, make_reply, open_stream, dialect):
+    """A client reads the start of a reply while the rest is sampled, and then the rest."""
+    gateway = serve()
+    gateway.hold()
+    gateway.backend.parts = lambda _call: [make_reply(content="Hel")]
+    stream = open_stream(gateway, dialect)
+    assert b'"Hel"' in read_until(stream, b'"Hel"')
+    gateway.let_go()
+
+    assert b'"lo."' in read_until(stream, b"\r\n0\r\n\r\n")
+    assert "confirmed" == gateway.backend.outcome()
+
+
+@pytest.mark.parametrize("dialect", PATHS)
+def test_client_that_leaves_after_a_part_cancels_its_call(serve, make_reply, open_stream, dialect):
+    """A part is no delivery."""
+    gateway = serve()
+    gateway.hold()
+    gateway.backend.parts = lambda _call: [make_reply(content="Hel")]
+    stream = open_stream(gateway, dialect)
+    read_until(stream, b'"Hel"')
+    stream.close()
+
+    assert "cancelled" == gateway.backend.outcome()
+
+
+@pytest.mark.parametrize("dialect", PATHS)
+@pytest.mark.parametrize("parts", [("Help",), ("Hel", "He"), ("Hello.", "Hello. It")])
+def test_reply_that_does_not_begin_with_its_parts_has_no_clean_end(serve, make_reply, open_stream, dialect, parts):
+    """The stream breaks, and the answer waits for a retry."""
+    gateway = serve(delta_s=0)
+    gateway.backend.parts = lambda _call: [make_reply(content=text) for text in parts]
+    text = read_to_end(open_stream(gateway, dialect)).decode()
+
+    assert '"error":{' in text
+    assert not any(end in text for end in ("[DONE]", "message_stop", "response.completed", "\r\n0\r\n"))
+    assert "released" == gateway.backend.outcome()
+
+
+def test_part_that_cannot_be_read_is_left_out(serve, make_reply, open_stream):
+    """The reply comes when it is whole."""
+    gateway = serve()
+
+    def fail():
+        raise RuntimeError("no text")
+
+    def parts(call):
+        call.growth.read = fail
+        call.growth.changed.set()
+        return ()
+
+    gateway.backend.parts, gateway.backend.delay_s = parts, 0.1
+
+    assert b"Hello." in read_until(open_stream(gateway, "chat"), b"\r\n0\r\n\r\n")
+    assert "confirmed" == gateway.backend.outcome()
+
+
+@pytest.mark.parametrize("dialect", PATHS)
+def test_heartbeats_while_text_is_held_back(serve, open_stream, dialect):
+    """A reply that grows and shows nothing has heartbeats, too."""
+    gateway = serve(heartbeat_s=0.02, delta_s=0.001)
+    gateway.hold()
+    gateway.backend.parts = lambda _call: [None] * 200
+    stream = open_stream(gateway, dialect)
+    assert b"Hello." not in read_until(stream, HEARTBEATS[dialect], 3)
+    gateway.let_go()
+
+    assert b"Hello." in read_until(stream, b"\r\n0\r\n\r\n")
+
+
 def read_chat(client):
     with client.chat.completions.stream(model="tiny", messages=MESSAGES) as stream:
         return stream.get_final_completion()

@@ -11,7 +11,7 @@ from turnwise import Message
 from turnwise.types import JsonDict, ToolSchema
 from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelCall, ModelReply, ToolChoice, Usage
 from turnwise_gateway.dialects.errors import describe_error
-from turnwise_gateway.dialects.exchange import Exchange, Received, list_logprobs, write_event
+from turnwise_gateway.dialects.exchange import Exchange, Received, list_logprobs, list_texts, write_event
 from turnwise_gateway.dialects.fields import (
     Fields,
     describe_tool,
@@ -33,6 +33,8 @@ class ChatExchange(Exchange):
 
     include_usage: bool = False
     created: int = field(factory=lambda: int(time.time()))
+    _is_open: bool = field(default=False, init=False)
+    _said_content: bool = field(default=False, init=False)
 
     def write_reply(self, reply: ModelReply) -> JsonDict:
         choice: JsonDict = {
@@ -46,27 +48,43 @@ class ChatExchange(Exchange):
 
     def write_events(self, reply: ModelReply) -> bytes:
         head = self._head(reply, "chat.completion.chunk")
-
-        def chunk(delta: JsonDict, finish: str | None = None, logprobs: JsonDict | None = None) -> bytes:
-            choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
-            return write_event(head | {"choices": [choice]})
-
-        events = [chunk({"role": "assistant", "content": None if _has_null_content(reply) else ""})]
-        if reply.reasoning:
-            events.append(chunk({"reasoning_content": reply.reasoning}))
-        logprobs = self._logprobs(reply)
-        if reply.content or logprobs:
-            events.append(chunk({"content": reply.content} if reply.content else {}, logprobs=logprobs))
+        has_content, logprobs = not _has_null_content(reply), self._logprobs(reply)
+        events = self._write_texts(reply, has_content=has_content, logprobs=logprobs, is_whole=True)
         for index, call in enumerate(reply.tool_calls):
             opening = {"index": index} | _write_call(call, "")
-            events.append(chunk({"tool_calls": [opening]}))
-            events.append(chunk({"tool_calls": [{"index": index, "function": {"arguments": call.arguments}}]}))
+            events.append(_chunk(head, {"tool_calls": [opening]}))
+            events.append(_chunk(head, {"tool_calls": [{"index": index, "function": {"arguments": call.arguments}}]}))
         if reply.facts:
             head = head | {"turnwise": dict(reply.facts)}
-        events.append(chunk({}, reply.finish))
+        events.append(_chunk(head, {}, reply.finish))
         if self.include_usage:
             events.append(write_event(head | {"choices": [], "usage": _write_usage(reply.usage)}))
         return b"".join(events) + b"data: [DONE]\n\n"
+
+    def write_part(self, reply: ModelReply) -> bytes:
+        return b"".join(self._write_texts(reply, has_content=bool(reply.content), is_whole=False))
+
+    def _write_texts(
+        self, reply: ModelReply, *, has_content: bool, logprobs: JsonDict | None = None, is_whole: bool
+    ) -> list[bytes]:
+        """Return the chunks of the role and the texts; `has_content` is whether the content is a text, not null."""
+        head, events = self._head(reply, "chat.completion.chunk"), []
+        if not self._is_open:
+            self._is_open, self._said_content = True, has_content
+            events.append(_chunk(head, {"role": "assistant", "content": "" if has_content else None}))
+        texts = list_texts(reply)
+        for step in self._sent.steps(texts, is_whole=is_whole):
+            is_content = texts[step.index][0] == "content"
+            values = logprobs if is_content else None
+            if step.delta or values:
+                delta: JsonDict = {"content" if is_content else "reasoning_content": step.delta} if step.delta else {}
+                events.append(_chunk(head, delta, logprobs=values))
+        if logprobs and not reply.content:
+            events.append(_chunk(head, {}, logprobs=logprobs))
+        if has_content and not reply.content and not self._said_content:
+            self._said_content = True
+            events.append(_chunk(head, {"content": ""}))
+        return events
 
     def write_heartbeat(self) -> bytes:
         return b": ping\n\n"
@@ -79,6 +97,11 @@ class ChatExchange(Exchange):
 
     def _logprobs(self, reply: ModelReply) -> JsonDict | None:
         return {"content": list_logprobs(reply), "refusal": None} if self.call.logprobs else None
+
+
+def _chunk(head: JsonDict, delta: JsonDict, finish: str | None = None, logprobs: JsonDict | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
+    return write_event(head | {"choices": [choice]})
 
 
 def _has_null_content(reply: ModelReply) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import TypeVar
 
 import numpy as np
-from attrs import define, evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from turnwise import Message
 from turnwise.types import JsonDict
@@ -94,10 +94,66 @@ class Received:
         return count.isdecimal() and int(count) > 0
 
 
+@frozen
+class Step:
+    """
+    The next part of a text of a reply.
+
+    Attributes:
+        index: of the text in its reply.
+        is_first: nothing of the text was sent before.
+        delta: its characters that were not sent before.
+        is_last: the text is whole.
+    """
+
+    index: int
+    is_first: bool
+    delta: str
+    is_last: bool
+
+
+@define
+class Sent:
+    """The texts of a reply that a stream has sent, one after the other; the last one may grow."""
+
+    _texts: list[tuple[str, str]] = field(factory=list)
+    _num_whole: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no text was sent."""
+        return not self._texts
+
+    def steps(self, texts: Sequence[tuple[str, str]], *, is_whole: bool) -> Iterator[Step]:
+        """
+        Return the next parts of a reply, and take them as sent.
+
+        Args:
+            texts: kind and text of each, such as the reasoning and the content.
+            is_whole: the last text is whole.
+
+        Raises:
+            ValueError: the reply does not begin with all that was sent.
+        """
+        for index, (kind, text) in enumerate(texts):
+            is_first = index == len(self._texts)
+            known = (kind, "") if is_first else self._texts[index]
+            is_over = index < self._num_whole
+            if known[0] != kind or not text.startswith(known[1]) or (is_over and text != known[1]):
+                raise ValueError(f"the {kind} of the reply is not the one that was sent")
+            self._texts[index:] = [(kind, text), *self._texts[index + 1 :]]
+            if not is_over:
+                is_last = is_whole or index + 1 < len(texts)
+                self._num_whole += is_last
+                yield Step(index, is_first, text[len(known[1]) :], is_last)
+        if len(texts) < len(self._texts):
+            raise ValueError("the reply lacks a text that was sent")
+
+
 @define
 class Exchange(ABC):
     """
-    One call and the forms of its reply. A stream may be opened by heartbeats before there is a reply.
+    One call and the forms of its reply. Heartbeats may open a stream before there is a reply, and parts of it may come.
 
     Attributes:
         dialect: of the request.
@@ -105,6 +161,7 @@ class Exchange(ABC):
     """
 
     call: ModelCall
+    _sent: Sent = field(factory=Sent, init=False)
 
     @property
     def dialect(self) -> Dialect:
@@ -116,8 +173,17 @@ class Exchange(ABC):
         """Return the body of a plain response."""
 
     @abstractmethod
+    def write_part(self, reply: ModelReply) -> bytes:
+        """Return the events of a reply that is being sampled, after those of its earlier parts."""
+
+    @abstractmethod
     def write_events(self, reply: ModelReply) -> bytes:
-        """Return the events of a whole reply, after those of heartbeats."""
+        """
+        Return the events of a whole reply, after those of heartbeats and of its parts.
+
+        Raises:
+            ValueError: the reply does not begin with its parts.
+        """
 
     @abstractmethod
     def write_heartbeat(self) -> bytes:
@@ -132,6 +198,12 @@ def write_event(data: Mapping[str, object], name: str | None = None) -> bytes:
     """Return a server-sent event."""
     head = b"" if name is None else b"event: " + name.encode("ascii") + b"\n"
     return head + b"data: " + write_json(data) + b"\n\n"
+
+
+def list_texts(reply: ModelReply) -> list[tuple[str, str]]:
+    """Return the kind and the text of the reasoning and of the content, unless they are empty."""
+    texts = (("reasoning", reply.reasoning), ("content", reply.content))
+    return [(kind, text) for kind, text in texts if text]
 
 
 def list_logprobs(reply: ModelReply) -> list[JsonDict]:

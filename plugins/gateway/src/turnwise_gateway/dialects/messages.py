@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, Final
 
-from attrs import define
+from attrs import define, field
 
 from turnwise import Message
 from turnwise.types import JsonDict, ToolSchema
 from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelCall, ModelReply, ToolChoice
 from turnwise_gateway.dialects.errors import describe_error
-from turnwise_gateway.dialects.exchange import Exchange, Received, write_event
+from turnwise_gateway.dialects.exchange import Exchange, Received, list_texts, write_event
 from turnwise_gateway.dialects.fields import (
     Fields,
     describe_tool,
@@ -36,23 +37,48 @@ _STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls"
 class MessagesExchange(Exchange):
     """A call of Messages."""
 
+    _facts: JsonDict | None = field(default=None, init=False)
+
     def write_reply(self, reply: ModelReply) -> JsonDict:
         head = self._head(reply) | {"content": [_write_block(block) for block in _blocks(reply)]}
         return head | _write_stop(reply) | {"usage": _write_usage(reply, reply.usage.completion_tokens)}
 
     def write_events(self, reply: ModelReply) -> bytes:
-        opened = self._head(reply) | {"content": [], "stop_reason": None, "stop_sequence": None}
-        opened["usage"] = _write_usage(reply, 0)
-        events = [_event("message_start", message=opened)]
-        for index, block in enumerate(_blocks(reply)):
-            empty, deltas = _stream_block(block)
+        events = [*self._write_texts(reply, is_whole=True)]
+        for index, call in enumerate(reply.tool_calls, len(list_texts(reply))):
+            empty = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            delta = {"type": "input_json_delta", "partial_json": json.dumps(_write_input(call.arguments))}
             events.append(_event("content_block_start", index=index, content_block=empty))
-            events += [_event("content_block_delta", index=index, delta=delta) for delta in deltas]
+            events.append(_event("content_block_delta", index=index, delta=delta))
             events.append(_event("content_block_stop", index=index))
         usage = _write_usage(reply, reply.usage.completion_tokens)
-        events.append(_event("message_delta", delta=_write_stop(reply), usage=usage))
+        facts = {} if self._facts == reply.facts else {"turnwise": dict(reply.facts)}
+        events.append(_event("message_delta", delta=_write_stop(reply), usage=usage, **facts))
         events.append(_event("message_stop"))
         return b"".join(events)
+
+    def write_part(self, reply: ModelReply) -> bytes:
+        return b"".join(self._write_texts(reply, is_whole=False))
+
+    def _write_texts(self, reply: ModelReply, *, is_whole: bool) -> Iterator[bytes]:
+        if self._facts is None:
+            # Of the facts, the weight version is not known before the end of the turn.
+            self._facts = dict(reply.facts)
+            opened = self._head(reply) | {"content": [], "stop_reason": None, "stop_sequence": None}
+            yield _event("message_start", message=opened | {"usage": _write_usage(reply, 0)})
+        texts = list_texts(reply)
+        for step in self._sent.steps(texts, is_whole=is_whole):
+            kind = "text" if texts[step.index][0] == "content" else "thinking"
+            if step.is_first:
+                empty = {"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {})
+                yield _event("content_block_start", index=step.index, content_block=empty)
+            if step.delta:
+                yield _event("content_block_delta", index=step.index, delta={"type": f"{kind}_delta", kind: step.delta})
+            if step.is_last:
+                if kind == "thinking":
+                    delta = {"type": "signature_delta", "signature": reply.signature}
+                    yield _event("content_block_delta", index=step.index, delta=delta)
+                yield _event("content_block_stop", index=step.index)
 
     def write_heartbeat(self) -> bytes:
         return _event("ping")
@@ -95,18 +121,6 @@ def _read_input(block: Fields) -> str:
     if isinstance(malformed, str) and len(values.values) == 1:
         return malformed
     return json.dumps(values.values, ensure_ascii=False)
-
-
-def _stream_block(block: JsonDict | CallOfTool) -> tuple[JsonDict, list[JsonDict]]:
-    """Return a block without its content, and the deltas that fill it."""
-    if isinstance(block, CallOfTool):
-        empty: JsonDict = {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
-        return empty, [{"type": "input_json_delta", "partial_json": json.dumps(_write_input(block.arguments))}]
-    if block["type"] == "text":
-        return {"type": "text", "text": ""}, [{"type": "text_delta", "text": block["text"]}]
-    deltas: list[JsonDict] = [{"type": "thinking_delta", "thinking": block["thinking"]}]
-    deltas.append({"type": "signature_delta", "signature": block["signature"]})
-    return {"type": "thinking", "thinking": "", "signature": ""}, deltas
 
 
 def _write_stop(reply: ModelReply) -> JsonDict:

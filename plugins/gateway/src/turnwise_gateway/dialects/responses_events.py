@@ -12,12 +12,15 @@ from attrs import define, field
 
 from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelReply, Usage
 from turnwise_gateway.dialects.errors import code_of
-from turnwise_gateway.dialects.exchange import Exchange, list_logprobs, write_event
+from turnwise_gateway.dialects.exchange import Exchange, Step, list_logprobs, write_event
 
 _Item = dict[str, Any]
 
 ENCRYPTED_PREFIX: Final = "turnwise:"
 """Begins the `encrypted_content` of our reasoning items, which is the text for clients that drop summaries."""
+
+
+_PART_INDEX: Final = {"message": "content_index", "reasoning": "summary_index"}
 
 
 @define
@@ -46,16 +49,19 @@ class ResponsesExchange(Exchange):
 
     def write_events(self, reply: ModelReply) -> bytes:
         response = self.write_reply(reply)
-        events = [self._open()]
+        events = [self._open(), *self._write_texts(response["output"], is_whole=True)]
         for index, item in enumerate(response["output"]):
-            added = item | _without_content(item)
-            events.append(self._event("response.output_item.added", output_index=index, item=added))
-            events += self._stream_item(index, item)
-            events.append(self._event("response.output_item.done", output_index=index, item=item))
+            if item["type"] == "function_call":
+                events += self._write_call_events(index, item)
         events.append(self._event(f"response.{response['status']}", response=response))
         return b"".join(events)
 
+    def write_part(self, reply: ModelReply) -> bytes:
+        return b"".join([self._open(), *self._write_texts(self._items(reply), is_whole=False)])
+
     def write_heartbeat(self) -> bytes:
+        if not self._sent.is_empty:
+            return b": ping\n\n"  # the response of the event would lack the items that were sent
         return self._open() or self._event("response.in_progress", response=self._response("in_progress", []))
 
     def write_failure(self, error: CallRefusedError) -> bytes:
@@ -98,7 +104,7 @@ class ResponsesExchange(Exchange):
         items: list[_Item] = []
         if reply.reasoning:
             items.append(self._write_reasoning(reply))
-        logprobs = list_logprobs(reply) if self.call.logprobs else []
+        logprobs = list_logprobs(reply) if self.call.logprobs else []  # none of a part of a reply
         if reply.content or logprobs:
             part = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": logprobs}
             message: _Item = {"type": "message", "id": f"msg_{reply.id}", "role": "assistant", "content": [part]}
@@ -122,41 +128,58 @@ class ResponsesExchange(Exchange):
             item["namespace"], item["name"] = self.namespaces[call.name]
         return item
 
-    def _stream_item(self, index: int, item: _Item) -> Iterator[bytes]:
-        place = {"item_id": item["id"], "output_index": index}
-        if item["type"] == "function_call":
-            arguments, name = item["arguments"], item["name"]
-            yield self._event("response.function_call_arguments.delta", **place, delta=arguments)
-            yield self._event("response.function_call_arguments.done", **place, name=name, arguments=arguments)
-        elif item["type"] == "message":
-            yield from self._stream_part(place | {"content_index": 0}, item)
-        else:
-            yield from self._stream_summary(place | {"summary_index": 0}, item)
+    def _write_texts(self, items: list[_Item], *, is_whole: bool) -> Iterator[bytes]:
+        """Yield the events of the reasoning and of the message, as far as they have come."""
+        items = [item for item in items if item["type"] != "function_call"]
+        texts = [(item["type"], _text_of(item)) for item in items]
+        for step in self._sent.steps(texts, is_whole=is_whole):
+            item = items[step.index]
+            is_message = item["type"] == "message"
+            place = {"item_id": item["id"], "output_index": step.index, _PART_INDEX[item["type"]]: 0}
+            if step.is_first:
+                added = {name: value for name, value in item.items() if name != "encrypted_content"}
+                added |= {"status": "in_progress", "content": []} if is_message else {"summary": []}
+                yield self._event("response.output_item.added", output_index=step.index, item=added)
+            yield from (self._write_message if is_message else self._write_summary)(place, item, step)
+            if step.is_last:
+                yield self._event("response.output_item.done", output_index=step.index, item=item)
 
-    def _stream_part(self, place: _Item, item: _Item) -> Iterator[bytes]:
+    def _write_message(self, place: _Item, item: _Item, step: Step) -> Iterator[bytes]:
         (part,) = item["content"]
         said = {"logprobs": part["logprobs"]}
-        empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        yield self._event("response.content_part.added", **place, part=empty)
-        yield self._event("response.output_text.delta", **place, delta=part["text"], **said)
-        yield self._event("response.output_text.done", **place, text=part["text"], **said)
-        yield self._event("response.content_part.done", **place, part=part)
+        if step.is_first:
+            empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            yield self._event("response.content_part.added", **place, part=empty)
+        if step.is_first or step.delta or part["logprobs"]:
+            yield self._event("response.output_text.delta", **place, delta=step.delta, **said)
+        if step.is_last:
+            yield self._event("response.output_text.done", **place, text=part["text"], **said)
+            yield self._event("response.content_part.done", **place, part=part)
 
-    def _stream_summary(self, place: _Item, item: _Item) -> Iterator[bytes]:
+    def _write_summary(self, place: _Item, item: _Item, step: Step) -> Iterator[bytes]:
         (part,) = item["summary"]
-        yield self._event("response.reasoning_summary_part.added", **place, part={"type": "summary_text", "text": ""})
-        yield self._event("response.reasoning_summary_text.delta", **place, delta=part["text"])
-        yield self._event("response.reasoning_summary_text.done", **place, text=part["text"])
-        yield self._event("response.reasoning_summary_part.done", **place, part=part)
+        if step.is_first:
+            empty = {"type": "summary_text", "text": ""}
+            yield self._event("response.reasoning_summary_part.added", **place, part=empty)
+        if step.delta:
+            yield self._event("response.reasoning_summary_text.delta", **place, delta=step.delta)
+        if step.is_last:
+            yield self._event("response.reasoning_summary_text.done", **place, text=part["text"])
+            yield self._event("response.reasoning_summary_part.done", **place, part=part)
+
+    def _write_call_events(self, index: int, item: _Item) -> Iterator[bytes]:
+        place, arguments = {"item_id": item["id"], "output_index": index}, item["arguments"]
+        added = item | {"status": "in_progress", "arguments": ""}
+        yield self._event("response.output_item.added", output_index=index, item=added)
+        yield self._event("response.function_call_arguments.delta", **place, delta=arguments)
+        yield self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=arguments)
+        yield self._event("response.output_item.done", output_index=index, item=item)
 
 
-def _without_content(item: _Item) -> _Item:
-    """Return the fields of an item that change between its first event and its last."""
-    if item["type"] == "reasoning":
-        return {"summary": []}
-    if item["type"] == "message":
-        return {"status": "in_progress", "content": []}
-    return {"status": "in_progress", "arguments": ""}
+def _text_of(item: _Item) -> str:
+    (part,) = item["content"] if item["type"] == "message" else item["summary"]
+    text: str = part["text"]
+    return text
 
 
 def _write_usage(usage: Usage) -> _Item:

@@ -38,7 +38,8 @@ class _NotedAnswer:
     def confirm(self) -> None:
         self.answer.confirm()
         # Without the body: the messages are in it once more, for each turn of a conversation.
-        self.transcript.append(DeliveredTurn(evolve(self.call, body=b""), self.answer.reply))
+        call = evolve(self.call, body=b"", growth=None)
+        self.transcript.append(DeliveredTurn(call, self.answer.reply))
 
     def release(self) -> None:
         self.answer.release()

@@ -11,9 +11,9 @@ from types import TracebackType
 
 import structlog
 from aiohttp import web
-from attrs import define
+from attrs import define, evolve
 
-from turnwise_gateway.calls import Answer, CallRefusedError, ModelReply, SessionBackend
+from turnwise_gateway.calls import Answer, CallRefusedError, Growth, ModelReply, SessionBackend
 from turnwise_gateway.dialects import Exchange, write_json
 from turnwise_gateway.server.options import ServerOptions
 
@@ -36,6 +36,9 @@ class Delivery:
     reply: ModelReply | None = None
     _answer: Answer | None = None
     _refusal: CallRefusedError | None = None
+    _growth: Growth | None = None
+    _last_write: float = 0.0
+    _is_broken: bool = False
 
     def __enter__(self) -> Delivery:
         return self
@@ -51,7 +54,8 @@ class Delivery:
         """Wait for the session; never raises, but for a cancellation."""
         try:
             # Nothing is awaited between the session's return and this assignment, so no answer can be lost.
-            self._answer = await backend.answer(self.exchange.call)
+            call = self.exchange.call if self._growth is None else evolve(self.exchange.call, growth=self._growth)
+            self._answer = await backend.answer(call)
             self.reply = self._answer.reply
         except CallRefusedError as error:
             self._refusal = error
@@ -81,11 +85,13 @@ class Delivery:
 
     async def _respond_by_events(self, request: web.BaseRequest, backend: SessionBackend) -> web.StreamResponse:
         response = web.StreamResponse(headers=_STREAM_HEADERS)
-        # Heartbeats are written by this task alone, so none of them can come between the events of the reply.
+        self._growth = growth = Growth()
+        self._last_write = asyncio.get_running_loop().time()
+        # All events are written by this task alone, so none of them can come between those of a part of the reply.
         async with asyncio.TaskGroup() as group:
             fetching = group.create_task(self.fetch(backend))
-            while not (await asyncio.wait({fetching}, timeout=self.options.heartbeat_s))[0]:
-                if not await self._beat(request, response):
+            while not fetching.done():
+                if not await self._write_next(request, response, fetching, growth):
                     fetching.cancel()
                     break
         if self._answer is None and self._refusal is None:
@@ -109,6 +115,9 @@ class Delivery:
             self.outcome = self._refusal.kind
             raise self._refusal
         assert self.reply is not None, "a call ends with a reply or with a refusal"
+        if self._is_broken:
+            self.outcome = "engine"
+            raise CallRefusedError("engine", "a part of the reply could not be written")
         try:
             if self.exchange.call.stream:
                 return self.exchange.write_events(self.reply)
@@ -118,13 +127,56 @@ class Delivery:
             self.outcome = "engine"
             raise CallRefusedError("engine", "the reply cannot be written") from error
 
-    async def _beat(self, request: web.BaseRequest, response: web.StreamResponse) -> bool:
-        """Send a heartbeat; return whether the client is still there."""
+    async def _write_next(
+        self, request: web.BaseRequest, response: web.StreamResponse, fetching: asyncio.Task[None], growth: Growth
+    ) -> bool:
+        """Wait for a part of the reply; send it, or a heartbeat if it is time; return whether the client is there."""
+        loop = asyncio.get_running_loop()
+        waiting = loop.create_task(growth.changed.wait())
+        seconds = max(0.0, self._last_write + self.options.heartbeat_s - loop.time())
         try:
-            await response.prepare(request)
-            await response.write(self.exchange.write_heartbeat())
-        except ConnectionError:
+            await asyncio.wait({fetching, waiting}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if fetching.done():
+            return True
+        events = self._write_part(growth)
+        if not events and loop.time() >= self._last_write + self.options.heartbeat_s:
+            events = self.exchange.write_heartbeat()
+        if events and not await self._write(request, response, events):
             return False
+        await asyncio.wait({fetching}, timeout=self.options.delta_s)
+        return True
+
+    def _write_part(self, growth: Growth) -> bytes:
+        """Return the events of the next part of the reply; nothing if there is none."""
+        growth.changed.clear()
+        if self._is_broken:
+            return b""
+        try:
+            part = growth.read()
+        except Exception as error:  # noqa: BLE001  # the whole reply is still to come
+            structlog.get_logger().exception("a part of a reply cannot be read", error=str(error))
+            growth.read = lambda: None
+            return b""
+        try:
+            return b"" if part is None else self.exchange.write_part(part)
+        except Exception as error:  # noqa: BLE001  # the turn is worth waiting for: a retry gets it
+            structlog.get_logger().exception("a part of a reply cannot be written", error=str(error))
+            self._is_broken = True
+            return b""
+
+    async def _write(self, request: web.BaseRequest, response: web.StreamResponse, events: bytes) -> bool:
+        """Send events before the end of a stream; return whether the client has taken them."""
+        try:
+            async with asyncio.timeout(self.options.send_s):
+                await response.prepare(request)
+                await response.write(events)
+        except (ConnectionError, TimeoutError):
+            if request.transport is not None:
+                request.transport.abort()
+            return False
+        self._last_write = asyncio.get_running_loop().time()
         return True
 
     async def _send(self, request: web.BaseRequest, response: web.StreamResponse, events: bytes) -> None:

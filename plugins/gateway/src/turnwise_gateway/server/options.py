@@ -26,6 +26,7 @@ class ServerOptions:
         receive_s: seconds for a client to send a whole request.
         send_s: seconds for a client to take a whole reply, once there is one.
         heartbeat_s: seconds between two heartbeats of a stream that waits for its reply.
+        delta_s: least seconds between two parts of a reply that is being sampled.
         keepalive_s: seconds that an idle connection stays open.
         max_in_flight: most calls at once; more of them are told to come back later.
         retry_after_s: seconds after which they should.
@@ -39,6 +40,7 @@ class ServerOptions:
     receive_s: float = field(default=30.0, validator=validators.gt(0))
     send_s: float = field(default=60.0, validator=validators.gt(0))
     heartbeat_s: float = field(default=5.0, validator=validators.gt(0))
+    delta_s: float = field(default=0.05, validator=validators.ge(0))
     keepalive_s: float = field(default=75.0, validator=validators.gt(0))
     max_in_flight: int = field(default=4096, validator=validators.ge(1))
     retry_after_s: int = field(default=5, validator=[validators.ge(1), validators.le(120)])

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from hashlib import blake2b
 from typing import Any
 
-import numpy as np
 import structlog
 from attrs import define, field, frozen
 
 from turnwise import Chat, Episode, GenerateResult, SamplingParams, ToolCall, ToolParser, ToolResult
 from turnwise.errors import BudgetExhausted, EpisodeEnd
 from turnwise.types import ToolSchema
-from turnwise_gateway.calls import CallRefusedError, ModelCall, ModelReply, Usage
+from turnwise_gateway.calls import CallRefusedError, ModelCall
 from turnwise_gateway.session.delivery import SharedCall, TurnAnswer
+from turnwise_gateway.session.drafts import Settle, grow
 from turnwise_gateway.session.lineage import describe_records
 from turnwise_gateway.session.options import SessionOptions
 from turnwise_gateway.session.records import OpenRecord, RecordBook, SampledTurn, Spot
+from turnwise_gateway.session.replies import ReplyHead
 from turnwise_gateway.session.tool_calls import ToolDesk
-from turnwise_gateway.session.turns import CallIds, ReadTurn, TurnReader
+from turnwise_gateway.session.turns import CallIds, TurnReader
 from turnwise_gateway.tree.messages import Split, split_think
 from turnwise_gateway.tree.places import Location, Place
 
@@ -37,6 +38,7 @@ class SessionParts:
         chat: the chat template.
         parser: finds tool calls; None in a run without one.
         split: splits the reasoning from a text; None leaves it in the content of replies.
+        settle: the same for an unfinished text; None if replies with reasoning are not streamed while they are sampled.
         tools: schemas of the run's tools.
         seed: of the run.
         options: rules and limits.
@@ -45,6 +47,7 @@ class SessionParts:
     chat: Chat
     parser: ToolParser | None = None
     split: Split | None = None
+    settle: Settle | None = None
     tools: tuple[ToolSchema, ...] = ()
     seed: int = 0
     options: SessionOptions = field(factory=SessionOptions)
@@ -98,7 +101,11 @@ class Session:
         self._tools = ToolDesk(self.episode, parts.options, self.spawn, self.fail)
         keeps_malformed = parts.options.malformed_calls == "call"
         self._reader = TurnReader(
-            chat=parts.chat, parser=parts.parser, split=parts.split, keeps_malformed=keeps_malformed
+            chat=parts.chat,
+            parser=parts.parser,
+            split=parts.split,
+            settle=parts.settle,
+            keeps_malformed=keeps_malformed,
         )
 
     @property
@@ -237,11 +244,14 @@ class Session:
 
     async def _sample(self, call: ModelCall, record: OpenRecord, shared: SharedCall) -> None:
         """Sample a turn for the requests that wait; a failure becomes their refusal."""
+        self._num_turns += 1
+        facts = {"session": self.name, "record": self.book.records.index(record), "turn": record.num_turns}
+        head = ReplyHead(f"{self.name}-{self._num_turns}", len(record.trajectory), facts)
         try:
-            result = await self._generate(call, record)
+            result = await self._generate(call, record, head)
             # No await from here to `finish`: a turn belongs to the requests that wait from the moment that it exists.
             record.is_sampling = False
-            shared.finish(self._keep(call, record, result))
+            shared.finish(self._keep(call, record, result, head))
         except asyncio.CancelledError:
             shared.fail(CallRefusedError("session_closed", "the session is over"))
             raise
@@ -259,7 +269,7 @@ class Session:
                 del self._in_flight[call.digest]
             self.changed.set()
 
-    async def _generate(self, call: ModelCall, record: OpenRecord) -> GenerateResult:
+    async def _generate(self, call: ModelCall, record: OpenRecord, head: ReplyHead) -> GenerateResult:
         trajectory = record.trajectory
         room = self.episode.remaining(trajectory)
         if room < 1:
@@ -268,7 +278,11 @@ class Session:
             raise CallRefusedError("context_length_exceeded", text, num_tokens=num_tokens, max_tokens=num_tokens)
         try:
             return await self.episode.sample(
-                self._sampling(record), record=trajectory, max_tokens=call.max_tokens, stop=call.stop
+                self._sampling(record),
+                record=trajectory,
+                max_tokens=call.max_tokens,
+                stop=call.stop,
+                on_tokens=self._listener(call, head),
             )
         except BudgetExhausted as error:
             raise CallRefusedError("budget_exhausted", str(error)) from error
@@ -289,7 +303,12 @@ class Session:
         text = f"gateway|{place}|{len(record.trajectory)}|{repeat}"
         return sampling.with_(seed=int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "big") >> 1)
 
-    def _keep(self, call: ModelCall, record: OpenRecord, result: GenerateResult) -> SampledTurn:
+    def _listener(self, call: ModelCall, head: ReplyHead) -> Callable[[Sequence[int]], None] | None:
+        """Return the listener of the engine's request, for a stream that can be read while it is sampled."""
+        draft = self._reader.draft(call, (*call.stop, *self.episode.sampling.stop)) if call.growth else None
+        return None if call.growth is None or draft is None else grow(call.growth, draft, head.part)
+
+    def _keep(self, call: ModelCall, record: OpenRecord, result: GenerateResult, head: ReplyHead) -> SampledTurn:
         """Return a sampled turn, which the tree knows from now on: its echo may come before its delivery is known."""
         turn_number = record.num_turns + 1
         name = record.name + (f"+{self.book.records.index(record)}" if record.parent else "")
@@ -297,39 +316,10 @@ class Session:
         place = self.book.tree.add_turn(record.tip, read.message, read.stop)
         for tool_call in read.tool_calls:
             self.book.name_call(tool_call.id, tool_call.name)
-        self._num_turns += 1
-        reply = self._build_reply(call, record, result, read)
+        reply = head.whole(result, read, self._reader.token_texts(result.token_ids) if call.logprobs else ())
         turn = SampledTurn(record=record, place=place, result=result, reply=reply, digest=call.digest)
         record.turn = self._undelivered[place] = turn
         return turn
-
-    def _build_reply(self, call: ModelCall, record: OpenRecord, result: GenerateResult, read: ReadTurn) -> ModelReply:
-        versions = np.atleast_1d(np.asarray(result.weight_version))
-        turn_id = f"{self.name}-{self._num_turns}"
-        return ModelReply(
-            id=turn_id,
-            content=read.content,
-            reasoning=read.reasoning,
-            tool_calls=read.tool_calls,
-            finish=read.finish,
-            stop=read.stop,
-            usage=Usage(
-                prompt_tokens=len(record.trajectory),
-                completion_tokens=len(result.token_ids),
-                cached_tokens=result.num_cached_tokens,
-                reasoning_tokens=read.num_reasoning_tokens,
-            ),
-            token_ids=result.token_ids,
-            logprobs=result.logprobs,
-            token_texts=self._reader.token_texts(result.token_ids) if call.logprobs else (),
-            signature=blake2b(f"{turn_id}|{read.reasoning}".encode(), digest_size=16).hexdigest(),
-            facts={
-                "session": self.name,
-                "record": self.book.records.index(record),
-                "turn": record.num_turns,
-                "weight_version": int(versions[-1]) if len(versions) else 0,
-            },
-        )
 
     def _deliver_echoed(self, location: Location[Spot]) -> None:
         """Deliver a turn that the client sends back: it has read it, although the transport has not said so yet."""

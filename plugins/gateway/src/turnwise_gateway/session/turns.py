@@ -13,6 +13,7 @@ from turnwise import Chat, FinishReason, GenerateResult, Message, ToolCall, Tool
 from turnwise.messages import format_arguments, name_call
 from turnwise.types import TokenArray
 from turnwise_gateway.calls import CallOfTool, Finish, ModelCall
+from turnwise_gateway.session.drafts import GrowingText, Settle, TurnDraft, find_settling_parser
 from turnwise_gateway.tree.messages import Split
 
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -93,12 +94,14 @@ class TurnReader:
         chat: decodes ids.
         parser: finds tool calls; None in a run without one.
         split: splits the reasoning from a text; None leaves it in the content.
+        settle: the same for an unfinished text; None if the reasoning parser has nothing for it.
         keeps_malformed: a malformed call is a call, and not text.
     """
 
     chat: Chat
     parser: ToolParser | None = None
     split: Split | None = None
+    settle: Settle | None = None
     keeps_malformed: bool = False
 
     def read(self, result: GenerateResult, call: ModelCall, assign_id: Callable[[int], str]) -> ReadTurn:
@@ -118,13 +121,23 @@ class TurnReader:
             num_reasoning_tokens=self._count_reasoning(result.token_ids, reasoning),
         )
 
+    def draft(self, call: ModelCall, stops: Sequence[str]) -> TurnDraft | None:
+        """Return a reader of a turn that is being sampled; None if a parser cannot tell what is decided."""
+        parser = find_settling_parser(self.parser) if self._parses(call) else None
+        if (parser is None and self._parses(call)) or (self.split is not None and self.settle is None):
+            return None
+        return TurnDraft(GrowingText(self.chat), parser, self.settle, stops)
+
     def token_texts(self, token_ids: TokenArray) -> tuple[str, ...]:
         """Return the text of each id."""
         return tuple(self.chat.tokenizer.decode([int(token_id)]) for token_id in token_ids)
 
+    def _parses(self, call: ModelCall) -> bool:
+        return self.parser is not None and bool(call.tools) and call.tool_choice != "none"
+
     def _parse(self, token_ids: TokenArray, call: ModelCall) -> tuple[str, Sequence[ToolCall]]:
         """Return the text and the calls of a turn; a turn with a malformed call may be all text, as in other APIs."""
-        if self.parser is not None and call.tools and call.tool_choice != "none":
+        if self.parser is not None and self._parses(call):
             text, calls = self.parser.parse(token_ids)
             if self.keeps_malformed or not any(each.error for each in calls):
                 return text, calls

@@ -3,10 +3,13 @@ Trains an example with several seeds, and with `--control` also with shuffled re
 
     python benchmarks/learning_seeds.py examples/train_calculator.yaml --seeds 100 101 102 103 --control 100
     python benchmarks/learning_seeds.py examples/train_torl.yaml --seeds 100 101 --out runs/torl train.num_steps=10
+    python benchmarks/learning_seeds.py examples/train_parallel.yaml --seeds 100 101 102 103 104 \
+        --variant agent.num_paths=1 --variant train.algorithm.adv_estimator=grpo
 
-One training runs at a time, on one thread. Held-out rewards have the 95 % interval of `turnwise train`. A control also
-validates every `--every` steps: its largest movement is the largest distance of these rewards from the first one.
-Seconds and processor seconds are of the steps, without the validations before and after.
+A variant trains all seeds again, with other values of the config. One training runs at a time, on one thread. Held-out
+rewards have the 95 % interval of `turnwise train`. A control also validates every `--every` steps: its largest movement
+is the largest distance of these rewards from the first one. Seconds and processor seconds are of the steps, without the
+validations before and after.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,10 +27,10 @@ from typing import Any
 from measurement import describe_machine, format_spread
 
 REWARD = "validation/reward/mean"
-HEADER = "| seed | rewards | before | after | largest movement | seconds | processor |\n|---|---|---|---|---|---|---|"
+HEADER = "| seed | training | before | after | largest movement | seconds | processor |\n|---|---|---|---|---|---|---|"
 
 
-def train(config: Path, out: Path, overrides: Sequence[str], *, control: bool) -> None:
+def train(config: Path, out: Path, overrides: Sequence[str], control: bool) -> None:
     """Run `turnwise train` in a separate process."""
     options = ["--shuffle-rewards"] if control else []
     command = [sys.executable, "-m", "turnwise.cli", "train", str(config), *overrides, *options, "--out", str(out)]
@@ -70,22 +74,35 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="set a value of the config")
     parser.add_argument("--seeds", type=int, nargs="*", default=[], help="seeds that train on the true rewards")
     parser.add_argument("--control", type=int, nargs="*", default=[], help="seeds that train on shuffled rewards")
+    parser.add_argument(
+        "--variant", action="append", default=[], metavar="a.b=c", help="train all seeds again with this; repeatable"
+    )
     parser.add_argument("--every", type=int, default=5, help="steps between the validations of a control (default: 5)")
     parser.add_argument("--out", type=Path, default=Path("runs/seeds"), help="folder of the trainings")
     arguments = parser.parse_intermixed_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     print(f"{describe_machine()}\n\n{HEADER}", flush=True)
-    ends = []
-    for control, seeds in ((False, arguments.seeds), (True, arguments.control)):
+    plans = [("", arguments.seeds, False)] + [(each, arguments.seeds, False) for each in arguments.variant]
+    spreads = []
+    for variant, seeds, control in [*plans, ("", arguments.control, True)]:
+        kind = variant or ("shuffled rewards" if control else "the example")
+        ends = []
         for seed in seeds:
-            out = arguments.out / f"{arguments.config.stem}-{seed}{'-control' if control else ''}"
+            out = arguments.out / f"{arguments.config.stem}-{seed}{'-control' if control else ''}{_suffix(variant)}"
             every = [f"train.validation.every={arguments.every}"] if control else []
-            train(arguments.config, out, [f"rollout.seed={seed}", *every, *arguments.overrides], control=control)
-            print(describe(str(seed), "shuffled" if control else "true", out), flush=True)
-            if not control:
-                ends.append(read_metrics(out)[0][-1][REWARD])
-    if ends:
-        print(f"\nafter, median (min-max) of {len(ends)} seeds: {format_spread(ends)}")
+            train(
+                arguments.config, out, [f"rollout.seed={seed}", *every, *arguments.overrides, *variant.split()], control
+            )
+            print(describe(str(seed), kind, out), flush=True)
+            ends.append(read_metrics(out)[0][-1][REWARD])
+        if ends and not control:
+            spreads.append(f"after, median (min-max) of {len(ends)} seeds, {kind}: {format_spread(ends)}")
+    print("", *spreads, sep="\n")
+
+
+def _suffix(variant: str) -> str:
+    """Return a variant as the end of a folder's name."""
+    return re.sub(r"[^\w.=]+", "-", f"-{variant}") if variant else ""
 
 
 if __name__ == "__main__":

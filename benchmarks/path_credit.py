@@ -1,7 +1,7 @@
 """
 Measures the noise of a group's gradient with one advantage for an episode, and with one for each parallel path.
 
-    python benchmarks/path_credit.py examples/train_parallel.yaml --tasks 64 agent.num_paths=4
+    python benchmarks/path_credit.py examples/train_parallel.yaml --tasks 64
 
 All estimators get the same episodes, of the initial policy. The variance is the trace of the covariance of a group's
 gradient, the noise scale is that divided by the squared length of the true gradient, in groups. Intervals are

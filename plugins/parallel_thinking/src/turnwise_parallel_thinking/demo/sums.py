@@ -29,6 +29,8 @@ Split = Literal["train", "test"]
 
 DATA_SOURCE: Final = "sums"
 ANSWER: Final = "Final Answer: "
+"""Text before the answer."""
+
 _LENGTHS: Final = (2, 3, 3, 5)
 _EXAMPLES: Final = """\
 examples:

@@ -10,7 +10,7 @@ their layout, which has the positions and the visibility of sampling.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -76,11 +76,17 @@ class _PlainTokenizer:
 
 def build_training(config: TrainConfig) -> Training:
     """Build tokenizer, model of about 400 thousand parameters, and batches; each tag is one token."""
-    tags = [value for name, value in asdict(Tags()).items() if name != "separator"]
-    demonstrated = (text for question, answer in _generate_texts(config, 300) for text in (f"user\n{question}", answer))
-    tokenizer = byte_level_tokenizer([*demonstrated, "assistant\n" * 100], _VOCAB_SIZE, tags=tags)
+    tokenizer = train_tokenizer(_generate_texts(config, 300))
     model = tiny_qwen3(tokenizer, hidden_size=96, intermediate_size=256, num_layers=3, head_dim=32)
-    return Training(tokenizer, model, batched(generate_records(config, tokenizer), config.batch_size, collate))
+    records = generate_records(_generate_texts(config), tokenizer)
+    return Training(tokenizer, model, batched(records, config.batch_size, collate))
+
+
+def train_tokenizer(texts: Iterable[tuple[str, str]]) -> PreTrainedTokenizerFast:
+    """Return a tokenizer for pairs of a question and a tagged response; each tag is one token."""
+    tags = [value for name, value in asdict(Tags()).items() if name != "separator"]
+    demonstrated = (text for question, answer in texts for text in (f"user\n{question}", answer))
+    return byte_level_tokenizer([*demonstrated, "assistant\n" * 100], _VOCAB_SIZE, tags=tags)
 
 
 def _generate_texts(config: TrainConfig, num: int | None = None) -> Iterator[tuple[str, str]]:
@@ -91,10 +97,10 @@ def _generate_texts(config: TrainConfig, num: int | None = None) -> Iterator[tup
         yield problem.question, write_demonstration(problem, source, num_paths=num_paths, slips=config.slips)
 
 
-def generate_records(config: TrainConfig, tokenizer: PreTrainedTokenizerFast) -> Iterator[Trajectory]:
-    """Yield demonstrations as records."""
+def generate_records(texts: Iterable[tuple[str, str]], tokenizer: PreTrainedTokenizerFast) -> Iterator[Trajectory]:
+    """Yield demonstrations, which are pairs of a question and a tagged response, as records."""
     plain = _PlainTokenizer(tokenizer)
-    for question, response in _generate_texts(config):
+    for question, response in texts:
         messages = [{"role": "user", "content": question}]
         prompt = str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
         yield build_trajectory(plain.encode(prompt), response, plain, end=[tokenizer.eos_token_id])

@@ -1,6 +1,7 @@
 """Chat templates out of a model directory."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -96,3 +97,38 @@ class TestLoading:
         monkeypatch.setitem(sys.modules, "transformers", None)
         with pytest.raises(ConfigError, match="pip install 'turnwise\\[tokenizers\\]'"):
             load_chat(ModelSpec(path=folder))
+
+
+MODEL_TYPES = (None, "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3")
+CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend", "Qwen2Tokenizer", "Qwen2TokenizerFast", "LlamaTokenizerFast")
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_tokenizer_is_the_one_of_auto_tokenizer(tmp_path, name, model_type):
+    """Its class is known for the commonest models, so that workers need not import what `AutoTokenizer` imports."""
+    transformers = pytest.importorskip("transformers")
+    byte_tokenizer().save_pretrained(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tokenizer_class": name}))
+    if model_type is not None:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path, local_files_only=True, trust_remote_code=False)
+
+    loaded = load_chat(ModelSpec(path=tmp_path)).tokenizer._tokenizer
+
+    assert type(expected) is type(loaded)
+    assert expected.special_tokens_map == loaded.special_tokens_map
+    assert expected.backend_tokenizer.to_str() == loaded.backend_tokenizer.to_str()
+
+
+def test_loading_imports_no_tensor_library(tmp_path):
+    """A worker that calls a remote engine needs no torch, which takes seconds and hundreds of megabytes."""
+    byte_tokenizer().save_pretrained(tmp_path)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from turnwise import load_chat; from turnwise.protocols import ModelSpec\n"
+        "load_chat(ModelSpec(path=Path(sys.argv[1]))); sys.exit('torch' in sys.modules)"
+    )
+
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True)

@@ -14,6 +14,7 @@ from turnwise import ModelSpec
 from turnwise.errors import ConfigError
 from turnwise_grpo_trainer.advantages import compute_loss_mask
 from turnwise_grpo_trainer.config import PolicyConfig
+from turnwise_grpo_trainer.devices import select_device
 from turnwise_grpo_trainer.log_probs import token_values
 from turnwise_grpo_trainer.micro_batches import collate
 from turnwise_grpo_trainer.models import (
@@ -22,7 +23,6 @@ from turnwise_grpo_trainer.models import (
     load_critic,
     load_policy,
     load_reference,
-    select_device,
 )
 from turnwise_grpo_trainer.rows import TokenRows
 

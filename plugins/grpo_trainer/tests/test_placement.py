@@ -14,8 +14,9 @@ from turnwise.cli import main
 from turnwise.errors import ConfigError
 from turnwise_grpo_trainer import placement
 from turnwise_grpo_trainer.config import LoraConfig, PolicyConfig, ShardingConfig, TrainConfig
+from turnwise_grpo_trainer.devices import gpus_per_process
 from turnwise_grpo_trainer.placement import describe_plan, place_training
-from turnwise_grpo_trainer.sharding import find_layers, gpus_per_process
+from turnwise_grpo_trainer.sharding import find_layers
 from turnwise_grpo_trainer.train_setup import read_setup
 
 EXAMPLE = str(Path(__file__).parents[3] / "examples/train_calculator.yaml")

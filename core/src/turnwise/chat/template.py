@@ -38,6 +38,8 @@ from turnwise.types import JsonObject, Message, TokenArray, ToolSchema
 
 _VERIFIED_ROLES = (("user",), ("tool",), ("tool", "tool"), ("tool", "user"))
 _PLAIN_KEYS = frozenset({"role", "content", "name", "tool_call_id"})
+_KNOWN_CLASSES = dict.fromkeys(("PreTrainedTokenizerFast", "TokenizersBackend"), "TokenizersBackend")
+_KNOWN_CLASSES |= dict.fromkeys(("Qwen2Tokenizer", "Qwen2TokenizerFast"), "Qwen2Tokenizer")
 _CALL_FORMS: tuple[dict[str, bool], ...] = (
     {},
     {"none_as_text": True},
@@ -227,17 +229,27 @@ def load_chat(spec: ModelSpec, special_tokens: SpecialTokenPolicy = "text") -> C
 
 def _load_tokenizer(path: Path, spec: ModelSpec) -> Any:
     try:
-        from transformers import AutoTokenizer
+        import transformers
     except ImportError as error:
         raise ConfigError("model.path: tokenizers need `pip install 'turnwise[tokenizers]'`") from error
     options = {"revision": spec.revision} if spec.revision else {}
     try:
-        return AutoTokenizer.from_pretrained(
+        chosen = getattr(transformers, _known_class(path) or "AutoTokenizer")
+        return chosen.from_pretrained(
             str(path), local_files_only=True, trust_remote_code=spec.trust_remote_code, **options
         )
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"model.path: no tokenizer can be loaded from {str(path)!r}: {reason}") from error
+
+
+def _known_class(path: Path) -> str | None:
+    """Return the class that `AutoTokenizer` would choose; it imports torch, which takes seconds in each worker."""
+    files = (path / "config.json", path / "tokenizer_config.json")
+    model, tokenizer = (json.loads(each.read_bytes()) if each.is_file() else {} for each in files)
+    if "auto_map" not in model | tokenizer and model.get("model_type") in (None, "llama", "qwen3", "qwen3_moe"):
+        return _KNOWN_CLASSES.get(tokenizer.get("tokenizer_class"))
+    return None
 
 
 def _read_template(path: Path) -> str:

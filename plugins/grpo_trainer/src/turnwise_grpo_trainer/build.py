@@ -13,13 +13,13 @@ from turnwise.errors import ConfigError
 from turnwise.types import Capabilities
 from turnwise_grpo_trainer.async_collector import AsyncCollector
 from turnwise_grpo_trainer.checkpoints import CheckpointStore
+from turnwise_grpo_trainer.devices import select_device
 from turnwise_grpo_trainer.episode_log import EpisodeLog
 from turnwise_grpo_trainer.group_source import GroupSource
 from turnwise_grpo_trainer.interrupts import Interrupt
 from turnwise_grpo_trainer.live_view import TrainView
 from turnwise_grpo_trainer.loop import TrainLoop
 from turnwise_grpo_trainer.metric_log import MetricLog
-from turnwise_grpo_trainer.models import select_device
 from turnwise_grpo_trainer.placement import borrows_devices
 from turnwise_grpo_trainer.sharding import LearnerSpec, join_group, load_local_trainer
 from turnwise_grpo_trainer.sync_collector import SyncCollector

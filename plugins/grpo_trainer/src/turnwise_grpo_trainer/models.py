@@ -25,13 +25,6 @@ SEGMENTS: Final = "turnwise_segments"
 """`attn_implementation` of `turnwise-segment-attention`, which needs no (L, L) mask for rows with parallel paths."""
 
 
-def select_device(config: PolicyConfig) -> torch.device:
-    """Return the device to train on."""
-    if config.device != "auto":
-        return torch.device(config.device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def load_policy(config: PolicyConfig, spec: ModelSpec, lora: LoraConfig | None = None) -> Any:
     """Load the causal model on the host, in training mode, and add adapters; `ConfigError` if that is impossible."""
     model = _load("AutoModelForCausalLM", config, spec)

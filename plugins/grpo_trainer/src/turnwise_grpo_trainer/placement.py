@@ -13,7 +13,7 @@ from rich.table import Table
 
 from turnwise import PoolPlacement, RolloutManager, plan_placement
 from turnwise.errors import ConfigError
-from turnwise_grpo_trainer.sharding import gpus_per_process
+from turnwise_grpo_trainer.devices import gpus_per_process
 from turnwise_grpo_trainer.train_setup import TrainSetup
 
 _BYTES: Final = {"float32": 4, "bfloat16": 2}

@@ -20,9 +20,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch re
 from turnwise import RolloutBatch
 from turnwise.protocols.weights import TensorSpec, Weight, WeightSource
 from turnwise.weights.sources import as_numpy, source_of
-from turnwise_grpo_trainer.models import select_device
+from turnwise_grpo_trainer.devices import gpus_per_process, select_device
 from turnwise_grpo_trainer.policy_weights import PolicyWeights, take_bytes
-from turnwise_grpo_trainer.sharding import LearnerSpec, gpus_per_process, join_group, load_local_trainer
+from turnwise_grpo_trainer.sharding import LearnerSpec, join_group, load_local_trainer
 from turnwise_grpo_trainer.trainers import LocalTrainer
 
 

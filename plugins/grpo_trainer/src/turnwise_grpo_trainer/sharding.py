@@ -16,8 +16,8 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # 
 from turnwise.protocols import ModelSpec
 from turnwise.types import PluginRecipe
 from turnwise_grpo_trainer.config import TrainConfig
+from turnwise_grpo_trainer.devices import select_device
 from turnwise_grpo_trainer.learner import Learner
-from turnwise_grpo_trainer.models import select_device
 from turnwise_grpo_trainer.trainers import LocalTrainer
 
 
@@ -58,12 +58,6 @@ def load_local_trainer(spec: LearnerSpec) -> LocalTrainer:
         plugins=spec.plugins,
     )
     return LocalTrainer(learner, Path(spec.model.path or "."))
-
-
-def gpus_per_process(train: TrainConfig) -> float:
-    """Return how many GPUs Ray reserves for each process: as configured, or 1 if it trains on a GPU."""
-    gpus = train.sharding.gpus_per_process
-    return gpus if gpus is not None else float(select_device(train.policy).type == "cuda")
 
 
 def join_group(store: Store | None, *, rank: int, world_size: int, device: torch.device) -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -54,15 +55,14 @@ class TrainCommand:
         parser.add_argument("--dry-run", action="store_true", help="check the config, print the plan and exit")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        try:
-            from turnwise import configure_logging
-            from turnwise_grpo_trainer.placement import print_plan
-            from turnwise_grpo_trainer.train_setup import read_setup
-            from turnwise_grpo_trainer.training import run_training
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"turnwise train needs {error.name}: pip install 'turnwise-grpo-trainer[train]'"
-            ) from error
+        from turnwise import configure_logging
+        from turnwise_grpo_trainer.placement import print_plan
+        from turnwise_grpo_trainer.train_setup import read_setup
+
+        for package in ("torch", "transformers"):
+            # Not imported yet: that takes several seconds, and a plan or a refusal needs neither.
+            if find_spec(package) is None:
+                raise ConfigError(f"turnwise train needs {package}: pip install 'turnwise-grpo-trainer[train]'")
         overrides = [*arguments.overrides, *(["train.shuffle_rewards=true"] if arguments.shuffle_rewards else [])]
         setup = read_setup(arguments.config, overrides)
         configure_logging(setup.run.telemetry.log_level, setup.run.telemetry.log_format)
@@ -75,6 +75,8 @@ class TrainCommand:
         try:
             with _hold(out, create=not resume):
                 prepare_out(out, overwrite=arguments.overwrite, resume=resume)
+                from turnwise_grpo_trainer.training import run_training
+
                 run_training(setup, out, resume=resume)
         except TrainingInterruptedError as error:
             resumption = f"turnwise train CONFIG --out {arguments.out} --resume"

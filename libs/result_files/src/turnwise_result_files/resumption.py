@@ -97,10 +97,10 @@ def _failed_by_outage(result: EpisodeResult) -> bool:
 def _spent_s(out: Path) -> float | None:
     """Return the wall-clock seconds of a run so far; None when its last part was killed."""
     try:
-        spent: float | None = json.loads((out / METRICS_FILE).read_text(encoding="utf-8"))["wall_s"]
-    except (OSError, ValueError, KeyError):
+        spent = json.loads((out / METRICS_FILE).read_text(encoding="utf-8"))["wall_s"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return spent
+    return spent if isinstance(spent, int | float) else None
 
 
 def _finished(out: Path, decode: Callable[[TokenArray], str] | None) -> list[EpisodeResult]:

@@ -31,6 +31,11 @@ from turnwise_result_files.episode_rows import (
 from turnwise_result_files.row_file import SCHEMA, SUFFIXES, TRAINING_SCHEMA, RowFile, find_rows, read_rows
 
 _FLUSH_S: Final = 1.0
+_UNREADABLE: Final = (
+    *(pa.ArrowException, OSError, ValueError, TypeError),
+    *(AttributeError, LookupError, OverflowError, RecursionError),
+)
+"""Errors that a damaged row can cause."""
 Advantages = Sequence[FloatArray | None]
 """Values of each trajectory's response tokens; None for one that is not trained."""
 
@@ -245,7 +250,7 @@ def _read(file: Path) -> list[TrainedEpisode]:
             num_rows += 1
     except FileNotFoundError:
         raise DataError(f"{file}: no such file") from None
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+    except _UNREADABLE as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise DataError(f"{file}, row {num_rows}: cannot be read as a trajectory: {reason}") from error
     return [TrainedEpisode(each, step, tuple(own)) for each, own in zip(results, advantages, strict=True)]

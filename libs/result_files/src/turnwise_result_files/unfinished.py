@@ -61,7 +61,15 @@ def load_unfinished(path: str | Path) -> list[UnfinishedEpisode]:
         try:
             episode = _to_episode(json.loads(line))
             _check_episode(episode)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, TurnwiseError) as error:
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+            TurnwiseError,
+        ) as error:
             raise DataError(f"{file}, line {number}: not an unfinished episode: {describe(error)}") from error
         episodes.append(episode)
     return episodes
@@ -105,12 +113,20 @@ def _has_place(episode: UnfinishedEpisode, position: TurnPosition) -> bool:
 def _to_line(episode: UnfinishedEpisode) -> str:
     try:
         return json.dumps(_to_row(episode), allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 - plugins may keep anything
         # One plugin with odd notes must not lose the other episodes of the file.
         structlog.get_logger().error(
-            "episode restarts from its prompt: its notes are not JSON values", episode=episode.uid, reason=str(error)
+            "episode restarts from its prompt: its notes are not JSON values",
+            episode=episode.uid,
+            reason=describe(error),
         )
-        return json.dumps(_to_row(UnfinishedEpisode(spec=episode.spec, started=False)), default=str)
+        return json.dumps(_to_row(UnfinishedEpisode(spec=_plain_spec(episode.spec), started=False)))
+
+
+def _plain_spec(spec: EpisodeSpec) -> EpisodeSpec:
+    """Return a spec whose task has JSON values alone."""
+    plain: Row = {name: to_json(getattr(spec.task, name)) for name in ("messages", "ground_truth", "extra")}
+    return evolve(spec, task=evolve(spec.task, **plain | {"messages": tuple(plain["messages"])}))
 
 
 _JSON_FIELDS: Final = (

@@ -63,7 +63,7 @@ def damaged(line):
 
     def paths(value, path=()):
         yield path
-        for key in value if isinstance(value, dict) else range(min(2, len(value))) if isinstance(value, list) else ():
+        for key in value if isinstance(value, dict) else range(min(1, len(value))) if isinstance(value, list) else ():
             yield from paths(value[key], (*path, key))
 
     row = json.loads(line)

@@ -59,12 +59,9 @@ T = TypeVar("T")
 @define(eq=False)
 class RunBuilder:
     """
-    Builds the parts of a run. Shared parts are built once, at the first use.
+    Builds the parts of a run from a resolved config. Shared parts are built once, at the first use.
 
-    Attributes:
-        config: resolved, see `turnwise.config.resolve.resolve`.
-        judge_client: replicas of the judge, in a process that sends them requests.
-        given: objects that a program passes as parts, by their names in the config.
+    `given` are objects that a program passes as parts, by their names in the config.
     """
 
     config: RunConfig

@@ -20,10 +20,6 @@ class EpisodeFeed:
     Numbered episodes in the order in which they start. A list of episodes is a feed that was closed at once.
 
     Everything but the construction happens on the runtime's event loop.
-
-    Attributes:
-        closed: no more episodes will be added.
-        num_members: number of added episodes by group.
     """
 
     closed: bool = False

@@ -21,15 +21,7 @@ from turnwise.runtime.worker import Deliver
 
 @define(eq=False)
 class GroupScoring:
-    """
-    Scores the groups of a run.
-
-    Attributes:
-        label: of the reward with its plugin, for errors.
-        observers: receive `on_episode_finished` after the scoring and not before.
-        grace_s: seconds in which code must end after its deadline.
-        pool: reward workers; None asks the reward in this process.
-    """
+    """Scores the groups of a run, in reward workers or, if `pool` is None, in this process."""
 
     reward: GroupReward
     label: str
@@ -40,6 +32,7 @@ class GroupScoring:
     _emit_finished: Callable[[object], None] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        # Observers receive the event after the scoring and not before.
         self._emit_finished = self.observers.hold("on_episode_finished")
 
     async def run(self, runtime: Runtime, feed: EpisodeFeed, deliver: Deliver, interrupt: asyncio.Event) -> None:

@@ -22,7 +22,6 @@ class JudgeClient:
 
     Attributes:
         engine: replicas of the judge; one engine in the local runtime; None in a process that sends no requests.
-        chat: chat template of the judge, if its model has a directory.
         release: called with the id of a finished request, so that replicas free its context.
     """
 

@@ -21,13 +21,7 @@ from turnwise.weights.sources import Weights, source_of
 
 @define(eq=False)
 class LocalRuntime:
-    """
-    Runs episodes in this process.
-
-    Attributes:
-        engine: the only replica.
-        num_workers: number of workers that share the episodes; results do not depend on it.
-    """
+    """Runs episodes in this process. Its workers share the episodes, and results do not depend on their number."""
 
     engine: Engine
     parts: WorkerComponents

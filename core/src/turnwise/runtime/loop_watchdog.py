@@ -25,12 +25,7 @@ _QUIET_S: Final = 60.0
 
 
 class EventLoopWatchdog:
-    """
-    Watches the running event loop; a context manager.
-
-    Attributes:
-        num_blocks: number of times that the loop was blocked, and not idle on a machine that is overloaded.
-    """
+    """Watches the running event loop; a context manager. It counts no block while the machine is overloaded."""
 
     def __init__(self, limit_s: float) -> None:
         """Report code that does not yield to the loop for `limit_s` seconds."""

@@ -55,9 +55,7 @@ class RolloutManager:
     one by one. Several calls may run at the same time.
 
     Attributes:
-        runtime: runs the episodes.
         plan: turns tasks into episodes, and episodes into a batch.
-        observers: receive the events.
         chat: chat template and tokenizer of the model, if there is one.
         groups: scores the episodes of a task together, if there is a group reward.
         weight_version: version of the last weight update, also of a failed one; 0 at the start.

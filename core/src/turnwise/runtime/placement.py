@@ -40,14 +40,10 @@ class PoolPlacement:
 
     Attributes:
         name: `policy` or `judge`.
-        engine: the engine's registered name.
         parallel: parallel sizes of a replica, by the name of the engine's option.
-        device: `GPU` or `CPU`.
         num_devices: devices that one replica reserves; a fraction if replicas share a GPU.
         bundles: placement-group bundles of one replica; empty if it reserves nothing.
-        strategy: placement strategy of the bundles.
         resources: other resources of one replica, by the names of Ray's options.
-        labels: that the nodes of the replicas must have.
         python: interpreter of the replicas; None for the run's own.
         max_in_flight: most requests that a replica passes to its engine at once.
     """
@@ -73,15 +69,7 @@ class PoolPlacement:
 
 @frozen(kw_only=True)
 class RunPlacement:
-    """
-    The processes of a run and their resources.
-
-    Attributes:
-        address: of the cluster; None starts one.
-        worker_bundle: resources that each worker and each reward worker reserves.
-        worker_labels: that the nodes of workers must have.
-        devices_per_node: devices of the largest node.
-    """
+    """The processes of a run and their resources; reward workers have the same as workers."""
 
     runtime: str
     address: str | None

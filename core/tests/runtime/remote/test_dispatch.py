@@ -308,3 +308,22 @@ def test_waiting_suspects_can_be_interrupted():
 
     assert {number: result.status for number, result in results.items()} == {0: Status.ABORTED, 1: Status.ABORTED}
     assert [key for key, _ in dispatcher.acquire(0, 2)] == [2]
+
+
+def test_a_worker_that_left_blames_no_episode():
+    """Its episodes run again without a count, and suspects that it tested are tested again, alone."""
+    dispatcher, delivered = EpisodeDispatcher(max_kills=1), []
+    dispatcher.submit(enumerate(make_specs(3)), lambda number, _result: delivered.append(number))
+    for worker in range(4):
+        assert 3 == len(dispatcher.acquire(worker, 4))
+        assert dispatcher.holds(worker)
+        assert not dispatcher.requeue(worker, "its node is removed", 4, moved=True)
+        assert not dispatcher.holds(worker)
+    dispatcher.acquire(0, 4)
+    dispatcher.requeue(0, "killed", 4)
+    for worker in range(4):
+        (tested,) = dispatcher.acquire(worker, 4)
+        dispatcher.requeue(worker, "its node is removed", 4, moved=True)
+        assert 0 == dispatcher.num_quarantined
+    assert [tested] == dispatcher.acquire(5, 4)
+    assert [] == delivered

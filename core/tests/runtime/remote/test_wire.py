@@ -262,7 +262,7 @@ def test_a_retired_replica_finishes_its_requests():
         await asyncio.sleep(0)
         assert not waiting.done()
         cluster.up(0)
-        await cluster.pool.retire(3, timeout_s=0.0)
+        cluster.pool.replica_down(3, "it left", left=True)
         await waiting
         return cluster.pool.num_migrations, [r.token_ids.tolist() for r in results]
 
@@ -278,7 +278,10 @@ def test_requests_that_are_left_at_a_retired_replica_are_no_suspects():
         pending = [asyncio.ensure_future(cluster.pool.generate(request(i, [1, i], f"t{i}", seed=i))) for i in range(8)]
         for latency_s in (1000.0, 1000.0, 0.0):
             await until(lambda: 8 == cluster.engines[0].stats()["num_running"])
-            await cluster.pool.retire(0, timeout_s=0.0)
+            leaving = asyncio.ensure_future(cluster.pool.retire(0))
+            await asyncio.sleep(0)
+            cluster.pool.replica_down(0, "it did not finish in time", left=True)
+            await leaving
             ids = [f"r{i}" for i in range(8)]  # as at the end of the process
             cluster.servers[0].receive("w", pack_requests([], cancelled=ids), cluster.group)
             cluster.engines[0] = ScriptedEngine(policy=POLICY, latency_s=latency_s)

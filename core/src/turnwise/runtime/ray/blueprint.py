@@ -57,7 +57,6 @@ class ConfigBlueprint:
 
     Attributes:
         config: as plain values, with absolute paths.
-        recipe: pinned plugins of the driver.
         engine_owner: plugin of the engine; the other owners are empty without such a part.
         middleware_owners: plugins of the middleware that wraps engines.
         given: objects that a program passes as parts, pickled: replicas need none of them, and may lack their modules.

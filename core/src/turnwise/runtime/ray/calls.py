@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -68,23 +68,39 @@ async def wait_for_stop(reference: Awaitable[object], timeout_s: float) -> None:
 
 
 async def watch_with_pings(
-    slot: ActorSlot, watch: Awaitable[object], options: RayConfig, *others: Coroutine[object, object, NoReturn]
+    slot: ActorSlot,
+    watch: Awaitable[object],
+    options: RayConfig,
+    finish: Callable[[ActorSlot], Awaitable[None]],
+    *others: Coroutine[object, object, NoReturn],
 ) -> None:
     """
     Wait until an actor's call of `watch` ends, which fails when the process dies; meanwhile ping, and run the others.
+
+    When the actor must leave, `finish` waits until it has no more work.
 
     When this function returns or raises, none of its tasks runs any more, so nothing that the actor sent is handled
     later.
 
     Raises:
-        ExceptionGroup: the actor died, or did not reply to a ping in time.
+        ExceptionGroup: the actor died, left, or did not reply to a ping in time.
     """
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(coroutine) for coroutine in (_ping(slot, options), *others)]
+        tasks = [group.create_task(coroutine) for coroutine in (_ping(slot, options), _leave(slot, finish), *others)]
         # An error of either call cancels the other: the actor is dead for the driver, and its group kills the process.
         await watch
         for task in tasks:
             task.cancel()
+
+
+async def _leave(slot: ActorSlot, finish: Callable[[ActorSlot], Awaitable[None]]) -> NoReturn:
+    await slot.leaving.wait()
+    with suppress(TimeoutError):
+        async with asyncio.timeout_at(slot.leave_by):
+            await finish(slot)
+            # Not if work is left, which would end as aborted and not move.
+            await wait_for_stop(slot.handle.stop.remote(), STOP_S)
+    raise EngineError(slot.last_error)
 
 
 async def _ping(slot: ActorSlot, options: RayConfig) -> NoReturn:

@@ -7,8 +7,10 @@ import ipaddress
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from math import inf
 from typing import Any, ClassVar, Final
 from uuid import uuid4
 
@@ -39,7 +41,6 @@ class Cluster:
     All runs of a process share one connection. The last of them closes it, unless it was open before the first.
 
     Attributes:
-        address: of a running cluster; None starts a cluster, `auto` finds one.
         trusted_network: use a cluster that other machines reach also if it requires no token.
         run_name: part of every actor's name; differs for every run.
     """
@@ -131,6 +132,19 @@ class Cluster:
         actor: Any = ray.remote(kind).options(name=name, max_restarts=0, enable_task_events=False, **options)
         start: Callable[..., ActorHandle] = actor.remote
         return start
+
+
+async def draining_nodes() -> dict[str, float]:
+    """Return the nodes that the cluster will remove, each with its deadline on the clock of the event loop."""
+    import ray
+
+    client: Any = ray.util.client.ray  # for addresses with `ray://`; it cannot ask for these nodes
+    if client.is_connected():
+        return {}
+    # Only Ray's own libraries, such as Train, get drain notices, from this function. A deadline of 0 means none.
+    found: dict[str, int] = await asyncio.to_thread(ray._private.state.state.get_draining_nodes)  # noqa: SLF001
+    offset_s = asyncio.get_running_loop().time() - time.time()
+    return {node: at_ms / 1000 + offset_s if at_ms else inf for node, at_ms in found.items()}
 
 
 def _is_exposed(address: str | None) -> bool:

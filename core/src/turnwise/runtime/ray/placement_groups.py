@@ -12,7 +12,7 @@ from attrs import define, field
 
 from turnwise.errors import ConfigError
 from turnwise.runtime.placement import Bundle, PoolPlacement, RunPlacement
-from turnwise.runtime.ray.cluster import Node
+from turnwise.runtime.ray.cluster import Node, draining_nodes
 from turnwise.runtime.remote.supervision import PlacementError
 
 if TYPE_CHECKING:
@@ -58,6 +58,10 @@ class PlacementGroups:
         """Remove every group. Idempotent."""
         for index in tuple(self._groups):
             await self.remove(index)
+
+    async def nodes(self, index: int) -> set[str]:
+        """Return the nodes on which a replica has reserved resources."""
+        return await _nodes_of(self._groups[index]) if index in self._groups else set()
 
     async def _group(self, index: int, timeout_s: float) -> PlacementGroup:
         from ray.util.placement_group import placement_group
@@ -113,14 +117,20 @@ def spread_options(asked: Mapping[str, object]) -> dict[str, object]:
 
 
 async def _is_whole(group: PlacementGroup) -> bool:
-    """Return whether a group is placed on live nodes."""
+    """Return whether a group is placed on live nodes that stay."""
     import ray
+
+    nodes: list[Node] = await asyncio.to_thread(ray.nodes)
+    alive = {node["NodeID"] for node in nodes if node["Alive"]}
+    return alive.difference(await draining_nodes()).issuperset(await _nodes_of(group))
+
+
+async def _nodes_of(group: PlacementGroup) -> set[str]:
+    """Return the nodes of a group; an empty name for one that is not placed."""
     from ray.util.placement_group import placement_group_table
 
     table: Node = await asyncio.to_thread(placement_group_table, group)
-    nodes: list[Node] = await asyncio.to_thread(ray.nodes)
-    alive = {node["NodeID"] for node in nodes if node["Alive"]}
-    return table.get("state") == "CREATED" and alive.issuperset(table.get("bundles_to_node_id", {}).values())
+    return set(table["bundles_to_node_id"].values()) if table.get("state") == "CREATED" else {""}
 
 
 async def _is_ready(group: PlacementGroup, timeout_s: float) -> bool:

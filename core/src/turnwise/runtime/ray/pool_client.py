@@ -23,7 +23,18 @@ class PoolSpec:
     restart_timeout_s: float = 60.0
 
 
-class PoolClientActor:
+class LocatedActor:
+    """An actor that knows its place."""
+
+    async def locate(self) -> tuple[str, list[str]]:
+        """Return the id of this node, and the ids of the GPUs that Ray has reserved for the actor."""
+        import ray
+
+        context = ray.get_runtime_context()
+        return context.get_node_id(), context.get_accelerator_ids()["GPU"]
+
+
+class PoolClientActor(LocatedActor):
     """
     An actor with a `ReplicaPool` for each model.
 
@@ -48,11 +59,11 @@ class PoolClientActor:
 
         self._pools[pool].replica_up(index, send)
 
-    async def replica_down(self, index: int, reason: str, pool: str = "policy") -> None:
-        self._pools[pool].replica_down(index, reason)
+    async def replica_down(self, index: int, reason: str, pool: str = "policy", left: bool = False) -> None:
+        self._pools[pool].replica_down(index, reason, left=left)
 
-    async def retire_replica(self, index: int, timeout_s: float | None, pool: str = "policy") -> None:
-        await self._pools[pool].retire(index, timeout_s)
+    async def retire_replica(self, index: int, pool: str = "policy") -> None:
+        await self._pools[pool].retire(index)
 
     async def no_more_replicas(self, reason: str, pool: str = "policy") -> None:
         """Fail requests at once: no replica will be restarted."""

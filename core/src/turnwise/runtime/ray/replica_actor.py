@@ -9,6 +9,7 @@ from contextlib import suppress
 from turnwise.protocols import ReplicaLoad
 from turnwise.protocols.weights import WeightManifest, WeightTransport
 from turnwise.runtime.ray.blueprint import Blueprint
+from turnwise.runtime.ray.pool_client import LocatedActor
 from turnwise.runtime.remote.actor_process import prepare_process
 from turnwise.runtime.remote.replica_server import ReplicaServer
 from turnwise.runtime.remote.supervision import ActorHandle
@@ -17,7 +18,7 @@ from turnwise.types import Capabilities
 from turnwise.weights.sleep import EngineMemory
 
 
-class ReplicaActor:
+class ReplicaActor(LocatedActor):
     """
     One engine of a pool.
 
@@ -38,13 +39,6 @@ class ReplicaActor:
         """Start the engine and return its capabilities."""
         await self._engine.start()
         return self._engine.capabilities
-
-    async def locate(self) -> tuple[str, list[str]]:
-        """Return the id of this node, and the ids of the GPUs that Ray has reserved for the replica."""
-        import ray
-
-        context = ray.get_runtime_context()
-        return context.get_node_id(), context.get_accelerator_ids()["GPU"]
 
     async def connect(self, worker: str, handle: ActorHandle, index: int) -> None:
         """Send a worker its results from now on; `index` is this replica's."""

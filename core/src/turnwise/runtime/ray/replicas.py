@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from math import inf
-from typing import NoReturn
 
 import structlog
 from attrs import define, field
 
 from turnwise.config.runtime import RayConfig
-from turnwise.errors import EngineError
 from turnwise.runtime.placement import PoolPlacement
 from turnwise.runtime.ray.blueprint import Blueprint
-from turnwise.runtime.ray.calls import STOP_S, first_reply, kill, kill_actor, post, wait_for_stop, watch_with_pings
+from turnwise.runtime.ray.calls import first_reply, kill, kill_actor, post, watch_with_pings
 from turnwise.runtime.ray.cluster import Cluster
 from turnwise.runtime.ray.placement_groups import PlacementGroups
 from turnwise.runtime.ray.pool_client import PoolSpec
@@ -103,24 +100,25 @@ class ReplicaGroup:
             post(client.handle.pardon, self.pool.name)
 
     async def watch_actor(self, slot: ActorSlot, watch: Awaitable[object]) -> None:
-        await watch_with_pings(slot, watch, self.options, self._leave(slot))
+        await watch_with_pings(slot, watch, self.options, self.finish)
 
-    async def _leave(self, slot: ActorSlot) -> NoReturn:
-        """Let the clients finish their requests at a leaving replica, and end it."""
-        await slot.leaving.wait()
-        left_s = None if slot.leave_by == inf else max(0.0, slot.leave_by - asyncio.get_running_loop().time())
+    async def finish(self, slot: ActorSlot) -> None:
+        """Wait until the requests of a leaving replica have ended."""
         clients = [client.handle.retire_replica.remote for client in live(self.clients())]
-        for retired in [retire(slot.index, left_s, self.pool.name) for retire in clients]:
+        for retired in [retire(slot.index, self.pool.name) for retire in clients]:
             with suppress(Exception):  # a dead client has no requests
                 await retired
-        await wait_for_stop(slot.handle.stop.remote(), STOP_S)
-        raise EngineError(slot.last_error)
+
+    async def nodes(self, slot: ActorSlot) -> set[str]:
+        """Return the nodes on which a replica has reserved resources."""
+        return await self._placement_groups.nodes(slot.index)
 
     def release(self, slot: ActorSlot) -> None:
         """Kill a replica, and let every client repeat its requests on others."""
         if kill_actor(slot):
+            reason, left = f"{slot.name}: {slot.last_error}", slot.leaving.is_set()
             for client in live(self.clients()):
-                post(client.handle.replica_down, slot.index, f"{slot.name}: {slot.last_error}", self.pool.name)
+                post(client.handle.replica_down, slot.index, reason, self.pool.name, left)
 
     async def give_up(self, slot: ActorSlot) -> None:
         """Let the clients fail their requests if no replica is left."""

@@ -46,7 +46,8 @@ class RewardActor(PoolClientActor):
         self._thread_lock = asyncio.Lock()
         self._stopped = asyncio.Event()
         self._stuck = ""
-        self._num_scored = 0
+        self._num_scored = self._num_running = 0
+        self._ended = asyncio.Event()
 
     async def watch(self) -> None:
         """Wait for `stop`; raise an error if the thread of the reward is blocked."""
@@ -68,6 +69,7 @@ class RewardActor(PoolClientActor):
     async def _reply(
         self, score: Callable[[T], Any], argument: T, reward_s: float, recorded: Sequence[tuple[str, float]]
     ) -> RewardReply:
+        self._num_running += 1
         in_place = self._score_on_loop if inspect.iscoroutinefunction(score) else self._score_in_thread
         try:
             scores = await in_place(partial(score, argument), reward_s)
@@ -76,8 +78,17 @@ class RewardActor(PoolClientActor):
             if isinstance(error, asyncio.CancelledError | GeneratorExit) and is_cancelled():
                 raise
             return RewardReply(recorded=tuple(recorded), failure=RewardFailure.of(error))
+        finally:
+            self._num_running -= 1
+            self._ended.set()
         self._num_scored += 1
         return RewardReply(scores=scores, recorded=tuple(recorded))
+
+    async def finish(self) -> None:
+        """Return when no episode is scored any more."""
+        while self._num_running:
+            self._ended.clear()
+            await self._ended.wait()
 
     async def ping(self) -> int:
         """Return the number of scores. A reply shows that the event loop is not blocked."""

@@ -14,19 +14,12 @@ from turnwise.runtime.ray.placement_groups import spread_options
 from turnwise.runtime.ray.replicas import ReplicaGroup
 from turnwise.runtime.ray.reward_actor import RewardActor
 from turnwise.runtime.remote.reward_pool import RewardPool
-from turnwise.runtime.remote.supervision import ActorSlot, all_given_up, live, make_slots
+from turnwise.runtime.remote.supervision import ActorSlot, all_given_up, live, make_slots, staying
 
 
 @define(eq=False)
 class RewardGroup:
-    """
-    Actors that score episodes outside of the workers.
-
-    Attributes:
-        pools: replicas that a reward may ask, by name: the judge's.
-        clients: returns the slots of the workers.
-        driver: scores groups for the driver, if there is a group reward.
-    """
+    """Actors that score episodes for their `clients`, the workers, and groups for the driver."""
 
     blueprint: Blueprint
     config: RuntimeConfig
@@ -57,17 +50,25 @@ class RewardGroup:
         return watch
 
     async def watch_actor(self, slot: ActorSlot, watch: Awaitable[object]) -> None:
-        await watch_with_pings(slot, watch, self.config.ray)
+        await watch_with_pings(slot, watch, self.config.ray, self.finish)
+
+    async def finish(self, slot: ActorSlot) -> None:
+        """Wait until a leaving reward worker has no episode; it gets no others."""
+        self._disconnect(slot)
+        await slot.handle.finish.remote()
 
     def release(self, slot: ActorSlot) -> None:
         """Kill a reward worker, and let the workers request its pending scores from others."""
         if kill_actor(slot):
             for pool in self.pools.values():
                 pool.disconnect_client(slot)
-            for client in live(self.clients()):
-                post(client.handle.reward_worker_down, slot.index)
-            if self.driver is not None:
-                self.driver.worker_down(slot.index)
+            self._disconnect(slot)
+
+    def _disconnect(self, slot: ActorSlot) -> None:
+        for client in live(self.clients()):
+            post(client.handle.reward_worker_down, slot.index)
+        if self.driver is not None:
+            self.driver.worker_down(slot.index)
 
     async def give_up(self, slot: ActorSlot) -> None:
         """Let the workers fail their scores if no reward worker is left."""
@@ -79,7 +80,7 @@ class RewardGroup:
 
     def connect_client(self, client: ActorSlot) -> None:
         """Connect a new worker to every reward worker."""
-        for slot in live(self.slots):
+        for slot in staying(self.slots):
             self._connect(client, slot)
 
     @staticmethod

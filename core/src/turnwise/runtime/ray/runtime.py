@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
+import structlog
 from attrs import define, field
 
 from turnwise.config.runtime import RuntimeConfig
@@ -23,7 +25,7 @@ from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.placement import RunPlacement, check_interpreters, plan_runtime_placement
 from turnwise.runtime.ray.blueprint import Blueprint
 from turnwise.runtime.ray.calls import STOP_S, kill_actor, read_stats, wait_for_stop
-from turnwise.runtime.ray.cluster import Cluster
+from turnwise.runtime.ray.cluster import Cluster, draining_nodes
 from turnwise.runtime.ray.placement_groups import check_capacity
 from turnwise.runtime.ray.replicas import ReplicaGroup
 from turnwise.runtime.ray.reward_workers import RewardGroup
@@ -36,7 +38,9 @@ from turnwise.runtime.remote.supervision import (
     ActorSlot,
     RestartPolicy,
     Supervisor,
+    failure_reason,
     live,
+    staying,
     wait_until_started,
 )
 from turnwise.runtime.worker import Deliver
@@ -48,15 +52,7 @@ _STATS_S = 5.0
 
 @define(eq=False)
 class RayRuntime:
-    """
-    Runs episodes on a Ray cluster.
-
-    Attributes:
-        placement: resources of every pool; follows from `config` unless given.
-        group_pool: the reward workers for the driver, if there is a group reward.
-        pools: replicas by name: `policy`, and `judge` if there is one.
-        rewards: score episodes, unless the workers do.
-    """
+    """Runs episodes on a Ray cluster. `pools` are the replicas by name: `policy`, and `judge` if there is one."""
 
     blueprint: Blueprint
     config: RuntimeConfig = field(factory=lambda: RuntimeConfig(name="ray"))
@@ -250,7 +246,27 @@ class RayRuntime:
                 # raises.
                 for _group, slot in slots:
                     await slot.settled.wait()
-            await asyncio.Event().wait()  # more actors may come
+            while True:
+                await asyncio.sleep(self.config.ray.heartbeat_s)
+                try:
+                    await self._leave_draining_nodes()
+                except Exception as error:  # noqa: BLE001 - the GCS may restart; the notice is found at the next look
+                    structlog.get_logger().warning("no drain notices", reason=failure_reason(error))
+
+    async def _leave_draining_nodes(self) -> None:
+        """Move the actors from nodes that Ray will remove, if another node is left."""
+        draining, now = await draining_nodes(), asyncio.get_running_loop().time()
+        if not draining or all(node["NodeID"] in draining for node in await self.cluster.nodes() if node["Alive"]):
+            return
+        groups = [group for stage in self._stages for group in stage]
+        for owner, slot in [(group, slot) for group in groups for slot in staying(group.slots)]:
+            with suppress(Exception):  # a dead actor does not answer
+                nodes = {(await slot.handle.locate.remote())[0]}
+                if isinstance(owner, ReplicaGroup):  # a large replica has several
+                    nodes |= await owner.nodes(slot)
+                if slot.handle is not None and (by := [draining[node] for node in nodes if node in draining]):
+                    # Half of the time is for the start of another actor.
+                    slot.leave("Ray removes its node", now + (min(by) - now) / 2)
 
     def _supervise_slot(self, group: ActorGroup, slot: ActorSlot) -> None:
         slot.supervision = self._tasks.create_task(self._supervisor.supervise(group, slot))

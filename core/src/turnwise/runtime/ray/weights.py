@@ -32,11 +32,9 @@ class GroupWeights:
     again before it serves.
 
     Attributes:
-        updater: updates replicas; None without a transport.
-        missing: the error text without a transport.
+        updater: updates replicas; None without a transport, and `missing` is the error then.
         keep_last: keep the last weights for restarted replicas.
         version: of the last update that a replica applied; 0 for the weights that engines start with.
-        sleep_state: of the pool.
     """
 
     updater: WeightUpdater | None = None

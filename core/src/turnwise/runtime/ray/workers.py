@@ -23,7 +23,7 @@ from turnwise.runtime.remote.dispatch import EpisodeDispatcher
 from turnwise.runtime.remote.event_forwarding import DRIVER_EVENTS, measure_clock_offset_s, shift_event
 from turnwise.runtime.remote.replica_pool import PoisonedRequestError
 from turnwise.runtime.remote.result_wire import unpack_episodes
-from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, all_given_up, live, make_slots
+from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, all_given_up, live, make_slots, staying
 
 
 @define(eq=False)
@@ -42,6 +42,7 @@ class WorkerGroup:
     _clock_offsets_s: dict[int, float] = field(factory=dict, init=False)
     # Set while a worker has not answered since the last loss of another.
     _doubts: dict[int, asyncio.Event] = field(factory=lambda: defaultdict(asyncio.Event), init=False)
+    _collected: dict[int, asyncio.Event] = field(factory=lambda: defaultdict(asyncio.Event), init=False)
     _num_losses: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -69,7 +70,14 @@ class WorkerGroup:
         return watch
 
     async def watch_actor(self, slot: ActorSlot, watch: Awaitable[object]) -> None:
-        await watch_with_pings(slot, watch, self.config.ray, self._collect(slot), self._recheck(slot))
+        options = self.config.ray
+        await watch_with_pings(slot, watch, options, self.finish, self._collect(slot), self._recheck(slot))
+
+    async def finish(self, slot: ActorSlot) -> None:
+        """Wait until a leaving worker has no episode; it gets no others."""
+        while self.dispatcher.holds(slot.index):
+            self._collected[slot.index].clear()
+            await self._collected[slot.index].wait()
 
     def release(self, slot: ActorSlot) -> None:
         """Kill a worker, and run its undelivered episodes on others."""
@@ -78,7 +86,8 @@ class WorkerGroup:
         # `_collect` of this worker has ended, because `watch_actor` has. So no result of an episode can be delivered
         # after the episode was given to another worker.
         retried = self.dispatcher.num_retried
-        if self.dispatcher.requeue(slot.index, slot.last_error, self._max_in_flight[slot.index]):
+        max_started, moved = self._max_in_flight[slot.index], slot.leaving.is_set()
+        if self.dispatcher.requeue(slot.index, slot.last_error, max_started, moved=moved):
             slot.restarts = 0  # an episode killed it; the worker itself may be healthy
         if count := self.dispatcher.num_retried - retried:
             event = EpisodesRetried(count=count, worker=slot.name, reason=slot.last_error)
@@ -116,8 +125,8 @@ class WorkerGroup:
                 post(slot.handle.interrupt, numbers)
 
     def submit(self, slot: ActorSlot, limit: int | None = None) -> None:
-        """Submit episodes to a worker until it holds `limit`, at most the window; none if it may be dead."""
-        if self._doubts[slot.index].is_set():
+        """Submit episodes to a worker until it holds `limit`, at most the window; none if it leaves or may be dead."""
+        if slot.leaving.is_set() or self._doubts[slot.index].is_set():
             return
         window = self.config.ray.window
         if specs := self.dispatcher.acquire(slot.index, window if limit is None else min(limit, window)):
@@ -125,7 +134,7 @@ class WorkerGroup:
 
     def _share(self) -> None:
         # An even share for each: the first worker could otherwise fill its window with all episodes.
-        workers = live(self.slots)
+        workers = staying(self.slots)
         share = self.dispatcher.even_share([slot.index for slot in workers])
         for slot in workers:
             self.submit(slot, share)
@@ -158,5 +167,6 @@ class WorkerGroup:
                     for pool in self.pools.values():
                         pool.pardon()
                 self.dispatcher.complete(slot.index, key, result)
+            self._collected[slot.index].set()
             # Refill the window, with as many episodes as were collected.
             self.submit(slot)

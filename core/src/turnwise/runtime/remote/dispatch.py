@@ -45,10 +45,7 @@ class EpisodeDispatcher:
     died is a suspect, and the `Quarantine` tests it. An episode that was tested alone on a worker that died is the
     cause, and fails.
 
-    Attributes:
-        max_kills: deaths of workers after which an episode is a suspect.
-        num_retried: episodes that ran again because their worker died.
-        num_quarantined: episodes that failed because a worker died while it tested them alone.
+    `num_quarantined` episodes failed because a worker died while it tested them alone.
     """
 
     max_kills: int = 2
@@ -106,7 +103,11 @@ class EpisodeDispatcher:
         if entry := self._entries.pop(key, None):
             entry.deliver(entry.number, result)
 
-    def requeue(self, worker: int, reason: str, max_started: int) -> bool:
+    def holds(self, worker: int) -> bool:
+        """Return whether a worker holds episodes."""
+        return bool(self._held.get(worker))
+
+    def requeue(self, worker: int, reason: str, max_started: int, *, moved: bool = False) -> bool:
         """
         Run the episodes of a dead worker again, and deliver the ones that must not run again.
 
@@ -114,6 +115,7 @@ class EpisodeDispatcher:
             worker: that died.
             reason: of its death.
             max_started: most undelivered episodes that the worker had started. It starts them in their order.
+            moved: it had to leave, so no episode is to blame.
 
         Returns:
             Whether its episodes are to blame and not the worker.
@@ -127,10 +129,11 @@ class EpisodeDispatcher:
         left = [key for key in held if key not in interrupted]
         # An interrupted episode may have ended unstarted, so another may have started in its place.
         started = left[:max_started]
-        self._kills.update(started)
+        if not moved:
+            self._kills.update(started)
         suspects = [key for key in started if self._kills[key] >= self.max_kills]
         # Only a test convicts: two workers of a node may die one after the other, and the second had only this episode.
-        if tested and len(suspects) == len(started) == 1 and not interrupted:
+        if not moved and tested and len(suspects) == len(started) == 1 and not interrupted:
             left.remove(suspects[0])
             self._fail_quarantined(worker, suspects.pop(), reason)
         self.num_retried += len(left)

@@ -64,7 +64,6 @@ class _Link:
         leaving: the replica gets no new requests.
         reported: the load of all workers that the replica reported last.
         known: number of tokens that the replica holds, by episode and trajectory id.
-        pending: requests by id.
         num_tokens: context tokens of the pending requests.
     """
 
@@ -104,13 +103,10 @@ class ReplicaPool:
     tested first, because a request that kills a replica mostly does so at its start.
 
     Attributes:
-        capabilities: of the replicas, which are identical.
-        num_replicas: number of replicas at the start.
         coalesce_s: shortest time in seconds between two messages to a replica.
         restart_timeout_s: longest wait in seconds for a restart while all replicas are dead.
         max_deaths: deaths of replicas after which a request is a suspect.
         num_migrations: requests that moved because their replica died.
-        num_sent_tokens: tokens sent to replicas.
     """
 
     router: Router
@@ -184,25 +180,23 @@ class ReplicaPool:
         self._given_up = False
         self._any_live.set()
 
-    async def retire(self, index: int, timeout_s: float | None = None) -> None:
-        """Send a replica no more requests and wait for its own; after the timeout, repeat them on others."""
+    async def retire(self, index: int) -> None:
+        """Send a replica no more requests, and wait until its own have ended or `replica_down` moves them."""
         link = self._links[index]
         link.leaving = True
         self._note_dead()
         if link.pending:
-            await asyncio.wait([pending.result for pending in link.pending.values()], timeout=timeout_s)
-        if self._links[index] is link:
-            self.replica_down(index, "the replica has left", _ReplicaLeftError)
+            await asyncio.wait([pending.result for pending in link.pending.values()])
 
-    def replica_down(self, index: int, reason: str, kind: type[EngineError] = ReplicaDiedError) -> None:
-        """Stop using a replica; its requests are repeated on others."""
+    def replica_down(self, index: int, reason: str, *, left: bool = False) -> None:
+        """Stop using a replica; its requests are repeated on others. None is blamed if it `left`."""
         # A new link, because the tasks in `_request` still use the old one: each removes itself from it.
         link, self._links[index] = self._links[index], self._make_link()
         self._last_error = reason
         self._note_dead()
         for pending in sorted(link.pending.values(), key=lambda each: each.number, reverse=True):
             if not pending.result.done():
-                pending.result.set_exception(kind(reason))
+                pending.result.set_exception(_ReplicaLeftError(reason) if left else ReplicaDiedError(reason))
 
     def _note_dead(self) -> None:
         if not any(link.send and not link.leaving for link in self._links):

@@ -80,7 +80,6 @@ class ReplicaServer:
     Serves the workers of a run from one engine.
 
     Attributes:
-        engine: started.
         max_in_flight: most requests in the engine at once; others wait in the server.
         coalesce_s: shortest time in seconds between two messages to a worker while requests run.
     """

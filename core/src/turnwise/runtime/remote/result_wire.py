@@ -39,7 +39,6 @@ class ToDriver:
         num_prompt_tokens: (k,) prompt tokens of each record in the columns.
         num_segments: (k,) segments of each.
         segments: (S, 3) int32: origin, start and stop of all segments.
-        num_tokens: (k,) tokens of each.
         token_ids: (N,) int32: prompts and responses, concatenated.
         logprobs: (M,) float32 of the responses only.
         weight_versions: (M,) int32 of the responses only.

@@ -73,11 +73,8 @@ class _Link:
     """
     A worker's state about one reward worker.
 
-    Attributes:
-        score: scores an episode there.
-        num_pending: scores without a reply.
-        suspects: lock of the episodes whose last reward worker died. A reward worker scores one of them at a time, so
-            that a harmful one does not fail the others with it again and again.
+    `suspects` is a lock of the episodes whose last reward worker died. A reward worker scores one of them at a time, so
+    that a harmful one does not fail the others with it again and again.
     """
 
     score: ScoreRemotely
@@ -94,7 +91,6 @@ class RewardPool:
         max_tries: attempts to score one episode, if reward workers die or their services fail.
         backoff_s: seconds before the second attempt; doubles each time.
         reward_s: deadline of one score in seconds, from its start in the reward worker.
-        num_retried: scores that were requested again.
     """
 
     max_tries: int = 3

@@ -51,16 +51,8 @@ class ActorSlot:
     An actor that is `leaving` gets no new work and ends when it has finished its own.
 
     Attributes:
-        kind: of the actor, such as `replica`.
-        index: among the actors of its kind, from 0.
-        handle: of the actor; None while there is none.
         num_starts: attempts to start an actor, so that no two actors of a slot have the same number.
-        restarts: consecutive losses of running actors.
-        failed_starts: failed attempts since the last successful one.
-        last_error: why the last actor ended.
-        given_up: no actor will be started any more.
         settled: set when the first actor has started or waits for weights, or the slot was given up.
-        leaving: set when the actor must end; cleared when it has ended.
         leave_by: time of the loop at which a leaving actor hands over the work that is left.
         retired: no other actor follows one that leaves.
     """
@@ -130,16 +122,7 @@ class ActorGroup(Protocol):
 
 @frozen(kw_only=True)
 class RestartPolicy:
-    """
-    Limits of restarts.
-
-    Attributes:
-        max_restarts: consecutive restarts after a loss.
-        healthy_s: seconds after which an actor counts as healthy, and its restarts are counted from zero.
-        max_starts: attempts to start one actor.
-        backoff_s: seconds before the next attempt; doubles each time.
-        max_backoff_s: longest backoff in seconds.
-    """
+    """Limits of restarts. The backoff doubles each time; after `healthy_s`, restarts are counted from zero."""
 
     max_restarts: int = 3
     healthy_s: float = 60.0

@@ -20,13 +20,7 @@ UpdateReplica = Callable[[WeightManifest], Awaitable[object]]
 
 @define(eq=False)
 class WeightUpdater:
-    """
-    Updates the weights of replicas through a transport.
-
-    Attributes:
-        make_source: converts the weights that a trainer passes.
-        timeout_s: longest wait in seconds for one replica.
-    """
+    """Updates the weights of replicas through a transport, and waits at most `timeout_s` seconds for each."""
 
     transport: WeightTransport
     name: str

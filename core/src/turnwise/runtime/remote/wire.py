@@ -33,7 +33,6 @@ class ToReplica:
         sampling: distinct parameters, without seeds and limits.
         sampling_index: (n,) index into `sampling` of each request.
         layouts: (n,) of the whole contexts; they are a few ints for each path.
-        aborted: ids of requests to end early.
         cancelled: ids of requests without a waiting task.
         released: ids of trajectories that have ended.
         suspects: ids of requests that must run alone, because several replicas died with them.
@@ -126,11 +125,8 @@ class ToWorker:
 
     Attributes:
         request_ids: n ids; the other columns are in the same order.
-        num_new: (n,) tokens of each result.
         token_ids: the tokens of all results, concatenated.
-        logprobs: their log-probabilities.
         reasons: one byte per result: index of its `FinishReason`.
-        stops: stop reason of each result.
         versions: weight version of each result, or of each of its tokens.
         num_cached: tokens of each context that the engine had cached.
         unknown: ids of requests whose context the replica does not hold; the worker sends it completely.
@@ -163,11 +159,10 @@ class ToWorker:
 def pack_results(
     results: Sequence[tuple[str, GenerateResult]],
     *,
-    unknown: Iterable[str] = (),
     failed: Iterable[tuple[str, str, str]] = (),
-    granted: Iterable[str] = (),
     num_queued: int = 0,
     load: ReplicaLoad,
+    **ids: Iterable[str],
 ) -> ToWorker:
     """Pack (request id, result) pairs, and values for the other columns."""
     found = [result for _id, result in results]
@@ -180,11 +175,10 @@ def pack_results(
         stops=tuple(result.stop_reason for result in found),
         versions=tuple(result.weight_version for result in found),
         num_cached=tuple(result.num_cached_tokens for result in found),
-        unknown=tuple(unknown),
         failed=tuple(failed),
-        granted=tuple(granted),
         num_queued=num_queued,
         load=load,
+        **{name: tuple(column) for name, column in ids.items()},
     )
 
 

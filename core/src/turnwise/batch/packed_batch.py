@@ -57,7 +57,6 @@ class PackedBatch(BatchColumns):
     field_alignment: Mapping[str, Alignment] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        """Raise `TrajectoryError` when the shapes of tensors disagree."""
         sizes = {"row": len(self), "response": len(self.input_ids), "token": len(self.input_ids)}
         alignments = {name: column.alignment for name, column in COLUMNS.items()}
         for name, alignment in (alignments | {"prompt_lens": "row"}).items():

@@ -49,7 +49,6 @@ class RolloutBatch(BatchColumns):
     prompt_length: int
 
     def __attrs_post_init__(self) -> None:
-        """Raise `TrajectoryError` when the shapes of tensors disagree."""
         widths = {"token": [self.input_ids.shape[-1]], "response": [self.response_length], "row": []}
         expected = {name: [len(self), *widths[column.alignment]] for name, column in COLUMNS.items()}
         for name, shape in (expected | {"attention_mask": expected["input_ids"]}).items():

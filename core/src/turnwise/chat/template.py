@@ -189,7 +189,6 @@ class ChatTemplate:
         return template.suffix(self._prover.whole(template, with_answer_keys(plain)))
 
     def _stop_texts(self, more: Sequence[int]) -> dict[int, str]:
-        """Return the text of each id that ends a turn."""
         templates = [template for template in self._deltas.values() if isinstance(template, DeltaTemplate)]
         ids = [self._tokenizer.encode(template.stop)[0] for template in templates]
         if self._tokenizer.eos_token_id is not None:

@@ -237,7 +237,6 @@ def _fault(owner: Owner, error: BaseException) -> Fault:
 
 
 def _check_records(episode: LiveEpisode) -> Fault | None:
-    """Return the fault of a record that breaks an invariant."""
     try:
         for record in episode.records.entries:
             check_trajectory(record.trajectory)

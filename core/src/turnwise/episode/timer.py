@@ -155,7 +155,6 @@ class EpisodeTimer:
             structlog.get_logger().warning("abort failed", request=request_id, error=repr(error))
 
     def _set_alarm(self, time: float) -> None:
-        """Call `_check` at a time, or earlier."""
         # An alarm that is set earlier stays: deadlines move away with every turn, and `_check` sets the next alarm.
         if time < self._alarm_time and self._agent is not None:
             if self._alarm is not None:

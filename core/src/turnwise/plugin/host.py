@@ -318,7 +318,6 @@ def _check_pins(pins: tuple[PluginPin, ...], found: list[LoadedPlugin]) -> None:
 
 
 def _imported(points: list[EntryPoint]) -> object:
-    """Import a plugin; `PluginError` when it cannot be used."""
     plugin = _found(points[0])
     if len(points) > 1:
         # Which one would be kept follows the order of directories, so neither is.

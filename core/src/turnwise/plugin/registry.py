@@ -94,7 +94,6 @@ class Registry(Generic[T]):
         self._entries.setdefault(name, []).append(entry)
 
     def remove(self, owner: str) -> None:
-        """Remove what a plugin has registered."""
         kept = {name: [each for each in found if each.owner != owner] for name, found in self._entries.items()}
         self._entries = {name: found for name, found in kept.items() if found}
 
@@ -137,7 +136,6 @@ class Registry(Generic[T]):
         return name in self._entries
 
     def names(self) -> tuple[str, ...]:
-        """Return the names, sorted."""
         return tuple(sorted(self._entries))
 
     def entries(self) -> Mapping[str, Entry[T]]:

@@ -58,7 +58,6 @@ class EpisodeRecord:
     sampled: list[GenerateResult] = field(factory=list)
 
     def close(self) -> None:
-        """Refuse further tokens."""
         self.trajectory.close()
         self.is_open = False
 

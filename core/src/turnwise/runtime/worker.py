@@ -167,7 +167,6 @@ class Worker:
             self.parts.on_episode_end(episode.key)
 
     def _fail(self, spec: EpisodeSpec, error: Exception) -> EpisodeResult:
-        """Return the result of an episode that could not run."""
         owner, cause = (error.owner, error.cause) if isinstance(error, BoundaryError) else ("infra", error)
         fault = Fault(owner=owner, kind=type(cause).__name__, message=" ".join(str(error).split()))
         result = build_unrun_result(spec, Status.FAILED, fault)

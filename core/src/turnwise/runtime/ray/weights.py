@@ -171,7 +171,6 @@ async def _is_any_alive(handles: Iterable[ActorHandle]) -> bool:
 
 
 async def _call_all(slots: list[ActorSlot], method: str, argument: object) -> None:
-    """Call a method of every live replica at the same time."""
 
     async def call(slot: ActorSlot) -> str:
         try:

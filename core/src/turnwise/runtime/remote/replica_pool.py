@@ -306,7 +306,6 @@ class ReplicaPool:
         self._observers.emit("on_request_routed", event)
 
     def _load(self, link: _Link) -> ReplicaLoad:
-        """Return the load of a replica, as far as this worker knows it."""
         if link.send is None or link.leaving:
             return _UNAVAILABLE
         # The last message has the load of all workers at its time. This worker's own load is known exactly, and may

@@ -103,10 +103,9 @@ def digest(file: Path) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 
-@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
-@pytest.mark.parametrize(
-    "kind", ["tool", *(pytest.param(kind, marks=pytest.mark.slow) for kind in RUNS if kind != "tool")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("kind", RUNS)
 def test_trajectories_are_as_recorded(kind: str, runtime: str, tmp_path: Path) -> None:
     """Ids, masks, log-probabilities, layout, messages, scores and counters depend on neither version nor runtime."""
     write_run(tmp_path, kind)

@@ -85,6 +85,7 @@ def test_metrics_of_known_episodes() -> None:
     assert report.accuracy_by_steps == {len(problem.steps): 0.5}
 
 
+@pytest.mark.slow
 def test_training_writes_a_folder_that_evaluates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two training steps write a folder with the same files as the shipped one."""
     train_main(["--out", str(tmp_path / "model"), "--steps", "2", "--threads", "1"])

@@ -147,6 +147,7 @@ def read_wandb_folder(folder):
     return ids, settings, lines
 
 
+@pytest.mark.slow
 def test_wandb(tmp_path):
     """A resumed training continues its run, and repeated steps are kept."""
     config = WandbConfig(project="sums", mode="offline", tags=("a",))

@@ -141,6 +141,7 @@ SAVES = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(saves=SAVES, keep_last=st.integers(1, 3))
 @settings(max_examples=40)
 def test_a_kill_never_costs_a_saved_step(saves, keep_last):

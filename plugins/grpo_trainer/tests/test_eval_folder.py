@@ -67,7 +67,8 @@ def test_the_report_of_a_complete_run_is_computed_again(run_dir, capsys):
     assert "pass@2" in json.loads((run_dir / "out/evaluation.json").read_text())["results"]["all"]
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_evaluation_is_resumed(run_dir, how):
     """Ctrl-C or SIGKILL, then --resume: finished episodes and sampled tokens are kept, and no episode is missing."""
     assert 0 == evaluate("run.yaml", "--out", "whole")

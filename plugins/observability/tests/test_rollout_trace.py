@@ -60,7 +60,8 @@ def test_a_config_that_leaves_the_plugin_out(run_dir, capsys):
     assert "observability" in error
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
 def test_trace_of_a_run_that_was_stopped(run_dir, stop):
     """The trace is valid however the run ends; after an interrupt it has the aborted episodes."""
     command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", "engine.token_latency_s=0.05"]

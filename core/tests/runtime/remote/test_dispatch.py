@@ -175,7 +175,7 @@ class Cluster:
         return {number for number, result in self.results.items() if result.status is Status.FAILED}
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     num_episodes=st.integers(1, 200),
     killers=st.sets(st.integers(0, 199), max_size=5),

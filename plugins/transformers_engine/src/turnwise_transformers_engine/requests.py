@@ -63,7 +63,7 @@ class Pending:
                     num_heard += len(new)
                     on_tokens(new)
         except asyncio.CancelledError:
-            self.ended.cancel()  # nobody reads a later failure
+            self.ended.cancel()  # asyncio reports a failure that no one awaits
             raise
         return await self.ended
 

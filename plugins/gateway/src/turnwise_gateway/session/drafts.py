@@ -22,14 +22,14 @@ _HALF: Final = "\ufffd"
 
 
 class SettlingParser(Protocol):
-    """A tool parser that can tell what is decided in an unfinished turn."""
+    """A tool parser that reports the decided part of an unfinished turn."""
 
     def settled(self, text: str) -> int:
         """Return how many characters of an unfinished turn begin its content, however the turn continues."""
 
 
 def find_settling_parser(parser: ToolParser | None) -> SettlingParser | None:
-    """Return the parser if its class can tell what is decided."""
+    """Return the parser if its class reports the decided part of a turn."""
     # The class, because a wrapper that changes turns has all methods of the parser in it.
     return cast(SettlingParser, parser) if hasattr(type(parser), "settled") else None
 

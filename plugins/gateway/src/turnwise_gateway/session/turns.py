@@ -122,7 +122,7 @@ class TurnReader:
         )
 
     def draft(self, call: ModelCall, stops: Sequence[str]) -> TurnDraft | None:
-        """Return a reader of a turn that is being sampled; None if a parser cannot tell what is decided."""
+        """Return a reader of a turn that is being sampled; None if a parser does not report the decided part."""
         parser = find_settling_parser(self.parser) if self._parses(call) else None
         if (parser is None and self._parses(call)) or (self.split is not None and self.settle is None):
             return None

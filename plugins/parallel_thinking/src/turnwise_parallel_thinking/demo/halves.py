@@ -9,23 +9,19 @@ answer have a question mark if no path took a half. Training has to teach the pa
 `python -m turnwise_parallel_thinking.demo.halves` writes a file of tasks.
 """
 
-# ruff: noqa: T201 - a command prints
-
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import random
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final
 
 from attrs import frozen
 
 from turnwise_parallel_thinking.config import Tags
 from turnwise_parallel_thinking.demo.sums import ANSWER, Split
+from turnwise_parallel_thinking.demo.task_file import build_parser, build_row, write_tasks
 
 DATA_SOURCE: Final = "halves"
 LEFT_SHARE: Final = 0.97
@@ -114,36 +110,15 @@ def generate_rows(split: Split, num: int, seed: int) -> list[dict[str, Any]]:
     while len(chosen) < num:
         chosen.update(dict.fromkeys(islice(stream, num - len(chosen))))
     return [
-        {
-            "prompt": [{"role": "user", "content": problem.question}],
-            "agent_name": "parallel_thinking",
-            "data_source": DATA_SOURCE,
-            "reward_model": {"ground_truth": str(sum(problem.numbers))},
-            "extra_info": {"index": index, "split": split},
-        }
+        build_row(problem.question, sum(problem.numbers), DATA_SOURCE, index=index, split=split)
         for index, problem in enumerate(chosen)
     ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; None uses the arguments of the process."""
-    parser = argparse.ArgumentParser(
-        prog="python -m turnwise_parallel_thinking.demo.halves",
-        description="Write sums of two halves as JSONL, one per line.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--split", choices=("train", "test"), default="train", help="which split (default: train)")
-    parser.add_argument("--num", type=int, default=64, help="tasks to write (default: 64)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the stream (default: 0)")
-    parser.add_argument("--out", type=Path, required=True, help="file to write")
-    options = parser.parse_args(arguments)
-    try:
-        rows = generate_rows(options.split, options.num, options.seed)
-    except ValueError as error:
-        parser.error(str(error))
-    options.out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    print(f"wrote {len(rows)} {options.split} tasks to {options.out}")
+    parser = build_parser("halves", "Write sums of two halves as JSONL, one per line.", _EXAMPLES)
+    write_tasks(parser, arguments, lambda options: generate_rows(options.split, options.num, options.seed))
 
 
 if __name__ == "__main__":

@@ -8,22 +8,18 @@ paths give more right answers.
 `python -m turnwise_parallel_thinking.demo.sums` writes a file of tasks.
 """
 
-# ruff: noqa: T201 - a command prints
-
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from attrs import frozen
 
 from turnwise_parallel_thinking.config import Tags
+from turnwise_parallel_thinking.demo.task_file import build_parser, build_row, write_tasks
 
 Split = Literal["train", "test"]
 
@@ -147,28 +143,21 @@ def generate_rows(split: Split, num: int, seed: int, lengths: Sequence[int] = _L
         if num_known == _MAX_REPEATS:
             raise ValueError(f"--num is {num}, but there are only {len(chosen)} such sums: lower it or add --lengths")
     return [
-        {
-            "prompt": [{"role": "user", "content": problem.question}],
-            "agent_name": "parallel_thinking",
-            "data_source": DATA_SOURCE,
-            "reward_model": {"ground_truth": str(problem.answer)},
-            "extra_info": {"index": index, "split": split, "num_numbers": len(problem.numbers)},
-        }
+        build_row(
+            problem.question,
+            problem.answer,
+            DATA_SOURCE,
+            index=index,
+            split=split,
+            num_numbers=len(problem.numbers),
+        )
         for index, problem in enumerate(chosen)
     ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; None uses the arguments of the process."""
-    parser = argparse.ArgumentParser(
-        prog="python -m turnwise_parallel_thinking.demo.sums",
-        description="Write sums as JSONL, one per line.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--split", choices=("train", "test"), default="train", help="which split (default: train)")
-    parser.add_argument("--num", type=int, default=64, help="tasks to write (default: 64)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the stream (default: 0)")
+    parser = build_parser("sums", "Write sums as JSONL, one per line.", _EXAMPLES)
     parser.add_argument(
         "--lengths",
         type=int,
@@ -177,14 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=_LENGTHS,
         help="counts of numbers to draw from; repeat a count to draw it more often (default: 2 3 3 5)",
     )
-    parser.add_argument("--out", type=Path, required=True, help="file to write")
-    options = parser.parse_args(arguments)
-    try:
-        rows = generate_rows(options.split, options.num, options.seed, options.lengths)
-    except ValueError as error:
-        parser.error(str(error))
-    options.out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    print(f"wrote {len(rows)} {options.split} tasks to {options.out}")
+    write_tasks(
+        parser, arguments, lambda options: generate_rows(options.split, options.num, options.seed, options.lengths)
+    )
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class Fake:
     def collate(self, episodes):
         return episodes
 
-    def update(self, batch, *, step, version):
+    def update(self, batch, *, step, version, lr_factor):
         """Take long enough for the rollout to launch and finish all it may, or until so many groups have finished."""
         finished = self.num_finished
         self.num_updates += 1

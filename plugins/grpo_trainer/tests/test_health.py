@@ -90,13 +90,31 @@ def test_gradients_of_zero_are_no_noise():
     assert [[]] * 8 == found
 
 
+@given(agreement=st.floats(-1, 1), square=st.floats(0.5, 2), steps=st.integers(1, 5))
+def test_the_expected_cosine(agreement, square, steps):
+    """Its square is the share of a gradient that agrees with the gradients before it; 1 before a measurement."""
+    assert run([])[0].expected_cosine == 1.0
+    measured = [{"noise/agreement": agreement * square, "noise/square": square} for _ in range(steps)]
+    health, _ = run(measured)
+
+    assert health.expected_cosine**2 == pytest.approx(max(agreement, 0.0))
+    assert health.expected_cosine == measured[-1]["noise/cosine"]
+
+
 @given(cut=st.integers(0, 30), scales=st.lists(st.floats(-50, 90), min_size=31, max_size=31))
 def test_a_resumed_training_warns_as_if_it_had_not_stopped(cut, scales):
     """The state, saved as JSON at any step, continues with the same noise scale and repeats no warning."""
 
     def steps():
         return [
-            {**noise(scale=scale), "policy/nats": abs(scale) / 90, "reward/mean": 0.5, "reward/stderr": 0.1}
+            {
+                **noise(scale=scale),
+                "noise/agreement": scale,
+                "noise/square": 90.0,
+                "policy/nats": abs(scale) / 90,
+                "reward/mean": 0.5,
+                "reward/stderr": 0.1,
+            }
             for scale in scales
         ]
 

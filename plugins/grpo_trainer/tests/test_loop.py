@@ -19,7 +19,7 @@ from turnwise.errors import ConfigError, EngineError
 from turnwise.types import Fault
 from turnwise_grpo_trainer import loop as loop_module
 from turnwise_grpo_trainer.checkpoints import TrainingState
-from turnwise_grpo_trainer.config import CheckpointConfig, TrainConfig, ValidationConfig
+from turnwise_grpo_trainer.config import CheckpointConfig, OptimizerConfig, TrainConfig, ValidationConfig
 from turnwise_grpo_trainer.episode_log import EpisodeLog
 from turnwise_grpo_trainer.interrupts import Interrupt, TrainingInterruptedError
 from turnwise_grpo_trainer.loop import StepTimer, TrainLoop
@@ -46,7 +46,7 @@ class Parts:
         self.groups, self.calls, self.lines, self.unfinished = groups, [], [], ()
         self.interrupt_at, self.loop, self.restored, self.measured = None, None, [], {}
         self.fail_at = ()
-        self.held_out = {}
+        self.held_out, self.lr_factors = {}, []
         self.episodes = SimpleNamespace(is_due=lambda _step: False, write_validation=lambda _step, _episodes: None)
 
     def record(self, call):
@@ -112,7 +112,8 @@ class Parts:
         self.record("before update")
         return {"switch/sleep_s": 1.0}
 
-    def update(self, batch, *, step, version):
+    def update(self, batch, *, step, version, lr_factor):
+        self.lr_factors.append(lr_factor)
         self.record(f"update {step} from version {version} with {len(batch)} episodes")
         return {"actor/trained_tokens": float(len(batch)), **self.measured}
 
@@ -131,10 +132,11 @@ class Parts:
         self.lines.append((step, dict(metrics)))
 
 
-def make_loop(parts, *, num_steps=2, validation=0, checkpoint=0, num_held_out=0, keep=None, **held_out):
+def make_loop(parts, *, num_steps=2, validation=0, checkpoint=0, num_held_out=0, keep=None, optimizer=None, **held_out):
     """Return a loop around parts; `keep` and `held_out` are further options of checkpoints and validations."""
     train = TrainConfig(
         num_steps=num_steps,
+        optimizer=optimizer or OptimizerConfig(),
         checkpoint=CheckpointConfig(every=checkpoint, **(keep or {})),
         validation=ValidationConfig(every=validation, **held_out),
     )
@@ -208,6 +210,16 @@ def test_warnings_are_shown_once_and_saved():
     loop.load_state_dict(parts.saved)
     loop.run()
     assert [] == [call for call in resumed.calls if call.startswith("warning")]
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_noise_shortens_the_next_steps(adaptive):
+    """With `noise_adaptive`, the rate of a step is multiplied by the expected cosine of the steps before it."""
+    parts = Parts()
+    parts.measured = {"noise/agreement": 1.0, "noise/square": 4.0}
+
+    make_loop(parts, num_steps=3, optimizer=OptimizerConfig(noise_adaptive=adaptive)).run()
+    assert pytest.approx([1.0, 0.5, 0.5] if adaptive else [1.0, 1.0, 1.0]) == parts.lr_factors
 
 
 @given(num_steps=st.integers(1, 9), every=st.integers(0, 4))

@@ -58,6 +58,33 @@ def test_schedules_by_hand(schedule, expected):
     assert expected == pytest.approx([lr_factor(config, step, 4) for step in range(4)], abs=1e-6)
 
 
+@given(factor=st.floats(0, 2), config=SCHEDULES)
+def test_a_factor_holds_for_one_step(factor, config):
+    """A factor multiplies the rate of the schedule, until the schedule moves on."""
+    layer = nn.Linear(2, 1)
+    trainable = TrainableModel.create(layer, config, lr=0.1, num_steps=4)
+    trainable.scale_lr(factor)
+
+    assert 0.1 * lr_factor(config, 0, 4) * factor == pytest.approx(trainable.lr)
+    trainable.advance()
+    assert 0.1 * lr_factor(config, 1, 4) == pytest.approx(trainable.lr)
+
+
+@given(gradients=st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2)), min_size=1, max_size=5))
+def test_a_gradient_is_compared_with_those_before_it(gradients):
+    """The mean before it weighs a gradient of n steps ago by beta^n; it is not biased towards 0."""
+    trainable = make_model(betas=(0.8, 0.99), grad_clip=None, lr=1e-9)
+    for number, gradient in enumerate(gradients):
+        set_gradient(trainable, *gradient)
+        weights = torch.tensor([0.8 ** (number - before) for before in range(number)])
+        mean = weights @ torch.tensor(gradients[:number]).reshape(-1, 2) / weights.sum()
+        now = torch.tensor(gradient)
+        expected = torch.stack([now @ mean, now @ now]) if number else torch.zeros(2)
+
+        torch.testing.assert_close(trainable.compare_with_momentum().float(), expected, atol=1e-5, rtol=1e-4)
+        trainable.step()
+
+
 def test_the_gradient_is_clipped():
     """`step` returns the norm before clipping; AdamW then gets a gradient with the norm `grad_clip`."""
     trainable = make_model(grad_clip=1.0)

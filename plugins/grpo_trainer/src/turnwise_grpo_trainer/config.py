@@ -138,6 +138,9 @@ class OptimizerConfig:
             after the last.
         warmup_steps: steps in which the learning rate rises from 0.
         min_lr_ratio: the end of a falling schedule, as a share of `lr`.
+        noise_adaptive: multiply the learning rate by `noise/cosine`, the expected cosine between the gradient of a
+            mini-batch and the true one. AdamW's steps are equally long for any gradient, and the best length is
+            proportional to this cosine. So rewards without a signal hardly change the model.
     """
 
     lr: float = _number(1e-6, _at_least(0))
@@ -148,6 +151,7 @@ class OptimizerConfig:
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = _number(0, _at_least(0))
     min_lr_ratio: float = _number(0.0, _at_least(0), validators.le(1))
+    noise_adaptive: bool = False
 
 
 @frozen(kw_only=True)
@@ -297,7 +301,7 @@ class DiagnosticsConfig:
     Measurements that tell whether a training learns.
 
     Attributes:
-        noise_scale: measure the gradient noise scale, which keeps one more copy of the gradients.
+        noise_scale: measure the gradient noise scale and cosine, which keeps one more copy of the gradients.
         sequences: rows of each batch on which the new policy is compared with the old one after the update; 0 compares
             none.
     """

@@ -42,6 +42,8 @@ class TrainingHealth:
     _noise_steps: int = field(default=0, init=False)
     _signal: float = field(default=0.0, init=False)
     _trace: float = field(default=0.0, init=False)
+    _agreement: float = field(default=0.0, init=False)
+    _square: float = field(default=0.0, init=False)
     _rewards: list[tuple[float, float]] = field(factory=list, init=False)
 
     def observe(self, step: int, metrics: dict[str, float]) -> list[str]:
@@ -55,6 +57,10 @@ class TrainingHealth:
         if "noise/trace" in metrics:
             self._add_noise(metrics["noise/signal"], metrics["noise/trace"])
             metrics["noise/scale"] = self.noise_scale
+        if "noise/square" in metrics:
+            self._agreement += (1 - EMA_DECAY) * (metrics["noise/agreement"] - self._agreement)
+            self._square += (1 - EMA_DECAY) * (metrics["noise/square"] - self._square)
+            metrics["noise/cosine"] = self.expected_cosine
         if "reward/stderr" in metrics:
             self._rewards = [*self._rewards, (metrics["reward/mean"], metrics["reward/stderr"])][-REWARD_STEPS:]
         found = {name: f"step {step}: {text}" for name, text in self._conditions(metrics) if name not in self.warnings}
@@ -76,6 +82,21 @@ class TrainingHealth:
         if self._signal > 0:
             return max(self._trace, 0.0) / self._signal
         return math.inf if self._trace > 0 else math.nan
+
+    @property
+    def expected_cosine(self) -> float:
+        """
+        About the cosine between a mini-batch's gradient and the true one, from averages over the steps.
+
+        Its square is |G|^2 over the expected squared length of a mini-batch's gradient. The product of a gradient with
+        the mean of those before it estimates |G|^2, because the noise of mini-batches is independent. The estimate is
+        less rough than `noise/signal`, whose halves have more noise than a mean of ten mini-batches. It is too small if
+        the gradient has turned since, so steps that are too long get shorter. The cosine is 1 before the first
+        measurement, and 0 if no signal was found.
+        """
+        if self._square == 0:
+            return 1.0
+        return math.sqrt(min(1.0, max(0.0, self._agreement) / self._square))
 
     def _conditions(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         """Yield the conditions that hold, and a warning for each."""
@@ -113,6 +134,7 @@ class TrainingHealth:
         return {
             "warnings": dict(self.warnings),
             "noise": [self._noise_steps, self._signal, self._trace],
+            "cosine": [self._agreement, self._square],
             "rewards": [list(each) for each in self._rewards],
         }
 
@@ -120,6 +142,7 @@ class TrainingHealth:
         """Restore the state."""
         self.warnings = dict(state["warnings"])
         self._noise_steps, self._signal, self._trace = state["noise"]
+        self._agreement, self._square = state["cosine"]
         self._rewards = [(mean, error) for mean, error in state["rewards"]]
 
 

@@ -118,7 +118,7 @@ class Learner:
             learner.rank, learner.world_size = dist.get_rank(), dist.get_world_size()
         return learner
 
-    def update(self, batch: RolloutBatch, *, step: int, version: int) -> dict[str, float]:
+    def update(self, batch: RolloutBatch, *, step: int, version: int, lr_factor: float = 1.0) -> dict[str, float]:
         """
         Update the policy, and the critic if there is one.
 
@@ -127,6 +127,7 @@ class Learner:
             step: training step, from 1.
             version: weight version of the policy. The log-probability gap is measured on tokens that were sampled with
                 this version, or on all tokens if there are none.
+            lr_factor: multiplies the policy's learning rate in this step.
 
         Returns:
             Metrics by name, the same in every process.
@@ -138,6 +139,7 @@ class Learner:
         episodes = batch.episode_index
         sequences = episodes if algorithm.loss_sequence == "episode" else torch.arange(len(batch))
         rows = rows.with_columns(sequence=sequences[rows.row_index])
+        self.policy.scale_lr(lr_factor)
         metrics |= self._train_epochs(rows, split_batch(rows, batch, algorithm.ppo_mini_batch_size), step, version)
         metrics["actor/lr"] = self.policy.lr
         for trainable in filter(None, (self.policy, self.critic)):
@@ -290,6 +292,9 @@ class Learner:
     def _step(self, sums: Sums, step: int) -> None:
         with self._timed("optimizer"):
             warm = self.critic is None or step > self.config.critic.warmup_steps
+            if warm and (self.config.optimizer.noise_adaptive or self.config.diagnostics.noise_scale):
+                agreement, square = self._all_reduce(self.policy.compare_with_momentum()).tolist()
+                sums |= {"noise/agreement": agreement, "noise/square": square}
             sums["actor/grad_norm"] = self.policy.step() if warm else self._skip_policy_step()
             if self.critic is not None:
                 sums["critic/grad_norm"] = self.critic.step()

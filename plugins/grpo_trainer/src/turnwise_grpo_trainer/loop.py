@@ -196,7 +196,8 @@ class TrainLoop:
             if self.setup.train.shuffle_rewards:
                 batch = shuffle_rewards(batch, seed=self.step + 1)
         with timer.stage("update"):
-            metrics = shaping | self.trainer.update(batch, step=self.step + 1, version=self.version)
+            factor = self.health.expected_cosine if self.setup.train.optimizer.noise_adaptive else 1.0
+            metrics = shaping | self.trainer.update(batch, step=self.step + 1, version=self.version, lr_factor=factor)
         if self.episodes.is_due(self.step + 1):
             with timer.stage("episodes"):
                 advantages = split_advantages(episodes, self.trainer.advantages(), self.manager.collate)

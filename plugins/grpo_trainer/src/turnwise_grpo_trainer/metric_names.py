@@ -46,6 +46,11 @@ TRAINING_METRICS: Final[Mapping[str, str]] = {
     "noise/signal": "Unbiased estimate of the squared length of the true gradient; single steps can be negative.",
     "noise/trace": "Unbiased estimate of the variance of one group's gradient, summed over the weights.",
     "noise/batch": "Groups in a mini-batch.",
+    "noise/agreement": "Product of a mini-batch's gradient with the mean of the gradients before it, which is"
+    " AdamW's first moment.",
+    "noise/square": "Squared length of a mini-batch's gradient.",
+    "noise/cosine": "Expected cosine between a mini-batch's gradient and the true one: the root of `agreement` over"
+    " `square`, both averaged over the steps with decay 0.9.",
     "gap/*": "Difference between the log-probabilities of trainer and rollout: `mean`, `max`, `max_relative`, `kl`; the"
     " compared `tokens`, and the `fresh` share of them that the current weights sampled.",
     "buffer/*": "Staleness of the oldest group of the batch in weight versions, and counts of groups since the start.",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from turnwise.protocols.weights import TensorSpec
 from turnwise_grpo_trainer.config import OptimizerConfig
+from turnwise_grpo_trainer.gradient_noise import local_part
 from turnwise_grpo_trainer.lora import adapter_weights, base_weights, merged_weights
 
 
@@ -59,6 +60,30 @@ class TrainableModel:
         # Not by the schedule's own `step`, which warns if the optimizer has not stepped yet: the critic's warm-up and
         # batches without gradient leave it out on purpose.
         self.seek(self.schedule.last_epoch + 1)
+
+    def scale_lr(self, factor: float) -> None:
+        """Multiply the learning rate, until the schedule moves on."""
+        for group in self.optimizer.param_groups:
+            group["lr"] *= factor
+
+    @torch.no_grad()
+    def compare_with_momentum(self) -> Tensor:
+        """
+        Return (2,) the gradient's product with the mean of the gradients before it, and its squared length.
+
+        The mean is AdamW's first moment without its bias. Both are of this process's part of a sharded model, and 0
+        before the first step.
+        """
+        found = torch.zeros(2, dtype=torch.float64)
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                state = self.optimizer.state.get(parameter)
+                if parameter.grad is None or not state:
+                    continue
+                gradient, moment = (local_part(each).flatten().float() for each in (parameter.grad, state["exp_avg"]))
+                weight = 1 - group["betas"][0] ** float(state["step"])
+                found += torch.stack([gradient @ moment / weight, gradient @ gradient]).double().cpu()
+        return found
 
     @property
     def lr(self) -> float:

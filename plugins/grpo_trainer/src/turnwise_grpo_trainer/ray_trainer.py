@@ -144,9 +144,9 @@ class RayTrainer:
         ray.get([process.join.remote(host, port) for process in processes])
         return cls(processes)
 
-    def update(self, batch: RolloutBatch, *, step: int, version: int) -> dict[str, float]:
+    def update(self, batch: RolloutBatch, *, step: int, version: int, lr_factor: float = 1.0) -> dict[str, float]:
         reference = ray.put(batch)
-        metrics: dict[str, float] = self._call("update", reference, step=step, version=version)[0]
+        metrics: dict[str, float] = self._call("update", reference, step=step, version=version, lr_factor=lr_factor)[0]
         return metrics
 
     def advantages(self) -> NDArray[Any]:

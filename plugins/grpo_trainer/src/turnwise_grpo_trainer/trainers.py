@@ -32,7 +32,7 @@ from turnwise_grpo_trainer.policy_weights import PolicyWeights
 class Trainer(Protocol):
     """Trains the policy, in this process or in several."""
 
-    def update(self, batch: RolloutBatch, *, step: int, version: int) -> dict[str, float]:
+    def update(self, batch: RolloutBatch, *, step: int, version: int, lr_factor: float = 1.0) -> dict[str, float]:
         """Train on a batch and return metrics; see `Learner.update`."""
 
     def advantages(self) -> NDArray[Any]:
@@ -83,8 +83,8 @@ class LocalTrainer:
     learner: Learner
     source: Path
 
-    def update(self, batch: RolloutBatch, *, step: int, version: int) -> dict[str, float]:
-        return self.learner.update(batch, step=step, version=version)
+    def update(self, batch: RolloutBatch, *, step: int, version: int, lr_factor: float = 1.0) -> dict[str, float]:
+        return self.learner.update(batch, step=step, version=version, lr_factor=lr_factor)
 
     def advantages(self) -> NDArray[Any]:
         if self.learner.advantages is None:

@@ -7,6 +7,7 @@ other load on the machine affects all of them. On a busy machine read the ratios
     python benchmarks/decode_speed.py
     git worktree add ../before d3cf534
     python benchmarks/decode_speed.py --baseline ../before --generate
+    python benchmarks/decode_speed.py --vllm .venv-vllm/bin/python
     python benchmarks/decode_speed.py --profile --requests 64
 
 Every round uses new random contexts, so a prefix cache has no effect.
@@ -28,6 +29,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 from measurement import describe_machine, format_spread
 
 Decode = Callable[[list[list[int]], int], Awaitable[int]]
@@ -45,8 +47,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--baseline", type=Path, default=None, help="another checkout to compare with")
     parser.add_argument("--generate", action="store_true", help="compare with `generate` on one padded batch")
     parser.add_argument("--static", action="store_true", help="as --generate, with a static cache")
+    parser.add_argument(
+        "--vllm", type=Path, metavar="PYTHON", help="compare with vLLM, with the Python of an environment that has it"
+    )
     parser.add_argument("--profile", action="store_true", help="print the functions that take most of the time")
-    parser.add_argument("--worker", choices=["engine", "generate", "static"], default=None, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--worker", choices=["engine", "generate", "static", "vllm"], default=None, help=argparse.SUPPRESS
+    )
     arguments = parser.parse_args()
     if arguments.model is None:
         from turnwise_calculator_demo import model_dir
@@ -57,14 +64,35 @@ def parse_arguments() -> argparse.Namespace:
 
 async def make_engine_decode(model: Path, max_context: int) -> tuple[Decode, float]:
     """Start the embedded engine; returns its sampler and the seconds of the start."""
-    import numpy as np
-
     from turnwise.protocols import Resources
-    from turnwise.types import GenerateRequest, SamplingParams
     from turnwise_transformers_engine import TransformersConfig, TransformersEngine
 
     config = TransformersConfig(model=model, device="cpu", max_context=max_context, num_blocks=8192, num_threads=1)
-    engine = TransformersEngine(config, Resources())
+    return await start_engine(TransformersEngine(config, Resources()))
+
+
+async def make_vllm_decode(model: Path, max_context: int) -> tuple[Decode, float]:
+    """Start vLLM on one core; returns its sampler and the seconds of the start."""
+    from turnwise.protocols import Resources
+    from turnwise_vllm_engine import VllmConfig, VllmEngine
+
+    config = VllmConfig(
+        model=model,
+        max_context=max_context,
+        kv_cache_bytes=512 << 20,
+        num_threads=1,
+        max_num_seqs=256,
+        engine_args={"block_size": 32},
+    )
+    return await start_engine(VllmEngine(config, Resources()))
+
+
+async def start_engine(engine: Any) -> tuple[Decode, float]:
+    """Start an engine; returns its sampler and the seconds of the start."""
+    import numpy as np
+
+    from turnwise.types import GenerateRequest, SamplingParams
+
     started = time.perf_counter()
     await engine.start()
     start_s = time.perf_counter() - started
@@ -121,6 +149,8 @@ async def serve_rounds(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     if arguments.worker == "engine":
         decode, start_s = await make_engine_decode(arguments.model, 2 * (arguments.context + arguments.tokens))
+    elif arguments.worker == "vllm":
+        decode, start_s = await make_vllm_decode(arguments.model, 2 * (arguments.context + arguments.tokens))
     else:
         decode, start_s = await make_generate_decode(arguments.model, static=arguments.worker == "static")
     print(json.dumps({"start_s": start_s}), flush=True)
@@ -128,16 +158,30 @@ async def serve_rounds(arguments: argparse.Namespace) -> None:
         order = json.loads(line)
         generator = np.random.default_rng(order["seed"])
         contexts = generator.integers(3, 300, (order["requests"], arguments.context)).tolist()
-        cpu_before, before = time.process_time(), time.perf_counter()
+        cpu_before, before = measure_cpu(), time.perf_counter()
         num_tokens = await decode(contexts, arguments.tokens)
-        seconds, cpu_s = time.perf_counter() - before, time.process_time() - cpu_before
+        seconds, cpu_s = time.perf_counter() - before, measure_cpu() - cpu_before
         print(json.dumps({"rate": num_tokens / seconds, "cpu_rate": num_tokens / cpu_s}), flush=True)
+
+
+def measure_cpu() -> float:
+    """Return the CPU seconds of this process and its children: vLLM decodes in one."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    seconds: float = sum(times.user + times.system for times in (each.cpu_times() for each in processes))
+    return seconds
 
 
 class Variant:
     """A process that measures one variant, and its results."""
 
-    def __init__(self, name: str, kind: str, arguments: argparse.Namespace, sources: Path | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        arguments: argparse.Namespace,
+        sources: Path | None = None,
+        python: Path = Path(sys.executable),
+    ) -> None:
         self.name = name
         self.rates: dict[int, list[dict[str, float]]] = {}
         environment = dict(os.environ)
@@ -146,7 +190,7 @@ class Variant:
             if not folders:
                 raise SystemExit(f"{sources} has no core/src: give the root of a checkout")
             environment["PYTHONPATH"] = os.pathsep.join(map(str, folders))
-        command = [sys.executable, __file__, "--worker", kind, "--model", str(arguments.model)]
+        command = [str(python), __file__, "--worker", kind, "--model", str(arguments.model)]
         command += ["--context", str(arguments.context), "--tokens", str(arguments.tokens)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -183,6 +227,8 @@ def start_variants(arguments: argparse.Namespace) -> list[Variant]:
         variants.append(Variant("generate", "generate", arguments))
     if arguments.static:
         variants.append(Variant("static generate", "static", arguments))
+    if arguments.vllm is not None:
+        variants.append(Variant("vllm", "vllm", arguments, python=arguments.vllm))
     return variants
 
 

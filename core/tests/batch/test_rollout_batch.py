@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from turnwise.batch.columns import COLUMNS
 from turnwise.batch.rollout_batch import RolloutBatch, collate
-from turnwise.errors import DataError, DuplicateNameError, PluginError, TrajectoryError
+from turnwise.errors import DataError, DuplicateNameError, PluginError, TrajectoryError, TurnwiseError
 from turnwise.record.lineage import RecordLineage
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
@@ -398,6 +398,19 @@ class TestFiles:
         save_file({"input_ids": torch.zeros(1, 2)}, path)
         with pytest.raises(DataError, match=r"not a saved batch: KeyError: 'turnwise.packed_batch'$"):
             RolloutBatch.load(path)
+
+    @given(data=st.data())
+    def test_a_changed_byte(self, tmp_path_factory, data):
+        """A file with one wrong byte gives a batch or one of our errors, wherever the byte is."""
+        path = tmp_path_factory.getbasetemp() / "changed.safetensors"
+        collate([episode(trajectory()), episode(forked())], pad_token_id=PAD).save(path)
+        saved = bytearray(path.read_bytes())
+        saved[data.draw(st.integers(0, len(saved) - 1))] ^= data.draw(st.integers(1, 255))
+        path.write_bytes(saved)
+        try:
+            assert 2 >= len(RolloutBatch.load(path))
+        except TurnwiseError as error:
+            event(type(error).__name__)
 
     def test_tampered_metadata(self, tmp_path):
         """Rows that do not fit the tensors, or have a status that is none, are refused."""

@@ -98,6 +98,16 @@ def test_a_closed_standard_error():
     assert subprocess.run(command, capture_output=True).returncode == 2
 
 
+@pytest.mark.parametrize("command", ["plugins", "plugins --json"])
+def test_an_output_without_space(command):
+    """A full disk is no defect of a command: one line, for a short output and for a long one."""
+    program = ["sh", "-c", f'exec "$0" -m turnwise.cli {command} >/dev/full', sys.executable]
+    done = subprocess.run(program, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0].endswith("OSError: [Errno 28] No space left on device")
+    assert "Traceback" not in done.stderr
+
+
 def test_the_usage_is_that_of_the_command(capsys):
     """An unknown option shows the options of its command, and not the list of commands."""
     with pytest.raises(SystemExit, match="2"):

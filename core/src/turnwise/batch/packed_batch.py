@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 import numpy as np
 from attrs import evolve, field, frozen
@@ -62,8 +62,12 @@ class PackedBatch(BatchColumns):
         for name, alignment in (alignments | {"prompt_lens": "row"}).items():
             if getattr(self, name).shape != (sizes[alignment],):
                 raise TrajectoryError(f"{name} has shape {list(getattr(self, name).shape)}, not [{sizes[alignment]}]")
-        if len(self.cu_seqlens) != len(self) + 1 or int(self.cu_seqlens[-1]) != sizes["token"]:
+        ends = self.cu_seqlens.tolist()
+        if len(ends) != len(self) + 1 or (ends[0], ends[-1]) != (0, sizes["token"]) or self._has_negative_lens():
             raise TrajectoryError(f"cu_seqlens does not bound {len(self)} rows of {sizes['token']} tokens")
+
+    def _has_negative_lens(self) -> bool:
+        return any(bool((lens < 0).any()) for lens in (self.prompt_lens, self.response_lens))
 
     @property
     def response_lens(self) -> Tensor:
@@ -160,11 +164,12 @@ def read_file(path: str | Path) -> tuple[PackedBatch, Widths]:
             fields={name: tensors[name] for name in metadata["field_alignment"]},
             field_alignment=metadata["field_alignment"],
         )
+        widths = {name: metadata["widths"][name] for name in Widths.__annotations__ if name in metadata["widths"]}
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+    except (SafetensorError, OSError, LookupError, ValueError, TypeError) as error:
         raise DataError(f"{path}: not a saved batch: {type(error).__name__}: {error}") from error
-    return packed, metadata["widths"]
+    return packed, cast(Widths, widths)
 
 
 def collate_packed(results: Sequence[EpisodeResult], *, pad_token_id: int) -> PackedBatch:

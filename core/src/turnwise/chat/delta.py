@@ -111,8 +111,7 @@ class DeltaTemplate:
         """
         Return the text before the suffix: `end`, where encoding starts, then the text that closes the turn.
 
-        Args:
-            last_token: text of the record's last token if it is a stop token, else None.
+        `last_token` is the text of the record's last token if it is a stop token.
         """
         if last_token in (self.end, self.stop):
             return self.end
@@ -188,9 +187,7 @@ class DeltaProver:
         """
         Return the span of the end-of-turn token in the tail, and the stop token's text where the two differ.
 
-        Args:
-            short: text after the turn when nothing follows.
-            tail: text after the turn when the new messages follow.
+        The texts follow the turn: `short` when nothing comes after it, `tail` when the new messages do.
         """
         short_spans = self._tokenizer.special_spans(short)
         for span in reversed(short_spans):

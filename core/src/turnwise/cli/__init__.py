@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -91,9 +92,12 @@ def _run(options: argparse.Namespace, label: str) -> int:
         code: object = options.command.run(options)
         if not isinstance(code, int):
             raise TypeError(f"run returned {code!r}, expected an exit code")  # noqa: TRY301 - reported below
+        sys.stdout.flush()
     except (TurnwiseError, BrokenPipeError):
         raise
-    except Exception as error:  # noqa: BLE001 - any error of a plugin; its traceback is printed
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise ConfigError(f"{label}: {describe(error)}") from error
         traceback.print_exc()
         sys.stderr.write(f"turnwise: error: {label}: {describe(error)}\n")
         return FAILED

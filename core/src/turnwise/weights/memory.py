@@ -147,11 +147,9 @@ class MemorySwitch:
 
     def to_rollout(self, weights: Weights = ()) -> SwitchReport:
         """
-        Give the device to the engines, with new weights.
+        Give the device to the engines, with new weights: anything that `RolloutManager.update_weights` accepts.
 
-        Args:
-            weights: anything that `RolloutManager.update_weights` accepts. They may be omitted in state `asleep` at
-                level 1: the engines then serve the same weights as before.
+        They may be omitted in state `asleep` at level 1: the engines then serve the same weights as before.
         """
         return self._switch("to_rollout", weights)
 

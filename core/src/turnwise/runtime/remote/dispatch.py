@@ -111,11 +111,8 @@ class EpisodeDispatcher:
         """
         Run the episodes of a dead worker again, and deliver the ones that must not run again.
 
-        Args:
-            worker: that died.
-            reason: of its death.
-            max_started: most undelivered episodes that the worker had started. It starts them in their order.
-            moved: it had to leave, so no episode is to blame.
+        `max_started` is the most undelivered episodes that the worker had started; it starts them in their order. A
+        worker that had to leave has `moved`, and no episode is to blame.
 
         Returns:
             Whether its episodes are to blame and not the worker.

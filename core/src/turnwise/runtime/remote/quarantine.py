@@ -41,9 +41,7 @@ class Quarantine:
         """
         Return the episodes that a worker runs next, or None if it should run ordinary ones.
 
-        Args:
-            worker: that asks.
-            busy: whether it holds episodes; a suspect must not run beside other episodes.
+        A worker is `busy` if it holds episodes; a suspect must not run beside other episodes.
         """
         if busy and worker in self._testing:
             return []

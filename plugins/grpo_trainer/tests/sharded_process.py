@@ -66,7 +66,7 @@ def main(rank: int, world_size: int, folder: Path, estimator: str, layout: str) 
     weights = dict(trainer.learner.policy.full_weights())
     if rank == 0:
         save_file({name: tensor.contiguous().clone() for name, tensor in weights.items()}, out / "weights.safetensors")
-        names = ("actor/pg_loss", "actor/grad_norm", "noise/trace", "policy/nats", "actor/skipped")
+        names = ("actor/pg_loss", "actor/grad_norm", "noise/trace", "noise/agreement", "policy/nats", "actor/skipped")
         sys.stdout.write(" ".join(str(metrics[name]) for name in names) + "\n")
     dist.destroy_process_group()
 

@@ -101,6 +101,16 @@ def test_the_expected_cosine(agreement, square, steps):
     assert health.expected_cosine == measured[-1]["noise/cosine"]
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite(value):
+    """It has no effect on the averages."""
+    good = {**noise(scale=8.0), "noise/agreement": 0.25, "noise/square": 1.0}
+    bad = dict.fromkeys(good, value)
+    health, _ = run([dict(good), bad, dict(good)])
+
+    assert (8.0, 0.5) == (pytest.approx(health.noise_scale), pytest.approx(health.expected_cosine))
+
+
 @given(cut=st.integers(0, 30), scales=st.lists(st.floats(-50, 90), min_size=31, max_size=31))
 def test_a_resumed_training_warns_as_if_it_had_not_stopped(cut, scales):
     """The state, saved as JSON at any step, continues with the same noise scale and repeats no warning."""

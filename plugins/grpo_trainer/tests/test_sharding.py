@@ -75,10 +75,11 @@ def test_weights_do_not_depend_on_the_processes(tmp_path, model_dir, spec, mixed
         assert max((none[name] - other[name]).abs().max().item() for name in none) < 1e-6
     assert max((none[name] - before[name]).abs().max().item() for name in none) > 1e-4
     for output in (output_of_one, output_of_two):
-        loss, norm, trace, nats, skipped = map(float, output.split())
+        loss, norm, trace, agreement, nats, skipped = map(float, output.split())
         assert metrics["actor/pg_loss"] == pytest.approx(loss, abs=1e-6)
         assert metrics["actor/grad_norm"] == pytest.approx(norm, rel=1e-4)
         assert metrics["noise/trace"] == pytest.approx(trace, rel=1e-4)
+        assert metrics["noise/agreement"] == pytest.approx(agreement, rel=1e-3)
         assert metrics["policy/nats"] == pytest.approx(nats, rel=1e-3)
         # All processes stop at the same mini-batch; otherwise they would wait for each other.
         assert metrics["actor/skipped"] == skipped

@@ -54,10 +54,11 @@ class TrainingHealth:
             step: number of the step.
             metrics: of the update and of the episodes.
         """
-        if "noise/trace" in metrics:
+        # A gradient that is not finite changes no weight, and must not change the averages for ever.
+        if math.isfinite(metrics.get("noise/trace", math.nan)):
             self._add_noise(metrics["noise/signal"], metrics["noise/trace"])
             metrics["noise/scale"] = self.noise_scale
-        if "noise/square" in metrics:
+        if math.isfinite(metrics.get("noise/square", math.nan)):
             self._agreement += (1 - EMA_DECAY) * (metrics["noise/agreement"] - self._agreement)
             self._square += (1 - EMA_DECAY) * (metrics["noise/square"] - self._square)
             metrics["noise/cosine"] = self.expected_cosine

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise_grpo_trainer.health import (
+    EMA_DECAY,
     MAX_NATS,
     MIN_EFFECTIVE_SHARE,
     MIN_NOISE_STEPS,
@@ -90,15 +92,37 @@ def test_gradients_of_zero_are_no_noise():
     assert [[]] * 8 == found
 
 
-@given(agreement=st.floats(-1, 1), square=st.floats(0.5, 2), steps=st.integers(1, 5))
-def test_the_expected_cosine(agreement, square, steps):
-    """Its square is the share of a gradient that agrees with the gradients before it; 1 before a measurement."""
-    assert run([])[0].expected_cosine == 1.0
-    measured = [{"noise/agreement": agreement * square, "noise/square": square} for _ in range(steps)]
+@given(shares=st.lists(st.floats(-1, 1), max_size=12), square=st.floats(0.5, 2))
+def test_the_expected_cosine(shares, square):
+    """Its square is the weighted mean share of signal minus the standard error of this mean; 0 without two values."""
+    measured = [{"noise/agreement": share * square, "noise/square": square} for share in shares]
     health, _ = run(measured)
 
-    assert health.expected_cosine**2 == pytest.approx(max(agreement, 0.0))
-    assert health.expected_cosine == measured[-1]["noise/cosine"]
+    expected = 0.0
+    if len(shares) > 1:
+        weights = np.array([EMA_DECAY**age for age in range(len(shares))][::-1])
+        weights /= weights.sum()
+        mean = weights @ shares
+        variance = weights @ (np.array(shares) - mean) ** 2
+        expected = min(1.0, max(0.0, mean - math.sqrt(variance / (1 / (weights @ weights) - 1))))
+    assert health.expected_cosine**2 == pytest.approx(expected, abs=1e-6)
+    if measured:
+        assert health.expected_cosine == measured[-1]["noise/cosine"]
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_noise_without_a_signal_has_no_cosine(seed):
+    """Shares around 0 have a mean square of the cosine far below their spread; a signal in all of them is found."""
+    noise = np.random.default_rng(seed).normal(0, 0.1, 200)
+    squares = []
+    health, found = TrainingHealth(), TrainingHealth()
+    for share in noise:
+        health.observe(1, {"noise/agreement": share, "noise/square": 1.0})
+        found.observe(1, {"noise/agreement": share + 0.2, "noise/square": 1.0})
+        squares.append(health.expected_cosine**2)
+
+    assert np.mean(squares) < 0.02
+    assert found.expected_cosine**2 > 0.1
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

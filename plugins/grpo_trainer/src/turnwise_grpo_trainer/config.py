@@ -140,7 +140,7 @@ class OptimizerConfig:
         min_lr_ratio: the end of a falling schedule, as a share of `lr`.
         noise_adaptive: multiply the learning rate by `noise/cosine`, the expected cosine between the gradient of a
             mini-batch and the true one. AdamW's steps are equally long for any gradient, and the best length is
-            proportional to this cosine. So rewards without a signal hardly change the model.
+            proportional to this cosine. So rewards without a signal hardly change the model. It needs no warm-up.
     """
 
     lr: float = _number(1e-6, _at_least(0))

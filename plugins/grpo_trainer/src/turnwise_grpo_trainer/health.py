@@ -42,8 +42,9 @@ class TrainingHealth:
     _noise_steps: int = field(default=0, init=False)
     _signal: float = field(default=0.0, init=False)
     _trace: float = field(default=0.0, init=False)
-    _agreement: float = field(default=0.0, init=False)
-    _square: float = field(default=0.0, init=False)
+    _shares: int = field(default=0, init=False)
+    _share: float = field(default=0.0, init=False)
+    _share_square: float = field(default=0.0, init=False)
     _rewards: list[tuple[float, float]] = field(factory=list, init=False)
 
     def observe(self, step: int, metrics: dict[str, float]) -> list[str]:
@@ -58,9 +59,8 @@ class TrainingHealth:
         if math.isfinite(metrics.get("noise/trace", math.nan)):
             self._add_noise(metrics["noise/signal"], metrics["noise/trace"])
             metrics["noise/scale"] = self.noise_scale
-        if math.isfinite(metrics.get("noise/square", math.nan)):
-            self._agreement += (1 - EMA_DECAY) * (metrics["noise/agreement"] - self._agreement)
-            self._square += (1 - EMA_DECAY) * (metrics["noise/square"] - self._square)
+        if "noise/square" in metrics:
+            self._add_share(metrics["noise/agreement"], metrics["noise/square"])
             metrics["noise/cosine"] = self.expected_cosine
         if "reward/stderr" in metrics:
             self._rewards = [*self._rewards, (metrics["reward/mean"], metrics["reward/stderr"])][-REWARD_STEPS:]
@@ -72,6 +72,14 @@ class TrainingHealth:
         self._noise_steps += 1
         self._signal += (1 - EMA_DECAY) * (signal - self._signal)
         self._trace += (1 - EMA_DECAY) * (trace - self._trace)
+
+    def _add_share(self, agreement: float, square: float) -> None:
+        if not math.isfinite(square) or square == 0:
+            return
+        share = agreement / square
+        self._shares += 1
+        self._share += (1 - EMA_DECAY) * (share - self._share)
+        self._share_square += (1 - EMA_DECAY) * (share**2 - self._share_square)
 
     @property
     def noise_scale(self) -> float:
@@ -87,17 +95,23 @@ class TrainingHealth:
     @property
     def expected_cosine(self) -> float:
         """
-        About the cosine between a mini-batch's gradient and the true one, from averages over the steps.
+        The cosine between a mini-batch's gradient and the true one, at least what the steps are evidence for.
 
         Its square is |G|^2 over the expected squared length of a mini-batch's gradient. The product of a gradient with
         the mean of those before it estimates |G|^2, because the noise of mini-batches is independent. The estimate is
         less rough than `noise/signal`, whose halves have more noise than a mean of ten mini-batches. It is too small if
-        the gradient has turned since, so steps that are too long get shorter. The cosine is 1 before the first
-        measurement, and 0 if no signal was found.
+        the gradient has turned since, so steps that are too long get shorter.
+
+        The square is the mean over the steps minus its standard error, so that noise which looks like signal by chance
+        moves nothing. The cosine is 0 before two measurements, and if no signal was found.
         """
-        if self._square == 0:
-            return 1.0
-        return math.sqrt(min(1.0, max(0.0, self._agreement) / self._square))
+        if self._shares < 2:
+            return 0.0
+        decayed = EMA_DECAY**self._shares
+        mean, square = self._share / (1 - decayed), self._share_square / (1 - decayed)
+        effective = (1 + EMA_DECAY) / (1 - EMA_DECAY) * (1 - decayed) / (1 + decayed)
+        error = math.sqrt(max(0.0, square - mean**2) / (effective - 1))
+        return math.sqrt(min(1.0, max(0.0, mean - error)))
 
     def _conditions(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         """Yield the conditions that hold, and a warning for each."""
@@ -135,7 +149,7 @@ class TrainingHealth:
         return {
             "warnings": dict(self.warnings),
             "noise": [self._noise_steps, self._signal, self._trace],
-            "cosine": [self._agreement, self._square],
+            "cosine": [self._shares, self._share, self._share_square],
             "rewards": [list(each) for each in self._rewards],
         }
 
@@ -143,7 +157,7 @@ class TrainingHealth:
         """Restore the state."""
         self.warnings = dict(state["warnings"])
         self._noise_steps, self._signal, self._trace = state["noise"]
-        self._agreement, self._square = state["cosine"]
+        self._shares, self._share, self._share_square = state["cosine"]
         self._rewards = [(mean, error) for mean, error in state["rewards"]]
 
 

@@ -50,7 +50,7 @@ TRAINING_METRICS: Final[Mapping[str, str]] = {
     " AdamW's first moment.",
     "noise/square": "Squared length of a mini-batch's gradient.",
     "noise/cosine": "Expected cosine between a mini-batch's gradient and the true one: the root of `agreement` over"
-    " `square`, both averaged over the steps with decay 0.9.",
+    " `square`, averaged over the steps with decay 0.9, minus the standard error of this average.",
     "gap/*": "Difference between the log-probabilities of trainer and rollout: `mean`, `max`, `max_relative`, `kl`; the"
     " compared `tokens`, and the `fresh` share of them that the current weights sampled.",
     "buffer/*": "Staleness of the oldest group of the batch in weight versions, and counts of groups since the start.",

@@ -125,7 +125,7 @@ def test_the_command_writes_json_lines(tmp_path: Path, capsys: pytest.CaptureFix
 def test_harder_tasks(tmp_path, capsys):
     """--step-weights sets the mix, as in the example's training file; a bad value exits with a one-line error."""
     path = tmp_path / "rows.jsonl"
-    main(["--num", "512", "--step-weights", "5,50,45", "--out", str(path)])
+    main(["--num", "1024", "--step-weights", "5,50,45", "--out", str(path)])
 
     assert (Path(__file__).parents[3] / "examples" / "train_calculator.jsonl").read_text() == path.read_text()
     for bad in ("5,50", "5,-1,2", "0,0,0", "a,b,c"):

@@ -46,7 +46,7 @@ _EXAMPLES: Final = """
 examples:
   python -m turnwise_calculator_demo.tasks --split train --num 4096 --seed 0 --out train.jsonl
   python -m turnwise_calculator_demo.tasks --split test --num 64 --seed 0 --out test.jsonl
-  python -m turnwise_calculator_demo.tasks --num 512 --step-weights 5,50,45 --out hard.jsonl
+  python -m turnwise_calculator_demo.tasks --num 1024 --step-weights 5,50,45 --out hard.jsonl
 """
 
 

@@ -47,190 +47,17 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from measurement import describe_machine, format_spread
+from side_by_side_trl import CONFIG, METRICS, Record, train_with_trl, write_lines
 
-CONFIG = Path(__file__).resolve().parents[1] / "examples" / "train_calculator.yaml"
 WAYS = {"turnwise": "turnwise train", "trl": "TRL alone", "bridge": "TRL on turnwise rollouts"}
 COLUMNS = ("s a step", "processor s a step", "tokens/s", "tokens/processor s")
-RESULTS, METRICS = "results.json", "metrics.jsonl"
+RESULTS = "results.json"
 INTERRUPTED = 130
-Record = dict[str, Any]
-
-
-# A training in this process
-
-
-def train_with_trl(way: str, overrides: Sequence[str], out: Path) -> None:
-    """Train with TRL, with its own rollout or with turnwise's; write the metrics and the model to a folder."""
-    import torch
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from turnwise_grpo_trainer.optimization import lr_factor
-    from turnwise_grpo_trainer.train_setup import read_setup
-    from turnwise_rollout_buffer.task_stream import TaskStream
-    from turnwise_trl_bridge.rollouts import UID
-
-    setup = read_setup(str(CONFIG), overrides)
-    train, path = setup.train, str(setup.model.path)
-    updates = count_updates(setup)
-    stream = TaskStream(setup.tasks, setup.run.rollout.seed, setup.shares)
-    steps = [stream.take(train.tasks_per_step) for _ in range(train.num_steps)]
-    rows = [
-        {"prompt": list(map(dict, task.messages)), UID: task.uid, "truth": task.ground_truth}
-        for tasks in steps
-        for task in tasks
-    ]
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=train.optimizer.lr,
-        betas=train.optimizer.betas,
-        eps=train.optimizer.eps,
-        weight_decay=train.optimizer.weight_decay,
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda update: lr_factor(train.optimizer, update // updates, train.num_steps)
-    )
-    options = {
-        "model": model,
-        "args": build_arguments(setup, out),
-        "train_dataset": Dataset.from_list(rows),
-        "processing_class": AutoTokenizer.from_pretrained(path, padding_side="left"),
-        "callbacks": [build_step_log(out, updates, train.tasks_per_step * setup.group_size)],
-        "optimizers": (optimizer, schedule),
-    }
-    trainer = run_own_loop(setup, options) if way == "trl" else run_bridge(setup, options)
-    trainer.save_model(str(out / "model"))
-
-
-def count_updates(setup: Any) -> int:
-    """Return the optimizer steps of a training step."""
-    episodes = setup.train.tasks_per_step * setup.group_size
-    size = setup.train.algorithm.ppo_mini_batch_size or episodes
-    if episodes % size:
-        sys.exit(f"{episodes} episodes do not divide into mini-batches of {size}")
-    updates: int = episodes // size
-    return updates
-
-
-def build_arguments(setup: Any, out: Path) -> Any:
-    """Return the settings of the config under TRL's names."""
-    from trl import GRPOConfig
-
-    rollout, algorithm, updates = setup.run.rollout, setup.train.algorithm, count_updates(setup)
-    episodes = setup.train.tasks_per_step * setup.group_size
-    return GRPOConfig(
-        output_dir=str(out),
-        max_steps=setup.train.num_steps * updates,
-        per_device_train_batch_size=episodes // updates,
-        gradient_accumulation_steps=1,
-        generation_batch_size=episodes,
-        num_generations=setup.group_size,
-        shuffle_dataset=False,  # the rows have the order of `turnwise train`
-        temperature=rollout.sampling.temperature,
-        max_completion_length=rollout.response_length,
-        generation_kwargs={"max_new_tokens": rollout.sampling.max_tokens},
-        max_tool_calling_iterations=setup.run.agent.options["max_assistant_turns"] - 1,
-        beta=0.0,
-        loss_type="bnpo",
-        scale_rewards="group",
-        epsilon=algorithm.clip_ratio_low,
-        epsilon_high=algorithm.clip_ratio_high,
-        max_grad_norm=setup.train.optimizer.grad_clip,
-        gradient_checkpointing=False,
-        bf16=False,
-        use_cpu=True,
-        seed=rollout.seed,
-        logging_steps=updates,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
-
-
-def run_own_loop(setup: Any, options: Record) -> Any:
-    """Train with TRL's tool loop on the calculator, and return the trainer."""
-    from trl import GRPOTrainer
-    from trl.chat_template_utils import qwen3_template
-
-    from turnwise_calculator_demo.episodes import TOOL_NAME, respond
-    from turnwise_calculator_demo.rewards import exact_match
-
-    def calculator(expression: str) -> str:
-        """
-        Computes one arithmetic operation, for example "23 + 48".
-
-        Args:
-            expression: Two numbers and one of + - * / // % ** between them.
-        """
-        return respond(expression)
-
-    def score(completions: Sequence[Sequence[Record]], truth: Sequence[str], **_: Any) -> list[float]:
-        # As the reward `exact_match`: an episode that ends with a call or a tool message has no answer.
-        ends = [completion[-1] for completion in completions]
-        answers = [end["content"] if end["role"] == "assistant" and not end.get("tool_calls") else "" for end in ends]
-        return [exact_match(answer, each) for answer, each in zip(answers, truth, strict=True)]
-
-    assert calculator.__name__ == TOOL_NAME
-    # TRL knows the parser of some chat templates by their text. The model's calls have the format of Qwen3.
-    options["processing_class"].response_template = qwen3_template
-    trainer = GRPOTrainer(reward_funcs=score, tools=[calculator], **options)
-    trainer.train()
-    return trainer
-
-
-def run_bridge(setup: Any, options: Record) -> Any:
-    """Train with TRL on turnwise's rollouts, and return the trainer."""
-    from turnwise_trl_bridge import Rollouts, TurnwiseGRPOTrainer
-
-    rollouts = Rollouts.from_config(setup.run, setup.tasks)
-    with rollouts.manager:
-        trainer = TurnwiseGRPOTrainer(rollouts=rollouts, **options)
-        trainer.train()
-    return trainer
-
-
-def build_step_log(out: Path, updates: int, episodes: int) -> Any:
-    """Return a callback that writes a line of metrics for each step, under the names of `turnwise train`."""
-    from transformers import TrainerCallback
-
-    class StepLog(TrainerCallback):
-        wall = cpu = total_wall = total_cpu = 0.0
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step % updates == 0:
-                self.wall, self.cpu = time.perf_counter(), time.process_time()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step % updates == 0:
-                self.wall, self.cpu = time.perf_counter() - self.wall, time.process_time() - self.cpu
-                self.total_wall, self.total_cpu = self.total_wall + self.wall, self.total_cpu + self.cpu
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Record | None = None, **_: Any) -> None:
-            if logs and "reward" in logs:
-                write_lines(out / METRICS, [self.line(state.global_step // updates, logs)])
-
-        def line(self, step: int, logs: Record) -> Record:
-            return {
-                "step": step,
-                "reward/mean": logs["reward"],
-                "tokens/action": logs["completions/mean_length"] * episodes,
-                "tools/per_episode": logs.get("tools/call_frequency"),
-                "actor/lr": logs["learning_rate"],
-                "actor/grad_norm": logs["grad_norm"],
-                "seconds/step": self.wall,
-                "seconds/train": self.total_wall,
-                "seconds/train_cpu": self.total_cpu,
-            }
-
-    return StepLog()
 
 
 # All trainings, one process for each
@@ -358,12 +185,6 @@ def draw_picture(runs: Sequence[Record], out: Path, picture: Path) -> None:
     picture.parent.mkdir(parents=True, exist_ok=True)
     curves = [f"{label}={folder}" for label, folder in folders.items()]
     run_process([str(Path(__file__).with_name("learning_curves.py")), str(picture), *curves], out / "picture.log")
-
-
-def write_lines(path: Path, lines: Iterable[Record]) -> None:
-    """Append JSON lines to a file."""
-    with path.open("a", encoding="utf-8") as stream:
-        stream.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def write_whole(path: Path, value: Record) -> None:

@@ -110,7 +110,7 @@ class FakeServer:
         if isinstance(fault, int):
             raise _http_error(fault)
         if fault == "slow":
-            await asyncio.sleep(1.0)
+            await asyncio.Event().wait()  # until the client leaves, however slow this process is
         return body, fault
 
     async def _completions(self, request):

@@ -146,8 +146,6 @@ class Learner:
             trainable.advance()
         return metrics | {f"seconds/{name}": seconds for name, seconds in self._seconds.items()}
 
-    # Before the first optimizer step
-
     def _prepare(self, batch: RolloutBatch, rows: TokenRows) -> tuple[TokenRows, dict[str, float]]:
         """Return the rows with log-probabilities, values and advantages as the loss needs them, and metrics."""
         algorithm = self.config.algorithm
@@ -291,11 +289,14 @@ class Learner:
 
     def _step(self, sums: Sums, step: int) -> None:
         with self._timed("optimizer"):
-            warm = self.critic is None or step > self.config.critic.warmup_steps
-            if warm and (self.config.optimizer.noise_adaptive or self.config.diagnostics.noise_scale):
-                agreement, square = self._all_reduce(self.policy.compare_with_momentum()).tolist()
-                sums |= {"noise/agreement": agreement, "noise/square": square}
-            sums["actor/grad_norm"] = self.policy.step() if warm else self._skip_policy_step()
+            if self.critic is None or step > self.config.critic.warmup_steps:
+                if self.config.optimizer.noise_adaptive or self.config.diagnostics.noise_scale:
+                    agreement, square = self._all_reduce(self.policy.compare_with_momentum()).tolist()
+                    sums |= {"noise/agreement": agreement, "noise/square": square}
+                sums["actor/grad_norm"] = self.policy.step()
+            else:
+                self.policy.optimizer.zero_grad()
+                sums["actor/grad_norm"] = 0.0
             if self.critic is not None:
                 sums["critic/grad_norm"] = self.critic.step()
 
@@ -318,10 +319,6 @@ class Learner:
         # If no row has a gradient, one row stays: the optimizer needs a gradient, if of 0, for its momentum and decay.
         effect[rows.row_index[rows.targets[0]]] += float(not effect.any())
         return rows.with_columns(loss_mask=rows["loss_mask"] * (effect > 0)[rows.row_index])
-
-    def _skip_policy_step(self) -> float:
-        self.policy.optimizer.zero_grad()
-        return 0.0
 
     def _backward(self, rows: TokenRows, micro: MicroBatch, scale: float, sums: Sums) -> Tensor:
         """Accumulate gradients and metrics; return (M,) log-probabilities, 0 for a micro-batch that does not count."""

@@ -165,10 +165,9 @@ async def serve_rounds(arguments: argparse.Namespace) -> None:
 
 
 def measure_cpu() -> float:
-    """Return the CPU seconds of this process and its children: vLLM decodes in one."""
-    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    seconds: float = sum(times.user + times.system for times in (each.cpu_times() for each in processes))
-    return seconds
+    """Return the CPU seconds of this process and, in ticks of 10 ms, of its children: vLLM decodes in one."""
+    times = [each.cpu_times() for each in psutil.Process().children(recursive=True)]
+    return time.process_time() + sum(each.user + each.system for each in times)
 
 
 class Variant:

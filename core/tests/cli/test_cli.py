@@ -98,6 +98,12 @@ def test_a_closed_standard_error():
     assert subprocess.run(command, capture_output=True).returncode == 2
 
 
+def test_a_closed_standard_output():
+    """A command whose output goes nowhere succeeds."""
+    command = ["sh", "-c", 'exec "$0" -m turnwise.cli plugins --json >&-', sys.executable]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+
+
 @pytest.mark.parametrize("command", ["plugins", "plugins --json"])
 def test_an_output_without_space(command):
     """A full disk is no defect of a command: one line, for a short output and for a long one."""

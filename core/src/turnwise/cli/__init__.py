@@ -25,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0; 2 for bad input, after one line on standard error; 130 when it was interrupted; 1 for any other failure.
     """
-    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - open to the end; None if it was closed
+    # A stream is None if it was closed; the file stays open to the end.
+    sys.stdout, sys.stderr = (each or Path(os.devnull).open("w") for each in (sys.stdout, sys.stderr))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may have less than Unicode
     try:

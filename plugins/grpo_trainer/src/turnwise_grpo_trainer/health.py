@@ -95,7 +95,7 @@ class TrainingHealth:
     @property
     def expected_cosine(self) -> float:
         """
-        The cosine between a mini-batch's gradient and the true one, at least what the steps are evidence for.
+        Return a cautious estimate of the cosine between a mini-batch's gradient and the true one.
 
         Its square is |G|^2 over the expected squared length of a mini-batch's gradient. The product of a gradient with
         the mean of those before it estimates |G|^2, because the noise of mini-batches is independent. The estimate is

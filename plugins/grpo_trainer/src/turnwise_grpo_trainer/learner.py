@@ -136,8 +136,7 @@ class Learner:
         algorithm = self.config.algorithm
         mask = compute_loss_mask(batch, mask_truncated=algorithm.mask_truncated)
         rows, metrics = self._prepare(batch, TokenRows.from_batch(batch, mask))
-        episodes = batch.episode_index
-        sequences = episodes if algorithm.loss_sequence == "episode" else torch.arange(len(batch))
+        sequences = batch.episode_index if algorithm.loss_sequence == "episode" else torch.arange(len(batch))
         rows = rows.with_columns(sequence=sequences[rows.row_index])
         self.policy.scale_lr(lr_factor)
         metrics |= self._train_epochs(rows, split_batch(rows, batch, algorithm.ppo_mini_batch_size), step, version)
@@ -290,10 +289,11 @@ class Learner:
     def _step(self, sums: Sums, step: int) -> None:
         with self._timed("optimizer"):
             if self.critic is None or step > self.config.critic.warmup_steps:
-                if self.config.optimizer.noise_adaptive or self.config.diagnostics.noise_scale:
-                    agreement, square = self._all_reduce(self.policy.compare_with_momentum()).tolist()
-                    sums |= {"noise/agreement": agreement, "noise/square": square}
-                sums["actor/grad_norm"] = self.policy.step()
+                wanted = self.config.optimizer.noise_adaptive or self.config.diagnostics.noise_scale
+                agreement = self.policy.multiply_with_momentum() if wanted else None
+                norm = sums["actor/grad_norm"] = self.policy.step()
+                if agreement is not None:
+                    sums |= {"noise/agreement": float(self._all_reduce(agreement)), "noise/square": norm**2}
             else:
                 self.policy.optimizer.zero_grad()
                 sums["actor/grad_norm"] = 0.0

@@ -67,23 +67,22 @@ class TrainableModel:
             group["lr"] *= factor
 
     @torch.no_grad()
-    def compare_with_momentum(self) -> Tensor:
+    def multiply_with_momentum(self) -> Tensor | None:
         """
-        Return (2,) the gradient's product with the mean of the gradients before it, and its squared length.
+        Return the product of the gradient with the mean of the gradients before it; None before the first step.
 
-        The mean is AdamW's first moment without its bias. Both are of this process's part of a sharded model, and 0
-        before the first step.
+        The mean is AdamW's first moment without its bias. Of a sharded model, it is the product of this process's part.
         """
-        found = torch.zeros(2, dtype=torch.float64)
+        products = []
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 state = self.optimizer.state.get(parameter)
-                if parameter.grad is None or not state:
-                    continue
-                gradient, moment = (local_part(each).flatten().float() for each in (parameter.grad, state["exp_avg"]))
-                weight = 1 - group["betas"][0] ** float(state["step"])
-                found += torch.stack([gradient @ moment / weight, gradient @ gradient]).double().cpu()
-        return found
+                if parameter.grad is not None and state:
+                    gradient, moment = (
+                        local_part(each).flatten().float() for each in (parameter.grad, state["exp_avg"])
+                    )
+                    products.append(gradient @ moment / (1 - group["betas"][0] ** float(state["step"])))
+        return torch.stack(products).double().sum().cpu() if products else None
 
     @property
     def lr(self) -> float:

@@ -38,8 +38,6 @@ demo-train: $(READY)  ## GRPO with the tiny model on two CPU cores: curve and ta
 test: $(READY)  ## the quick tests, in a few minutes
 	$(PYTEST) -m "not gpu and not slow"
 
-# Its tests start Ray, browsers and engines, which use the cores themselves: with three workers it took as long.
-test-slow: WORKERS = 2
 test-slow: $(READY)  ## the slow tests, and every property with more examples
 	$(PYTEST) -m "not gpu and (slow or (hypothesis and not sized))" --hypothesis-profile thorough
 

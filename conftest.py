@@ -23,6 +23,9 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", uuid.uuid4().hex)
 
+# Ray runs its actors at a lower priority, and then they wait for the tests beside theirs to leave a core.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 # A shell lets the programs that it starts in the background ignore Ctrl-C, and they pass this on to every process that
 # a test starts and interrupts.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -1,6 +1,8 @@
 """Whole runs, in one process and on Ray, observed by the trace file, the metrics endpoint and OTLP spans."""
 
 import json
+import os
+import signal
 import threading
 import time
 import urllib.error
@@ -12,7 +14,7 @@ from itertools import pairwise
 import pytest
 from observed_blueprint import NUM_TURNS, ObservedBlueprint, local_manager, ray_manager
 from prometheus_client.parser import text_string_to_metric_families
-from ray_runs import ON_RAY, make_tasks, wait_until
+from ray_runs import ON_RAY, make_tasks, pids, wait_until
 from structlog.testing import capture_logs
 
 from turnwise import Resources
@@ -223,8 +225,7 @@ def test_endpoint_shows_routing_and_faults(ray_cluster):
     with ray_manager(observer, blueprint=ObservedBlueprint(0.01), max_in_flight=2) as running:
         finished = running.iterate(make_tasks(NUM_EPISODES))
         next(finished)
-        slot = running.runtime.policy.slots[0]
-        slot.handle.__ray_terminate__.remote()
+        os.kill(pids(running.runtime.policy.slots)[0], signal.SIGKILL)
         results = list(finished)
         wait_until(
             lambda: total(scrape(observer.url), "turnwise_restarts_total", kind="replica") >= 1,

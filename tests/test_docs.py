@@ -263,6 +263,17 @@ def test_site_has_every_page() -> None:
     assert [name_of(page) for page in DOCS if page.relative_to(ROOT / "docs").as_posix() not in text] == []
 
 
+def test_site_reads_what_its_reference_names() -> None:
+    """`make site` reads the sources of every package in the Python reference; nothing is installed beside it."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    folders = re.search(r"paths: \[(.*?)\]", text)[1].split(", ")
+    page = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
+    packages = set(re.findall(r"^::: (\w+)", page, re.MULTILINE))
+
+    assert {"turnwise"} < packages
+    assert [name for name in packages if not any((ROOT / folder / name).is_dir() for folder in folders)] == []
+
+
 def test_pages_name_no_machine() -> None:
     """No page has a path of a developer's machine."""
     found = [name_of(page) for page in PAGES if re.search(r"/(home|root|work|tmp|Users)/", page.read_text("utf-8"))]

@@ -104,11 +104,12 @@ def test_the_model_card(trained, tmp_path):
 
     _, header, body = text.split("---\n", 2)
     assert {"library_name": "transformers", "pipeline_tag": "text-generation"}.items() <= yaml.safe_load(header).items()
-    assert "after step 2 of 60 of a training with turnwise" in body
+    num_steps = yaml.safe_load(Path(EXAMPLE).read_text())["train"]["num_steps"]
+    assert f"after step 2 of {num_steps} of a training with turnwise" in body
     assert "| reward | 0.400 [0.300, 1.000] | 0.900 [0.800, 1.000] |" in body
     assert "0.600" not in body
     config = yaml.safe_load(body.split("```yaml\n")[1].split("```")[0])
-    assert (60, 8) == (config["train"]["num_steps"], config["rollout"]["n"])
+    assert (num_steps, 8) == (config["train"]["num_steps"], config["rollout"]["n"])
     assert "train_calculator.jsonl" == config["data"]["path"]
     assert str(Path(EXAMPLE).parent) not in text
 

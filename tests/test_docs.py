@@ -16,6 +16,7 @@ import pytest
 import yaml
 from attrs import fields_dict
 from packaging.requirements import Requirement
+from page_runner import Block, blocks, commands
 
 import turnwise
 from turnwise.cli import make_parser
@@ -25,9 +26,6 @@ from turnwise.config.run import RunConfig
 from turnwise.plugin.host import load
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(Path(__file__).parent))
-
-from page_runner import Block, blocks, commands  # noqa: E402 - beside this file, which pytest does not put on the path
 
 DOCS = sorted(ROOT.glob("docs/**/*.md"))
 PAGES = [
@@ -265,8 +263,9 @@ def test_site_has_every_page() -> None:
 
 def test_site_reads_what_its_reference_names() -> None:
     """`make site` reads the sources of every package in the Python reference; nothing is installed beside it."""
-    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    folders = re.search(r"paths: \[(.*?)\]", text)[1].split(", ")
+    plugins = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["plugins"]
+    (reader,) = (each["mkdocstrings"] for each in plugins if "mkdocstrings" in each)
+    folders = reader["handlers"]["python"]["paths"]
     page = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
     packages = set(re.findall(r"^::: (\w+)", page, re.MULTILINE))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -14,13 +13,10 @@ from typing import Any
 
 import pytest
 import yaml
+from training_site import CONFIG, make_site, start
 
 from turnwise_gateway.pool.pool_view import PoolView
 from turnwise_result_files import read_training_step
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from training_site import CONFIG, make_site, start
 
 NUM_STEPS, NUM_TASKS, GROUP_SIZE = 3, 3, 3
 

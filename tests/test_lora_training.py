@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
+from training_site import ROOT, make_site, run, start, steps_of, train
 
 import turnwise_calculator_demo
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from training_site import ROOT, make_site, run, start, steps_of, train
 
 NUM_ADAPTED = 4 * 7
 """Adapted modules of the demo model: seven in each of four layers."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
+from training_site import make_site, start, steps_of, train, write_tasks
 
 from turnwise_result_files import read_training_step
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from training_site import make_site, start, steps_of, train, write_tasks
 
 MIXTURE = ("data.path=null", "data.sources=[{path: tasks.jsonl, weight: 2}, {path: other.jsonl, name: extra}]")
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from training_site import make_site, run, start, steps_of, train
 
 from turnwise.cli import main

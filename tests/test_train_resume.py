@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import signal
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -14,13 +13,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from torch.distributed.checkpoint import save
+from training_site import assert_same, make_site, start, train, write_tasks
 
 from turnwise_grpo_trainer.checkpoints import CheckpointStore
 from turnwise_result_files import load_unfinished, read_results
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from training_site import assert_same, make_site, start, train, write_tasks
 
 
 @pytest.fixture

@@ -10,11 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from page_runner import blocks, commands
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(Path(__file__).parent))
-
-from page_runner import blocks, commands  # noqa: E402 - beside this file, which pytest does not put on the path
 
 PAGE = ROOT / "docs/tutorial/first-agent-plugin.md"
 PROGRAMS = {

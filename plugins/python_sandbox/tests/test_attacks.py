@@ -5,14 +5,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from attrs import frozen
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from sandbox_settings import Host
 
 from turnwise_python_sandbox import Sandbox, Status

@@ -5,14 +5,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from neighbour_attacks import NEIGHBOUR_ATTACKS, NeighbourAttack, build_program
 from sandbox_settings import Host
 

@@ -234,6 +234,15 @@ def test_files_that_cannot_be_read_say_why(tmp_path):
     assert f"{other}: expected a file that ends in .yaml, .yml or .toml" == complaint(load_config, other)
 
 
+def test_a_deleted_working_directory_is_named(tmp_path, monkeypatch):
+    """A config needs it, even if all of its paths are absolute."""
+    path = written(tmp_path, MINIMAL)
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert complaint(load_config, path) == f"{path}: the working directory no longer exists; change to another one"
+
+
 def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path):
     """Some editors write one."""
     assert read_mapping(written(tmp_path, b"\xef\xbb\xbfa: 1\n")) == {"a": 1}

@@ -30,8 +30,6 @@ MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 32
 _TOO_DEEP: Final = f"values are nested more than {MAX_DEPTH} levels deep"
 _MAX_INTEGER: Final = 2**63 - 1
-_ONE_CLASS: Final = "runtime"
-"""The section whose keys do not depend on its `name`."""
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _RARE_LINE_BREAK: Final = re.compile("[\x85\u2028\u2029]")
 _TAG: Final = "tag:yaml.org,2002:"
@@ -232,7 +230,8 @@ def _set(container: _Section, keys: list[str], value: object) -> None:
         _put(container, key, section)
         container = section
     old = _get(container, keys[-1], keys)  # refuses a place that the list does not have
-    if isinstance(old, dict) and isinstance(value, str) and (old.get("name") == value or keys == [_ONE_CLASS]):
+    # All runtimes have the same keys, so another name keeps them.
+    if isinstance(old, dict) and isinstance(value, str) and (old.get("name") == value or keys == ["runtime"]):
         value = {**old, "name": value}
     _put(container, keys[-1], value)
 

@@ -49,13 +49,14 @@ from turnwise.types import SamplingParams
 
 DataFormat = Literal["auto", "csv", "jsonl", "json", "parquet"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-
-
 ChangeChoice = Callable[[Choice, str, str], Choice]
 
 
 def _absolute(path: Path) -> Path:
-    return path.absolute()
+    try:
+        return path.absolute()
+    except FileNotFoundError as error:
+        raise ConfigError("the working directory no longer exists; change to another one") from error
 
 
 @frozen(kw_only=True)

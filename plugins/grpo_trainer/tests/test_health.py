@@ -92,18 +92,22 @@ def test_gradients_of_zero_are_no_noise():
     assert [[]] * 8 == found
 
 
-@given(shares=st.lists(st.floats(-1, 1), max_size=12), square=st.floats(0.5, 2))
+@given(shares=st.lists(st.floats(-3, 3), max_size=12), square=st.floats(0.5, 2))
 def test_the_expected_cosine(shares, square):
-    """Its square is the weighted mean share of signal minus the standard error of this mean; 0 without two values."""
+    """
+    Its square is the weighted mean share of signal minus the standard error of this mean; 0 without two values.
+
+    Each share counts as at most 1.
+    """
     measured = [{"noise/agreement": share * square, "noise/square": square} for share in shares]
     health, _ = run(measured)
 
-    expected = 0.0
+    expected, shares = 0.0, np.clip(shares, -1, 1)
     if len(shares) > 1:
         weights = np.array([EMA_DECAY**age for age in range(len(shares))][::-1])
         weights /= weights.sum()
         mean = weights @ shares
-        variance = weights @ (np.array(shares) - mean) ** 2
+        variance = weights @ (shares - mean) ** 2
         expected = min(1.0, max(0.0, mean - math.sqrt(variance / (1 / (weights @ weights) - 1))))
     assert health.expected_cosine**2 == pytest.approx(expected, abs=1e-6)
     if measured:
@@ -123,6 +127,17 @@ def test_noise_without_a_signal_has_no_cosine(seed):
 
     assert np.mean(squares) < 0.02
     assert found.expected_cosine**2 > 0.1
+
+
+def test_a_tiny_gradient_moves_nothing():
+    """A step of almost equal rewards has a tiny gradient; its quotient says nothing about the noise of the others."""
+    noise = np.random.default_rng(0).normal(0, 0.1, 40)
+    steps = [{"noise/agreement": share, "noise/square": 1.0} for share in noise]
+    steps[30] = {"noise/agreement": 1e-3, "noise/square": 3e-6}
+    run(steps)
+
+    assert steps[29]["noise/cosine"] < 0.2
+    assert max(step["noise/cosine"] for step in steps[30:]) < 0.3
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -76,7 +76,9 @@ class TrainingHealth:
     def _add_share(self, agreement: float, square: float) -> None:
         if not math.isfinite(square) or square == 0:
             return
-        share = agreement / square
+        # The expected share is within these bounds. A mini-batch of almost equal rewards has a tiny gradient, and its
+        # quotient would outweigh all other steps.
+        share = max(-1.0, min(agreement / square, 1.0))
         self._shares += 1
         self._share += (1 - EMA_DECAY) * (share - self._share)
         self._share_square += (1 - EMA_DECAY) * (share**2 - self._share_square)

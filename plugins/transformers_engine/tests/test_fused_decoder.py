@@ -14,17 +14,18 @@ from turnwise.protocols import Resources
 from turnwise.types import SamplingParams
 from turnwise_testing.engine_scenarios import VOCAB_SIZE, run_scenario, simple_request
 from turnwise_testing.reference_model import save_random_model
-from turnwise_transformers_engine import TransformersConfig, TransformersEngine, fused_probe, native_kernel
+from turnwise_transformers_engine import TransformersConfig, TransformersEngine, fused_model, fused_probe, native_kernel
 from turnwise_transformers_engine.batch_sampling import (
     make_columns,
     sample_rows,
     sampling_values,
     uniform_numbers,
 )
-from turnwise_transformers_engine.fused_model import FusedModel
+from turnwise_transformers_engine.fused_model import Chunk, FusedModel
 from turnwise_transformers_engine.operators import TorchOperators
 from turnwise_transformers_engine.prefix_pages import PrefixPages
 from turnwise_transformers_engine.row_sampling import sample
+from turnwise_transformers_engine.slab import Slab
 
 SIZES = {
     "vocab_size": VOCAB_SIZE,
@@ -74,6 +75,50 @@ def test_logits_equal_those_of_the_model(directory, operators):
             pytest.skip(fused.operators)
 
     assert fused_probe.largest_difference(fused) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def fused(tmp_path_factory):
+    """The forward pass of one architecture."""
+    return FusedModel(load(save_random_model(ARCHITECTURES["qwen3"], tmp_path_factory.mktemp("chunks"))), 64)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    places=st.lists(st.tuples(st.sampled_from([0, 0, 5, 16]), st.sampled_from([1, 4, 9])), min_size=1, max_size=10),
+    most_keys=st.sampled_from([1, 30, 1 << 14]),
+    seed=st.integers(0, 99),
+)
+@torch.inference_mode()
+def test_chunks_together_equal_chunks_alone(fused, places, most_keys, seed):
+    """Chunks of equal and of other places, in any order and number per call, have the logits and keys of each alone."""
+    generator = torch.Generator().manual_seed(seed)
+    long, short = (Slab.make(32, fused.num_layers, fused.num_groups, fused.depth, torch.device("cpu")) for _ in "12")
+    for slab in (long, short):
+        slab.reserve(len(places))
+        slab.data.normal_(generator=generator)
+    rows = torch.randperm(len(places), generator=generator).tolist()
+    chunks = [
+        Chunk(
+            short if row % 3 == 0 else long,
+            row,
+            past,
+            torch.randint(VOCAB_SIZE, (count,), generator=generator).tolist(),
+        )
+        for row, (past, count) in zip(rows, places, strict=True)
+    ]
+    before = [slab.data.clone() for slab in (long, short)]
+    alone = torch.cat([fused.prefill([chunk]) for chunk in chunks])
+    expected = [slab.data.clone() for slab in (long, short)]
+    for slab, data in zip((long, short), before, strict=True):
+        slab.data.copy_(data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused_model, "_MOST_KEYS", most_keys)
+        together = fused.prefill(chunks)
+
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    for slab, data in zip((long, short), expected, strict=True):
+        torch.testing.assert_close(slab.data, data, rtol=1e-4, atol=1e-5)
 
 
 def test_greedy_output_equals_the_generic_decoder(directory, together):

@@ -13,9 +13,11 @@ can capture `decode`. That has not been tried.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, Final, cast
 
+import numpy as np
 import torch
 from attrs import define, field, frozen
 from torch import Tensor
@@ -26,6 +28,9 @@ from turnwise_transformers_engine.slab import Slab
 
 ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Model types with this structure, as `model_type` of `config.json`. Only others that pass `refusal` may be added."""
+
+_MOST_KEYS: Final = 1 << 14
+"""Keys of several chunks in one attention call, which copies them."""
 
 _FUSED = (("self_attn", ("q_proj", "k_proj", "v_proj")), ("mlp", ("gate_proj", "up_proj")))
 
@@ -46,6 +51,31 @@ class Chunk:
     row: int
     past: int
     token_ids: Sequence[int]
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Length of the slab, and the numbers of tokens before and in the chunk."""
+        return self.slab.length, self.past, len(self.token_ids)
+
+
+@frozen(eq=False)
+class _EqualChunks:
+    """
+    Chunks of one slab and place, which attend in one call.
+
+    Attributes:
+        slab: with the keys and values.
+        rows: of the slab: (R,), or a slice of one row, which needs no copy.
+        shape: R and the number of tokens of each chunk.
+        past: number of tokens before each chunk.
+        mask: visible keys of each token, or None.
+    """
+
+    slab: Slab
+    rows: Tensor | slice
+    shape: tuple[int, int]
+    past: int
+    mask: Tensor | None
 
 
 @define(eq=False)
@@ -186,20 +216,24 @@ class FusedModel:
     def prefill(self, chunks: Sequence[Chunk]) -> Tensor:
         """Run chunks of several sequences, write their keys and values, and return (C, V) logits of their last ids."""
         device = self.model.device
+        # Chunks of one place attend in one call; the answers to a task often have one.
+        order = sorted(range(len(chunks)), key=lambda index: chunks[index].place)
+        chunks = [chunks[index] for index in order]
+        parts = list(_equal_chunks(chunks, device))
         counts = [len(chunk.token_ids) for chunk in chunks]
         token_ids = torch.tensor([token for chunk in chunks for token in chunk.token_ids], device=device)
-        spans = [(chunk.past, chunk.past + count) for chunk, count in zip(chunks, counts, strict=True)]
-        positions = torch.cat([torch.arange(*span, device=device) for span in spans])
-        masks = [_causal_mask(*span, device) for span in spans]
+        positions = torch.cat(
+            [torch.arange(part.past, part.past + part.shape[1], device=device).repeat(part.shape[0]) for part in parts]
+        )
+        sizes = [part.shape[0] * part.shape[1] for part in parts]
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            parts = []
-            for chunk, own, mask in zip(chunks, torch.split(qkv, counts), masks, strict=True):
-                parts.append(self._attend_chunk(own, chunk.slab.data[layer, chunk.row], chunk.past, mask))
-            return torch.cat(parts)
+            own = zip(parts, torch.split(qkv, sizes), strict=True)
+            return torch.cat([self._attend_chunks(each, part, layer) for part, each in own])
 
         last = torch.tensor(counts, device=device).cumsum(0) - 1
-        return self._logits(self._hidden(token_ids, positions, attend)[last])
+        logits = self._logits(self._hidden(token_ids, positions, attend)[last])
+        return logits if order == sorted(order) else logits[np.argsort(order)]
 
     def _hidden(self, token_ids: Tensor, positions: Tensor, attend: AttendRows) -> Tensor:
         """Return (N, hidden) states after the last layer."""
@@ -220,19 +254,34 @@ class FusedModel:
         norm = self.model.model.norm.weight
         return linear(self.operators.norm(states, norm, self.model.config.rms_norm_eps), self.model.lm_head.weight)
 
-    def _attend_chunk(self, qkv: Tensor, data: Tensor, past: int, mask: Tensor | None) -> Tensor:
-        """Attend from Q tokens of one sequence: (Q, H + 2 G, D) projections, (2, L, G, D) keys and values."""
-        heads, groups, end = self.num_heads, self.num_groups, past + len(qkv)
-        data[:, past:end] = qkv[:, heads:].reshape(-1, 2, groups, self.depth).transpose(0, 1)
+    def _attend_chunks(self, qkv: Tensor, part: _EqualChunks, layer: int) -> Tensor:
+        """Attend from (R * Q, H + 2 G, D) projections of some chunks; returns (R * Q, H * D)."""
+        heads, data, end = self.num_heads, part.slab.data[layer], part.past + part.shape[1]
+        qkv = qkv.view(*part.shape, -1, self.depth)
+        new = qkv[:, :, heads:].reshape(*part.shape, 2, self.num_groups, self.depth).transpose(1, 2)
+        data[part.rows, :, part.past : end] = new
+        keys, values = (data[part.rows, :, :end] if part.past else new).transpose(2, 3).unbind(1)
         out = scaled_dot_product_attention(
-            qkv[:, :heads].transpose(0, 1)[None],
-            data[0, :end].transpose(0, 1)[None],
-            data[1, :end].transpose(0, 1)[None],
-            attn_mask=mask,
-            is_causal=mask is None and len(qkv) > 1,
+            qkv[:, :, :heads].transpose(1, 2),
+            keys,
+            values,
+            attn_mask=part.mask,
+            is_causal=part.mask is None and part.shape[1] > 1,
             enable_gqa=True,
         )
-        return out[0].transpose(0, 1).reshape(len(qkv), -1)
+        return out.transpose(1, 2).flatten(0, 1).flatten(1)
+
+
+def _equal_chunks(chunks: Sequence[Chunk], device: Any) -> Iterator[_EqualChunks]:
+    """Divide ordered chunks by their place, and so that the keys of several chunks stay few."""
+    for (_, (_, past, count)), run in groupby(chunks, lambda chunk: (id(chunk.slab), chunk.place)):
+        mask = _causal_mask(past, past + count, device)
+        equal = list(run)
+        size = max(1, _MOST_KEYS // (past + count))
+        for own in (equal[start : start + size] for start in range(0, len(equal), size)):
+            row = own[0].row
+            rows = slice(row, row + 1) if len(own) == 1 else torch.tensor([each.row for each in own], device=device)
+            yield _EqualChunks(own[0].slab, rows, (len(own), count), past, mask)
 
 
 def _causal_mask(past: int, end: int, device: Any) -> Tensor | None:

@@ -76,7 +76,7 @@ def test_replicas_hold_their_devices_and_return_them(connected, tmp_path):
     blueprint = TellingBlueprint(folder=str(tmp_path))
     with make_manager(blueprint, options={"tensor_parallel_size": 2}, total_devices=4) as manager:
         first = notes(tmp_path)
-        slots, places = manager.runtime.policy.slots, manager.runtime.policy._placement_groups
+        slots, places = manager.runtime.policy.slots, manager.runtime.policy.placement_groups
         before = dict(places._groups)
         os.kill(pids(slots)[0], signal.SIGKILL)
         wait_until(lambda: len(notes(tmp_path)) == 3, "no replica was restarted")

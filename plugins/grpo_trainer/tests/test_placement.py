@@ -80,6 +80,18 @@ def on_shared_devices(setup, runtime="ray"):
     return evolve(setup, run=evolve(run, memory=memory, runtime=runtime))
 
 
+def test_shared_devices_do_not_grow(setup, engine_gpus):
+    """A hybrid training cannot share the devices of replicas that join later; with devices of their own they may."""
+    engine_gpus(0)
+    ray = evolve(setup.run.runtime.ray, max_replicas=3)
+    growing = evolve(setup, run=evolve(setup.run, runtime=evolve(setup.run.runtime, ray=ray)))
+    alone = evolve(growing.run, memory=evolve(growing.run.memory, mode="standalone"))
+
+    with pytest.raises(ConfigError, match=r"memory\.mode: hybrid has a fixed number of replicas; remove runtime\.ray"):
+        place_training(on_shared_devices(growing))
+    place_training(evolve(growing, run=alone))
+
+
 def test_shared_devices_count_once(setup, engine_gpus):
     """Engine and trainer need the same number of GPUs, or none; a difference is refused with both numbers."""
     shared = on_shared_devices(setup)

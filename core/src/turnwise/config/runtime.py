@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any, Final, Literal
 
 from attrs import Attribute, field, frozen, validators
@@ -61,6 +62,9 @@ class RayConfig:
         max_starts: attempts to start an actor, with the same back-off.
         reward_tries: attempts to score an episode when reward workers die or services fail.
         start_timeout_s: seconds for an actor to start, and for its devices to be free.
+        autoscaling: the cluster adds nodes on demand, so a run that its present nodes cannot hold waits for others.
+        max_replicas: most replicas of the policy: one more starts whenever the cluster, or its autoscaler, has room for
+            it; null keeps their number.
     """
 
     address: str | None = None
@@ -80,6 +84,8 @@ class RayConfig:
     max_starts: int = _count(3)
     reward_tries: int = _count(3)
     start_timeout_s: float = _seconds(300.0)
+    autoscaling: bool = False
+    max_replicas: int | None = _optional_count()
 
 
 @frozen(kw_only=True)
@@ -133,6 +139,6 @@ class RuntimeConfig:
         if self.name == "local" and (self.num_replicas or 1) > 1:
             raise ValueError(f"'num_replicas' must be 1 with the runtime local: {self.num_replicas}; set name to ray")
         if self.name == "local" and self.reward_workers:
-            raise ValueError(
-                f"'reward_workers' must be 0 with the runtime local: {self.reward_workers}; set name to ray"
-            )
+            raise ValueError(f"'reward_workers' must be 0 with the runtime local, not {self.reward_workers}")
+        if (self.ray.max_replicas or inf) < (self.num_replicas or 1):
+            raise ValueError(f"'ray.max_replicas' must be at least 'num_replicas', which is {self.num_replicas}")

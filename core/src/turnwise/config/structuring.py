@@ -35,14 +35,7 @@ from turnwise.config.errors import (
     misfit_lines,
     shown,
 )
-from turnwise.config.parts import (
-    IN_FILE,
-    Choice,
-    ToolChoice,
-    TypeForm,
-    file_fields,
-    plain,
-)
+from turnwise.config.parts import IN_FILE, Choice, ToolChoice, TypeForm, file_fields, plain
 from turnwise.config.runtime import RuntimeConfig
 from turnwise.errors import ConfigError, PluginError
 from turnwise.plugin.registry import did_you_mean

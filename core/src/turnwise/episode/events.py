@@ -70,11 +70,7 @@ class EpisodeEvents:
 
     def emit_reward_finished(self, reward: float, started: float) -> None:
         if self.observers.heard("on_reward_finished"):
-            event = RewardFinished(
-                reward=reward,
-                seconds=time.perf_counter() - started,
-                **self._describe(started),
-            )
+            event = RewardFinished(reward=reward, seconds=time.perf_counter() - started, **self._describe(started))
             self.observers.emit("on_reward_finished", event)
 
     def emit_episode_finished(self, result: EpisodeResult) -> None:

@@ -45,12 +45,7 @@ class RolloutPlan(GroupOptions):
     postprocessors: Mapping[str, Postprocessor] = field(factory=dict)
 
     def specs(
-        self,
-        tasks: Iterable[Task],
-        resumed: Sequence[UnfinishedEpisode] = (),
-        *,
-        global_step: int,
-        validation: bool,
+        self, tasks: Iterable[Task], resumed: Sequence[UnfinishedEpisode] = (), *, global_step: int, validation: bool
     ) -> list[EpisodeSpec]:
         """
         Return one spec per episode: resumed episodes, then in the order of the tasks. A group is adjacent.

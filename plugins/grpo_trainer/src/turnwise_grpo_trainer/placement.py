@@ -83,6 +83,8 @@ def place_training(setup: TrainSetup) -> TrainingPlacement:
         raise ConfigError(
             f"memory.mode: hybrid shares devices, but the engine has {policy:g} GPUs and the trainer {trainer:g}"
         )
+    if setup.shares_devices and setup.run.runtime.ray.max_replicas:
+        raise ConfigError("memory.mode: hybrid has a fixed number of replicas; remove runtime.ray.max_replicas")
     if borrows_devices(setup):
         _check_sharing(setup, pools.get("policy"))
     total = rollout + trainer - (min(policy, trainer) if setup.shares_devices else 0)

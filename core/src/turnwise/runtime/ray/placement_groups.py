@@ -54,9 +54,9 @@ class PlacementGroups:
         )
         return options
 
-    async def close(self) -> None:
-        """Remove every group. Idempotent."""
-        for index in tuple(self._groups):
+    async def close(self, first: int = 0) -> None:
+        """Remove every group from an index on. Idempotent."""
+        for index in [each for each in self._groups if each >= first]:
             await self.remove(index)
 
     async def nodes(self, index: int) -> set[str]:

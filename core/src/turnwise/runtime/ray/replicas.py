@@ -32,6 +32,7 @@ class ReplicaGroup:
         clients: returns the slots of the actors that send requests: workers and reward workers.
         weights: version and sleep state; None for a pool whose weights never change.
         capabilities: of the replicas, which are identical; known when one has started.
+        placement_groups: the reserved resources of the replicas, by their index.
     """
 
     blueprint: Blueprint
@@ -42,12 +43,12 @@ class ReplicaGroup:
     weights: GroupWeights | None = None
     slots: list[ActorSlot] = field(init=False)
     capabilities: Capabilities = field(factory=Capabilities, init=False)
-    _placement_groups: PlacementGroups = field(init=False)
+    placement_groups: PlacementGroups = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         kind = "replica" if self.pool.name == "policy" else f"{self.pool.name} replica"
         self.slots = make_slots(kind, self.pool.num_replicas)
-        self._placement_groups = PlacementGroups(self.pool, self.cluster.run_name)
+        self.placement_groups = PlacementGroups(self.pool, self.cluster.run_name)
 
     @property
     def spec(self) -> PoolSpec:
@@ -59,7 +60,7 @@ class ReplicaGroup:
         """Start a replica and connect it to every client."""
         if self.weights is not None:
             await self.weights.wait_until_awake()
-        options = await self._placement_groups.actor_options(slot.index, self.options.start_timeout_s)
+        options = await self.placement_groups.actor_options(slot.index, self.options.start_timeout_s)
         actor = self.cluster.actor(ReplicaActor, slot, **options)
         handle = actor(self.blueprint, self.pool.max_in_flight, self.options.coalesce_s, self.pool.name)
         self.capabilities = await first_reply(handle, handle.start.remote(), self.options.start_timeout_s)
@@ -109,10 +110,6 @@ class ReplicaGroup:
             with suppress(Exception):  # a dead client has no requests
                 await retired
 
-    async def nodes(self, slot: ActorSlot) -> set[str]:
-        """Return the nodes on which a replica has reserved resources."""
-        return await self._placement_groups.nodes(slot.index)
-
     def release(self, slot: ActorSlot) -> None:
         """Kill a replica, and let every client repeat its requests on others."""
         if kill_actor(slot):
@@ -139,11 +136,7 @@ class ReplicaGroup:
                 if slot.handle is None:
                     slot.supervision.cancel()
                 await asyncio.wait([slot.supervision])
-            await self._placement_groups.remove(slot.index)
-
-    async def close(self) -> None:
-        """Free the reserved resources. Idempotent."""
-        await self._placement_groups.close()
+        await self.placement_groups.close(first)
 
     def connect_client(self, client: ActorSlot) -> None:
         """Connect a new client to every replica."""

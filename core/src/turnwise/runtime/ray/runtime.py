@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 
 import structlog
 from attrs import define, field
@@ -69,6 +70,7 @@ class RayRuntime:
     _tasks: asyncio.TaskGroup = field(init=False)
     _resizing: asyncio.Lock = field(factory=asyncio.Lock, init=False)
     _supervision: asyncio.Task[None] | None = field(default=None, init=False)
+    _growth: asyncio.Task[None] | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         options = self.config.ray
@@ -118,11 +120,11 @@ class RayRuntime:
 
     async def start(self) -> None:
         """Connect to the cluster and start every actor; `EngineError` with the reason if one does not start."""
+        assert self.placement is not None
         # Before Ray starts, which takes seconds, and long before an actor fails.
-        if self.placement is not None:
-            check_interpreters(self.placement)
+        check_interpreters(self.placement)
         await self.cluster.connect()
-        if self.placement is not None:
+        if not self.config.ray.autoscaling:
             check_capacity(self.placement, await self.cluster.nodes())
         self._supervision = asyncio.get_running_loop().create_task(self._supervise())
         await wait_until_started(self._slots)
@@ -161,8 +163,21 @@ class RayRuntime:
         self.workers.abort()
 
     async def resize(self, num_replicas: int) -> None:
+        if self._growth is not None:
+            self._growth.cancel()
         # To its end, also if the caller is interrupted: a replica that has left half way serves no one.
-        await asyncio.shield(asyncio.get_running_loop().create_task(self._resize(num_replicas)))
+        await asyncio.shield(self._resize(num_replicas))
+
+    async def _grow(self, most: int) -> None:
+        """Add replicas up to a number, each when the cluster has room for it."""
+        while (index := len(self.policy.slots)) < most:
+            try:
+                await self.policy.placement_groups.actor_options(index, inf)  # reserves them, at any later time
+                await self.weights.wait_until_awake()
+                await asyncio.shield(self._resize(index + 1))
+            except Exception as error:  # noqa: BLE001 - the run goes on with the replicas that it has
+                structlog.get_logger().warning("no further replica", reason=failure_reason(error))
+                await asyncio.sleep(self.config.ray.start_timeout_s)
 
     async def _resize(self, num_replicas: int) -> None:
         async with self._resizing:
@@ -227,7 +242,7 @@ class RayRuntime:
         for slot in live(self._slots):
             kill_actor(slot)
         for pool in self.pools.values():
-            await pool.close()
+            await pool.placement_groups.close()
         await self.weights.close()
         await self.cluster.close()
 
@@ -246,6 +261,7 @@ class RayRuntime:
                 # raises.
                 for _group, slot in slots:
                     await slot.settled.wait()
+            self._growth = self._tasks.create_task(self._grow(self.config.ray.max_replicas or 0))
             while True:
                 await asyncio.sleep(self.config.ray.heartbeat_s)
                 try:
@@ -263,7 +279,7 @@ class RayRuntime:
             with suppress(Exception):  # a dead actor does not answer
                 nodes = {(await slot.handle.locate.remote())[0]}
                 if isinstance(owner, ReplicaGroup):  # a large replica has several
-                    nodes |= await owner.nodes(slot)
+                    nodes |= await owner.placement_groups.nodes(slot.index)
                 if slot.handle is not None and (by := [draining[node] for node in nodes if node in draining]):
                     # Half of the time is for the start of another actor.
                     slot.leave("Ray removes its node", now + (min(by) - now) / 2)

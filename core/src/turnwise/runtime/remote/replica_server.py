@@ -15,14 +15,7 @@ import numpy as np
 import structlog
 from attrs import define, field
 
-from turnwise.errors import (
-    AsleepError,
-    ReplicaDiedError,
-    TornWeightsError,
-    TurnwiseError,
-    describe,
-    is_cancelled,
-)
+from turnwise.errors import AsleepError, ReplicaDiedError, TornWeightsError, TurnwiseError, describe, is_cancelled
 from turnwise.protocols import Engine, ReplicaLoad
 from turnwise.runtime.remote.admission import Admission
 from turnwise.runtime.remote.coalescing import Coalescer

@@ -1,6 +1,8 @@
 """Coverage of Ray's actors: they end by SIGKILL, so each of them saves its data all the time."""
 
+import os
 import threading
+from pathlib import Path
 from time import sleep
 
 import coverage
@@ -8,9 +10,11 @@ import coverage
 _PERIOD_S = 0.5
 
 
-def measured_runtime_env():
-    """Return the part of a runtime environment that has actors save their data, if this process is measured."""
-    return {"worker_process_setup_hook": "actor_coverage.save_often"} if coverage.Coverage.current() else {}
+def make_runtime_env(folder):
+    """Return the environment of actors that import from a folder, and save their data if this process is measured."""
+    path = os.pathsep.join([str(folder), str(Path(__file__).parent)])
+    hook = {"worker_process_setup_hook": "actor_coverage.save_often"} if coverage.Coverage.current() else {}
+    return {"env_vars": {"PYTHONPATH": path}} | hook
 
 
 def save_often():

@@ -24,9 +24,8 @@ def ray_head() -> Iterator[str]:
 def ray_cluster(ray_head: str) -> Iterator[None]:
     """A connection to that node: starting a node takes seconds, connecting to one does not."""
     import ray
-    from actor_coverage import measured_runtime_env
+    from actor_coverage import make_runtime_env
 
-    runtime_env = {"env_vars": {"PYTHONPATH": HERE}} | measured_runtime_env()
-    ray.init(address=ray_head, namespace="turnwise", runtime_env=runtime_env)
+    ray.init(address=ray_head, namespace="turnwise", runtime_env=make_runtime_env(HERE))
     yield
     ray.shutdown()

@@ -332,10 +332,9 @@ def test_code_that_is_not_listed_never_runs(folder: Path) -> None:
 def ray_with_site(ray_head: str, folder: Path) -> Iterator[None]:
     """A connection to Ray whose workers find the plugin of the run."""
     import ray
-    from actor_coverage import measured_runtime_env
+    from actor_coverage import make_runtime_env
 
-    runtime_env = {"env_vars": {"PYTHONPATH": str(folder / SITE)}} | measured_runtime_env()
-    ray.init(address=ray_head, namespace="turnwise", runtime_env=runtime_env)
+    ray.init(address=ray_head, namespace="turnwise", runtime_env=make_runtime_env(folder / SITE))
     yield
     ray.shutdown()
 

@@ -1,5 +1,5 @@
 """
-Trains the start model of the training example from scratch on a CPU, in five minutes on one core.
+Trains the start model of the training example from scratch on a CPU, in three minutes on one core.
 
 The demonstrations have one to eight paths and are trained under the layout of sampling, as in `demo.train`.
 """
@@ -31,10 +31,10 @@ class TrainConfig(FitConfig):
     """
 
     left_share: float = LEFT_SHARE
-    balanced_steps: int = 330
+    balanced_steps: int = 660
 
 
-_DEFAULTS: Final = TrainConfig(steps=450, batch_size=32, learning_rate=4e-3, warmup_steps=50)
+_DEFAULTS: Final = TrainConfig(steps=900, batch_size=32, learning_rate=4e-3, warmup_steps=50)
 
 
 def build_training(config: TrainConfig) -> Training:

@@ -120,7 +120,7 @@ class RayRuntime:
 
     async def start(self) -> None:
         """Connect to the cluster and start every actor; `EngineError` with the reason if one does not start."""
-        assert self.placement is not None
+        assert self.placement is not None  # __attrs_post_init__ has made it
         # Before Ray starts, which takes seconds, and long before an actor fails.
         check_interpreters(self.placement)
         await self.cluster.connect()

@@ -122,6 +122,36 @@ def test_echoes_of_real_clients_are_recognised(name):
     assert repeated <= {"empty_message"}
 
 
+NUM_CALLS = {"R0": 12, "R1": 16, "R2": 18, "R3": 10, "R4": 3, "beyond R4": 10}
+"""How many of 69 measured calls need each rule and no later one, after section 5.2."""
+
+RULES = {
+    "R1": set(),
+    "R2": {"arguments"},
+    "R3": {"arguments", "reasoning_dropped"},
+    "R4": {"arguments", "reasoning_dropped", "whitespace", "empty_message"},
+    "all": {"arguments", "reasoning_dropped", "whitespace", "empty_message", "think_text", "calls_as_text"},
+}
+"""The tolerances of each rule and those before it."""
+
+
+def test_the_measured_calls_need_no_wider_rule():
+    """The forms of each rule are recognised with its tolerances, so 28, 46, 56, 59 and all of 69 calls are."""
+
+    def needed(rule):
+        """Return the tolerances that the forms of a rule need, None if one of them is another turn."""
+        found = [echoed(grow(TURN)[0], *copy.deepcopy(ECHOES[name][0])) for name in ECHOES if name.startswith(rule)]
+        assert found
+        return set().union(*(used for _, used in found)) if all(known for known, _ in found) else None
+
+    needs = {rule: needed(rule) for rule in NUM_CALLS}
+    known = {
+        name: sum(NUM_CALLS[rule] for rule, used in needs.items() if used is not None and used <= allowed)
+        for name, allowed in RULES.items()
+    }
+    assert {"R1": 28, "R2": 46, "R3": 56, "R4": 59, "all": 69} == known
+
+
 @pytest.mark.parametrize(
     "echo",
     [

@@ -19,6 +19,7 @@ CLIENTS = Path(__file__).parent / "clients"
 RUNS = [
     *((name, dialect) for name in ("langchain", "openai_agents", "openai_js") for dialect in ("chat", "responses")),
     *(("pydantic_ai", dialect) for dialect in ("chat", "messages", "responses")),
+    ("litellm", "chat"),
 ]
 REFUSED = [*RUNS, ("smolagents", "chat")]
 SMOLAGENTS_TURNS = [

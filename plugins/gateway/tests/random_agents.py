@@ -47,6 +47,7 @@ class RandomAgent:
         choices: source of its decisions.
         actions: that it takes.
         replies: that it has read, by id.
+        unread: replies whose delivery has failed; it may have read some of them later.
         keeps_context: whether a context must start with the ids of the turn before.
         refusals: kinds of refusals that it takes.
         num_extended: contexts that did.
@@ -55,6 +56,7 @@ class RandomAgent:
     choices: random.Random
     actions: list[str]
     replies: dict = field(factory=dict)
+    unread: list = field(factory=list)
     keeps_context: bool = True
     refusals: tuple[str, ...] = ("budget_exhausted", "context_length_exceeded")
     num_extended: int = 0
@@ -127,6 +129,7 @@ class RandomAgent:
         except CallRefusedError:
             return
         answer.release()
+        self.unread.append(answer.reply)
         if self.choices.random() < 0.7:
             again = await session.answer(call)
             assert again.reply is answer.reply
@@ -166,6 +169,7 @@ class RandomAgent:
         await asyncio.wait({call})
         if not call.cancelled() and call.result() is not None:
             call.result().release()
+            self.unread.append(call.result().reply)
 
     async def _edit(self, session, conversation, number):
         """Change a letter of a turn, or of a message of the environment."""
@@ -202,7 +206,9 @@ class RandomAgent:
         await self._ask(session, Conversation([user(f"Title {number}")]), tools=())
 
     async def _empty(self, session, conversation, number):
-        """Send an empty assistant message, as after a cut stream."""
+        """Send an empty assistant message, as after a cut stream, unless it could be the echo of an empty reply."""
+        if any(not reply.content.strip() and not reply.tool_calls for reply in self.unread):
+            return None
         other = Conversation([*conversation.messages, {"role": "assistant", "content": ""}], conversation.context)
         await self._ask(session, other)
         return [other]

@@ -54,8 +54,13 @@ def test_no_false_forks(seed, num_turns):
     assert num_turns == len(done.records[0].turns())
 
 
+# An empty message, behind a place with an empty reply that nobody has read.
+EMPTY_REPLY = ["edit", "empty", "parallel", "continue", "edit", "empty", "empty", "undelivered", "empty"]
+
+
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), actions=st.lists(st.sampled_from(ACTIONS), max_size=10))
+@example(seed=637, actions=EMPTY_REPLY)
 def test_template_history_trains_once_too(seed, actions):
     """With `history: template` contexts are the template's renderings, and each turn is trained once."""
     agent = RandomAgent(random.Random(seed), actions, keeps_context=False)

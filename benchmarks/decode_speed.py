@@ -270,7 +270,7 @@ async def profile(arguments: argparse.Namespace) -> None:
         await decode(contexts, arguments.tokens)
         print(f"\n{requests} requests", flush=True)
         # The decoder has its own thread, and no public option includes it.
-        threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)  # noqa: SLF001 - see above
+        threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)  # noqa: SLF001 - the only way
         with torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU], experimental_config=threads
         ) as operators:

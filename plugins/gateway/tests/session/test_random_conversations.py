@@ -54,7 +54,7 @@ def test_no_false_forks(seed, num_turns):
     assert num_turns == len(done.records[0].turns())
 
 
-# An empty message, behind a place with an empty reply that nobody has read.
+# The client sends an empty message where an empty reply was not delivered.
 EMPTY_REPLY = ["edit", "empty", "parallel", "continue", "edit", "empty", "empty", "undelivered", "empty"]
 
 

@@ -175,7 +175,7 @@ class RayRuntime:
                 await self.policy.placement_groups.actor_options(index, inf)  # reserves them, at any later time
                 await self.weights.wait_until_awake()
                 await asyncio.shield(self._resize(index + 1))
-            except Exception as error:  # noqa: BLE001 - the run goes on with the replicas that it has
+            except Exception as error:  # noqa: BLE001 - the run continues with its present replicas
                 structlog.get_logger().warning("no further replica", reason=failure_reason(error))
                 await asyncio.sleep(self.config.ray.start_timeout_s)
 

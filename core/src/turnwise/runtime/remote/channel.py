@@ -1,0 +1,213 @@
+"""
+Channels between workers and replicas: pickled messages over TCP.
+
+Ray starts these processes and notices their deaths. Only the messages of turns do not use its actor calls: a call
+costs sender and receiver much more CPU than a write to a socket, and the head node works for every pair of actors
+that know each other.
+
+Both sides prove that they know the key of the server before either unpickles anything. With `RAY_USE_TLS=1`, channels
+are encrypted, and use the certificates that Ray's own connections use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import pickle
+import secrets
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from struct import Struct
+from typing import Any, Final
+
+import structlog
+from attrs import define, field, frozen
+
+Send = Callable[[Any], None]
+Receive = Callable[[Any], None]
+
+_LENGTH: Final = Struct("<Q")
+_NUM_BYTES: Final = 32
+"""Length of keys, nonces and proofs."""
+
+_READ_AHEAD: Final = 2**22
+"""Bytes that may wait for a reader."""
+
+_BACKLOG: Final = 4096
+"""Clients that may connect at the same moment, such as all workers at the start of a run."""
+
+_HANDSHAKE_S: Final = 10.0
+_CLOSE_S: Final = 2.0
+_KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+"""A peer whose machine has vanished is found after 25 seconds. The death of a process closes its sockets at once."""
+
+
+@frozen
+class ChannelAddress:
+    """The address of a server, and the key that its clients must know."""
+
+    host: str
+    port: int
+    key: bytes = field(repr=False)
+
+
+@define(eq=False)
+class Channel:
+    """One end of an open channel."""
+
+    _reader: asyncio.StreamReader
+    _writer: asyncio.StreamWriter
+
+    def send(self, message: object) -> None:
+        """Send a message. It is dropped if the channel is closed."""
+        if not self._writer.is_closing():
+            pickled = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+            self._writer.write(_LENGTH.pack(len(pickled)) + pickled)
+
+    async def receive(self) -> Any:
+        """Return the next message; raise `OSError` or `EOFError` at the end of the channel."""
+        (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+        return pickle.loads(await self._reader.readexactly(length))  # the peer has proved that it is ours
+
+    async def receive_all(self, handle: Receive) -> None:
+        """Handle messages until the peer closes the channel or dies."""
+        while True:
+            try:
+                message = await self.receive()
+            except (OSError, EOFError):
+                return
+            try:
+                handle(message)
+            except Exception:  # noqa: BLE001 - the sender would wait; with a new channel, it sends its requests again
+                structlog.get_logger().exception("message not handled")
+                return
+
+    async def close(self) -> None:
+        """Close the channel; a peer that reads receives what was sent before."""
+        self._writer.close()
+        with suppress(OSError):  # it was lost before, or the peer does not read
+            async with asyncio.timeout(_CLOSE_S):
+                await self._writer.wait_closed()
+        self._writer.transport.abort()
+
+    async def _read_proof(self) -> bytes:
+        return await self._reader.readexactly(_NUM_BYTES)
+
+    def _keep_alive(self) -> None:
+        connection: socket.socket = self._writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE:
+            if hasattr(socket, name):  # not all systems have all of them
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    async def _prove_as_client(self, key: bytes) -> None:
+        self._keep_alive()
+        nonce = secrets.token_bytes(_NUM_BYTES)
+        self._writer.write(nonce)
+        other = await self._read_proof()
+        _check(await self._read_proof(), key, b"server", nonce + other)
+        self._writer.write(_proof(key, b"client", nonce + other))
+
+    async def _prove_as_server(self, key: bytes) -> None:
+        self._keep_alive()
+        other, nonce = await self._read_proof(), secrets.token_bytes(_NUM_BYTES)
+        self._writer.write(nonce + _proof(key, b"server", other + nonce))
+        _check(await self._read_proof(), key, b"client", other + nonce)
+
+
+async def open_channel(address: ChannelAddress, name: str) -> Channel:
+    """Connect to a server under a name; `OSError` or `EOFError` if it is not there, or another process is."""
+    async with asyncio.timeout(_HANDSHAKE_S):
+        reader, writer = await asyncio.open_connection(
+            address.host, address.port, limit=_READ_AHEAD, ssl=_tls(ssl.Purpose.SERVER_AUTH)
+        )
+        channel = Channel(reader, writer)
+        try:
+            await channel._prove_as_client(address.key)  # noqa: SLF001 - of this module
+            channel.send(name)
+        except BaseException:
+            await channel.close()
+            raise
+    return channel
+
+
+@define(eq=False)
+class ChannelServer:
+    """
+    Accepts channels, each from a client with a name.
+
+    Attributes:
+        on_open: called with the number of a new channel, the name of its client, and a function that sends to it.
+        on_message: called with the number of a channel and a message of its client.
+        on_close: called with the number of a channel when its client has closed it or died.
+    """
+
+    on_open: Callable[[int, str, Send], None]
+    on_message: Callable[[int, Any], None]
+    on_close: Callable[[int], None]
+    _key: bytes = field(factory=partial(secrets.token_bytes, _NUM_BYTES), init=False, repr=False)
+    _server: asyncio.Server | None = field(default=None, init=False)
+    _serving: set[asyncio.Task[None]] = field(factory=set, init=False)
+    _num_opened: int = field(default=0, init=False)
+
+    async def open(self, host: str) -> ChannelAddress:
+        """Listen on a free port of an address of this machine."""
+        self._server = await asyncio.start_server(
+            self._accept, host, 0, limit=_READ_AHEAD, backlog=_BACKLOG, ssl=_tls(ssl.Purpose.CLIENT_AUTH)
+        )
+        return ChannelAddress(host, self._server.sockets[0].getsockname()[1], self._key)
+
+    async def close(self) -> None:
+        """Close all channels, and accept no more. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._serving:
+            task.cancel()
+        if self._serving:
+            await asyncio.wait(self._serving)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(Channel(reader, writer)))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, channel: Channel) -> None:
+        number = None
+        try:
+            async with asyncio.timeout(_HANDSHAKE_S):
+                await channel._prove_as_server(self._key)  # noqa: SLF001 - of this module
+                name = await channel.receive()
+            number = self._num_opened
+            self._num_opened += 1
+            self.on_open(number, name, channel.send)
+            await channel.receive_all(partial(self.on_message, number))
+        except (OSError, EOFError):  # also a failed proof, and a handshake that takes too long
+            pass
+        finally:
+            if number is not None:
+                self.on_close(number)
+            await channel.close()
+
+
+def _proof(key: bytes, side: bytes, nonces: bytes) -> bytes:
+    return hmac.digest(key, side + nonces, "sha256")
+
+
+def _check(proof: bytes, key: bytes, side: bytes, nonces: bytes) -> None:
+    if not hmac.compare_digest(proof, _proof(key, side, nonces)):
+        raise ConnectionRefusedError(f"the {side.decode()} does not know the key of the channel")
+
+
+def _tls(purpose: ssl.Purpose) -> ssl.SSLContext | None:
+    """Return a context with Ray's certificates, for both sides; None if Ray does not encrypt its connections."""
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return None
+    context = ssl.create_default_context(purpose, cafile=os.environ["RAY_TLS_CA_CERT"])
+    context.load_cert_chain(os.environ["RAY_TLS_SERVER_CERT"], os.environ["RAY_TLS_SERVER_KEY"])
+    # As in Ray, a certificate of the cluster's authority is enough, whatever address it names.
+    context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
+    return context

@@ -1,11 +1,13 @@
 """
-Measures the CPU cost of Ray itself: messages between actors, calls with a reply, and connections between actors.
+Measures the CPU cost of messages on Ray: through channels, as calls of actors, and the connections of either.
 
     python benchmarks/ray_messages.py [--runs 5]
 
 The messages are the ones of the runtime `ray` (`turnwise.runtime.remote.wire`), with one request or one result each,
-and leave one by one, so nothing is coalesced. CPU seconds are read per process, and an equal loop without messages is
-subtracted. The machine may be loaded by others: CPU seconds depend on that far less than wall seconds.
+and leave one by one, so nothing is coalesced. They travel through channels (`turnwise.runtime.remote.channel`), and
+the names that begin with `actor_` are the same messages as calls of Ray actors, without a reply. CPU seconds are read
+per process, and an equal loop without messages is subtracted. The machine may be loaded by others: CPU seconds depend
+on that far less than wall seconds.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ from typing import Any
 
 import numpy as np
 import psutil
-from attrs import define
+from attrs import define, evolve
 from measurement import describe_machine, format_spread
 
 from turnwise.protocols import ReplicaLoad
+from turnwise.runtime.remote.channel import Channel, ChannelAddress, ChannelServer, open_channel
 from turnwise.runtime.remote.wire import pack_requests, pack_results
 from turnwise.types import FinishReason, GenerateRequest, GenerateResult, SamplingParams
 
@@ -73,15 +76,28 @@ class Peer:
 
     def __init__(self) -> None:
         self._peers: list[Any] = []
+        self._channels: list[Channel] = []
         self._num_received = 0
+        self._server = ChannelServer(lambda *_client: None, self._count, lambda _number: None)
         gc.collect()
         gc.freeze()
+
+    def _count(self, _number: int, _message: Any) -> None:
+        self._num_received += 1
 
     async def connect(self, peers: Sequence[Any]) -> None:
         """Keep a bound method of each peer, and send each a first message, which opens the connection."""
         self._peers += [peer.receive.options(num_returns=0) for peer in peers]
         for peer in self._peers[-len(peers) :]:
             peer.remote(None)
+
+    async def listen(self) -> ChannelAddress:
+        """Accept channels."""
+        return await self._server.open("127.0.0.1")
+
+    async def dial(self, addresses: Sequence[ChannelAddress]) -> None:
+        """Open a channel to each address."""
+        self._channels += [await open_channel(address, "peer") for address in addresses]
 
     async def receive(self, _message: Any) -> None:
         """Count a message."""
@@ -95,20 +111,22 @@ class Peer:
         """Return the process id and CPU seconds."""
         return os.getpid(), process_seconds()
 
-    async def send(self, count: int, message: Any) -> None:
+    async def send(self, count: int, message: Any, as_calls: bool) -> None:
         """Send messages one by one; None only waits as long."""
+        send = self._peers[0].remote if as_calls else self._channels[0].send
         for _ in range(count):
             if message is not None:
-                self._peers[0].remote(message)
+                send(message)
             await asyncio.sleep(GAP_S)
 
 
 @define
 class Sending:
-    """Two connected actors."""
+    """Two connected actors. `as_calls` sends messages as calls of Ray, and not through a channel."""
 
     sender: Any
     receiver: Any
+    as_calls: bool = False
 
     def measure(self, count: int, message: Any) -> tuple[float, float]:
         """Return CPU seconds of sender and receiver for each message."""
@@ -123,7 +141,7 @@ class Sending:
 
         before = ray.get(self.receiver.ping.remote())
         started = [ray.get(each.usage.remote())[1] for each in (self.sender, self.receiver)]
-        ray.get(self.sender.send.remote(count, message))
+        ray.get(self.sender.send.remote(count, message, self.as_calls))
         while message is not None and ray.get(self.receiver.ping.remote()) < before + count:
             time.sleep(0.05)
         ended = [ray.get(each.usage.remote())[1] for each in (self.sender, self.receiver)]
@@ -136,7 +154,10 @@ def measure_messages(runs: int) -> dict[str, list[float]]:
 
     pair = Sending(ray.remote(Peer).remote(), ray.remote(Peer).remote())
     ray.get(pair.sender.connect.remote([pair.receiver]))
-    pair.measure(200, a_request(250))
+    ray.get(pair.sender.dial.remote([ray.get(pair.receiver.listen.remote())]))
+    calls = evolve(pair, as_calls=True)
+    for each in (pair, calls):
+        each.measure(200, a_request(250))
     found: dict[str, list[float]] = {}
 
     def add(name: str, value: float) -> None:
@@ -149,12 +170,19 @@ def measure_messages(runs: int) -> dict[str, list[float]]:
         send_back, receive_back = pair.measure(500, a_result(250))
         add("result_send_s", send_back)
         add("result_receive_s", receive_back)
-        sizes = (250, 24_000, 400_000)
-        costs = [(send, receive), *(pair.measure(200, a_request(size)) for size in sizes[1:])]
-        # Up to 100 KB travel inside the call, more in the object store.
-        for index, name in enumerate(("send", "receive")):
-            add(f"{name}_byte_s", (costs[1][index] - costs[0][index]) / (4 * (sizes[1] - sizes[0])))
-            add(f"{name}_store_byte_s", (costs[2][index] - costs[0][index]) / (4 * (sizes[2] - sizes[0])))
+        send, receive = calls.measure(500, a_request(250))
+        add("actor_send_s", send)
+        add("actor_receive_s", receive)
+        for each, prefix in ((pair, "channel_"), (calls, "")):
+            sizes = (250, 24_000, 400_000)
+            costs = [each.measure(200, a_request(size)) for size in sizes]
+            # Up to 100 KB travel inside a call, more in the object store.
+            for index, name in enumerate(("send", "receive")):
+                large_s = (costs[2][index] - costs[0][index]) / (4 * (sizes[2] - sizes[0]))
+                small_s = (costs[1][index] - costs[0][index]) / (4 * (sizes[1] - sizes[0]))
+                add(f"{prefix}{name}_byte_s", small_s if each.as_calls else large_s)
+                if each.as_calls:
+                    add(f"{name}_store_byte_s", large_s)
         for name, value in measure_calls(pair.receiver).items():
             add(name, value)
     for actor in (pair.sender, pair.receiver):
@@ -185,6 +213,23 @@ def measure_calls(actor: Any) -> dict[str, float]:
         "reply_s": called[1] - idle[1],
         "post_s": posted[0] - idle[0],
     }
+
+
+def measure_channels(size: int, runs: int) -> dict[str, list[float]]:
+    """Return CPU seconds of opening a channel, at the client and at the server."""
+    import ray
+
+    found: dict[str, list[float]] = {"dial_s": [], "accept_s": []}
+    for _ in range(runs):
+        client, server = (ray.remote(Peer).remote() for _ in range(2))
+        address = ray.get(server.listen.remote())
+        ray.get(client.dial.remote([address]))
+        before = [ray.get(each.usage.remote())[1] for each in (client, server)]
+        ray.get(client.dial.remote([address] * size))
+        for name, each, start in zip(found, (client, server), before, strict=True):
+            found[name].append((ray.get(each.usage.remote())[1] - start) / size)
+            ray.kill(each)
+    return found
 
 
 def measure_mesh(sizes: Sequence[int] = (2, 4, 6, 8)) -> dict[str, list[float]]:
@@ -222,7 +267,7 @@ def measure_mesh(sizes: Sequence[int] = (2, 4, 6, 8)) -> dict[str, list[float]]:
                 (ended - connected) / (2 * size),
             )
         )
-    names = ("gcs_actor_s", "gcs_pair_s", "gcs_death_s")
+    names = ("gcs_actor_s", "actor_gcs_pair_s", "gcs_death_s")
     return {name: [row[index] for row in rows] for index, name in enumerate(names)}
 
 
@@ -232,7 +277,7 @@ def measure(runs: int) -> dict[str, list[float]]:
 
     ray.init("local", include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     try:
-        return {**measure_messages(runs), **measure_mesh()}
+        return {**measure_messages(runs), **measure_channels(200, runs), **measure_mesh()}
     finally:
         ray.shutdown()
 

@@ -65,8 +65,8 @@ async def run(turns: int, episodes: int) -> Traffic:
         traffic.send(pack_episodes([(number, result)]), "to_driver")
 
     async with asyncio.TaskGroup() as group:
-        server.connect("worker", lambda message: pool.receive(0, traffic.send(message, "to_worker")))
-        pool.replica_up(0, lambda message: server.receive("worker", traffic.send(message, "to_replica"), group))
+        server.connect(0, lambda message: pool.receive(0, traffic.send(message, "to_worker")))
+        pool.replica_up(0, lambda message: server.receive(0, traffic.send(message, "to_replica"), group))
         worker = Worker(evolve(components, on_episode_end=pool.release))
         specs = PLAN.specs(workload.tasks(), global_step=0, validation=False)
         await worker.run(EpisodeFeed.of(specs), deliver)

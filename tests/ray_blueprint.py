@@ -13,6 +13,8 @@ from turnwise import State
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.episode.setup import Limits
 from turnwise.routing import LeastTokens, LeastTokensConfig
+from turnwise.runtime.remote import channel
+from turnwise.runtime.remote.channel import Channel
 from turnwise.runtime.worker import WorkerComponents
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import ToolCall
@@ -172,3 +174,43 @@ class DyingBlueprint(ScriptedBlueprint):
         except FileExistsError:
             pass
         return engine
+
+
+class CuttingEngine(ScriptedEngine):
+    """An engine that cuts all channels of its process at every fortieth request, as a fault of the network does."""
+
+    num_requests = 0
+
+    async def generate(self, request):
+        self.num_requests += 1
+        if self.num_requests % 40 == 0:
+            for each in CHANNELS:
+                each.cut()
+            CHANNELS.clear()
+        return await super().generate(request)
+
+
+CHANNELS = []
+"""Open channels of this process."""
+
+
+class CutChannel(Channel):
+    """A channel that can be cut."""
+
+    def cut(self):
+        self._writer.transport.abort()
+
+
+def open_cut_channel(*ends):
+    """Return a channel that `CuttingEngine` finds."""
+    CHANNELS.append(CutChannel(*ends))
+    return CHANNELS[-1]
+
+
+@frozen
+class CuttingBlueprint(ScriptedBlueprint):
+    """Replicas whose channels are cut again and again."""
+
+    def make_engine(self):
+        channel.Channel = open_cut_channel  # a server of this process calls it for each connection
+        return CuttingEngine(policy=POLICY, token_latency_s=self.token_latency_s, record=False)

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from ray_blueprint import DyingBlueprint, ScriptedBlueprint
+from ray_blueprint import CuttingBlueprint, DyingBlueprint, ScriptedBlueprint
 from ray_runs import (
     FINISHED,
     ON_RAY,
@@ -289,3 +289,15 @@ class BrokenBlueprint(ScriptedBlueprint):
 
     def make_engine(self):
         raise EngineError("no weights there")
+
+
+def test_cut_channels_change_nothing(undisturbed):
+    """The network between workers and replicas fails, and no process does: none is restarted, all results are equal."""
+    with make_manager(CuttingBlueprint(), workers=2, replicas=2) as manager:
+        results = manager.rollout(make_tasks(60))
+        stats = manager.stats()
+
+    check_complete(results, make_tasks(60))
+    assert ids_by_task(results) == undisturbed
+    assert stats["migrations"] > 0, "no channel was cut while it was used"
+    assert [0, 0, 0] == [stats[name] for name in ("retried", "worker_restarts", "replica_restarts")]

@@ -203,9 +203,9 @@ def test_a_replica_hands_the_layout_on():
     async def serve():
         await engine.start()
         server = ReplicaServer(engine)
-        server.connect("worker", lambda _message: None)
+        server.connect(0, lambda _message: None)
         async with asyncio.TaskGroup() as group:
-            server.receive("worker", pack_requests([(request, 0)]), group)
+            server.receive(0, pack_requests([(request, 0)]), group)
 
     asyncio.run(serve())
     assert [layout] == [each.layout for each in engine.requests]

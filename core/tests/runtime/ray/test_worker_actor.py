@@ -124,8 +124,8 @@ async def run(num_episodes, max_in_flight=256, on_collect=lambda _counter, _resu
             receive(message)
 
         pool = actor._pools["policy"]
-        server.connect("w", lambda message: group.create_task(deliver(partial(pool.receive, 0), message)))
-        receive = partial(server.receive, "w", group=group)
+        server.connect(0, lambda message: group.create_task(deliver(partial(pool.receive, 0), message)))
+        receive = partial(server.receive, 0, group=group)
         pool.replica_up(0, lambda message: group.create_task(deliver(receive, message)))
         specs = [EpisodeSpec(task=Task(messages=(), uid=str(n)), agent_name="four") for n in range(num_episodes)]
         submitting = group.create_task(actor.submit(list(enumerate(specs))))

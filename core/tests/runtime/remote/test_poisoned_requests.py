@@ -82,9 +82,9 @@ class Cluster:
                         loop.call_soon(pool.receive, index, message)
 
                     def send(message, number=number):
-                        loop.call_soon(self.receive, server, f"w{number}", message, requests)
+                        loop.call_soon(self.receive, server, number, message, requests)
 
-                    server.connect(f"w{number}", post)
+                    server.connect(number, post)
                     pool.replica_up(index, send)
                 ready.set()
                 await asyncio.Event().wait()
@@ -213,7 +213,7 @@ def test_a_dead_worker_does_not_hold_a_replica():
             pool.max_deaths = 0  # every request of this worker is a suspect
             lost = [group.create_task(cluster.generate(0, f"t{i}")) for i in range(2)]
             await until(lambda: server._unconfirmed)
-            server.disconnect("w0")
+            server.disconnect(0)
             result = await cluster.generate(1, "other")
             for task in lost:
                 task.cancel()

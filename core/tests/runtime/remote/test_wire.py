@@ -46,11 +46,11 @@ class Cluster:
 
     def up(self, index):
         server = self.servers[index]
-        server.connect("w", lambda message, index=index: self.pool.receive(index, message))
+        server.connect(0, lambda message, index=index: self.pool.receive(index, message))
 
         def send(message):
             self.messages.append(message)
-            asyncio.get_running_loop().call_soon(server.receive, "w", message, self.group)
+            asyncio.get_running_loop().call_soon(server.receive, 0, message, self.group)
 
         self.pool.replica_up(index, send)
 
@@ -283,7 +283,7 @@ def test_requests_that_are_left_at_a_retired_replica_are_no_suspects():
             cluster.pool.replica_down(0, "it did not finish in time", left=True)
             await leaving
             ids = [f"r{i}" for i in range(8)]  # as at the end of the process
-            cluster.servers[0].receive("w", pack_requests([], cancelled=ids), cluster.group)
+            cluster.servers[0].receive(0, pack_requests([], cancelled=ids), cluster.group)
             cluster.engines[0] = ScriptedEngine(policy=POLICY, latency_s=latency_s)
             await cluster.engines[0].start()
             cluster.servers[0] = ReplicaServer(cluster.engines[0])
@@ -361,10 +361,10 @@ def test_a_dead_worker_leaves_no_contexts():
 
     async def body(cluster):
         server = cluster.servers[0]
-        server.connect("other", lambda message: None)
-        server.receive("other", pack_requests([(request(1, [1, 2], "theirs"), 0)]), cluster.group)
+        server.connect(1, lambda message: None)
+        server.receive(1, pack_requests([(request(1, [1, 2], "theirs"), 0)]), cluster.group)
         await cluster.pool.generate(request(2, [1, 2], "mine"))
-        server.disconnect("other")
+        server.disconnect(1)
         return list(server._contexts)
 
     assert ["mine"] == run(body, num_replicas=1)
@@ -376,12 +376,12 @@ def test_an_announcement_precedes_the_next_request():
     async def body(cluster):
         for server in cluster.servers:
             server.sleep_state.mark_asleep(1)
-            server.announce()
+            await server.announce()
         with pytest.raises(AsleepError):
             await cluster.pool.generate(request(0, np.arange(3, dtype=np.int32)))
         for server in cluster.servers:
             server.sleep_state.mark_awake("weights", "kv_cache")
-            server.announce()
+            await server.announce()
         return (await cluster.pool.generate(request(1, [1, 0], "t0", seed=0))).token_ids.tolist()
 
     assert run(body) == run(_direct, num_replicas=1)[0]

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from attrs import frozen
 
 from turnwise.protocols import Router
+from turnwise.runtime.remote.channel import ChannelAddress
+from turnwise.runtime.remote.replica_links import ReplicaLinks
 from turnwise.runtime.remote.replica_pool import ReplicaPool
-from turnwise.runtime.remote.supervision import ActorHandle
-from turnwise.runtime.remote.wire import ToReplica, ToWorker
 from turnwise.types import Capabilities
 
 
@@ -38,8 +38,8 @@ class PoolClientActor(LocatedActor):
     """
     An actor with a `ReplicaPool` for each model.
 
-    Ray can only call methods of the actor itself, so these forward the messages of the driver and the replicas. All of
-    them run on the actor's event loop.
+    Ray can only call methods of the actor itself, so these forward the messages of the driver. All of them run on the
+    actor's event loop. The messages of the replicas come through channels.
     """
 
     def __init__(self, name: str, make_router: Callable[[], Router], pools: Mapping[str, PoolSpec]) -> None:
@@ -50,20 +50,17 @@ class PoolClientActor(LocatedActor):
             )
             for pool, spec in pools.items()
         }
+        self._links = {pool: ReplicaLinks(replicas, name) for pool, replicas in self._pools.items()}
 
-    async def replica_up(self, index: int, handle: ActorHandle, pool: str = "policy") -> None:
-        receive = handle.receive.options(num_returns=0)  # once: `post` would do it for every message
-
-        def send(message: ToReplica) -> None:
-            receive.remote(self._name, message)
-
-        self._pools[pool].replica_up(index, send)
+    async def replicas_up(self, addresses: Mapping[int, ChannelAddress], pool: str = "policy") -> None:
+        for index, address in addresses.items():
+            self._links[pool].replica_up(index, address)
 
     async def replica_down(self, index: int, reason: str, pool: str = "policy", left: bool = False) -> None:
-        self._pools[pool].replica_down(index, reason, left=left)
+        self._links[pool].replica_down(index, reason, left=left)
 
     async def retire_replica(self, index: int, pool: str = "policy") -> None:
-        await self._pools[pool].retire(index)
+        await self._links[pool].retire(index)
 
     async def no_more_replicas(self, reason: str, pool: str = "policy") -> None:
         """Fail requests at once: no replica will be restarted."""
@@ -72,9 +69,3 @@ class PoolClientActor(LocatedActor):
     async def pardon(self, pool: str = "policy") -> None:
         """Forget the deaths of replicas: the request that caused them was found."""
         self._pools[pool].pardon()
-
-    async def deliver(self, index: int, message: ToWorker, pool: str = "policy") -> None:
-        self._pools[pool].receive(index, message)
-
-    async def barrier(self) -> None:
-        """Return when all earlier messages of the caller have been handled: its calls are handled in order."""

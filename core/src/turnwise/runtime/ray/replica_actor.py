@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import suppress
+
+import structlog
 
 from turnwise.protocols import ReplicaLoad
 from turnwise.protocols.weights import WeightManifest, WeightTransport
 from turnwise.runtime.ray.blueprint import Blueprint
 from turnwise.runtime.ray.pool_client import LocatedActor
 from turnwise.runtime.remote.actor_process import prepare_process
+from turnwise.runtime.remote.channel import ChannelAddress, ChannelServer, Send
 from turnwise.runtime.remote.replica_server import ReplicaServer
-from turnwise.runtime.remote.supervision import ActorHandle
-from turnwise.runtime.remote.wire import ToReplica, ToWorker
+from turnwise.runtime.remote.wire import ToReplica
 from turnwise.types import Capabilities
 from turnwise.weights.sleep import EngineMemory
 
@@ -27,11 +28,12 @@ class ReplicaActor(LocatedActor):
 
     def __init__(self, blueprint: Blueprint, max_in_flight: int, coalesce_s: float, pool: str = "policy") -> None:
         self._engine = blueprint.make_engine() if pool == "policy" else blueprint.make_judge_engine()
-        self._pool_name = pool
-        self._memory = EngineMemory(self._engine, self._announce)
+        self._memory = EngineMemory(self._engine)
         self._server = ReplicaServer(self._engine, max_in_flight, coalesce_s, self._memory.state)
+        # When this returns, all workers know the state: the driver may next submit an episode that depends on it.
+        self._memory.announce = self._server.announce
         self._blueprint = blueprint
-        self._workers: dict[str, ActorHandle] = {}
+        self._channels = ChannelServer(self._open, self._receive, self._server.disconnect)
         self._transport: WeightTransport | None = None
         self._stopped = asyncio.Event()
 
@@ -40,22 +42,19 @@ class ReplicaActor(LocatedActor):
         await self._engine.start()
         return self._engine.capabilities
 
-    async def connect(self, worker: str, handle: ActorHandle, index: int) -> None:
-        """Send a worker its results from now on; `index` is this replica's."""
-        deliver = handle.deliver.options(num_returns=0)  # once: `post` would do it for every message
+    async def listen(self) -> ChannelAddress:
+        """Accept the channels of workers; called after `watch`, which creates the task group of their requests."""
+        import ray
 
-        def send(message: ToWorker) -> None:
-            deliver.remote(index, message, self._pool_name)
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray has no annotation
+        return await self._channels.open(host)
 
-        self._server.connect(worker, send)
-        self._workers[worker] = handle
+    def _open(self, number: int, worker: str, send: Send) -> None:
+        structlog.get_logger().debug("channel opened", worker=worker, channel=number)
+        self._server.connect(number, send)
 
-    async def disconnect(self, worker: str) -> None:
-        self._server.disconnect(worker)
-        self._workers.pop(worker, None)
-
-    async def receive(self, worker: str, message: ToReplica) -> None:
-        self._server.receive(worker, message, self._group)
+    def _receive(self, number: int, message: ToReplica) -> None:
+        self._server.receive(number, message, self._group)
 
     async def pardon(self) -> None:
         """Let suspects run beside other requests."""
@@ -63,7 +62,7 @@ class ReplicaActor(LocatedActor):
 
     async def watch(self) -> None:
         """
-        Run the tasks of this actor until it stops; called before any message is sent to it.
+        Run the tasks of this actor until it stops.
 
         The call fails if the process dies or a task raises, and so the driver learns of either.
         """
@@ -90,16 +89,6 @@ class ReplicaActor(LocatedActor):
         """Restore memory of the engine; with all of it awake, workers send requests again."""
         await self._memory.wake_up(tags)
 
-    async def _announce(self) -> None:
-        """Return when all workers know the state: the driver may next submit an episode that depends on it."""
-        from ray.exceptions import RayError
-
-        self._server.announce()
-        # All calls first, then the replies: the workers are told at the same time.
-        for reference in [worker.barrier.remote() for worker in self._workers.values()]:
-            with suppress(RayError):  # a dead worker sends no requests
-                await reference
-
     async def stats(self) -> dict[str, float]:
         """Return the engine's statistics, and the bytes received and sent."""
         traffic = {"bytes_in": float(self._server.bytes_in), "bytes_out": float(self._server.bytes_out)}
@@ -110,4 +99,5 @@ class ReplicaActor(LocatedActor):
         if self._transport is not None:
             await self._transport.close()
         await self._engine.stop()
+        await self._channels.close()
         self._stopped.set()

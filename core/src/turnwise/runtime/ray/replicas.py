@@ -18,6 +18,7 @@ from turnwise.runtime.ray.placement_groups import PlacementGroups
 from turnwise.runtime.ray.pool_client import PoolSpec
 from turnwise.runtime.ray.replica_actor import ReplicaActor
 from turnwise.runtime.ray.weights import GroupWeights
+from turnwise.runtime.remote.channel import ChannelAddress
 from turnwise.runtime.remote.supervision import ActorSlot, all_given_up, live, make_slots, staying
 from turnwise.types import Capabilities
 
@@ -44,6 +45,7 @@ class ReplicaGroup:
     slots: list[ActorSlot] = field(init=False)
     capabilities: Capabilities = field(factory=Capabilities, init=False)
     placement_groups: PlacementGroups = field(init=False)
+    _addresses: dict[int, ChannelAddress] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         kind = "replica" if self.pool.name == "policy" else f"{self.pool.name} replica"
@@ -64,15 +66,15 @@ class ReplicaGroup:
         actor = self.cluster.actor(ReplicaActor, slot, **options)
         handle = actor(self.blueprint, self.pool.max_in_flight, self.options.coalesce_s, self.pool.name)
         self.capabilities = await first_reply(handle, handle.start.remote(), self.options.start_timeout_s)
-        # Before any message: it creates the task group in which requests run.
         watch = handle.watch.remote()
+        self._addresses[slot.index] = await first_reply(handle, handle.listen.remote(), self.options.start_timeout_s)
 
         def enter_rotation() -> None:
             # No await between these lines: a client that starts later finds the handle in `connect_client`, and one
             # that started before is in `clients`. So every pair is connected exactly once.
             slot.handle = handle
             for client in live(self.clients()):
-                self._connect(client, slot)
+                self._connect(client, [slot])
 
         if self.weights is None:
             enter_rotation()
@@ -140,16 +142,8 @@ class ReplicaGroup:
 
     def connect_client(self, client: ActorSlot) -> None:
         """Connect a new client to every replica."""
-        for replica in staying(self.slots):
-            self._connect(client, replica)
+        self._connect(client, staying(self.slots))
 
-    def disconnect_client(self, client: ActorSlot) -> None:
-        """Let the replicas forget a dead client."""
-        for replica in live(self.slots):
-            post(replica.handle.disconnect, client.name)
-
-    def _connect(self, client: ActorSlot, replica: ActorSlot) -> None:
-        # The replica first, so that it knows the client before the first request. Ray does not guarantee this order,
-        # since the two messages have different senders, but the server looks the client up only when a result is ready.
-        post(replica.handle.connect, client.name, client.handle, replica.index)
-        post(client.handle.replica_up, replica.index, replica.handle, self.pool.name)
+    def _connect(self, client: ActorSlot, replicas: list[ActorSlot]) -> None:
+        addresses = {replica.index: self._addresses[replica.index] for replica in replicas}
+        post(client.handle.replicas_up, addresses, self.pool.name)

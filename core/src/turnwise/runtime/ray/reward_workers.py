@@ -60,8 +60,6 @@ class RewardGroup:
     def release(self, slot: ActorSlot) -> None:
         """Kill a reward worker, and let the workers request its pending scores from others."""
         if kill_actor(slot):
-            for pool in self.pools.values():
-                pool.disconnect_client(slot)
             self._disconnect(slot)
 
     def _disconnect(self, slot: ActorSlot) -> None:

@@ -52,6 +52,7 @@ class WorkerActor(PoolClientActor):
         self._stopped = asyncio.Event()
         self._slots = asyncio.Semaphore(self._worker.parts.max_in_flight)
         self._in_slots: set[int] = set()
+        self._submitting = asyncio.Lock()
         self._num_collected = 0
         self._events = EventForwarder(self._any_finished.set)
         self._observers = self._worker.parts.observers
@@ -89,13 +90,16 @@ class WorkerActor(PoolClientActor):
         context = self._worker.build_context(self._group)
         # All of them before the first pass of the loop, so that `interrupt` also finds episodes without a task.
         self._waiting.update(specs)
-        for count, (number, _spec) in enumerate(specs, 1):
-            self._group.create_task(self._run_one(number, context))
-            if count % _BATCH == 0:
-                # Let earlier episodes proceed to their next request before more start. Otherwise all episodes would be
-                # at the same turn, get their last results together, and end together after the engine is idle.
-                for _ in range(_PASSES if len(specs) - count < _SLOW_TAIL else 1):
-                    await asyncio.sleep(0)
+        async with self._submitting:  # the driver relies on the order in which episodes start
+            # Otherwise all of the first episodes would go to the replica whose channel opens first.
+            await self._links["policy"].wait_until_opened()
+            for count, (number, _spec) in enumerate(specs, 1):
+                self._group.create_task(self._run_one(number, context))
+                if count % _BATCH == 0:
+                    # Let earlier episodes proceed to their next request before more start. Otherwise all episodes would
+                    # be at the same turn, get their last results together, and end together after the engine is idle.
+                    for _ in range(_PASSES if len(specs) - count < _SLOW_TAIL else 1):
+                        await asyncio.sleep(0)
 
     async def forward_events(self, names: frozenset[str]) -> None:
         """Forward these events of this process to the driver."""

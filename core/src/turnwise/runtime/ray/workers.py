@@ -92,8 +92,6 @@ class WorkerGroup:
         if count := self.dispatcher.num_retried - retried:
             event = EpisodesRetried(count=count, worker=slot.name, reason=slot.last_error)
             self.observers.emit("on_episodes_retried", event)
-        for pool in self.pools.values():
-            pool.disconnect_client(slot)
         # Another worker may have died with this one, for instance with their node. It must not get the episodes: each
         # death of a worker that holds an episode makes the episode more suspect.
         self._num_losses += 1

@@ -219,9 +219,7 @@ class ReplicaPool:
         """Handle a message of a replica."""
         link = self._links[index]
         link.reported = message.load
-        if message.num_queued and self._observers.heard("on_limit_reached"):
-            event = LimitReached(limit="runtime.ray.max_in_flight", count=message.num_queued, where=f"replica {index}")
-            self._observers.emit("on_limit_reached", event)
+        self._emit_queued(index, message.num_queued)
         for request_id, result in unpack_results(message, index):
             # A message of a dead predecessor meets a new link without its requests, and is dropped here.
             if pending := link.pending.get(request_id):
@@ -251,9 +249,11 @@ class ReplicaPool:
                 self._resolve(link, pending, error or EngineError(text if kind == "EngineError" else f"{kind}: {text}"))
             else:
                 self._confirm(link, request_id)
+        if message.barrier:
+            self._confirm(link, message.barrier)
 
     def _confirm(self, link: _Link, request_id: str) -> None:
-        """Let a replica run others after a suspect, whose result has arrived or is not wanted any more."""
+        """Confirm a barrier, or the result of a suspect, after which the replica runs others."""
         link.confirmed.append(request_id)
         link.messages.schedule()
 
@@ -289,6 +289,11 @@ class ReplicaPool:
 
     def _all_dead(self) -> ReplicaDiedError:
         return ReplicaDiedError(f"all {len(self._links)} replicas are dead: {self._last_error}")
+
+    def _emit_queued(self, index: int, num_queued: int) -> None:
+        if num_queued and self._observers.heard("on_limit_reached"):
+            event = LimitReached(limit="runtime.ray.max_in_flight", count=num_queued, where=f"replica {index}")
+            self._observers.emit("on_limit_reached", event)
 
     def _emit_choice(self, request: GenerateRequest, index: int, reason: str) -> None:
         episode = episode_of(request.trajectory_id)

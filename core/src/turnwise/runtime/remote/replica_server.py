@@ -3,6 +3,8 @@ The server of a replica: keeps the contexts of its trajectories, and returns res
 
 It wraps any engine and does not depend on Ray. `receive` handles messages of workers. Replies leave, coalesced, through
 a function for each worker.
+
+Workers are told apart by the numbers of their channels: a worker that restarts, or connects again, is another one here.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 
 import numpy as np
 import structlog
@@ -32,10 +35,10 @@ class Context:
 
     _ids: TokenArray
     size: int = 0
-    worker: str = ""
+    worker: int = 0
 
     @classmethod
-    def empty(cls, worker: str = "") -> Context:
+    def empty(cls, worker: int = 0) -> Context:
         return cls(np.empty(1024, np.int32), worker=worker)
 
     def extend(self, start: int, ids: TokenArray) -> None:
@@ -64,6 +67,7 @@ class _Outbox:
     failed: list[tuple[str, str, str]] = field(factory=list)
     granted: list[str] = field(factory=list)
     num_queued: int = 0
+    barrier: str = ""
     messages: Coalescer = field(init=False)
 
 
@@ -84,11 +88,12 @@ class ReplicaServer:
     bytes_in: int = field(default=0, init=False)
     bytes_out: int = field(default=0, init=False)
     _contexts: dict[str, Context] = field(factory=dict, init=False)
-    _outboxes: dict[str, _Outbox] = field(factory=dict, init=False)
-    _running: dict[str, asyncio.Task[None]] = field(factory=dict, init=False)
+    _outboxes: dict[int, _Outbox] = field(factory=dict, init=False)
+    _running: dict[str, tuple[int, asyncio.Task[None]]] = field(factory=dict, init=False)
     _num_tokens: int = field(default=0, init=False)
     _admission: Admission = field(init=False)
-    _unconfirmed: dict[str, tuple[str, asyncio.Future[None]]] = field(factory=dict, init=False)
+    _unconfirmed: dict[str, tuple[int, asyncio.Future[bool]]] = field(factory=dict, init=False)
+    _num_barriers: count[int] = field(factory=count, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._admission = Admission(self.max_in_flight)
@@ -99,29 +104,37 @@ class ReplicaServer:
         available = self.sleep_state.level == 0
         return ReplicaLoad(num_requests=len(self._running), num_tokens=self._num_tokens, available=available)
 
-    def connect(self, worker: str, post: Post) -> None:
+    def connect(self, worker: int, post: Post) -> None:
         """Send the replies for a worker by this function."""
         box = self._outboxes[worker] = _Outbox(post)
         box.messages = Coalescer(partial(self._flush, box), self.coalesce_s)
 
-    def announce(self) -> None:
-        """Send the load to every worker now, and not with the next result."""
-        for box in self._outboxes.values():
-            box.messages.flush()
+    async def announce(self) -> None:
+        """Send the load to every worker now, and return when all have it: their later requests depend on it."""
+        barriers = {worker: f"barrier {next(self._num_barriers)}" for worker in self._outboxes}
+        for worker, barrier in barriers.items():
+            self._outboxes[worker].barrier = barrier
+        # All messages first, then the replies: the workers are told at the same time.
+        async with asyncio.TaskGroup() as group:
+            for worker, barrier in barriers.items():
+                group.create_task(self._is_confirmed(worker, barrier))
 
-    def disconnect(self, worker: str) -> None:
-        """Forget a dead worker and its contexts. Its running requests finish, and their results are dropped."""
+    def disconnect(self, worker: int) -> None:
+        """Forget a worker that has died or lost its channel: its contexts, and its requests, which run elsewhere."""
         self._outboxes.pop(worker, None)
         self._contexts = {key: context for key, context in self._contexts.items() if context.worker != worker}
         for asked, confirmed in self._unconfirmed.values():
-            if asked == worker:
-                confirmed.cancel()
+            if asked == worker and not confirmed.done():
+                confirmed.set_result(False)
+        for sender, task in self._running.values():
+            if sender == worker:
+                task.cancel()
 
     def pardon(self) -> None:
         """Let suspects run beside other requests: the one that killed replicas was found."""
         self._admission.pardon()
 
-    def receive(self, worker: str, message: ToReplica, group: asyncio.TaskGroup) -> None:
+    def receive(self, worker: int, message: ToReplica, group: asyncio.TaskGroup) -> None:
         """Handle a message of a worker; requests run in `group`."""
         self.bytes_in += message.num_bytes
         for trajectory_id in message.released:
@@ -130,15 +143,15 @@ class ReplicaServer:
             self._admit(worker, request, group, suspect=request.request_id in message.suspects)
         for request_id in message.confirmed:
             if request_id in self._unconfirmed and not (confirmed := self._unconfirmed[request_id][1]).done():
-                confirmed.set_result(None)
+                confirmed.set_result(True)
         for request_id in message.aborted:
             group.create_task(self._abort(request_id))
         # After the new requests, since a message may contain a request and its cancellation.
         for request_id in message.cancelled:
-            if task := self._running.get(request_id):
-                task.cancel()
+            if running := self._running.get(request_id):
+                running[1].cancel()
 
-    def _admit(self, worker: str, request: UnpackedRequest, group: asyncio.TaskGroup, *, suspect: bool) -> None:
+    def _admit(self, worker: int, request: UnpackedRequest, group: asyncio.TaskGroup, *, suspect: bool) -> None:
         context = self._contexts.get(request.trajectory_id)
         if context is None or context.size < request.num_known:
             if request.num_known:
@@ -156,7 +169,18 @@ class ReplicaServer:
             sampling=request.sampling,
             layout=request.layout,
         )
-        self._running[request.request_id] = group.create_task(self._serve(worker, full, context, suspect=suspect))
+        # A worker that has connected again sends its requests again, while the engine may still end the first ones.
+        earlier = self._running.get(request.request_id)
+        serving = self._serve(worker, full, context, earlier and earlier[1], suspect=suspect)
+        task = group.create_task(serving)
+        self._running[request.request_id] = worker, task
+        task.add_done_callback(partial(self._end, worker, request.request_id))
+
+    def _end(self, worker: int, request_id: str, task: asyncio.Task[None]) -> None:
+        # In a callback: a task that is cancelled before it runs never enters its `try` block.
+        if self._running[request_id][1] is task:
+            del self._running[request_id]
+        self._schedule(worker)
 
     async def _abort(self, request_id: str) -> None:
         try:
@@ -167,10 +191,20 @@ class ReplicaServer:
             # The request ends by itself. An error here would end the actor, with all of its requests.
             structlog.get_logger().warning("abort failed", request=request_id, reason=describe(error))
 
-    async def _serve(self, worker: str, request: GenerateRequest, context: Context, *, suspect: bool) -> None:
+    async def _serve(
+        self,
+        worker: int,
+        request: GenerateRequest,
+        context: Context,
+        earlier: asyncio.Task[None] | None,
+        *,
+        suspect: bool,
+    ) -> None:
         num_tokens, request_id = len(request.token_ids), request.request_id
         self._num_tokens += num_tokens
         try:
+            if earlier is not None:
+                await asyncio.wait([earlier])
             self._box(worker).num_queued += self._admission.is_full
             alone = await self._admission.enter(alone=suspect)
             try:
@@ -184,10 +218,8 @@ class ReplicaServer:
                 self._admission.leave()
         finally:
             self._num_tokens -= num_tokens
-            del self._running[request_id]
-        self._schedule(worker)
 
-    async def _answer(self, worker: str, request: GenerateRequest, context: Context) -> None:
+    async def _answer(self, worker: int, request: GenerateRequest, context: Context) -> None:
         try:
             # After the waits, in which the engine may have fallen asleep. The worker then asks another replica.
             self.sleep_state.check_serving()
@@ -207,30 +239,25 @@ class ReplicaServer:
             kind = "EngineError" if known else type(error).__name__
             self._box(worker).failed.append((request.request_id, kind, str(error)))
 
-    async def _is_confirmed(self, worker: str, request_id: str, column: list[str] | None = None) -> bool:
-        """Send a message, with a suspect in a column, and wait until its worker confirms; False if that has died."""
+    async def _is_confirmed(self, worker: int, item: str, column: list[str] | None = None) -> bool:
+        """Send a message, with an id in a column, and wait until its worker confirms the id; False if that is gone."""
         if (box := self._outboxes.get(worker)) is None:
             return False
-        confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._unconfirmed[request_id] = (worker, confirmed)
+        confirmed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._unconfirmed[item] = (worker, confirmed)
         if column is not None:
-            column.append(request_id)
+            column.append(item)
         box.messages.schedule()
         try:
-            await confirmed
-        except asyncio.CancelledError as error:
-            if _is_own_end(error):
-                raise
-            return False
+            return await confirmed
         finally:
-            del self._unconfirmed[request_id]
-        return True
+            del self._unconfirmed[item]
 
-    def _box(self, worker: str) -> _Outbox:
+    def _box(self, worker: int) -> _Outbox:
         # Looked up for every use, not kept over an await: the worker may have disconnected, and reconnected, meanwhile.
         return self._outboxes.get(worker) or _Outbox(_noop)
 
-    def _schedule(self, worker: str) -> None:
+    def _schedule(self, worker: int) -> None:
         if box := self._outboxes.get(worker):
             if self._running:
                 box.messages.schedule()
@@ -244,9 +271,10 @@ class ReplicaServer:
             failed=box.failed,
             granted=box.granted,
             num_queued=box.num_queued,
+            barrier=box.barrier,
             load=self.load,
         )
-        box.results, box.unknown, box.failed, box.granted, box.num_queued = [], [], [], [], 0
+        box.results, box.unknown, box.failed, box.granted, box.num_queued, box.barrier = [], [], [], [], 0, ""
         self.bytes_out += message.num_bytes
         box.post(message)
 

@@ -36,7 +36,7 @@ class ToReplica:
         cancelled: ids of requests without a waiting task.
         released: ids of trajectories that have ended.
         suspects: ids of requests that must run alone, because several replicas died with them.
-        confirmed: ids of suspects that the replica may start now, or whose results have arrived.
+        confirmed: ids of suspects that the replica may start now or whose results have arrived, and of barriers.
     """
 
     request_ids: tuple[str, ...] = ()
@@ -133,6 +133,7 @@ class ToWorker:
         failed: (request id, error class, text) of requests that failed.
         granted: ids of suspects that will run next, and wait until the worker confirms.
         num_queued: requests that had to wait for the engine since the last message.
+        barrier: an id that the worker confirms when it has handled the message; empty for none.
         load: of the replica after this message.
     """
 
@@ -148,6 +149,7 @@ class ToWorker:
     failed: tuple[tuple[str, str, str], ...] = ()
     granted: tuple[str, ...] = ()
     num_queued: int = 0
+    barrier: str = ""
     load: ReplicaLoad = field(factory=ReplicaLoad)
 
     @property
@@ -161,6 +163,7 @@ def pack_results(
     *,
     failed: Iterable[tuple[str, str, str]] = (),
     num_queued: int = 0,
+    barrier: str = "",
     load: ReplicaLoad,
     **ids: Iterable[str],
 ) -> ToWorker:
@@ -177,6 +180,7 @@ def pack_results(
         num_cached=tuple(result.num_cached_tokens for result in found),
         failed=tuple(failed),
         num_queued=num_queued,
+        barrier=barrier,
         load=load,
         **{name: tuple(column) for name, column in ids.items()},
     )

@@ -18,7 +18,7 @@ from turnwise.config.run import (
     RolloutConfig,
     RunConfig,
 )
-from turnwise.config.runtime import RayConfig, RuntimeConfig
+from turnwise.config.runtime import RuntimeConfig
 from turnwise.errors import ConfigError
 from turnwise.types import SamplingParams
 
@@ -74,10 +74,6 @@ def test_config_is_frozen_and_crosses_processes():
         (lambda: Choice("./file.txt:f"), r"'name' must be .* or './file.py:Name': './file.txt:f'"),
         (lambda: run_config(modules=("a b",)), "'modules' must be names of modules or files that end in .py: 'a b'"),
         (lambda: RuntimeConfig(reward_workers=1), "'reward_workers' must be 0 with the runtime local, not 1"),
-        (
-            lambda: RuntimeConfig(name="ray", num_replicas=3, ray=RayConfig(max_replicas=2)),
-            "'ray.max_replicas' must be at least 'num_replicas', which is 3",
-        ),
     ],
 )
 def test_values_out_of_bounds_are_refused(make, text):

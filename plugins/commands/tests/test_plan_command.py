@@ -108,6 +108,18 @@ def test_plan_prints_the_nodes_of_workers_and_replicas(config_file):
     assert {"GPU": 4.0, "CPU": 6.0, "disk": 3.0} == shown["needs"]
 
 
+def test_plan_prints_how_far_the_pool_grows(config_file):
+    """And refuses a bound below the replicas that the devices make at the start."""
+    grown = plan(config_file, "runtime.ray.max_replicas=4")
+    fixed = json.loads(plan(config_file, "--json").stdout)
+    refused = plan(config_file, "runtime.ray.max_replicas=1")
+
+    assert "2 replicas of acme, up to 4 as the cluster has room" in grown.stdout
+    assert None is fixed["pools"][0]["max_replicas"]
+    assert 2 == refused.returncode
+    assert "runtime.ray.max_replicas: 1 is less than the 2 replicas at the start" in refused.stderr
+
+
 def test_plan_reports_an_error_in_one_line(config_file):
     """A config that cannot be placed exits with 2 and one line."""
     done = plan(config_file, "runtime.total_devices=5")

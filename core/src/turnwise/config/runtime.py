@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 from typing import Any, Final, Literal
 
 from attrs import Attribute, field, frozen, validators
@@ -140,5 +139,3 @@ class RuntimeConfig:
             raise ValueError(f"'num_replicas' must be 1 with the runtime local: {self.num_replicas}; set name to ray")
         if self.name == "local" and self.reward_workers:
             raise ValueError(f"'reward_workers' must be 0 with the runtime local, not {self.reward_workers}")
-        if (self.ray.max_replicas or inf) < (self.num_replicas or 1):
-            raise ValueError(f"'ray.max_replicas' must be at least 'num_replicas', which is {self.num_replicas}")

@@ -40,6 +40,7 @@ class PoolPlacement:
 
     Attributes:
         name: `policy` or `judge`.
+        max_replicas: most replicas that the pool grows to while the run lasts; None for a fixed number.
         parallel: parallel sizes of a replica, by the name of the engine's option.
         num_devices: devices that one replica reserves; a fraction if replicas share a GPU.
         bundles: placement-group bundles of one replica; empty if it reserves nothing.
@@ -51,6 +52,7 @@ class PoolPlacement:
     name: str = "policy"
     engine: str = ""
     num_replicas: int = 1
+    max_replicas: int | None = None
     parallel: Mapping[str, int] = field(factory=dict)
     device: Literal["GPU", "CPU"] = "CPU"
     num_devices: float = 0
@@ -116,7 +118,10 @@ def plan_runtime_placement(
     runtime: RuntimeConfig, engine: Choice | None = None, judge: JudgeConfig | None = None
 ) -> RunPlacement:
     """Plan the placement of a runtime section; replicas of an unknown engine have one device."""
-    pools = [_plan_pool("policy", engine or Choice("unnamed"), _policy_pool(runtime), runtime)]
+    policy = _plan_pool("policy", engine or Choice("unnamed"), _policy_pool(runtime), runtime)
+    if runtime.ray.max_replicas is not None and runtime.name == "ray":
+        policy = _growing(policy, runtime.ray.max_replicas)
+    pools = [policy]
     if judge is not None:
         pools.append(_plan_pool("judge", judge.engine, judge.pool, runtime))
     if runtime.name == "local":
@@ -139,6 +144,15 @@ def plan_runtime_placement(
         reward_workers=runtime.reward_workers,
         devices_per_node=runtime.ray.devices_per_node,
     )
+
+
+def _growing(policy: PoolPlacement, max_replicas: int) -> PoolPlacement:
+    if max_replicas < policy.num_replicas:
+        raise ConfigError(
+            f"runtime.ray.max_replicas: {max_replicas} is less than the {_count(policy.num_replicas, 'replica')} at "
+            "the start; raise it, or leave it out"
+        )
+    return evolve(policy, max_replicas=max_replicas)
 
 
 def _policy_pool(runtime: RuntimeConfig) -> PoolConfig:

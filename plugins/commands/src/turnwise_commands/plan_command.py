@@ -89,6 +89,7 @@ def _pool_as_json(pool: PoolPlacement) -> JsonDict:
         "name": pool.name,
         "engine": pool.engine,
         "num_replicas": pool.num_replicas,
+        "max_replicas": pool.max_replicas,
         "device": pool.device,
         "devices_per_replica": pool.num_devices,
         "parallel": dict(pool.parallel),
@@ -116,7 +117,8 @@ def _pool_rows(placement: RunPlacement) -> list[tuple[str, str]]:
     rows = []
     for pool in placement.pools:
         plural = "replica" if pool.num_replicas == 1 else "replicas"
-        rows.append((pool.name, f"{pool.num_replicas} {plural} of {pool.engine}"))
+        grows = f", up to {pool.max_replicas} as the cluster has room" if pool.max_replicas else ""
+        rows.append((pool.name, f"{pool.num_replicas} {plural} of {pool.engine}{grows}"))
         if pool.parallel:
             rows.append(("  parallel", "  ".join(f"{name} {size}" for name, size in pool.parallel.items())))
         if placement.runtime == "ray":

@@ -103,7 +103,7 @@ class Blueprint:
         return LeastTokens()
 
 
-async def run(num_episodes, max_in_flight=256, on_collect=lambda _counter, _results: None):
+async def run(num_episodes, max_in_flight=256, on_collect=lambda _counter, _results: None, gap_s=0.0):
     """
     Run episodes in an actor with one replica, and return the engine and the results by number.
 
@@ -130,7 +130,7 @@ async def run(num_episodes, max_in_flight=256, on_collect=lambda _counter, _resu
         specs = [EpisodeSpec(task=Task(messages=(), uid=str(n)), agent_name="four") for n in range(num_episodes)]
         submitting = group.create_task(actor.submit(list(enumerate(specs))))
         while len(results) < num_episodes:
-            message, _events = await actor.collect()
+            message, _events = await actor.collect(gap_s)
             for _ in range(100):
                 await asyncio.sleep(0)
             on_collect(counter, results)
@@ -147,6 +147,24 @@ def test_every_episode_is_collected_once():
     assert list(range(40)) == sorted(results)
     assert {Status.COMPLETED} == {result.status for result in results.values()}
     assert [str(number) for number in results] == [result.task.uid for result in results.values()]
+
+
+def test_replies_wait_for_more_episodes():
+    """With a long gap the first reply comes at once, the last when nothing runs, and all others are full."""
+    sizes = []
+    _engine, results = asyncio.run(
+        run(600, max_in_flight=700, gap_s=1000.0, on_collect=lambda _counter, before: sizes.append(len(before)))
+    )
+    assert list(range(600)) == sorted(results)
+    replies = [after - before for before, after in zip(sizes, [*sizes[1:], 600], strict=True)]
+    assert replies[0] < 256
+    assert all(size == 256 for size in replies[1:-1])
+
+
+def test_a_reply_does_not_wait_for_slots_that_only_it_frees():
+    """All slots hold finished episodes, so nothing runs."""
+    _engine, results = asyncio.run(run(20, max_in_flight=3, gap_s=1000.0))
+    assert list(range(20)) == sorted(results)
 
 
 def test_episodes_do_not_end_all_at_once():

@@ -18,6 +18,12 @@ _Reply = TypeVar("_Reply")
 STOP_S: Final = 10.0
 """Seconds for an actor to stop by itself."""
 
+DRIVER_CALL_S: Final = 0.002
+"""
+Seconds of the driver for each call that it repeats on many actors: a call takes it about 0.6 ms, so with these pauses
+pings and collections together leave time for the episodes, however many actors there are.
+"""
+
 
 def post(method: RemoteMethod, *arguments: object) -> None:
     """

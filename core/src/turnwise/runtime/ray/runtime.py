@@ -15,7 +15,7 @@ from functools import partial
 from math import inf
 
 import structlog
-from attrs import define, field
+from attrs import define, evolve, field
 
 from turnwise.config.runtime import RuntimeConfig
 from turnwise.errors import EngineError
@@ -25,7 +25,7 @@ from turnwise.record.result import EpisodeResult
 from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.placement import RunPlacement, check_interpreters, plan_runtime_placement
 from turnwise.runtime.ray.blueprint import Blueprint
-from turnwise.runtime.ray.calls import STOP_S, kill_actor, read_stats, wait_for_stop
+from turnwise.runtime.ray.calls import DRIVER_CALL_S, STOP_S, kill_actor, read_stats, wait_for_stop
 from turnwise.runtime.ray.cluster import Cluster, draining_nodes
 from turnwise.runtime.ray.placement_groups import check_capacity
 from turnwise.runtime.ray.replicas import ReplicaGroup
@@ -73,13 +73,16 @@ class RayRuntime:
     _growth: asyncio.Task[None] | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        options = self.config.ray
+        self.placement = self.placement or plan_runtime_placement(self.config)
+        pools = self.placement.pools
+        num_actors = sum(pool.num_replicas for pool in pools) + self.config.num_workers + self.config.reward_workers
+        options = evolve(self.config.ray, heartbeat_s=max(self.config.ray.heartbeat_s, DRIVER_CALL_S * num_actors))
+        self.config = evolve(self.config, ray=options)
         self.dispatcher = EpisodeDispatcher(options.max_kills)
         self.cluster = Cluster(options.address, options.trusted_network)
-        self.placement = self.placement or plan_runtime_placement(self.config)
         self.pools = {
             pool.name: ReplicaGroup(self.blueprint, pool, options, self.cluster, partial(self._clients, pool.name))
-            for pool in self.placement.pools
+            for pool in pools
         }
         self.policy.weights = self.weights
         judges = {name: pool for name, pool in self.pools.items() if name == "judge"}
@@ -261,7 +264,7 @@ class RayRuntime:
                 # raises.
                 for _group, slot in slots:
                     await slot.settled.wait()
-            self._growth = self._tasks.create_task(self._grow(self.config.ray.max_replicas or 0))
+            self._growth = self._tasks.create_task(self._grow(self.policy.pool.max_replicas or 0))
             while True:
                 await asyncio.sleep(self.config.ray.heartbeat_s)
                 try:

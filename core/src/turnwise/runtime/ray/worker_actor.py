@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from attrs import evolve
@@ -54,6 +56,8 @@ class WorkerActor(PoolClientActor):
         self._in_slots: set[int] = set()
         self._submitting = asyncio.Lock()
         self._num_collected = 0
+        self._num_running = 0
+        self._collected_at = -math.inf
         self._events = EventForwarder(self._any_finished.set)
         self._observers = self._worker.parts.observers
         self._pool.observe(self._observers, name)
@@ -112,23 +116,38 @@ class WorkerActor(PoolClientActor):
         """Return Unix seconds on this process's clock."""
         return unix_s(time.perf_counter())
 
-    async def collect(self, limit: int = 256) -> tuple[ToDriver, Events]:
-        """Wait for finished episodes or due events; return up to `limit` episodes, and all events so far."""
+    async def collect(self, gap_s: float = 0.0, limit: int = 256) -> tuple[ToDriver, Events]:
+        """
+        Wait for finished episodes or due events; return up to `limit` episodes, and all events so far.
+
+        Replies are `gap_s` seconds apart, unless nothing runs any more or there are `limit` episodes.
+        """
         # The driver has received the results of its previous call, and only now are their slots free. So if this
         # process dies, at most `max_in_flight` of the episodes that the driver misses had started: the oldest ones.
         for _ in range(self._num_collected):
             self._slots.release()
         self._num_collected = 0
         await self._any_finished.wait()
+        await self._wait_for_more(gap_s, limit)
+        self._collected_at = asyncio.get_running_loop().time()
         # At most `limit`, so that one message does not block the event loop for long. The driver collects again at
         # once.
         collected, self._finished = self._finished[:limit], self._finished[limit:]
-        if not self._finished:
+        if self._finished:
+            self._any_finished.set()
+        else:
             self._any_finished.clear()
         numbers = self._in_slots.intersection(number for number, _result in collected)
         self._num_collected = len(numbers)
         self._in_slots -= numbers
         return pack_episodes(collected), self._events.drain()
+
+    async def _wait_for_more(self, gap_s: float, limit: int) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(self._collected_at + gap_s):
+                while self._num_running and len(self._finished) < limit:
+                    self._any_finished.clear()
+                    await self._any_finished.wait()
 
     async def abort(self) -> None:
         self._worker.abort()
@@ -168,7 +187,12 @@ class WorkerActor(PoolClientActor):
         # During the wait `interrupt` may have delivered the episode already.
         if spec := self._waiting.pop(number, None):
             self._in_slots.add(number)
-            self._finish(number, await self._worker.run_one(spec, context, number))
+            self._num_running += 1
+            try:
+                result = await self._worker.run_one(spec, context, number)
+            finally:
+                self._num_running -= 1
+            self._finish(number, result)
         else:
             self._slots.release()
 

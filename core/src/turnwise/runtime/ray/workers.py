@@ -13,7 +13,7 @@ from turnwise.config.runtime import RuntimeConfig
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import EpisodesRetried
 from turnwise.runtime.ray.blueprint import Blueprint
-from turnwise.runtime.ray.calls import first_reply, kill_actor, post, watch_with_pings
+from turnwise.runtime.ray.calls import DRIVER_CALL_S, first_reply, kill_actor, post, watch_with_pings
 from turnwise.runtime.ray.cluster import Cluster
 from turnwise.runtime.ray.placement_groups import spread_options
 from turnwise.runtime.ray.replicas import ReplicaGroup
@@ -156,8 +156,10 @@ class WorkerGroup:
             self._clock_offsets_s[slot.index] = await measure_clock_offset_s(handle.clock.remote)
 
     async def _collect(self, slot: ActorSlot) -> NoReturn:
+        # With many workers, an episode in each reply would take all the time of the driver.
+        gap_s = max(self.config.ray.coalesce_s, DRIVER_CALL_S * len(self.slots))
         while True:
-            message, events = await slot.handle.collect.remote()
+            message, events = await slot.handle.collect.remote(gap_s)
             for name, event in events:  # before the results: an episode's events precede its end
                 self.observers.emit(name, shift_event(event, self._clock_offsets_s[slot.index]))
             for key, result in unpack_episodes(message):

@@ -1,7 +1,7 @@
 """
 Measures the CPU cost per turn of the Ray runtime relative to a plain asyncio loop, in one run.
 
-    python benchmarks/ray_cost.py [--runs 5] [--episodes 256] [--latency] [--strict]
+    python benchmarks/ray_cost.py [--runs 5] [--episodes 256] [--nodes 4] [--latency] [--strict]
 
 CPU seconds are summed over all processes of the run, including Ray's. The variants alternate, so other load on the
 machine affects all of them, and ratios compare consecutive runs. The last table compares claims with measurements.
@@ -14,7 +14,8 @@ import asyncio
 import gc
 import logging
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -158,12 +159,13 @@ def compute_ratios(numerator: Variant, denominator: Variant, name: str) -> list[
     return [a / b for a, b in zip(numerator.results[name], denominator.results[name], strict=True)]
 
 
-def measure_cost(episodes: int, runs: int) -> list[Claim]:
+def measure_cost(episodes: int, runs: int, nodes: int) -> list[Claim]:
     """Measure the cost per turn, print the table and return the claims."""
     workload = uniform(episodes)
+    sizes = [(1, 1, 4096), (2, 1, 4096), (1, 1, 16384), *([(8, 2, 4096)] if nodes > 1 else [])]
     variants = [
-        Variant(f"{workers} workers, 1 replica, response {length}", workload, length, workers, 1)
-        for workers, length in ((1, 4096), (2, 4096), (1, 16384))
+        Variant(f"{workers} workers, {replicas} replica, response {length}", workload, length, workers, replicas)
+        for workers, replicas, length in sizes
     ]
     measure(variants, runs)
     shown = ("bare_ms", "ray_ms", "ratio", "turns_per_s", "tail", "tail+merge")
@@ -171,7 +173,7 @@ def measure_cost(episodes: int, runs: int) -> list[Claim]:
     for variant in variants:
         cells = " ".join(f"{format_spread(variant.results[name]):>26s}" for name in shown)
         print(f"{variant.name:36s} {cells}", flush=True)
-    one, two, long = variants
+    one, two, long = variants[:3]
     return [
         Claim("CPU per turn of all processes over the plain loop's, 1 worker", one.results["ratio"], 3.5),
         Claim("turns per second, 1 worker and 1 replica", one.results["turns_per_s"], 700, at_most=False),
@@ -182,19 +184,50 @@ def measure_cost(episodes: int, runs: int) -> list[Claim]:
     ]
 
 
-def measure_makespans(episodes: int, runs: int) -> list[Claim]:
+def measure_makespans(episodes: int, runs: int, nodes: int) -> list[Claim]:
     """Measure makespan with heavy-tailed tool latencies and return the claims."""
     claims = []
-    for per_token_s, median_s, bound in ((0.002, 0.2, 1.04), (0.0005, 0.05, 1.25)):
+    for workers, per_token_s, median_s, bound in (
+        (1, 0.002, 0.2, 1.04),
+        (1, 0.0005, 0.05, 1.25),
+        *([(8, 0.002, 0.2, 1.04)] if nodes > 1 else []),
+    ):
         workload = heavy_tail(episodes, median_s=median_s, seconds_per_token=per_token_s)
-        variant = Variant("", workload, 4096, 1, 4)
+        variant = Variant("", workload, 4096, workers, 4)
         measure([variant], runs)
         critical_s = workload.critical_path_s()
         ratios, bare_ratios = ([wall / critical_s for wall in variant.results[name]] for name in ("wall_s", "bare_s"))
-        text = f"makespan over critical path, {per_token_s * 1e3:g} ms per token, {median_s:g} s per call"
+        text = (
+            f"makespan over critical path, {workers} workers, {per_token_s * 1e3:g} ms per token, {median_s:g} s a call"
+        )
         claims.append(Claim(text, ratios, bound))
-        print(f"{claims[-1].format()}; plain loop {format_spread(bare_ratios)}", flush=True)
+        cpu = format_spread(variant.results["ray_ms"])
+        print(f"{claims[-1].format()}; plain loop {format_spread(bare_ratios)}; CPU ms per turn {cpu}", flush=True)
     return claims
+
+
+@contextmanager
+def connected(nodes: int) -> Iterator[None]:
+    """Connect to a new cluster with this number of nodes, which this machine pretends."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    options = {"namespace": "turnwise", "logging_level": logging.ERROR, "log_to_driver": False}
+    cluster = None
+    if nodes == 1:
+        ray.init("local", include_dashboard=False, **options)
+    else:
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        for _ in range(nodes - 1):
+            cluster.add_node(num_cpus=2)
+        cluster.wait_for_nodes()
+        ray.init(cluster.address, **options)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        if cluster is not None:
+            cluster.shutdown()
 
 
 def main() -> None:
@@ -202,21 +235,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5, help="measured runs per variant (default: %(default)s)")
     parser.add_argument("--episodes", type=int, default=256, help="episodes per run (default: %(default)s)")
+    parser.add_argument(
+        "--nodes", type=int, default=1, help="nodes that this machine pretends; with several, also 8 workers on them"
+    )
     parser.add_argument("--latency", action="store_true", help="also measure makespan with heavy-tailed tool latencies")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a claim does not hold")
     arguments = parser.parse_args()
-    import ray
 
     configure_logging("warning")
     print(describe_machine())
     print(f"{arguments.episodes} episodes, medians (min-max) of {arguments.runs} runs; CPU in ms per turn")
-    ray.init("local", namespace="turnwise", include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
-    try:
-        claims = measure_cost(arguments.episodes, arguments.runs)
+    with connected(arguments.nodes):
+        claims = measure_cost(arguments.episodes, arguments.runs, arguments.nodes)
         if arguments.latency:
-            claims += measure_makespans(arguments.episodes, arguments.runs)
-    finally:
-        ray.shutdown()
+            claims += measure_makespans(arguments.episodes, arguments.runs, arguments.nodes)
     claims += wire_cost.measure_claims(32)
     failed = report(claims)
     if arguments.strict and failed:

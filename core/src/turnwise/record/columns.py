@@ -53,8 +53,11 @@ class TokenColumns:
 
         The columns about blocks may be missing; the columns of `_IN_PROMPT` may all start behind the prompt.
         """
-        own = {name: np.empty(0, dtype) for name, dtype in DTYPES.items() if name not in _WITHOUT_BLOCKS}
-        self._arrays: dict[str, Array] = {**own, **(arrays or {})}
+        given = arrays or {}
+        self._arrays: dict[str, Array] = {**given}
+        for name, dtype in DTYPES.items():
+            if name not in given and name not in _WITHOUT_BLOCKS:
+                self._arrays[name] = np.empty(0, dtype)
         self._size = self._capacity = len(self._arrays["token_ids"])
         self._first = dict.fromkeys(_IN_PROMPT, self._size - len(self._arrays["origins"]))
 

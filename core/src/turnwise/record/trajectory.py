@@ -378,9 +378,10 @@ class Trajectory(TokenRecord):
         trajectory = cls(())
         trajectory.num_prompt_tokens = num_prompt_tokens
         trajectory._columns, trajectory._segments = TokenColumns(columns), segments
-        trajectory._num_blocks = 1 + max((s.block for s in segments), default=-1)
-        # Nothing is left open, so the next token sees every token before it.
-        trajectory._next_position = 1 + int(trajectory.position_ids.max(initial=-1))
+        trajectory._num_blocks = 1 + max([s.block for s in segments], default=-1)
+        # Nothing is left open, so the next token sees every token before it. Without blocks, positions count tokens.
+        positions = columns.get("position_ids")
+        trajectory._next_position = len(trajectory) if positions is None else 1 + int(positions.max(initial=-1))
         return trajectory
 
     def __reduce__(self) -> tuple[Callable[[dict[str, Any]], Trajectory], tuple[dict[str, Any]]]:

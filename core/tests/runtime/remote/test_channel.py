@@ -167,6 +167,22 @@ def test_a_missing_server_is_an_os_error():
     asyncio.run(body())
 
 
+def test_a_translated_address_is_served():
+    """The address of a node may be one that no interface of its machine has."""
+
+    async def body():
+        heard = Heard(reply=True)
+        address = await heard.server.open("203.0.113.7")
+        channel = await open_channel(evolve(address, host=HOST), "w")
+        channel.send("hello")
+        assert "hello" == await channel.receive()
+        await channel.close()
+        await heard.server.close()
+        return address.host
+
+    assert "203.0.113.7" == asyncio.run(body())
+
+
 def test_an_error_of_a_handler_closes_the_channel(capsys):
     """The client would wait for a reply. The server serves its other clients."""
 

@@ -12,6 +12,7 @@ are encrypted, and use the certificates that Ray's own connections use.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import os
 import pickle
@@ -155,11 +156,20 @@ class ChannelServer:
     _num_opened: int = field(default=0, init=False)
 
     async def open(self, host: str) -> ChannelAddress:
-        """Listen on a free port of an address of this machine."""
-        self._server = await asyncio.start_server(
+        """Listen on a free port, and return the address for clients on this machine or others."""
+        try:
+            self._server = await self._listen(host)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            # An address that only a router translates, as some clouds have. Ray itself listens on all addresses.
+            self._server = await self._listen("::" if ":" in host else "0.0.0.0")
+        return ChannelAddress(host, self._server.sockets[0].getsockname()[1], self._key)
+
+    async def _listen(self, host: str) -> asyncio.Server:
+        return await asyncio.start_server(
             self._accept, host, 0, limit=_READ_AHEAD, backlog=_BACKLOG, ssl=_tls(ssl.Purpose.CLIENT_AUTH)
         )
-        return ChannelAddress(host, self._server.sockets[0].getsockname()[1], self._key)
 
     async def close(self) -> None:
         """Close all channels, and accept no more. Idempotent."""

@@ -14,70 +14,20 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
-import random
 from pathlib import Path
 from typing import Any
 
 import psutil
-from attrs import frozen
 from measurement import describe_machine, format_spread
+from scale_case import Case
 from scale_cost import Cluster
-from workload import Workload, heavy_tail, uniform
+from workload import heavy_tail, uniform
 
 from turnwise.events.logging import configure_logging
 from turnwise_routing_bench.scale_costs import Costs, load_costs
-from turnwise_routing_bench.scale_result import simulate
-from turnwise_routing_bench.scale_run import Run
-from turnwise_routing_bench.traces import TraceTrajectory, TraceTurn
+from turnwise_routing_bench.scale_result import ScaleResult
 
 QUANTITIES = ("worker_s", "replica_s", "driver_s", "to_replica", "to_worker", "collects", "wall_s")
-
-
-@frozen
-class Case:
-    """A workload, and numbers of processes."""
-
-    name: str
-    workload: Workload
-    workers: int
-    replicas: int
-
-    def predict(self, real: dict[str, float], foreign: float, costs: Costs) -> dict[str, float]:
-        """Predict a run from the tokens of its prompts and answers, and from the share of the cores that others had."""
-        episodes = self.workload.episodes
-        num_prompt_tokens = round(real["prompt_tokens"] / len(episodes))
-        answers = real["tokens"] - real["sampled"] - real["prompt_tokens"]
-        num_observation_tokens = round(answers / max(1, self.workload.num_turns - len(episodes)))
-
-        def draw(_rng: random.Random, number: int) -> TraceTrajectory:
-            turns = tuple(
-                TraceTurn(
-                    num_new_tokens=turn.num_tokens, tool_s=turn.tool_s, num_observation_tokens=num_observation_tokens
-                )
-                for turn in episodes[number]
-            )
-            return TraceTrajectory(trajectory_id=str(number), num_prompt_tokens=num_prompt_tokens, turns=turns)
-
-        run = Run(
-            num_workers=self.workers,
-            num_replicas=self.replicas,
-            make_episode=draw,
-            num_episodes=len(episodes),
-            max_in_flight=len(episodes),
-            engine=self.workload.seconds_per_token,
-            cores=os.cpu_count(),
-            others=foreign * (os.cpu_count() or 1),
-            latency_s=2e-4,
-        )
-        result = simulate(run, costs)
-        return {
-            "worker_s": result.workers_s,
-            "replica_s": result.replicas_s,
-            "driver_s": result.driver_s,
-            "wall_s": result.seconds,
-            **result.messages,
-        }
 
 
 def build_cases(episodes: int) -> list[Case]:
@@ -106,6 +56,12 @@ def measure(case: Case, runs: int) -> dict[str, Any]:
     return {"case": case.name, "real": real, "foreign": foreign}
 
 
+def as_values(result: ScaleResult) -> dict[str, float]:
+    """Return the predicted quantities by their names."""
+    seconds = {"worker_s": result.workers_s, "replica_s": result.replicas_s, "driver_s": result.driver_s}
+    return {**seconds, **result.messages, "wall_s": result.seconds}
+
+
 def _own_seconds() -> float:
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     return sum(sum(process.cpu_times()[:2]) for process in processes if process.is_running())
@@ -113,7 +69,9 @@ def _own_seconds() -> float:
 
 def print_row(case: Case, found: dict[str, Any], costs: Costs) -> None:
     """Print the ratios of one case."""
-    model = [case.predict(real, share, costs) for real, share in zip(found["real"], found["foreign"], strict=True)]
+    model = [
+        as_values(case.predict(real, share, costs)) for real, share in zip(found["real"], found["foreign"], strict=True)
+    ]
     print(
         f"{found['case']}; others took {format_spread([100 * each for each in found['foreign']], 0)} % of the machine"
     )

@@ -5,7 +5,8 @@ Measures the costs that the scale model needs: a message, a turn and an episode,
 
 Real runs on Ray with one worker and one replica differ in their numbers of turns, tokens and prompt tokens, and every
 process counts its CPU seconds and messages. The costs of messages (`ray_messages.py`) and of idle processes are
-subtracted. The rest is a sum of a cost per episode, turn and token, found by least squares. `turnwise bench scale
+subtracted. The rest is a sum of a cost per episode, turn and token, found by least squares. A run with slow tools then
+gives the cost of a process that wakes up: its CPU seconds beyond those that the model predicts. `turnwise bench scale
 --costs FILE` reads the file; the one of this machine is `measured_costs.json` of turnwise-routing-bench.
 """
 
@@ -27,8 +28,9 @@ from attrs import define, field, frozen
 from measurement import describe_machine, format_spread
 from ray_cost import OracleBlueprint, TimedOracle
 from ray_messages import process_seconds
+from scale_case import Case
 from turn_cost import CACHE, PLAN, check_result
-from workload import Oracle, Workload, load_tokenizer, uniform
+from workload import Oracle, Workload, heavy_tail, load_tokenizer, uniform
 
 from turnwise import Capabilities, GenerateRequest, SamplingParams, Task
 from turnwise.config.runtime import RuntimeConfig
@@ -40,6 +42,7 @@ from turnwise.runtime.ray import workers
 from turnwise.runtime.ray.runtime import RayRuntime
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.remote.replica_server import ReplicaServer
+from turnwise_routing_bench.scale_costs import Costs, fields_of_costs
 
 MESSAGES: Counter[str] = Counter()
 """Messages of this process: `to_replica` and `to_worker` in a replica, `collects` in the driver."""
@@ -182,6 +185,29 @@ def fit(rows: Sequence[dict[str, float]], messages: dict[str, float]) -> dict[st
     return costs | _solve(rows, driver_s, {"episodes": "driver_episode_s", "tokens": "driver_token_s"})
 
 
+def measure_wakes(runs: int, costs: dict[str, float]) -> dict[str, list[float]]:
+    """Return seconds of a job of a process that was idle, beyond those of a busy one, by kind of process."""
+    import ray
+
+    known = Costs(**{name: costs.get(name, 0.0) for name in fields_of_costs()})
+    case = Case("slow tools", heavy_tail(96, seed=1, median_s=0.3, seconds_per_token=0.003, cap_s=5.0), 1, 2)
+    found: dict[str, list[float]] = {f"{kind}_wake_s": [] for kind in ("driver", "worker", "replica")}
+    ray.init("local", namespace="turnwise", include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    try:
+        cluster = Cluster(case.workload, case.workers, case.replicas)
+        with cluster.manager:
+            cluster.run()
+            for _ in range(runs):
+                real = cluster.run()
+                model = case.predict(real, 0.0, known)
+                seconds = {"driver": model.driver_s, "worker": model.workers_s, "replica": model.replicas_s}
+                for kind, predicted in seconds.items():
+                    found[f"{kind}_wake_s"].append((real[f"{kind}_s"] - predicted) / model.wakes[kind])
+    finally:
+        ray.shutdown()
+    return found
+
+
 def _solve(rows: Sequence[dict[str, float]], seconds: Sequence[float], names: dict[str, str]) -> dict[str, float]:
     """Solve by non-negative least squares, relative to each run's seconds: drop what would be negative."""
     kept = dict(names)
@@ -242,6 +268,8 @@ def main() -> None:
     # Each pass over the workloads is a separate fit, so that the spread of the fits is seen.
     fits = [fit(rows[index :: arguments.runs], medians) for index in range(arguments.runs)]
     costs |= {name: summarize([each[name] for each in fits]) for name in fits[0]}
+    medians = {name: value["median"] for name, value in costs.items()}
+    costs |= {name: summarize(values) for name, values in measure_wakes(arguments.runs, medians).items()}
     print("microseconds of CPU, nanoseconds per byte, millionths of a core;", end=" ")
     print(f"medians (min-max) of {arguments.runs} runs")
     for name, value in costs.items():

@@ -166,14 +166,25 @@ def test_a_saturated_driver_caps_the_run():
         assert result.bottleneck == "driver"
 
 
-def test_pings_alone_can_saturate_the_driver():
-    """Pings cost the driver a call per actor and heartbeat."""
+def test_pings_take_a_bounded_share_of_the_driver():
+    """They cost a call per actor and heartbeat, and are rarer where there are many actors."""
     costs = evolve(FREE, call_s=0.001)
     run = Run(num_workers=900, num_replicas=100, make_episode=episode((100, 0.0)), num_episodes=1000, engine=0.1)
     result = simulate(evolve(run, heartbeat_s=5.0), costs)
     collects_s = result.messages["collects"] * costs.call_s
     assert result.driver == pytest.approx(0.2 + collects_s / result.seconds, abs=0.01)
-    assert FixedCosts.of(900, 100, costs).pings == pytest.approx(0.2)
+    assert FixedCosts.of(run, costs).pings == pytest.approx(0.2)
+    assert FixedCosts.of(evolve(run, num_workers=90_000, num_replicas=1000), costs).pings == pytest.approx(0.5)
+    assert FixedCosts.of(evolve(run, heartbeat_s=0.0), costs).pings == 0.0
+
+
+def test_many_workers_answer_the_driver_rarely():
+    """The driver's calls take half of its time at most, and the end of the run does not wait."""
+    run = Run(num_workers=8, num_replicas=8, make_episode=random_episode, num_episodes=4000, engine=0.001)
+    few, many = (simulate(evolve(run, num_workers=n, num_replicas=n), FREE) for n in (8, 400))
+    for result, workers in ((few, 8), (many, 400)):
+        gap_s = max(0.02, 0.002 * workers)
+        assert result.messages["collects"] <= workers * (result.seconds / gap_s + 2)
 
 
 def test_other_programs_slow_a_run_down():

@@ -197,7 +197,7 @@ def predict(size: tuple[int, int], arguments: argparse.Namespace, costs: Costs) 
     if arguments.node_dies:
         planned = evolve(planned, deaths=_deaths(planned, arguments.node_dies))
     result = simulate(planned, costs)
-    fixed = FixedCosts.of(*cell, costs)
+    fixed = FixedCosts.of(planned, costs)
     head = {"workers": workers, "replicas": replicas, "in_flight": workers * in_flight, "cells": cells, "fold": fold}
     return {**head, **_of_all_cells(result, cells), "fixed_of_a_cell": asdict(fixed)}
 
@@ -250,7 +250,7 @@ def _fixed_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         padding=(0, 1, 0, 0),
         title_justify="left",
     )
-    for name in ("size", "cells", "GCS start", "driver start", "pings", "view", "death"):
+    for name in ("size", "cells", "GCS start", "driver start", "worker", "replica", "pings", "view", "death"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         fixed = row["fixed_of_a_cell"]
@@ -258,7 +258,7 @@ def _fixed_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             f"{row['workers']}x{row['replicas']}",
             str(row["cells"]),
             _duration(fixed["start_gcs_s"] * row["cells"]),
-            _duration(fixed["start_driver_s"]),
+            *(_duration(fixed[f"start_{part}_s"]) for part in ("driver", "worker", "replica")),
             f"{fixed['pings']:.0%}",
             _duration(fixed["view_turn_s"]),
             _duration(fixed["death_driver_s"] + fixed["death_gcs_s"]),

@@ -27,13 +27,17 @@ class Costs:
     CPU seconds; `benchmarks/scale_cost.py` measures them.
 
     Attributes:
-        request_send_s: a worker's message to a replica, at the worker.
+        request_send_s: a worker's message to a replica through a channel, at the worker.
         request_receive_s: the same at the replica.
         result_send_s: a replica's message to a worker, at the replica.
         result_receive_s: the same at the worker.
-        send_byte_s: each byte of a message of at most `INLINE_BYTES`, at the sender.
+        channel_send_byte_s: each byte of a message through a channel, at the sender.
+        channel_receive_byte_s: the same at the receiver.
+        dial_s: the opening of a channel, at the worker.
+        accept_s: the same at the replica.
+        send_byte_s: each byte of a message of the driver, or to it, of at most `INLINE_BYTES`, at the sender.
         receive_byte_s: the same at the receiver.
-        send_store_byte_s: each byte of a larger message, which travels through the object store, at the sender.
+        send_store_byte_s: each byte of a larger one, which travels through the object store, at the sender.
         receive_store_byte_s: the same at the receiver.
         post_s: a message of the driver without a reply, at the driver.
         call_s: a call of the driver with a reply, at the driver.
@@ -48,8 +52,10 @@ class Costs:
         driver_episode_s: submission and collection of an episode, at the driver, without its messages.
         driver_token_s: each token of a collected episode, at the driver.
         gcs_actor_s: the start of an actor, at the head node's control process (GCS).
-        gcs_pair_s: a worker and a replica that get to know each other, at the GCS.
         gcs_death_s: the death of an actor, at the GCS.
+        driver_wake_s: what a job of the driver takes longer if it was idle before: it wakes up, with cold caches.
+        worker_wake_s: the same at a worker.
+        replica_wake_s: the same at a replica.
         driver_idle: use of a core by the driver's other threads and its pings of a worker and a replica.
         worker_idle: use of a core by a worker's other threads.
         replica_idle: use of a core by a replica's other threads.
@@ -59,6 +65,10 @@ class Costs:
     request_receive_s: float = _cost()
     result_send_s: float = _cost()
     result_receive_s: float = _cost()
+    channel_send_byte_s: float = _cost()
+    channel_receive_byte_s: float = _cost()
+    dial_s: float = _cost()
+    accept_s: float = _cost()
     send_byte_s: float = _cost()
     receive_byte_s: float = _cost()
     send_store_byte_s: float = _cost()
@@ -76,14 +86,16 @@ class Costs:
     driver_episode_s: float = _cost()
     driver_token_s: float = _cost()
     gcs_actor_s: float = _cost()
-    gcs_pair_s: float = _cost()
     gcs_death_s: float = _cost()
+    driver_wake_s: float = _cost()
+    worker_wake_s: float = _cost()
+    replica_wake_s: float = _cost()
     driver_idle: float = _cost()
     worker_idle: float = _cost()
     replica_idle: float = _cost()
 
     def sent_bytes_s(self, num_bytes: float) -> float:
-        """Return the seconds that the size of a message costs its sender."""
+        """Return the seconds that the size of a message of the driver, or to it, costs its sender."""
         return num_bytes * (self.send_byte_s if num_bytes <= INLINE_BYTES else self.send_store_byte_s)
 
     def received_bytes_s(self, num_bytes: float) -> float:

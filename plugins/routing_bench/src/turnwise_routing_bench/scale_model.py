@@ -71,8 +71,11 @@ class Simulation:
         self._cores = Cores(run.cores) if run.cores else None
         self._left = None if run.num_episodes is None else run.num_episodes // run.fold
         self._numbers = iter(range(self._left if self._left is not None else 1 << 62))
-        self.driver = self._station()
-        self.replicas = [ReplicaProcess(index, self._station()) for index in range(run.num_replicas // run.fold)]
+        self.driver = self._station(self.run.fold * self.costs.driver_wake_s)
+        self.replicas = [
+            ReplicaProcess(index, self._station(self.costs.replica_wake_s))
+            for index in range(run.num_replicas // run.fold)
+        ]
         for replica in self.replicas:
             replica.engine = Engine(self.queue, run.engine, self._answer)
         self.workers = [self._worker(index) for index in range(run.num_workers // run.fold)]
@@ -102,16 +105,18 @@ class Simulation:
         self._changed_at = self.queue.now
         self.num_started += change
 
-    def _station(self) -> Station:
-        return Station(self.queue, self._cores)
+    def _station(self, wake_s: float) -> Station:
+        return Station(self.queue, self._cores, wake_s)
 
     def _worker(self, index: int) -> Worker:
         own = [math.inf if replica.dead else 0.0 for replica in self.replicas]
-        return Worker(index, self._station(), own, [0.0] * len(own), self.run.max_in_flight)
+        return Worker(index, self._station(self.costs.worker_wake_s), own, [0.0] * len(own), self.run.max_in_flight)
 
     def _ping(self) -> None:
-        next_at = self.queue.now + self.run.heartbeat_s / _TICKS
-        cost_s = (self.run.num_workers + self.run.num_replicas) / _TICKS * self.costs.call_s
+        num_actors = self.run.num_workers + self.run.num_replicas
+        ticks = min(_TICKS, num_actors)
+        next_at = self.queue.now + self.run.ping_s / ticks
+        cost_s = num_actors / ticks * self.costs.call_s
         # A busy driver pings later, and never twice at once.
         self.driver.add_work(cost_s, lambda: self.queue.schedule(max(next_at, self.queue.now), self._ping))
 
@@ -151,7 +156,13 @@ class Simulation:
         """Let a worker reply to the driver's call with all episodes that have ended by then."""
         if not (worker.collecting and worker.finished):
             return
-        worker.collecting = False
+        due_s = worker.replied_at + self.run.collect_s
+        if worker.num_running and len(worker.finished) < _COLLECT and due_s > self.queue.now:
+            if not worker.reply_due:
+                worker.reply_due = True
+                self.queue.schedule(due_s, partial(self._collect_due, worker))
+            return
+        worker.collecting, worker.replied_at = False, self.queue.now
 
         def reply() -> Work:
             episodes, worker.finished = worker.finished[:_COLLECT], worker.finished[_COLLECT:]
@@ -161,6 +172,10 @@ class Simulation:
             return self.costs.reply_s + self.costs.sent_bytes_s(num_bytes), then
 
         worker.station.add(reply)
+
+    def _collect_due(self, worker: Worker) -> None:
+        worker.reply_due = False
+        self._collect(worker)
 
     def _handle(self, worker: Worker, episodes: list[Episode], num_tokens: int, num_bytes: float) -> None:
         """Let the driver handle a reply: deliver its episodes, refill the window and call again."""
@@ -213,6 +228,7 @@ class Simulation:
         for episode in episodes:
             episode.started_at = self.queue.now
         self.count_in_flight(count)
+        worker.num_running += count
         costs, num_replicas = self.costs, self.run.num_replicas
         cost_s = count * (costs.worker_episode_s + num_replicas * (costs.view_s + costs.release_s))
         cost_s += costs.worker_prompt_token_s * sum(episode.plan.num_prompt_tokens for episode in episodes)
@@ -262,11 +278,11 @@ class Simulation:
         self.totals["to_replica"] += 1
         self.totals["network_bytes"] += int(num_bytes)
         costs = self.costs
-        received_s = costs.request_receive_s + costs.received_bytes_s(num_bytes)
+        received_s = costs.request_receive_s + num_bytes * costs.channel_receive_byte_s
         received_s += len(episodes) * costs.replica_request_s
         receive = partial(self._admit, link, episodes)
         arrive = partial(link.replica.station.add_work, received_s, receive)
-        cost_s = costs.request_send_s + costs.sent_bytes_s(num_bytes)
+        cost_s = costs.request_send_s + num_bytes * costs.channel_send_byte_s
         return cost_s, partial(self._travel, num_bytes, arrive)
 
     def _receive_results(self, link: Link, episodes: Sequence[Episode], num_tokens: int) -> None:
@@ -298,6 +314,7 @@ class Simulation:
                 link.num_released += 1
                 link.to_replica.schedule()
             worker.finished.append(episode)
+            worker.num_running -= 1
             self._collect(worker)
         elif turn.tool_s:
             self.queue.schedule(self.queue.now + turn.tool_s, partial(self._request, episode))
@@ -327,10 +344,11 @@ class Simulation:
         self.totals["to_worker"] += 1
         self.totals["network_bytes"] += int(num_bytes)
         costs = self.costs
-        receive_s = costs.result_receive_s + costs.received_bytes_s(num_bytes)
+        receive_s = costs.result_receive_s + num_bytes * costs.channel_receive_byte_s
         receive = partial(self._receive_results, link, episodes, link.replica.engine.num_tokens)
         arrive = partial(link.worker.station.add_work, receive_s, receive)
-        return costs.result_send_s + costs.sent_bytes_s(num_bytes), partial(self._travel, num_bytes, arrive)
+        cost_s = costs.result_send_s + num_bytes * costs.channel_send_byte_s
+        return cost_s, partial(self._travel, num_bytes, arrive)
 
     def _travel(self, num_bytes: float, arrive: Callable[[], None]) -> None:
         delay_s = self.run.latency_s + num_bytes * self.run.network_byte_s
@@ -347,12 +365,12 @@ class Simulation:
             replica.dead = True
             replica.engine.fail()
             cost_s, down = run.num_workers * costs.post_s, partial(self._replica_down, replica)
-            up_s, up = 2 * run.num_workers * costs.post_s, partial(self._replica_up, replica)
+            up_s, up = run.num_workers * costs.post_s, partial(self._replica_up, replica)
         else:
             worker = self.workers[death.index]
             worker.dead = True
-            cost_s, down = run.num_replicas * costs.post_s, partial(self._worker_down, worker)
-            up_s, up = 2 * run.num_replicas * costs.post_s, partial(self._worker_up, worker)
+            cost_s, down = 0.0, partial(self._worker_down, worker)
+            up_s, up = costs.post_s, partial(self._worker_up, worker)
         self.queue.schedule(detected_at, partial(self.driver.add_work, cost_s, down))
         self.queue.schedule(detected_at + death.restart_s, partial(self.driver.add_work, up_s, up))
 

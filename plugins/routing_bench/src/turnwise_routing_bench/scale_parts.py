@@ -49,23 +49,29 @@ class Station:
     Attributes:
         queue: of the simulation.
         cores: of its machine; None for a separate core.
+        wake_s: seconds that a job takes longer if the process was idle before it.
         busy_s: seconds of all jobs that have ended.
         num_jobs: jobs that have ended.
+        num_wakes: jobs that found the process idle.
     """
 
     queue: Queue
     cores: Cores | None = None
+    wake_s: float = 0.0
     busy_s: float = 0.0
     num_jobs: int = 0
+    num_wakes: int = 0
     _jobs: deque[Job] = field(factory=deque)
     _running: bool = False
+    _woken: bool = False
     _started_at: float | None = None
 
     def add(self, job: Job) -> None:
         """Do a job after all earlier ones."""
         self._jobs.append(job)
         if not self._running:
-            self._running = True
+            self._running = self._woken = True
+            self.num_wakes += 1
             self._next()
 
     def add_work(self, cost_s: float, then: Event) -> None:
@@ -84,6 +90,8 @@ class Station:
 
     def _start(self) -> None:
         cost_s, then = self._jobs.popleft()()
+        if self._woken:
+            self._woken, cost_s = False, cost_s + self.wake_s
         self._started_at = self.queue.now
         self.queue.schedule(self.queue.now + cost_s, partial(self._end, cost_s, then))
 

@@ -14,6 +14,9 @@ from turnwise_routing_bench.scale_parts import Station
 from turnwise_routing_bench.scale_run import Run
 from turnwise_routing_bench.simulator import ReplicaModel
 
+_ADDRESS_BYTES: Final = 100
+"""Size of the address of a channel in a message."""
+
 SATURATED: Final = 0.9
 """Use of a part from which on it limits the run."""
 
@@ -47,6 +50,7 @@ class ScaleResult:
         workers_s: CPU seconds of all workers, with their other threads.
         replicas_s: CPU seconds of all replicas, with their other threads, without engines.
         messages: numbers of messages by kind: `to_replica`, `to_worker`, `collects`.
+        wakes: numbers of jobs that found a process idle, by its kind: `driver`, `worker`, `replica`.
     """
 
     seconds: float
@@ -72,6 +76,7 @@ class ScaleResult:
     workers_s: float
     replicas_s: float
     messages: dict[str, int]
+    wakes: dict[str, int]
 
     @property
     def bottleneck(self) -> str:
@@ -93,9 +98,11 @@ class FixedCosts:
     Costs of a run that do not depend on its episodes: each worker knows each replica.
 
     Attributes:
-        pairs: workers times replicas, each with connections in both directions.
+        pairs: workers times replicas, each with a channel.
         start_gcs_s: CPU seconds of the head node's control process (GCS) at the start.
         start_driver_s: CPU seconds of the driver at the start.
+        start_worker_s: CPU seconds of a worker for its channels.
+        start_replica_s: CPU seconds of a replica for its channels.
         pings: use of the driver by its pings.
         view_turn_s: CPU seconds of a worker for one look at all replicas, which each turn takes.
         death_driver_s: CPU seconds of the driver for the death and the restart of one replica.
@@ -105,23 +112,28 @@ class FixedCosts:
     pairs: int
     start_gcs_s: float
     start_driver_s: float
+    start_worker_s: float
+    start_replica_s: float
     pings: float
     view_turn_s: float
     death_driver_s: float
     death_gcs_s: float
 
     @classmethod
-    def of(cls, num_workers: int, num_replicas: int, costs: Costs, heartbeat_s: float = 5.0) -> FixedCosts:
-        """Return the costs of a run with these numbers of processes."""
-        actors, pairs = num_workers + num_replicas, num_workers * num_replicas
+    def of(cls, planned: Run, costs: Costs) -> FixedCosts:
+        """Return the costs of a run."""
+        num_workers, num_replicas = planned.num_workers, planned.num_replicas
+        actors, addresses = num_workers + num_replicas, _ADDRESS_BYTES * num_replicas
         return cls(
-            pairs=pairs,
-            start_gcs_s=actors * costs.gcs_actor_s + pairs * costs.gcs_pair_s,
-            start_driver_s=actors * costs.call_s + 2 * pairs * costs.post_s,
-            pings=actors * costs.call_s / heartbeat_s if heartbeat_s else 0.0,
+            pairs=num_workers * num_replicas,
+            start_gcs_s=actors * costs.gcs_actor_s,
+            start_driver_s=actors * costs.call_s + num_workers * (costs.post_s + costs.sent_bytes_s(addresses)),
+            start_worker_s=num_replicas * costs.dial_s,
+            start_replica_s=num_workers * costs.accept_s,
+            pings=actors * costs.call_s / planned.ping_s if planned.ping_s else 0.0,
             view_turn_s=num_replicas * costs.view_s,
-            death_driver_s=3 * num_workers * costs.post_s,
-            death_gcs_s=costs.gcs_death_s + costs.gcs_actor_s + num_workers * costs.gcs_pair_s,
+            death_driver_s=2 * num_workers * costs.post_s,
+            death_gcs_s=costs.gcs_death_s + costs.gcs_actor_s,
         )
 
 
@@ -203,6 +215,11 @@ def _result(simulation: Simulation, start: _Snapshot) -> ScaleResult:
         workers_s=sum(workers) * run.fold + costs.worker_idle * seconds * run.num_workers,
         replicas_s=sum(replicas) * run.fold + costs.replica_idle * seconds * run.num_replicas,
         messages={name: totals[name] * run.fold for name in ("to_replica", "to_worker", "collects")},
+        wakes={
+            "driver": simulation.driver.num_wakes,
+            "worker": run.fold * sum(worker.station.num_wakes for worker in simulation.workers),
+            "replica": run.fold * sum(replica.station.num_wakes for replica in simulation.replicas),
+        },
     )
 
 

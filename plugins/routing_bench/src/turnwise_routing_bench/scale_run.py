@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from attrs import define, field, frozen, validators
 
+from turnwise.runtime.ray.calls import DRIVER_CALL_S
 from turnwise_routing_bench.scale_parts import Engine, Outbox, Station
 from turnwise_routing_bench.simulator import ReplicaModel, Running
 from turnwise_routing_bench.traces import TraceTrajectory, at_least_1, finite_seconds, more_than_0
@@ -83,6 +84,18 @@ class Run:
     deaths: tuple[Death, ...] = ()
     seed: int = 0
 
+    @property
+    def ping_s(self) -> float:
+        """Seconds between two pings of an actor; 0 for no pings."""
+        return (
+            max(self.heartbeat_s, DRIVER_CALL_S * (self.num_workers + self.num_replicas)) if self.heartbeat_s else 0.0
+        )
+
+    @property
+    def collect_s(self) -> float:
+        """Shortest time between two replies of a worker with finished episodes."""
+        return max(self.coalesce_s, DRIVER_CALL_S * self.num_workers)
+
     def __attrs_post_init__(self) -> None:
         if self.num_episodes is None and self.until_s == math.inf:
             raise ValueError("a run without a number of episodes needs `until_s`")
@@ -129,6 +142,10 @@ class Worker:
         waiting: episodes without a slot.
         finished: episodes that the driver has not asked for.
         held: undelivered episodes by number.
+        num_running: started episodes that have not ended.
+        collecting: the driver has asked for episodes, and has no reply.
+        reply_due: a reply waits for its time.
+        replied_at: time of the last reply.
         links: by replica; one simulated replica is `fold` replicas, told apart by the second number.
     """
 
@@ -141,7 +158,10 @@ class Worker:
     finished: list[Episode] = field(factory=list)
     held: dict[int, Episode] = field(factory=dict)
     links: dict[tuple[int, int], Link] = field(factory=dict)
+    num_running: int = 0
     collecting: bool = False
+    reply_due: bool = False
+    replied_at: float = -math.inf
     starting: bool = False
     dead: bool = False
 

@@ -25,8 +25,9 @@ def all_greedy(reference, results, variant):
     return bool((np.array(below) <= BOUND).all()), len(below)
 
 
-def test_two_devices_in_one_bundle():
-    """With `tensor_parallel_size` 2 one Ray actor serves, sleeps, and then serves new weights from both processes."""
+@pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_two_devices_in_one_bundle(size):
+    """One Ray actor serves, sleeps, and then serves new weights from both processes."""
     from turnwise import RolloutManager, load_resolved
     from turnwise_calculator_demo import model_dir
     from turnwise_task_files import load_tasks
@@ -37,7 +38,7 @@ def test_two_devices_in_one_bundle():
         [
             f"runtime.ray.replica_python={sys.executable}",
             "engine.engine_args={block_size: 32}",
-            "engine.tensor_parallel_size=2",
+            f"engine.{size}=2",
             "runtime.num_replicas=null",
             "runtime.total_devices=2",
             "rollout.sampling.temperature=0",

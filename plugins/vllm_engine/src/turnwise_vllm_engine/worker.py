@@ -26,8 +26,13 @@ class WeightLoader:
     reload_weights: Any
 
     def turnwise_describe(self) -> dict[str, Any]:
-        """Return the weights that vLLM fuses, and whether the output layer is tied to the embedding table."""
+        """
+        Return the weights that vLLM fuses, and whether the output layer is tied to the embedding table.
+
+        The engine calls this once, before the first request.
+        """
         model = self.model_runner.model
+        _prepare_stage(self.model_runner)
         fused = [list(parts) for parts in getattr(model, "packed_modules_mapping", {}).values()]
         config = self.model_runner.model_config.hf_text_config
         return {"fused": fused, "tied": bool(getattr(config, "tie_word_embeddings", False))}
@@ -62,6 +67,22 @@ class WeightLoader:
     def turnwise_memory(self) -> tuple[int, int]:
         """Return the process id of this worker, and the bytes in use on its GPU."""
         return os.getpid(), device_bytes()
+
+
+def _prepare_stage(runner: Any) -> None:
+    """
+    Allocate the buffer into which a pipeline stage receives the activations of the one before it.
+
+    vLLM allocates it when it warms up the model. On a CPU vLLM 0.32 does not warm up a model that is not compiled and
+    whose cache has a fixed size, and then fails at the first request.
+    """
+    from vllm.distributed.parallel_state import get_pp_group
+
+    if get_pp_group().is_first_rank or getattr(runner, "intermediate_tensors", ...) is not None:
+        return
+    runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+        batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+    )
 
 
 def _host_memory(worker: Any) -> HostMemory:

@@ -16,6 +16,7 @@ from turnwise.weights.sources import as_numpy
 from turnwise_engine_support.stored_weights import map_weights
 from turnwise_testing.engine_scenarios import VOCAB_SIZE, run_scenario, simple_request, skip_without_package
 from turnwise_vllm_engine import VllmConfig, VllmEngine
+from turnwise_vllm_engine.copies import Copies, local_places, machine_id
 from turnwise_vllm_engine.launch import RunningVllm
 
 
@@ -57,6 +58,7 @@ class FakeLlm:
         self.dead = False
         self.asleep = set()
         self.fail_next_load = None
+        self.machines, self.copies = [machine_id()], {}
 
     async def get_supported_tasks(self):
         return ("generate",)
@@ -132,13 +134,25 @@ class FakeLlm:
             return [None, None]
         self.calls.append(method)
         if method == "turnwise_describe":
-            return [{"fused": [["q_proj", "k_proj", "v_proj"]], "tied": False}]
+            described = {"fused": [["q_proj", "k_proj", "v_proj"]], "tied": False}
+            return [{**described, "machine": machine} for machine in self.machines]
         if self.dead:
             raise FakeDeadError("the engine is gone")
         error, self.fail_next_load = self.fail_next_load, None
         if error is not None:
             raise error
-        return [self._load(*args)]
+        if method == "turnwise_copy":
+            return [self._copy(rank, *args) for rank in range(len(self.machines))]
+        if method == "turnwise_drop_copies":
+            for each in self.copies.values():
+                each.close()
+            return [None for _ in self.machines]
+        # The last worker stands for all.
+        places, paths = args
+        return [self._load(local_places(places, paths.get(self.machines[-1], {})))]
+
+    def _copy(self, rank, holders, path, offset, data):
+        return self.copies.setdefault(rank, Copies()).write(path, offset, data) if rank in holders else ""
 
     def _load(self, places):
         self.loaded = {name: as_numpy(tensor, copy=True) for name, tensor in map_weights(places)}

@@ -26,6 +26,7 @@ from turnwise_engine_support.model_directory import checkpoint_shapes, model_lim
 from turnwise_engine_support.requests import check_not_in_flight
 from turnwise_engine_support.results import RequestCounters
 from turnwise_engine_support.weight_checks import ExpectedWeights
+from turnwise_vllm_engine import copies
 from turnwise_vllm_engine.config import VllmConfig
 from turnwise_vllm_engine.host_memory import resident_bytes
 from turnwise_vllm_engine.launch import Launcher, RunningVllm, has_tokenizer, installed_build, launch
@@ -60,6 +61,7 @@ class VllmEngine:
         self._died = ""
         self._torn = ""
         self._expected = ExpectedWeights({})
+        self._holders: dict[int, str] = {}
         self._pending: dict[str, GenerateRequest] = {}
         self._idle = asyncio.Event()
         # Sleep, wake-up and update pause and resume vLLM, so only one of them runs at a time.
@@ -198,9 +200,13 @@ class VllmEngine:
                 whole=self._weights_lost or bool(self._torn),
             )
             try:
-                await self._swap(running, staged, version)
+                paths = await self._copy(running, staged)
+                await self._swap(running, staged, paths, version)
             finally:
                 await asyncio.to_thread(staged.close)
+                if self._holders:
+                    with suppress(*running.deaths):
+                        await running.llm.collective_rpc("turnwise_drop_copies")
             await self._measure(running)
 
     def stats(self) -> Mapping[str, float]:
@@ -312,18 +318,29 @@ class VllmEngine:
         return ReplicaDiedError(self._died)
 
     async def _expected_weights(self, running: RunningVllm) -> ExpectedWeights:
-        described, *_ = await running.llm.collective_rpc("turnwise_describe")
+        workers = await running.llm.collective_rpc("turnwise_describe")
+        self._holders = copies.choose_holders([each["machine"] for each in workers], copies.machine_id())
+        described = workers[0]
         shapes = await asyncio.to_thread(checkpoint_shapes, self._spec.path) if self._spec.path is not None else {}
         return ExpectedWeights(shapes, fused=described["fused"], tied=described["tied"])
 
-    async def _swap(self, running: RunningVllm, staged: StagedWeights, version: int) -> None:
+    async def _copy(self, running: RunningVllm, staged: StagedWeights) -> copies.Paths:
+        """Copy staged weights to the machines of workers that cannot open the files here. Changes no weights."""
+        try:
+            return await copies.copy_files(staged.places, self._holders, running.llm.collective_rpc)
+        except running.deaths as error:
+            raise self._death(error) from error
+        except Exception as error:
+            raise EngineError(f"cannot copy the new weights to other machines: {error_line(error)}") from error
+
+    async def _swap(self, running: RunningVllm, staged: StagedWeights, paths: copies.Paths, version: int) -> None:
         """Load staged weights between two steps. A failure or a cancellation from here on leaves torn weights."""
         llm, paused = running.llm, self.sleep_state.level == 0
         try:
             if paused and not self._torn:
                 await llm.pause_generation(mode="keep", clear_cache=True)
             if staged.places:
-                await llm.collective_rpc("turnwise_load", args=(staged.places,))
+                await llm.collective_rpc("turnwise_load", args=(staged.places, paths))
             await llm.update_weight_version(str(version))
             if paused:
                 await llm.resume_generation()

@@ -81,16 +81,15 @@ def launch(config: VllmConfig, spec: ModelSpec, max_context: int, stop_strings: 
     directory = check_model_directory(spec, "vllm")
     device = _check_device(config)
     # vLLM reads some settings when a module is imported, here and in the processes that it spawns.
-    with _environment(_settings(config, device)):
+    num_bundles = count_bundles()
+    with _environment(_settings(config, device) | (_ray_settings() if num_bundles > 1 else {})):
         with engine_errors("the vllm engine cannot import vLLM"):
             import vllm
             from vllm.exceptions import VLLMClientError
             from vllm.sampling_params import RequestOutputKind
             from vllm.v1.engine.async_llm import AsyncLLM
             from vllm.v1.engine.exceptions import EngineDeadError
-        arguments = engine_arguments(
-            config, device, max_context, stop_strings=stop_strings, num_bundles=count_bundles()
-        )
+        arguments = engine_arguments(config, device, max_context, stop_strings=stop_strings, num_bundles=num_bundles)
         arguments |= _model_arguments(directory, spec)
         _check_names(arguments, vllm.AsyncEngineArgs)
         with engine_errors(f"vLLM cannot start with {str(directory)!r}"):
@@ -206,6 +205,13 @@ def _settings(config: VllmConfig, device: str) -> dict[str, str]:
     if config.num_threads is not None:
         settings["OMP_NUM_THREADS"] = str(config.num_threads)
     return settings
+
+
+def _ray_settings() -> dict[str, str]:
+    """Return the address of this process's cluster: vLLM's executor `ray` would join the latest one on the machine."""
+    import ray
+
+    return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from turnwise_engine_support.stored_weights import Place, map_weights
+from turnwise_vllm_engine import copies
 from turnwise_vllm_engine.host_memory import HostMemory, device_bytes
 
 
@@ -24,10 +25,11 @@ class WeightLoader:
 
     model_runner: Any
     reload_weights: Any
+    rank: int
 
     def turnwise_describe(self) -> dict[str, Any]:
         """
-        Return the weights that vLLM fuses, and whether the output layer is tied to the embedding table.
+        Return the weights that vLLM fuses, whether the output layer is tied to the embedding table, and the machine.
 
         The engine calls this once, before the first request.
         """
@@ -35,9 +37,18 @@ class WeightLoader:
         _prepare_stage(self.model_runner)
         fused = [list(parts) for parts in getattr(model, "packed_modules_mapping", {}).values()]
         config = self.model_runner.model_config.hf_text_config
-        return {"fused": fused, "tied": bool(getattr(config, "tie_word_embeddings", False))}
+        tied = bool(getattr(config, "tie_word_embeddings", False))
+        return {"fused": fused, "tied": tied, "machine": copies.machine_id()}
 
-    def turnwise_load(self, places: Sequence[Place]) -> int:
+    def turnwise_copy(self, holders: Sequence[int], path: str, offset: int, data: bytes) -> str:
+        """Keep a part of a file if this worker is a holder, and return the path of its copy."""
+        return _copies(self).write(path, offset, data) if self.rank in holders else ""
+
+    def turnwise_drop_copies(self) -> None:
+        """Free the copies of files."""
+        _copies(self).close()
+
+    def turnwise_load(self, places: Sequence[Place], paths: copies.Paths) -> int:
         """
         Replace the weights at these places in files, and return their number.
 
@@ -46,6 +57,7 @@ class WeightLoader:
         """
         from vllm.platforms import current_platform
 
+        places = copies.local_places(places, paths.get(copies.machine_id(), {}))
         try:
             with _log_errors_only("vllm.model_executor.model_loader.reload.layerwise"):
                 self.reload_weights(weights_iterator=map_weights(places))
@@ -83,6 +95,11 @@ def _prepare_stage(runner: Any) -> None:
     runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
         batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
     )
+
+
+def _copies(worker: Any) -> copies.Copies:
+    kept: copies.Copies = vars(worker).setdefault("_turnwise_copies", copies.Copies())
+    return kept
 
 
 def _host_memory(worker: Any) -> HostMemory:

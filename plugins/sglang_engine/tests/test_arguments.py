@@ -73,6 +73,7 @@ def test_engine_args_override_our_defaults(small_model):
     [
         ({"engine_args": {"tp_size": 2}}, "'engine_args' must not contain 'tp_size': set tensor_parallel_size"),
         ({"engine_args": {"skip_tokenizer_init": False}}, "must not contain 'skip_tokenizer_init': the engine sets it"),
+        ({"engine_args": {"nnodes": 2}}, "must not contain 'nnodes': the engine sets it"),
         ({"max_context": 1}, "'max_context' must be >= 2"),
         ({"mem_fraction_static": 1.0}, "'mem_fraction_static' must be < 1"),
         ({"tensor_parallel_size": 0}, "'tensor_parallel_size' must be >= 1"),
@@ -123,6 +124,17 @@ def test_ranks_on_a_cpu_share_the_cores(monkeypatch):
 
     assert ["0,2|1,3", "5|5"] == found
     assert "1" == environment["OMP_NUM_THREADS"]
+
+
+def test_a_node_of_several_has_its_own_devices(monkeypatch):
+    """Ranks on a CPU share the cores of their node; on GPUs they see those that the bundles have reserved."""
+    monkeypatch.delenv("SGLANG_CPU_OMP_THREADS_BIND", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _process: {0, 1, 2, 3})
+    on_cpu = arguments.server_environment(SglangConfig(device="cpu", tensor_parallel_size=4), num_nodes=2)
+    on_gpu = arguments.server_environment(SglangConfig(device="cuda", tensor_parallel_size=4), 2, ["5", "6"])
+
+    assert ("0,2|1,3", "") == (on_cpu["SGLANG_CPU_OMP_THREADS_BIND"], on_cpu["CUDA_VISIBLE_DEVICES"])
+    assert "5,6" == on_gpu["CUDA_VISIBLE_DEVICES"]
 
 
 STUBS = """

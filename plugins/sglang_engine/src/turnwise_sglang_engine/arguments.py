@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from turnwise.errors import EngineError
@@ -111,8 +112,15 @@ def vocab_size(spec: ModelSpec) -> int:
     return size
 
 
-def server_environment(config: SglangConfig) -> dict[str, str]:
-    """Return the environment of SGLang's processes."""
+def server_environment(config: SglangConfig, num_nodes: int = 1, gpus: Sequence[str] = ()) -> dict[str, str]:
+    """
+    Return the environment of SGLang's processes on this node.
+
+    Args:
+        config: of the engine.
+        num_nodes: nodes that the devices are on.
+        gpus: ids of the GPUs that other processes have reserved for them; none if this process sees its own.
+    """
     environment = dict(os.environ)
     # Only the margin exceeds the model's context, and no token ever gets a position there.
     environment["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
@@ -122,7 +130,12 @@ def server_environment(config: SglangConfig) -> dict[str, str]:
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
         environment["CUDA_VISIBLE_DEVICES"] = ""
         if config.tensor_parallel_size > 1:
-            _share_cores(environment, config.tensor_parallel_size)
+            _share_cores(environment, max(config.tensor_parallel_size // num_nodes, 1))
+    elif gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    if num_nodes > 1:
+        # Otherwise the engine object of a node without requests blocks until its schedulers have ended.
+        environment["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"
     if config.num_threads is not None:
         environment["OMP_NUM_THREADS"] = str(config.num_threads)
     return environment

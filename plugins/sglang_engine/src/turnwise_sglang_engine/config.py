@@ -38,6 +38,9 @@ FIXED_ARGUMENTS = frozenset(
     {
         "allow_auto_truncate",
         "custom_sigquit_handler",
+        "dist_init_addr",
+        "nnodes",
+        "node_rank",
         "sampling_mask_max_tokens",
         "skip_tokenizer_init",
         "stream_output",

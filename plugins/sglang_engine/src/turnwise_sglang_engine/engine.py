@@ -35,6 +35,7 @@ from turnwise_engine_support.weight_checks import ExpectedWeights
 from turnwise_sglang_engine import arguments
 from turnwise_sglang_engine.config import SglangConfig
 from turnwise_sglang_engine.frames import Frame
+from turnwise_sglang_engine.nodes import Nodes, find_nodes
 from turnwise_sglang_engine.process import COMMAND, ServerProcess
 from turnwise_sglang_engine.requests import (
     check_request,
@@ -81,6 +82,7 @@ class SglangEngine:
         self._config = config
         self._spec = model_spec(config.model, resources)
         self._server: ServerProcess | None = None
+        self._nodes = Nodes(config)
         self._unstopped: weakref.finalize[..., Any] | None = None
         self._state = "has not been started"
         self._ready = self._stopping = False
@@ -116,7 +118,7 @@ class SglangEngine:
     def _seeds(self) -> bool:
         return bool(self._config.engine_args.get("enable_deterministic_inference", False))
 
-    @cached_property
+    @property
     def _sleep_levels(self) -> frozenset[int]:
         if not self._config.sleep_mode or arguments.resolve_device(self._config) == "cpu":
             return frozenset()
@@ -138,23 +140,48 @@ class SglangEngine:
     async def start(self) -> None:
         if self._server is not None or self._stopping:
             raise EngineError(f"the sglang engine {'was stopped' if self._stopping else 'has been started already'}")
-        settings = arguments.server_arguments(self._config, self._spec)
-        environment = arguments.server_environment(self._config)
+        # Reports a wrong directory before anything is started.
+        arguments.server_arguments(self._config, self._spec)
         if self.command is COMMAND:
             arguments.check_installed()
         self._server = server = ServerProcess(self._received, self._lost, self.command)
         self._unstopped = weakref.finalize(self, server.kill)
         try:
-            about = await server.start(settings, environment, self._config.start_timeout_s)
-            self._check_sizes(about)
+            self._nodes = await find_nodes(self._config)
+            self._config = self._nodes.config
+            self._check_sizes(await self._start_servers(server))
         except BaseException as error:
             self._state = "did not start"
             server.kill()
+            self._nodes.kill()
             await server.stop()
             if self._stopping:
                 raise EngineError("the sglang engine was stopped while it was starting") from error
             raise
         self._ready = True
+        self._nodes.watch(self._lost_elsewhere)
+
+    async def _start_servers(self, server: ServerProcess) -> dict[str, Any]:
+        """Start the servers of all nodes, and return the first frame of the own one."""
+        if self._stopping:
+            raise EngineError("the sglang engine was stopped")
+        settings, nodes = arguments.server_arguments(self._config, self._spec), self._nodes
+        try:
+            # Each server waits for the others, so one that fails ends the start of all.
+            async with asyncio.TaskGroup() as group:
+                own = server.start(nodes.settings(settings, 0), nodes.environment(), self._config.start_timeout_s)
+                task = group.create_task(own)
+                for other in nodes.starts(settings):
+                    group.create_task(other)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return task.result()
+
+    def _lost_elsewhere(self, cause: str) -> None:
+        """End this replica when a server of another node has ended: SGLang would wait for it for ever."""
+        if self._server is not None and not self._stopping:
+            self._die(f"SGLang's process on another node died: {cause}")
+            self._server.kill()
 
     def _check_sizes(self, about: Mapping[str, Any]) -> None:
         num_tokens = about["num_cache_tokens"]
@@ -260,7 +287,7 @@ class SglangEngine:
     async def _load(self, staged: StagedWeights, version: int) -> None:
         buckets = [
             [(entry.name, entry.dtype, entry.shape, entry.offset, entry.num_bytes) for entry in bucket]
-            for bucket in staged.buckets(self._config.weight_bucket_bytes)
+            for bucket in staged.buckets(self._bucket_bytes)
         ]
         head = {"op": "update", "path": staged.path, "size": staged.size, "buckets": buckets, "version": version}
         reply = await self._call(head)
@@ -274,6 +301,12 @@ class SglangEngine:
                     self._server.send({"op": "cancel", "id": pending.handle})
             raise TornWeightsError(self._torn)
 
+    @property
+    def _bucket_bytes(self) -> int:
+        """Most bytes of a bucket: a message contains a copy of it for each rank on another node."""
+        size, number = self._config.tensor_parallel_size, self._nodes.number
+        return max(self._config.weight_bucket_bytes // max(size - size // number, 1), 1)
+
     def stats(self) -> Mapping[str, float]:
         """Return `num_running`, `num_context_tokens` of these, `weight_version`, and totals."""
         requests = [pending.request for pending in self._requests.values() if pending.request is not None]
@@ -286,11 +319,13 @@ class SglangEngine:
         if not ready:
             # A process that is still starting has no state to save.
             self._server.kill()
+            self._nodes.kill()
         elif not self._died:
             await self._abort_all()
         if self._unstopped is not None:
             self._unstopped.detach()
         await self._server.stop()
+        await self._nodes.stop()
 
     async def _abort_all(self) -> None:
         """Abort all requests and wait for their tokens; after a timeout they end with none."""
@@ -350,9 +385,15 @@ class SglangEngine:
     def _lost(self) -> None:
         """Fail everything that waits for the lost process."""
         if self._stopping or self._server is None:
-            error: EngineError = EngineError("the sglang engine was stopped")
+            self._fail_all(EngineError("the sglang engine was stopped"))
         else:
-            self._died = f"SGLang's process died: {self._server.cause()}"
-            error = ReplicaDiedError(self._died)
+            self._die(f"SGLang's process died: {self._server.cause()}")
+
+    def _die(self, cause: str) -> None:
+        self._died = self._died or cause
+        self._nodes.kill()
+        self._fail_all(ReplicaDiedError(self._died))
+
+    def _fail_all(self, error: EngineError) -> None:
         for pending in self._calls.values():
             pending.fail(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ def make_tensors(memory: mmap.mmap, bucket: Bucket) -> list[tuple[str, Any]]:
         (name, flat[offset - start : offset - start + num_bytes].view(getattr(torch, dtype)).view(shape))
         for name, dtype, shape, offset, num_bytes in bucket
     ]
+
+
+def pickle_tensors(tensors: list[tuple[str, Any]]) -> bytes:
+    """Return the tensors as bytes that a process on any node can read."""
+    # Clones: a pickled view contains the whole storage.
+    return pickle.dumps([(name, tensor.clone()) for name, tensor in tensors])
 
 
 def _bounds(bucket: Bucket) -> tuple[int, int]:

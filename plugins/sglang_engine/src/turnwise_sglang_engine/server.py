@@ -18,8 +18,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 from turnwise_engine_support.arguments import unknown_argument
 from turnwise_engine_support.error_lines import error_line
@@ -89,6 +89,9 @@ async def _serve(connection: socket.socket, sglang: Any, settings: dict[str, Any
         _fail(connection, str(error))
     except Exception as error:  # noqa: BLE001 - SGLang raises anything for sizes, files and devices
         _fail(connection, f"SGLang did not start: {error_line(error)}")
+    num_nodes = settings["arguments"].get("nnodes", 1)
+    if settings["arguments"].get("node_rank", 0):
+        await _serve_follower(connection, sglang, engine)
     from sglang.srt.managers import io_struct
     from sglang.srt.utils import MultiprocessingSerializer
 
@@ -99,6 +102,7 @@ async def _serve(connection: socket.socket, sglang: Any, settings: dict[str, Any
             structs=io_struct,
             serialize=MultiprocessingSerializer.serialize,
             num_ranks=settings["arguments"]["tp_size"],
+            num_nodes=num_nodes,
             group=group,
         )
         link = Link(lambda frame: _dispatch(frame, service, gone), gone.set)
@@ -110,6 +114,28 @@ async def _serve(connection: socket.socket, sglang: Any, settings: dict[str, Any
         # Waits for SGLang's children to free their memory. Nothing else in this process needs a clean exit.
         engine.shutdown()
         os._exit(0)
+
+
+async def _serve_follower(connection: socket.socket, sglang: Any, engine: Any) -> NoReturn:
+    """Run schedulers that another node's server sends the requests to, until a stop frame."""
+    gone = asyncio.Event()
+    link = Link(lambda _frame: gone.set(), gone.set)
+    connection.setblocking(False)
+    await asyncio.get_running_loop().create_connection(lambda: link, sock=connection)
+    # SGLang watches the schedulers only on the node that has the requests.
+    wait = engine._scheduler_init_result.block_until_scheduler_exits  # noqa: SLF001 - SGLang has no public way to them
+    threading.Thread(target=_exit_with_schedulers, args=(wait, gone), daemon=True).start()
+    link.send({"op": "ready", "version": sglang.__version__, **_sizes(engine)})
+    await gone.wait()
+    engine.shutdown()
+    os._exit(0)
+
+
+def _exit_with_schedulers(wait: Callable[[], None], gone: asyncio.Event) -> None:
+    """Exit once the schedulers have ended, which closes the connection and so tells the parent."""
+    wait()
+    if not gone.is_set():
+        os._exit(1)
 
 
 def _dispatch(frame: Frame, service: Service, gone: asyncio.Event) -> None:

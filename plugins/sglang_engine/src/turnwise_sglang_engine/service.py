@@ -19,7 +19,7 @@ from attrs import define, field
 
 from turnwise_engine_support.error_lines import error_line
 from turnwise_sglang_engine.frames import Frame
-from turnwise_sglang_engine.loading import check_shared_memory, make_tensors, map_file
+from turnwise_sglang_engine.loading import check_shared_memory, make_tensors, map_file, pickle_tensors
 from turnwise_sglang_engine.requests import FILTERED, GREEDY, PLAIN
 
 _DISPATCH_POLL_S = 0.001
@@ -116,6 +116,7 @@ class Service:
         structs: the module of SGLang's request classes.
         serialize: serializes named tensors for one rank.
         num_ranks: number of ranks.
+        num_nodes: number of nodes that they are on, the first ranks on this one.
         group: owns the tasks.
         send: sends a frame's head and arrays.
     """
@@ -125,6 +126,7 @@ class Service:
     serialize: Callable[[Any], bytes]
     num_ranks: int
     group: asyncio.TaskGroup
+    num_nodes: int = field(default=1, kw_only=True)
     send: Callable[..., None] = field(init=False)
     _turns: dict[int, Turn] = field(factory=dict, init=False)
     _open: bool = field(default=True, init=False)
@@ -262,11 +264,19 @@ class Service:
     async def _load(self, tensors: list[tuple[str, Any]], version: int | None) -> None:
         """Load one bucket. The last one sets the version and flushes the cache."""
         request = self.structs.UpdateWeightsFromTensorReqInput(
-            serialized_named_tensors=[self.serialize(tensors) for _ in range(self.num_ranks)],
+            serialized_named_tensors=self._payloads(tensors),
             flush_cache=version is not None,
             weight_version=None if version is None else str(version),
         )
         _check(await self.manager.update_weights_from_tensor(request))
+
+    def _payloads(self, tensors: list[tuple[str, Any]]) -> list[bytes]:
+        """Return the tensors for each rank: in shared memory for those on this node, within the message for others."""
+        num_local = self.num_ranks // self.num_nodes
+        payloads = [self.serialize(tensors) for _ in range(num_local)]
+        if self.num_nodes > 1:
+            payloads += [pickle_tensors(tensors)] * (self.num_ranks - num_local)
+        return payloads
 
     async def _change_version(self, version: int) -> None:
         request = self.structs.UpdateWeightVersionReqInput(new_version=str(version), abort_all_requests=False)

@@ -114,6 +114,8 @@ class Manager:
         assert len(request.serialized_named_tensors) == self.arguments["tp_size"]
         if not self.session:
             return False, "must run between begin_weight_update() and end_weight_update()"
+        for payload in request.serialized_named_tensors[1:]:
+            assert [name for name, _ in pickle.loads(payload)]
         for name, array in pickle.loads(request.serialized_named_tensors[0]):
             if (array == -13).all():
                 return False, f"cannot load {name}"

@@ -34,5 +34,8 @@ class ServerArgs:
         enable_weights_cpu_backup=False,
         enable_deterministic_inference=False,
         schedule_policy="fcfs",
+        nnodes=1,
+        node_rank=0,
+        dist_init_addr=None,
     ):
         pass

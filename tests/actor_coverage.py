@@ -12,7 +12,9 @@ _PERIOD_S = 0.5
 
 def make_runtime_env(folder):
     """Return the environment of actors that import from a folder, and save their data if this process is measured."""
-    path = os.pathsep.join([str(folder), str(Path(__file__).parent)])
+    # With the path of this process, so that actors import the sources that the tests import.
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = os.pathsep.join([str(folder), str(Path(__file__).parent), *filter(None, inherited)])
     hook = {"worker_process_setup_hook": "actor_coverage.save_often"} if coverage.Coverage.current() else {}
     return {"env_vars": {"PYTHONPATH": path}} | hook
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from attrs import define, field
+from structlog.contextvars import bound_contextvars
 
 from turnwise.episode.containment import ContainedTask
 from turnwise.episode.driver import call_reward
@@ -53,7 +54,8 @@ class GroupScoring:
 
     async def _ask(self, episodes: Sequence[EpisodeResult], seconds: float) -> object:
         if self.pool is None:
-            code = call_reward(self.reward.score_group, episodes)
-            return await ContainedTask(code, "reward", self.label, self.grace_s).wait(seconds)
+            with bound_contextvars(keys=[each.key for each in episodes]):  # as in a reward worker, for its log lines
+                code = call_reward(self.reward.score_group, episodes)
+                return await ContainedTask(code, "reward", self.label, self.grace_s).wait(seconds)
         # The reward worker has the deadline: the time in which it scores other groups does not count.
         return await ContainedTask(self.pool.score_group(episodes, seconds), "reward", self.label, self.grace_s).wait()

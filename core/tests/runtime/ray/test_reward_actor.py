@@ -5,22 +5,61 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import structlog
+from structlog.testing import capture_logs
 
+from turnwise.record.result import EpisodeResult
 from turnwise.runtime.ray.reward_actor import RewardActor
 from turnwise.runtime.remote.result_wire import pack_episodes
+from turnwise.types import Status, Task
+
+
+class Logged:
+    """A number that logs a line when it is asked for."""
+
+    def __init__(self, is_async):
+        self.is_async = is_async
+
+    def score(self, _episode):
+        structlog.get_logger().info("scored")
+        return self._answer() if self.is_async else 1.0
+
+    score_group = score
+
+    async def _answer(self):
+        structlog.get_logger().info("scored")
+        return 1.0
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_log_lines_of_a_reward_name_their_episode(is_async):
+    """Uid and key of the episode, or the keys of the group; the thread of a synchronous reward has them, too."""
+    episodes = [EpisodeResult(task=Task(messages=(), uid="t"), status=Status.COMPLETED, key=key) for key in "ab"]
+    with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as lines:
+        assert [reply.failure for reply in ask_rewards(Logged(is_async), episodes)] == [None] * 2
+
+    names = [{name: line[name] for name in line.keys() & {"episode", "key", "keys"}} for line in lines]
+    one, group = {"episode": "t/0", "key": "k"}, {"keys": ["a", "b"]}
+    assert names == ([one, one, group, group] if is_async else [one, group])
 
 
 def ask(answer):
     """Return the replies of a reward, and of a group reward, that give this answer."""
+    return ask_rewards(SimpleNamespace(score=lambda episode: answer, score_group=lambda episodes: answer), [])
+
+
+def ask_rewards(reward, episodes):
+    """Return the replies of a reward worker to an episode and to a group."""
 
     async def replies():
-        reward = SimpleNamespace(score=lambda episode: answer, score_group=lambda episodes: answer)
         blueprint = SimpleNamespace(
             make_router=None, make_reward=lambda judge: reward, make_group_reward=lambda judge: reward
         )
         actor = RewardActor("rewards", blueprint, {}, scores_groups=True)
-        snapshot = SimpleNamespace(as_episode=lambda: None, recorded=())
-        return await actor.score(snapshot, 10.0), await actor.score_group(pack_episodes([]), 10.0)
+        snapshot = SimpleNamespace(as_episode=lambda: None, recorded=(), uid="t/0", key="k")
+        return await actor.score(snapshot, 10.0), await actor.score_group(
+            pack_episodes(list(enumerate(episodes))), 10.0
+        )
 
     return asyncio.run(replies())
 

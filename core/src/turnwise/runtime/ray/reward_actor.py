@@ -7,11 +7,13 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from numbers import Real
 from typing import Any, Final, TypeVar
 
 import numpy as np
+from structlog.contextvars import bound_contextvars
 
 from turnwise.errors import ConfigError, InfrastructureError, is_cancelled
 from turnwise.runtime.ray.blueprint import Blueprint
@@ -59,12 +61,15 @@ class RewardActor(PoolClientActor):
     async def score(self, snapshot: EpisodeSnapshot, reward_s: float) -> RewardReply:
         """Score an episode within seconds; the reply contains an error of the reward."""
         reward: Any = self._reward
-        return await self._reply(reward.score, snapshot.as_episode(), reward_s, snapshot.recorded)
+        with bound_contextvars(episode=snapshot.uid, key=snapshot.key):  # as in the worker, for lines of the reward
+            return await self._reply(reward.score, snapshot.as_episode(), reward_s, snapshot.recorded)
 
     async def score_group(self, packed: ToDriver, seconds: float) -> RewardReply:
         """Score the episodes of a group within seconds, as `score` does one episode."""
         reward: Any = self._group_reward
-        return await self._reply(reward.score_group, [each for _number, each in unpack_episodes(packed)], seconds, ())
+        episodes = [each for _number, each in unpack_episodes(packed)]
+        with bound_contextvars(keys=[each.key for each in episodes]):
+            return await self._reply(reward.score_group, episodes, seconds, ())
 
     async def _reply(
         self, score: Callable[[T], Any], argument: T, reward_s: float, recorded: Sequence[tuple[str, float]]
@@ -117,7 +122,7 @@ class RewardActor(PoolClientActor):
         async with self._thread_lock:
             if self._stuck:  # the thread was blocked during the wait for the lock
                 raise InfrastructureError(self._stuck)
-            running = loop.run_in_executor(self._thread, score)
+            running = loop.run_in_executor(self._thread, copy_context().run, score)
             done, _ = await asyncio.wait([running], timeout=reward_s)
             if not done:
                 # Python cannot stop a thread, so the process must end, and the driver starts another one.

@@ -33,6 +33,7 @@ class EpisodeSnapshot:
     trajectories: list[Trajectory]
     turn_records: tuple[int, ...] = ()
     lineage: tuple[RecordLineage, ...] = ()
+    key: str = ""
     recorded: list[tuple[str, float]] = field(factory=list)
 
     @classmethod
@@ -52,6 +53,7 @@ class EpisodeSnapshot:
             trajectories=list(trajectories),
             turn_records=tuple(episode.turn_records),
             lineage=tuple(episode.lineage),
+            key=getattr(episode, "key", ""),
         )
 
     @property

@@ -17,9 +17,11 @@ from itertools import count
 import numpy as np
 import structlog
 from attrs import define, field
+from structlog.contextvars import bind_contextvars
 
 from turnwise.errors import AsleepError, ReplicaDiedError, TornWeightsError, TurnwiseError, describe, is_cancelled
 from turnwise.protocols import Engine, ReplicaLoad
+from turnwise.routing import episode_of
 from turnwise.runtime.remote.admission import Admission
 from turnwise.runtime.remote.coalescing import Coalescer
 from turnwise.runtime.remote.wire import ToReplica, ToWorker, UnpackedRequest, pack_results, unpack_requests
@@ -200,6 +202,8 @@ class ReplicaServer:
         *,
         suspect: bool,
     ) -> None:
+        # This task serves one request, so the key needs no end: lines that the engine logs meanwhile have it.
+        bind_contextvars(key=episode_of(request.trajectory_id))
         num_tokens, request_id = len(request.token_ids), request.request_id
         self._num_tokens += num_tokens
         try:

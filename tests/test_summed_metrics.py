@@ -25,6 +25,8 @@ SUMMED = {
     "f'middleware/{middleware.label}/{what}'": "count",
     "'invalid_actions'": "count",
     "'mcp_restarts'": "count: restarts during this call",
+    "'programs_passed'": "count",
+    "'tool_output_tokens'": "count",
     "note": "count: changes of a middleware",
     "f'sandbox_calls_in_tier_{int(result.tier)}'": "count",
     "'sandbox_wall_s'": "seconds of one call",

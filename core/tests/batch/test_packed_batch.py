@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.batch import packed_batch
-from turnwise.batch.columns import COLUMNS, NO_TRAJECTORY, make_rows
+from turnwise.batch.columns import COLUMNS, NO_TRAJECTORY, ROW_NAMES, make_rows
 from turnwise.batch.packed_batch import PackedBatch, collate_packed
 from turnwise.batch.rollout_batch import RolloutBatch, collate
 from turnwise.errors import TrajectoryError
 from turnwise.record.result import EpisodeResult, token_scores
 from turnwise.record.trajectory import Trajectory
-from turnwise.types import Placement, Status, Task, TokenScore, TrajectoryScore, TurnScore
+from turnwise.types import EpisodeMetrics, Placement, Status, Task, TokenScore, TrajectoryScore, TurnScore
 from turnwise_testing.strategies import trajectories
 
 PAD = 9
@@ -155,6 +155,7 @@ class TestPack:
                 agent_name="tool_agent",
                 status=Status.TRUNCATED,
                 trajectories=(trajectory(), trajectory()),
+                metrics=EpisodeMetrics(extra={"hits": np.float32(2)}),
             ),
             EpisodeResult(task=task("v"), status=Status.FAILED),
         ]
@@ -170,6 +171,7 @@ class TestPack:
             rows[1].agent_name,
             rows[1].data_source,
         ) == ("u", 4, 2, 7, True, Status.TRUNCATED, "tool_agent", "sums")
+        assert [row.metrics for row in rows] == [{"hits": 2.0}, {"hits": 2.0}, {}]
         names = [attribute.name for attribute in rows[0].__attrs_attrs__]
         assert rows == make_rows({name: [getattr(row, name) for row in rows] for name in names}, 3)
 
@@ -272,6 +274,18 @@ def test_a_padded_batch_has_the_types_of_the_table(with_blocks, tmp_path):
         for name, column in COLUMNS.items():
             assert getattr(batch, name).numpy().dtype == column.dtype
             assert torch.equal(getattr(batch, name), getattr(padded, name))
+
+
+def test_a_file_keeps_the_metrics_of_its_rows(tmp_path):
+    """And a file of a version that had none can be read."""
+    metrics = EpisodeMetrics(extra={"programs_passed": np.float32(2)})
+    result = EpisodeResult(task=task(), status=Status.COMPLETED, trajectories=(trajectory(),), metrics=metrics)
+    packed = collate_packed([result], pad_token_id=PAD)
+    packed.save(tmp_path / "batch.safetensors")
+    columns = {name: packed.column(name) for name in ROW_NAMES if name != "metrics"}
+
+    assert PackedBatch.load(tmp_path / "batch.safetensors").rows[0].metrics == {"programs_passed": 2.0}
+    assert make_rows(columns, 1)[0].metrics == {}
 
 
 def test_names_of_padded_batches_are_taken():

@@ -29,8 +29,10 @@ def episode(uid: str, reward: float | None, *, status: Status = Status.COMPLETED
 def test_numbers():
     """Counts, spreads and rates over four episodes of two groups and one that failed."""
     results = [
-        episode("a", 1.0, total_s=1.0, llm_s=0.5, num_turns=1, num_tool_calls=2, num_tool_errors=1),
-        episode("a", 0.0, total_s=4.0, llm_s=1.5, num_turns=3, num_tool_calls=1),
+        episode(
+            "a", 1.0, total_s=1.0, llm_s=0.5, num_turns=1, num_tool_calls=2, num_tool_errors=1, extra={"hits": 3.0}
+        ),
+        episode("a", 0.0, total_s=4.0, llm_s=1.5, num_turns=3, num_tool_calls=1, extra={"a": 0.5, "hits": 1.0}),
         episode("b", 0.5, total_s=2.0, llm_s=1.0, num_turns=2, tool_s=3.0),
         episode("c", None, status=Status.FAILED),
     ]
@@ -45,6 +47,7 @@ def test_numbers():
         "num_tool_errors": 1,
         "num_tokens": {"prompt": 8, "action": 8, "observation": 4, "forced": 4},
         "mask_ratio": 0.5,
+        "extra": {"a": {"sum": 0.5, "mean": 0.125}, "hits": {"sum": 4.0, "mean": 1.0}},
         "action_tokens_per_s": 4.0,
         "episodes_per_s": 2.0,
         "total_s": {"min": 0.0, "mean": 1.75, "max": 4.0},

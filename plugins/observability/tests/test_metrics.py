@@ -59,7 +59,7 @@ def result(**fields):
         num_turns=3,
         num_tokens={"action": 7, "prompt": 4},
         mask_ratio=0.7,
-        extra={"max_parallel_calls_hit": 2.0},
+        extra={"max_parallel_calls_hit": 2.0, "tool_output_tokens": 30.0, "programs_passed": 3.0},
     )
     fields.setdefault("status", Status.COMPLETED)
     return EpisodeResult(task=TASK, metrics=metrics, **fields)
@@ -127,6 +127,8 @@ def test_an_episode_that_ended(registry, observer):
     assert value("episode_llm_seconds_sum") == 3.0
     assert value("episode_mask_ratio_bucket", le="0.7") == 2
     assert value("limit_reached_total", limit="max_parallel_calls") == 4
+    assert value("episode_tool_output_tokens_sum") == 60
+    assert value("programs_passed_total") == 6
 
 
 def test_the_names_of_tool_labels_are_bounded(registry, observer):

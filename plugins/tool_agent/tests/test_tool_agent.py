@@ -160,6 +160,8 @@ class TestCalls:
         assert sorted(seen) == [0, 1]
         metrics = done.result.metrics
         assert (metrics.num_tool_calls, metrics.num_tool_errors) == (4, 2)
+        tokens = metrics.num_tokens["observation"]
+        assert metrics.extra == {"max_parallel_calls_hit": 1, "tool_output_tokens": tokens}
 
     def test_many_calls_have_one_response_for_the_rest(self):
         """A turn of hundreds of calls gets 32 messages."""

@@ -78,6 +78,8 @@ class TestProtocol:
         assert shown(done) == ["4", "6", "Error: there is no complete ```python block before this output"]
         memory = done.episode.memory
         assert (memory["rounds"], memory["calls"], memory["successes"]) == (3, 2, 2)
+        metrics = done.result.metrics
+        assert metrics.extra == {"programs_passed": 2, "tool_output_tokens": metrics.num_tokens["observation"]}
 
     def test_fences_in_strings(self, converse):
         """Programs and outputs may contain fences."""
@@ -164,6 +166,7 @@ class TestOutput:
         done = converse(call("crash"), "x")
         assert shown(done) == ["ValueError: crash"]
         assert (done.episode.memory["calls"], done.episode.memory["successes"]) == (1, 0)
+        assert done.result.metrics.extra["programs_passed"] == 0
         whole = shown(converse(call("crash"), "x", errors="whole"))[0]
         assert whole == "printed before\nTraceback (most recent call last):\n  File x\nValueError: crash"
 

@@ -77,6 +77,7 @@ class BatchRow:
         data_source: name of the data set that the task came from.
         trajectory_index: number of the row within its episode, from 0; -1 for an episode without a trajectory.
         objective: how a record with blocks was sampled, see `turnwise.layout.Objective`; empty for other records.
+        metrics: `EpisodeMetrics.extra` of the episode; all rows of an episode have the same.
     """
 
     uid: str
@@ -89,6 +90,7 @@ class BatchRow:
     data_source: str
     trajectory_index: int
     objective: str = ""
+    metrics: Mapping[str, float] = field(factory=dict)
 
 
 ROW_NAMES: Final = tuple(attribute.name for attribute in fields(BatchRow))
@@ -174,8 +176,9 @@ def _number_keys(keys: Iterable[object]) -> Tensor:
 
 
 def make_rows(columns: Mapping[str, Sequence[Any]], size: int) -> tuple[BatchRow, ...]:
-    """Make rows from columns of plain values, each with `size` of them."""
-    return tuple(BatchRow(**{name: columns[name][i] for name in ROW_NAMES}) for i in range(size))
+    """Make rows from columns of plain values, each with `size` of them; files of older versions lack some columns."""
+    names = [name for name in ROW_NAMES if name in columns]
+    return tuple(BatchRow(**{name: columns[name][i] for name in names}) for i in range(size))
 
 
 def check_one_objective(rows: Sequence[BatchRow]) -> None:

@@ -130,6 +130,7 @@ def _row(source: _Source) -> BatchRow:
         data_source=result.task.data_source,
         trajectory_index=source.index,
         objective=source.objective,
+        metrics={name: float(value) for name, value in result.metrics.extra.items()},
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from turnwise.files import write_text
 from turnwise.record.columns import Origin
 from turnwise.record.result import EpisodeResult
-from turnwise.types import JsonDict, JsonObject, Status
+from turnwise.types import EpisodeMetrics, JsonDict, JsonObject, Status
 
 
 def summarize(results: Sequence[EpisodeResult], wall_s: float | None) -> JsonDict:
@@ -34,6 +34,7 @@ def summarize(results: Sequence[EpisodeResult], wall_s: float | None) -> JsonDic
         - `num_turns`: spread; `num_tool_calls`, `num_tool_errors`: sums.
         - `num_tokens`: by origin, counted in the records, with `replayed` if there are such tokens; `mask_ratio`:
           action over response tokens.
+        - `extra`: `sum` and, over all episodes, `mean` of each metric that an episode recorded, by name.
         - `action_tokens_per_s`, `episodes_per_s`: over `wall_s`.
         - `total_s`, `llm_s`, `tool_s`: spreads over the episodes; `slowest`: uid of the one with the largest `total_s`.
     """
@@ -53,6 +54,7 @@ def summarize(results: Sequence[EpisodeResult], wall_s: float | None) -> JsonDic
         "num_tool_errors": sum(m.num_tool_errors for m in metrics),
         "num_tokens": num_tokens,
         "mask_ratio": num_tokens["action"] / response_tokens if response_tokens else None,
+        "extra": _extra(metrics),
         "action_tokens_per_s": num_tokens["action"] / wall_s if wall_s else None,
         "episodes_per_s": len(results) / wall_s if wall_s else None,
         "total_s": _spread([m.total_s for m in metrics]),
@@ -71,6 +73,15 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
     if not values:
         return {"min": None, "mean": None, "max": None}
     return {"min": min(values), "mean": sum(values) / len(values), "max": max(values)}
+
+
+def _extra(metrics: Sequence[EpisodeMetrics]) -> dict[str, dict[str, float]]:
+    sums: dict[str, float] = {}
+    for each in metrics:
+        for name, value in each.extra.items():
+            sums[name] = sums.get(name, 0.0) + value
+    # An episode without the metric counts as 0: it recorded no event of this kind.
+    return {name: {"sum": sums[name], "mean": sums[name] / len(metrics)} for name in sorted(sums)}
 
 
 def _groups(results: Sequence[EpisodeResult]) -> JsonDict:

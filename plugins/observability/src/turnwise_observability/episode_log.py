@@ -9,7 +9,7 @@ from turnwise import EpisodeResult, Observer
 
 class EpisodeLog(Observer):
     """
-    The observer `episode_log`: a log line per finished episode, with its counts, times and status.
+    The observer `episode_log`: a log line per finished episode, with its counts, times, status and recorded metrics.
 
     On Ray the driver writes the lines: Ray adds a prefix to lines of other processes.
     """
@@ -35,4 +35,6 @@ class EpisodeLog(Observer):
             total_s=round(metrics.total_s, 4),
             tokens=dict(metrics.num_tokens),
             mask_ratio=round(metrics.mask_ratio, 4),
+            replicas=list(metrics.replicas),
+            extra=dict(metrics.extra),
         )

@@ -57,6 +57,7 @@ _SECONDS: Final = (
     1800.0,
 )
 _TURNS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+_TOKENS: Final = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
 _CHARACTERS: Final = (0, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 _RATIOS: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
@@ -102,6 +103,18 @@ METRICS: Final = (
         "Sampled tokens divided by response tokens.",
         (),
         _RATIOS,
+    ),
+    Metric(
+        "turnwise_episode_tool_output_tokens",
+        "histogram",
+        "Tokens that the results of tools added to an episode; for agents that record tool_output_tokens.",
+        (),
+        _TOKENS,
+    ),
+    Metric(
+        "turnwise_programs_passed_total",
+        "counter",
+        "Programs of the model that ran without error; for agents that record programs_passed.",
     ),
     Metric("turnwise_episode_reward", "summary", "Rewards of scored episodes."),
     Metric("turnwise_reward_seconds", "histogram", "Seconds to score an episode."),
@@ -304,6 +317,9 @@ class MetricsObserver(Observer):
             self._metrics["tokens_total"].labels(origin).inc(count)
         if event.reward is not None:
             self._metrics["episode_reward"].observe(event.reward)
+        if (tokens := metrics.extra.get("tool_output_tokens")) is not None:
+            self._metrics["episode_tool_output_tokens"].observe(tokens)
+        self._metrics["programs_passed_total"].inc(metrics.extra.get("programs_passed", 0.0))
         if hits := metrics.extra.get(f"{_PARALLEL_CALLS}_hit"):
             self._metrics["limit_reached_total"].labels(_PARALLEL_CALLS).inc(hits)
 

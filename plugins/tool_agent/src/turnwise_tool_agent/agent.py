@@ -166,7 +166,10 @@ class ToolAgent:
     def _continue(self, episode: Episode, messages: Sequence[Message]) -> State:
         """Append messages after the model's turn. If they leave no room for another turn, the episode ends instead."""
         # `observe` raises when there is no room, before the messages are changed.
-        episode.observe(self._delta(messages, int(episode.trajectory.input_ids[-1])))
+        added = self._delta(messages, int(episode.trajectory.input_ids[-1]))
+        episode.observe(added)
+        if messages[0]["role"] == "tool":
+            episode.record_metric("tool_output_tokens", len(added))
         episode.messages.extend(messages)
         episode.memory["user_turns"] += 1
         episode.memory["calls"] = []

@@ -138,7 +138,9 @@ class TorlPython:
         written = self._tokenizer.decode(self._turn_ids(episode)).partition(STOP)[0]
         code = extract_last_python_block(written)
         shown = self._config.no_code_output if code is None else await self._run_program(episode, code)
-        episode.observe(self._encode_output(shown))
+        output = self._encode_output(shown)
+        episode.observe(output)
+        episode.record_metric("tool_output_tokens", len(output))
         episode.messages.append({"role": "tool", "name": self._config.tool, "content": shown})
         memory["turn_start"] = len(episode.trajectory)
         return State.GENERATING
@@ -149,6 +151,7 @@ class TorlPython:
         result = await episode.call_tool(ToolCall(name=self._config.tool, arguments={"code": code}, raw=code))
         memory["calls"] += 1
         memory["successes"] += not result.error
+        episode.record_metric("programs_passed", not result.error)
         return format_observation(result, self._config)
 
     def _encode_output(self, shown: str) -> TokenArray:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 import urllib.error
@@ -10,19 +11,33 @@ import urllib.request
 from collections import Counter, defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
-from observed_blueprint import NUM_TURNS, ObservedBlueprint, local_manager, ray_manager
+import structlog
+from observed_blueprint import (
+    NUM_TURNS,
+    STREAMS,
+    LoggingBlueprint,
+    ObservedBlueprint,
+    local_manager,
+    log_to,
+    ray_manager,
+)
 from prometheus_client.parser import text_string_to_metric_families
 from ray_runs import ON_RAY, make_tasks, pids, wait_until
 from structlog.testing import capture_logs
 
 from turnwise import Resources
+from turnwise.batch.packed_batch import collate_packed
 from turnwise_observability.episode_log import EpisodeLog
 from turnwise_observability.metrics_endpoint import PrometheusConfig, make_prometheus
 from turnwise_observability.otel import OtelConfig, OtelObserver
 from turnwise_observability.routing_log import RoutingLog
 from turnwise_observability.trace_file import TraceFile
+from turnwise_result_files import TrajectoryWriter
+from turnwise_result_files.summary import summarize
 
 NUM_EPISODES = 24
 
@@ -58,6 +73,98 @@ def test_log_lines_of_an_episode_share_its_key(manager):
     # One engine in this process has no router.
     assert routed in (Counter(), Counter({result.key: NUM_TURNS for result in results}))
     assert bool(routed) == (type(running.runtime).__name__ == "RayRuntime")
+
+
+@pytest.fixture
+def _restored_log():
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+    while STREAMS:
+        STREAMS.pop().close()
+
+
+@everywhere(pytest.mark.slow)
+@pytest.mark.usefixtures("_restored_log")
+def test_one_grep_follows_a_trajectory(manager, tmp_path):
+    """One key is in the logs of all processes, in the file of episodes, in the trace file and on every span."""
+    receiver, on_ray = Receiver(), manager is ray_manager
+    observers = [EpisodeLog(), RoutingLog(), TraceFile(tmp_path / "trace.json")]
+    observers.append(OtelObserver(OtelConfig(endpoint=receiver.url)))
+    blueprint, options = LoggingBlueprint(0.001, logs=str(tmp_path)), {"reward_workers": 1} if on_ray else {}
+    log_to(tmp_path)
+    try:
+        with manager(*observers, blueprint=blueprint, **options) as running:
+            results = running.rollout(make_tasks(4))
+    finally:
+        receiver.close()
+    with TrajectoryWriter(tmp_path / "episodes.parquet") as writer:
+        for result in results:
+            writer.write(result)
+    one = results[0]
+    (tmp_path / "spans.jsonl").write_text("\n".join(map(flat, receiver.spans)))
+
+    found = grep(one.key, tmp_path)
+
+    lines = [json.loads(line) for path, line in found if path.suffix == ".log"]
+    written = Counter(line["event"] for line in lines if line["event"] != "request routed")
+    num_tools = 2 * NUM_TURNS - 2
+    expected = {"engine called": NUM_TURNS, "tool called": num_tools, "reward called": 1, "episode finished": 1}
+    assert written == expected
+    processes = {path.name for path, _line in found if path.suffix == ".log"}
+    # The driver, a worker, a replica and the reward worker; an episode may also move to the other replica.
+    assert len(processes) - (len(one.metrics.replicas) - 1) == (4 if on_ray else 1)
+    assert {line["episode"] for line in lines if line["event"] in {"tool called", "reward called"}} == {one.uid}
+    spans = Counter(json.loads(line)["name"] for path, line in found if path.suffix == ".jsonl")
+    assert spans == {"episode": 1, "turn": NUM_TURNS, "generate": NUM_TURNS, "tool": num_tools, "reward": 1}
+    slices = [json.loads(line.rstrip(",")) for path, line in found if path.name == "trace.json"]
+    assert Counter(each["cat"] for each in slices) == spans
+    assert {each["args"]["worker"] for each in slices} == {one.worker}
+    assert {each["args"]["replica"] for each in slices if each["cat"] == "generate"} == {*one.metrics.replicas}
+    rows = pq.read_table(
+        tmp_path / "episodes.parquet", columns=["key", "uid", "rollout_n", "worker", "replicas"]
+    ).to_pylist()
+    names = {"key": one.key, "uid": one.task.uid, "rollout_n": one.rollout_n, "worker": one.worker}
+    wanted = names | {"replicas": [*one.metrics.replicas]}
+    assert [row for row in rows if row["key"] == one.key] == [wanted]
+
+
+@everywhere(pytest.mark.slow)
+def test_recorded_numbers_are_in_log_summary_and_batch(manager):
+    """A number that an agent records is in the line and the rows of its episode, and the summary has sum and mean."""
+    with capture_logs() as lines, manager(EpisodeLog()) as running:
+        results = running.rollout(make_tasks(4))
+
+    per_episode = float(2 * (NUM_TURNS - 1))
+    logged = [line["extra"] for line in lines if line["event"] == "episode finished"]
+    assert logged == [row.metrics for row in collate_packed(results, pad_token_id=0).rows]
+    assert logged == [{"tool_output_tokens": per_episode}] * 4
+    found = summarize(results, 1.0)["extra"]
+    assert found == {"tool_output_tokens": {"sum": 4 * per_episode, "mean": per_episode}}
+
+
+def grep(text, folder):
+    """Return each line with a text in the files of a folder, and its file, as the program `grep` finds them."""
+    found = subprocess.run(
+        ["grep", "-r", "-I", "--null", text, str(folder)], check=True, capture_output=True, text=True
+    )
+    pairs = [line.split("\0", 1) for line in found.stdout.splitlines()]
+    return [(Path(path), line) for path, line in pairs]
+
+
+def flat(span):
+    """Return a span that a receiver got as a line of JSON."""
+    return json.dumps({"name": span.name, **attributes_of(span)})
+
+
+def attributes_of(span):
+    """Return the attributes of a span that a receiver got, as plain values."""
+    found = {}
+    for attribute in span.attributes:
+        kind = attribute.value.WhichOneof("value")
+        value = getattr(attribute.value, kind)
+        found[attribute.key] = [each.int_value for each in value.values] if kind == "array_value" else value
+    return found
 
 
 # The trace file
@@ -308,7 +415,44 @@ def test_spans_reach_an_otlp_receiver(manager):
             assert span.trace_id == parent.trace_id
             assert parent.start_time_unix_nano <= span.start_time_unix_nano + 1000
             assert span.end_time_unix_nano <= parent.end_time_unix_nano + 1000
-    attributes = [{a.key: a.value for a in span.attributes} for span in spans.values() if span.name == "generate"]
-    sampled = sum(values["gen_ai.usage.output_tokens"].int_value for values in attributes)
+    attributes = [attributes_of(span) for span in spans.values() if span.name == "generate"]
+    sampled = sum(values["gen_ai.usage.output_tokens"] for values in attributes)
     assert sampled == sum(r.metrics.num_tokens["action"] for r in results)
-    assert {values["gen_ai.request.model"].string_value for values in attributes} == {"tiny"}
+    assert {values["gen_ai.request.model"] for values in attributes} == {"tiny"}
+    named = Counter(tuple(attributes_of(span)[f"turnwise.{name}"] for name in NAMES) for span in spans.values())
+    num_spans = 2 + 2 * NUM_TURNS + 2 * NUM_TURNS - 2
+    assert named == {(result.key, result.uid, result.worker): num_spans for result in results}
+    episodes = [attributes_of(span) for span in spans.values() if span.name == "episode"]
+    numbers = {each["turnwise.key"]: [each[f"turnwise.{name}"] for name in NUMBERS] for each in episodes}
+    wanted = {r.key: [r.task.sample_index, r.rollout_n, [*r.metrics.replicas]] for r in results}
+    assert numbers == wanted
+    assert not any(name.endswith((".messages", ".result", ".arguments")) for each in episodes for name in each)
+
+
+NAMES, NUMBERS = ("key", "uid", "worker"), ("sample_index", "rollout_n", "replicas")
+
+
+@everywhere(pytest.mark.slow)
+def test_texts_reach_an_otlp_receiver(manager):
+    """With the option, prompts, answers and the texts of tools of each episode are on its spans."""
+    receiver = Receiver()
+    try:
+        with manager(OtelObserver(OtelConfig(endpoint=receiver.url, texts=True))) as running:
+            results = running.rollout(make_tasks(4))
+    finally:
+        receiver.close()
+    one = results[0]
+    spans = [(span.name, attributes_of(span)) for span in receiver.spans]
+    own = [(name, values) for name, values in spans if values["turnwise.key"] == one.key]
+
+    def texts(name, attribute):
+        return [json.loads(values[attribute]) for found, values in own if found == name]
+
+    (given,) = texts("episode", "gen_ai.input.messages")
+    assert given == [{"role": "user", "parts": [{"type": "text", "content": "x"}]}]
+    answers = [messages[0]["parts"][0]["content"] for messages in texts("generate", "gen_ai.output.messages")]
+    assert sorted(answers) == [f"answer {number} of {one.task.uid}" for number in range(1, NUM_TURNS + 1)]
+    called = texts("tool", "gen_ai.tool.call.arguments")
+    assert called == [{"what": one.task.uid}] * (2 * NUM_TURNS - 2)
+    results_of_tools = [values["gen_ai.tool.call.result"] for name, values in own if name == "tool"]
+    assert results_of_tools == [one.task.uid] * (2 * NUM_TURNS - 2)

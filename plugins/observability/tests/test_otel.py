@@ -115,13 +115,18 @@ def test_a_tree_with_times_and_attributes(spans, exporter):
         "gen_ai.usage.cache_read.input_tokens": 30,
         "gen_ai.response.finish_reasons": ("length",),
         "turnwise.replica": 2,
+        "turnwise.key": "k",
+        "turnwise.uid": "t/0",
+        "turnwise.worker": "worker 1",
     }
     assert made[2].attributes["gen_ai.tool.name"] == "calc"
     assert "error.type" not in made[2].attributes
     assert made[3].attributes["error.type"] == "tool_error"
     assert made[-1].attributes["gen_ai.agent.name"] == "a"
     assert made[-1].attributes["turnwise.reward"] == 0.5
+    assert (made[-1].attributes["turnwise.sample_index"], made[-1].attributes["turnwise.rollout_n"]) == (0, 0)
     assert made[-1].status.is_unset
+    assert {span.attributes["turnwise.key"] for span in made} == {"k"}
 
 
 def test_failures_are_errors(spans, exporter):

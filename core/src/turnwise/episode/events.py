@@ -40,6 +40,7 @@ class EpisodeEvents:
                 agent_name=self.spec.agent_name,
                 global_step=self.spec.global_step,
                 validation=self.spec.validation,
+                rollout_n=self.spec.rollout_n,
                 **self._describe(started),
             )
             self.observers.emit("on_episode_started", event)

@@ -67,12 +67,14 @@ class EpisodeStarted(EpisodeEvent):
         agent_name: the agent that runs it.
         global_step: training step that asked for it.
         validation: whether it runs for validation.
+        rollout_n: number of the episode within its group, from 0.
     """
 
     task: Task
     agent_name: str
     global_step: int = 0
     validation: bool = False
+    rollout_n: int = 0
 
 
 @frozen(kw_only=True)

@@ -9,16 +9,16 @@ its events, so they cost nothing while it runs.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
-from attrs import frozen
+from attrs import field, frozen, validators
 
 from turnwise import Resources
 from turnwise.errors import ConfigError
-from turnwise.events.observer import ToolFinished, TurnFinished
+from turnwise.events.observer import EpisodeStarted, ToolFinished, TurnFinished
 from turnwise.types import Status
+from turnwise_observability.span_texts import EpisodeTexts, SpanTexts, TurnTexts
 from turnwise_observability.timeline import EpisodeTimeline, TimelineObserver
 
 if TYPE_CHECKING:
@@ -39,10 +39,14 @@ class OtelConfig:
         endpoint: base URL of an OTLP receiver over HTTP, such as `http://127.0.0.1:4318`; null takes it from the
             environment variable `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`.
         service_name: name of the service in the spans; `OTEL_SERVICE_NAME` overrides it.
+        texts: put prompts, answers, and arguments and results of tools on the spans.
+        text_limit: most characters of one of these texts; a longer one is cut, and a mark says by how many.
     """
 
     endpoint: str | None = None
     service_name: str = "turnwise"
+    texts: bool = False
+    text_limit: int = field(default=4096, validator=validators.ge(1))
 
     def __attrs_post_init__(self) -> None:
         if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
@@ -113,7 +117,8 @@ class OtelObserver(TimelineObserver):
 
     def end_timeline(self, timeline: EpisodeTimeline) -> None:
         if self._provider is not None:
-            _SpanTree(self._provider.get_tracer("turnwise"), self._model).export(timeline)
+            texts = SpanTexts(self._config.text_limit).of(timeline) if self._config.texts else EpisodeTexts()
+            _SpanTree(self._provider.get_tracer("turnwise"), self._model, timeline.start, texts).export(timeline)
 
     def _make_processor(self) -> SpanProcessor:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -134,18 +139,21 @@ class _SpanTree:
 
     tracer: Tracer
     model: str
+    start: EpisodeStarted
+    texts: EpisodeTexts
 
     def export(self, timeline: EpisodeTimeline) -> None:
         from opentelemetry.trace import Status as SpanStatus
         from opentelemetry.trace import StatusCode, set_span_in_context
 
-        start, reward, result = timeline.start, timeline.reward, timeline.result
-        episode = self.tracer.start_span(
-            "episode", attributes=_episode_attributes(timeline), start_time=_ns(start.started_at)
-        )
+        start, reward, result = self.start, timeline.reward, timeline.result
+        attributes = {**_names(start), **_episode_attributes(timeline), **self.texts.episode}
+        episode = self.tracer.start_span("episode", attributes=attributes, start_time=_ns(start.started_at))
         children = set_span_in_context(episode)
-        for number, (turn, tools) in enumerate(timeline.turns_with_tools()):
-            self._turn(children, number, turn, tools)
+        turns = timeline.turns_with_tools()
+        texts = self.texts.turns or [TurnTexts()] * len(turns)
+        for number, ((turn, tools), its_texts) in enumerate(zip(turns, texts, strict=True)):
+            self._turn(children, number, turn, tools, its_texts)
         if reward is not None:
             self._span("reward", children, reward.started_at, reward.seconds, {"turnwise.reward": reward.reward})
         if result is None or result.status is Status.FAILED:
@@ -153,23 +161,29 @@ class _SpanTree:
             episode.set_status(SpanStatus(StatusCode.ERROR, text))
         episode.end(_ns(timeline.ended_at))
 
-    def _turn(self, episode: Context, number: int, turn: TurnFinished, tools: list[ToolFinished]) -> None:
+    def _turn(
+        self, episode: Context, number: int, turn: TurnFinished, tools: list[ToolFinished], texts: TurnTexts
+    ) -> None:
         tools_end_at = [tool.started_at + tool.seconds for tool in tools]
         seconds = max([turn.started_at + turn.seconds, *tools_end_at]) - turn.started_at
         inside = self._span("turn", episode, turn.started_at, seconds, {"turnwise.turn": number})
         model = {"gen_ai.request.model": self.model} if self.model else {}
-        self._span("generate", inside, turn.started_at, turn.seconds, {**_generate_attributes(turn), **model})
-        for tool in tools:
-            self._span("tool", inside, tool.started_at, tool.seconds, _tool_attributes(tool))
+        self._span(
+            "generate", inside, turn.started_at, turn.seconds, {**_generate_attributes(turn), **model, **texts.generate}
+        )
+        # Calls that run at the same time start in the order in which the agent made them, and end in any order.
+        for index, tool in enumerate(sorted(tools, key=lambda each: each.started_at)):
+            text = texts.tools[index] if texts.tools else {}
+            self._span("tool", inside, tool.started_at, tool.seconds, {**_tool_attributes(tool), **text})
 
     def _span(
-        self, name: str, parent: Context, started_at: float, seconds: float, attributes: Mapping[str, Any]
+        self, name: str, parent: Context, started_at: float, seconds: float, attributes: dict[str, Any]
     ) -> Context:
         """Create a finished span and return the context for its children."""
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         kind = SpanKind.CLIENT if name == "generate" else SpanKind.INTERNAL
-        span = self.tracer.start_span(name, parent, kind, attributes, start_time=_ns(started_at))
+        span = self.tracer.start_span(name, parent, kind, _names(self.start) | attributes, start_time=_ns(started_at))
         span.end(_ns(started_at + seconds))
         return set_span_in_context(span, parent)
 
@@ -177,6 +191,11 @@ class _SpanTree:
 def _ns(at_s: float) -> int:
     whole_s, rest_s = divmod(at_s, 1.0)  # Unix nanoseconds exceed the precision of a float
     return int(whole_s) * 10**9 + round(rest_s * 1e9)
+
+
+def _names(start: EpisodeStarted) -> dict[str, Any]:
+    """Return the names that every span of an attempt has, so that a search for one of them finds each span."""
+    return {"turnwise.key": start.key, "turnwise.uid": start.uid, "turnwise.worker": start.worker}
 
 
 def _episode_attributes(timeline: EpisodeTimeline) -> dict[str, Any]:
@@ -187,11 +206,13 @@ def _episode_attributes(timeline: EpisodeTimeline) -> dict[str, Any]:
         "gen_ai.conversation.id": start.uid,
         "turnwise.global_step": start.global_step,
         "turnwise.validation": start.validation,
-        "turnwise.worker": start.worker,
+        "turnwise.sample_index": start.task.sample_index,
+        "turnwise.rollout_n": start.rollout_n,
     }
     if result is None:
         return {**attributes, "turnwise.status": "unfinished"}
     attributes["turnwise.status"] = str(result.status)
+    attributes["turnwise.replicas"] = list(result.metrics.replicas)
     if result.reward is not None:
         attributes["turnwise.reward"] = result.reward
     if result.fault is not None:

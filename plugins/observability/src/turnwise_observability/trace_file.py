@@ -113,7 +113,14 @@ class TraceFile(TimelineObserver):
         worker = self._row(_WORKERS, start.worker)
         span = self._us(start.started_at), self._us(timeline.ended_at)
         lane = self._lane(worker, *span)
-        arguments = {**_names(start), "agent": start.agent_name, "step": start.global_step, **_outcome(timeline)}
+        arguments = {
+            **_names(start),
+            "sample_index": start.task.sample_index,
+            "rollout_n": start.rollout_n,
+            "agent": start.agent_name,
+            "step": start.global_step,
+            **_outcome(timeline),
+        }
         self._slice(worker, lane, "episode", span, arguments, name=f"episode {start.uid}")
         # Slices inside the episode's slice must not overlap each other; one that would gets another slot.
         inside = _Lane()
@@ -163,7 +170,7 @@ class TraceFile(TimelineObserver):
         slot = self._lane(replica, *span)
         arguments = {
             **_names(turn),
-            "worker": turn.worker,
+            "replica": turn.replica,
             "context_tokens": turn.num_context_tokens,
             "cached_tokens": turn.num_cached_tokens,
             "new_tokens": turn.num_new_tokens,
@@ -253,7 +260,7 @@ class TraceFile(TimelineObserver):
 
 def _names(event: EpisodeEvent) -> dict[str, str]:
     """Return the names of an attempt; `key` is in the files of episodes as well, and no other attempt has it."""
-    return {"uid": event.uid, "key": event.key}
+    return {"uid": event.uid, "key": event.key, "worker": event.worker}
 
 
 def _outcome(timeline: EpisodeTimeline) -> dict[str, Any]:
@@ -270,4 +277,5 @@ def _outcome(timeline: EpisodeTimeline) -> dict[str, Any]:
         "tokens": dict(metrics.num_tokens),
         "llm_s": round(metrics.llm_s, 6),
         "tool_s": round(metrics.tool_s, 6),
+        "replicas": list(metrics.replicas),
     }

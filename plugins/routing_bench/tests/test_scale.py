@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.errors import ConfigError
-from turnwise_routing_bench import scale_command
+from turnwise.runtime.ray import calls
+from turnwise_routing_bench import scale_command, scale_run
 from turnwise_routing_bench.command import BenchCommand
 from turnwise_routing_bench.scale_command import KINDS, choose_fold
 from turnwise_routing_bench.scale_costs import Costs, fields_of_costs, load_costs
 from turnwise_routing_bench.scale_model import Simulation
+from turnwise_routing_bench.scale_parts import Queue, Station
 from turnwise_routing_bench.scale_result import FixedCosts, simulate
 from turnwise_routing_bench.scale_run import Death, Run
 from turnwise_routing_bench.simulator import ReplicaModel
@@ -23,6 +25,8 @@ from turnwise_routing_bench.traces import TraceTrajectory, TraceTurn
 FREE = Costs(**dict.fromkeys(fields_of_costs(), 0.0))
 """Costs of nothing, so that only engines and tools take time."""
 MEASURED = load_costs().costs
+BUSY = evolve(MEASURED, driver_wake_s=0.0, worker_wake_s=0.0, replica_wake_s=0.0)
+"""Costs of processes that are never idle, so that the cost of a job does not depend on the others."""
 SERVER = ReplicaModel(step_s=0.01, request_s=0.0, token_s=0.0, prefill_token_s=0.0, max_in_flight=4)
 
 
@@ -111,7 +115,7 @@ def test_obeys_littles_law(run):
 def test_obeys_the_utilisation_law(run):
     """CPU seconds of each kind of process are the sum of its visits times their cost (Buzen and Denning 1978)."""
     run = evolve(run, heartbeat_s=0.0, cores=None)
-    costs = evolve(MEASURED, **dict.fromkeys((n for n in fields_of_costs() if n.endswith("byte_s")), 0.0))
+    costs = evolve(BUSY, **dict.fromkeys((n for n in fields_of_costs() if n.endswith("byte_s")), 0.0))
     simulation = Simulation(run, costs)
     simulation.simulate()
     totals = simulation.totals
@@ -178,6 +182,11 @@ def test_pings_take_a_bounded_share_of_the_driver():
     assert FixedCosts.of(evolve(run, heartbeat_s=0.0), costs).pings == 0.0
 
 
+def test_the_pace_of_the_driver_is_that_of_the_runtime():
+    """The model repeats a constant of the runtime, which plugins do not import."""
+    assert scale_run.DRIVER_CALL_S == calls.DRIVER_CALL_S
+
+
 def test_many_workers_answer_the_driver_rarely():
     """The driver's calls take half of its time at most, and the end of the run does not wait."""
     run = Run(num_workers=8, num_replicas=8, make_episode=random_episode, num_episodes=4000, engine=0.001)
@@ -187,10 +196,21 @@ def test_many_workers_answer_the_driver_rarely():
         assert result.messages["collects"] <= workers * (result.seconds / gap_s + 2)
 
 
+def test_an_idle_process_wakes_up():
+    """The first of several jobs takes longer, and so does one that comes after a pause."""
+    queue = Queue()
+    station = Station(queue, wake_s=1.0)
+    for at_s in (0.0, 0.0, 10.0):
+        queue.schedule(at_s, lambda: station.add_work(2.0, lambda: None))
+    while queue.next_at < math.inf:
+        queue.pop()()
+    assert (8.0, 2) == (station.busy_s, station.num_wakes)
+
+
 def test_other_programs_slow_a_run_down():
     """Programs that keep one of two cores busy cost a run time, and none of its CPU seconds."""
     run = Run(num_workers=4, num_replicas=4, make_episode=episode((5, 0.0)), num_episodes=200, engine=0.0, cores=2)
-    run, costs = evolve(run, heartbeat_s=0.0), evolve(MEASURED, worker_idle=0.0)
+    run, costs = evolve(run, heartbeat_s=0.0), evolve(BUSY, worker_idle=0.0)
     alone, beside = (simulate(evolve(run, others=others), costs) for others in (0.0, 1.0))
     assert beside.seconds > 1.2 * alone.seconds
     assert beside.workers_s == pytest.approx(alone.workers_s, rel=0.2)

@@ -77,6 +77,8 @@ def test_messages_arrive_whole_and_in_order(messages):
 
 
 def test_arrays_keep_type_and_values():
+    """As the tokens of messages need."""
+
     async def body():
         async with serving(reply=True) as (_heard, address):
             channel = await open_channel(address, "w")
@@ -158,6 +160,8 @@ def test_a_server_without_the_key_is_refused():
 
 
 def test_a_missing_server_is_an_os_error():
+    """So that a client tries again."""
+
     async def body():
         async with serving() as (heard, address):
             await heard.server.close()
@@ -210,6 +214,8 @@ def test_an_error_of_a_handler_closes_the_channel(capsys):
 
 
 def test_a_message_to_a_closed_channel_is_dropped():
+    """At both ends: the death of a peer is noticed elsewhere."""
+
     async def body():
         async with serving() as (heard, address):
             channel = await open_channel(address, "w")

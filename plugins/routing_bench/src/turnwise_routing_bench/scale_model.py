@@ -22,14 +22,14 @@ from itertools import islice
 from attrs import define, field
 
 from turnwise_routing_bench.scale_costs import Costs
-from turnwise_routing_bench.scale_parts import Cores, Engine, Outbox, Queue, Station, Work, keep_busy
+from turnwise_routing_bench.scale_parts import Cores, Engine, Outbox, Queue, Station, Work, keep_busy, keep_pinging
 from turnwise_routing_bench.scale_run import Death, Episode, Link, ReplicaProcess, Run, Worker
 from turnwise_routing_bench.simulator import Running
 from turnwise_routing_bench.traces import TraceTrajectory
 
 _BATCH = 16
 _COLLECT = 256
-_TICKS = 50
+_NOTHING: Work = (0.0, lambda: None)
 
 
 @define(eq=False)
@@ -71,9 +71,9 @@ class Simulation:
         self._cores = Cores(run.cores) if run.cores else None
         self._left = None if run.num_episodes is None else run.num_episodes // run.fold
         self._numbers = iter(range(self._left if self._left is not None else 1 << 62))
-        self.driver = self._station(self.run.fold * self.costs.driver_wake_s)
+        self.driver = Station(self.queue, self._cores, self.costs.driver_wake_s)
         self.replicas = [
-            ReplicaProcess(index, self._station(self.costs.replica_wake_s))
+            ReplicaProcess(index, Station(self.queue, self._cores, self.costs.replica_wake_s))
             for index in range(run.num_replicas // run.fold)
         ]
         for replica in self.replicas:
@@ -85,7 +85,8 @@ class Simulation:
         for death in self.run.deaths:
             self.queue.schedule(death.at_s, partial(self._die, death))
         if self.run.heartbeat_s:
-            self._ping()
+            num_actors = self.run.num_workers + self.run.num_replicas
+            keep_pinging(self.driver, num_actors, self.run.ping_s, self.costs.call_s)
         if self._cores and self.run.others:
             keep_busy(self.queue, self._cores, self.run.others)
         for worker in self.workers:
@@ -105,20 +106,10 @@ class Simulation:
         self._changed_at = self.queue.now
         self.num_started += change
 
-    def _station(self, wake_s: float) -> Station:
-        return Station(self.queue, self._cores, wake_s)
-
     def _worker(self, index: int) -> Worker:
         own = [math.inf if replica.dead else 0.0 for replica in self.replicas]
-        return Worker(index, self._station(self.costs.worker_wake_s), own, [0.0] * len(own), self.run.max_in_flight)
-
-    def _ping(self) -> None:
-        num_actors = self.run.num_workers + self.run.num_replicas
-        ticks = min(_TICKS, num_actors)
-        next_at = self.queue.now + self.run.ping_s / ticks
-        cost_s = num_actors / ticks * self.costs.call_s
-        # A busy driver pings later, and never twice at once.
-        self.driver.add_work(cost_s, lambda: self.queue.schedule(max(next_at, self.queue.now), self._ping))
+        station = Station(self.queue, self._cores, self.costs.worker_wake_s)
+        return Worker(index, station, own, [0.0] * len(own), self.run.max_in_flight)
 
     def _take(self, limit: int) -> list[int]:
         taken = [self._repeated.popleft() for _ in range(min(limit, len(self._repeated)))]
@@ -141,7 +132,7 @@ class Simulation:
         self.totals["submits"] += 1
         num_bytes = 600.0 + sum(4.0 * episode.plan.num_prompt_tokens for episode in episodes)
         cost_s = self.run.fold * (self.costs.post_s + self.costs.sent_bytes_s(num_bytes))
-        self.driver.add_work(cost_s, partial(self._send_episodes, worker, episodes, num_bytes))
+        self.driver.add_work(cost_s, partial(self._send_episodes, worker, episodes, num_bytes), self.run.fold)
 
     def _send_episodes(self, worker: Worker, episodes: list[Episode], num_bytes: float) -> None:
         def receive() -> None:
@@ -152,15 +143,15 @@ class Simulation:
         cost_s = self.costs.reply_s + self.costs.received_bytes_s(num_bytes)
         self._travel(num_bytes, lambda: worker.station.add_work(cost_s, receive))
 
-    def _collect(self, worker: Worker) -> None:
+    def _collect(self, worker: Worker, due: bool = False) -> None:
         """Let a worker reply to the driver's call with all episodes that have ended by then."""
+        worker.reply_due &= not due
         if not (worker.collecting and worker.finished):
             return
-        due_s = worker.replied_at + self.run.collect_s
-        if worker.num_running and len(worker.finished) < _COLLECT and due_s > self.queue.now:
+        if (due_s := worker.replied_at + self.run.collect_s) > self.queue.now and not worker.must_reply(_COLLECT):
             if not worker.reply_due:
                 worker.reply_due = True
-                self.queue.schedule(due_s, partial(self._collect_due, worker))
+                self.queue.schedule(due_s, partial(self._collect, worker, due=True))
             return
         worker.collecting, worker.replied_at = False, self.queue.now
 
@@ -172,10 +163,6 @@ class Simulation:
             return self.costs.reply_s + self.costs.sent_bytes_s(num_bytes), then
 
         worker.station.add(reply)
-
-    def _collect_due(self, worker: Worker) -> None:
-        worker.reply_due = False
-        self._collect(worker)
 
     def _handle(self, worker: Worker, episodes: list[Episode], num_tokens: int, num_bytes: float) -> None:
         """Let the driver handle a reply: deliver its episodes, refill the window and call again."""
@@ -197,7 +184,7 @@ class Simulation:
             self._submit(worker, len(episodes))
             self._travel(0.0, partial(self._collect_next, worker, len(episodes)))
 
-        self.driver.add_work(self.run.fold * cost_s, deliver)
+        self.driver.add_work(self.run.fold * cost_s, deliver, self.run.fold)
 
     def _deliver(self, episode: Episode) -> None:
         self.ended[episode.number] += 1
@@ -272,7 +259,7 @@ class Simulation:
     def _send_requests(self, link: Link) -> Work:
         episodes, link.requests = link.requests, []
         if not (episodes or link.num_released) or link.worker.dead:
-            return 0.0, _nothing
+            return _NOTHING
         link.num_released = 0
         num_bytes = 500.0 + 4.0 * sum(episode.context - episode.known for episode in episodes)
         self.totals["to_replica"] += 1
@@ -282,8 +269,7 @@ class Simulation:
         received_s += len(episodes) * costs.replica_request_s
         receive = partial(self._admit, link, episodes)
         arrive = partial(link.replica.station.add_work, received_s, receive)
-        cost_s = costs.request_send_s + num_bytes * costs.channel_send_byte_s
-        return cost_s, partial(self._travel, num_bytes, arrive)
+        return costs.request_send_s + num_bytes * costs.channel_send_byte_s, partial(self._travel, num_bytes, arrive)
 
     def _receive_results(self, link: Link, episodes: Sequence[Episode], num_tokens: int) -> None:
         worker = link.worker
@@ -339,7 +325,7 @@ class Simulation:
     def _send_results(self, link: Link) -> Work:
         episodes, link.results = link.results, []
         if not episodes or link.replica.dead:
-            return 0.0, _nothing
+            return _NOTHING
         num_bytes = 300.0 + 8.0 * sum(episode.num_new_tokens for episode in episodes)
         self.totals["to_worker"] += 1
         self.totals["network_bytes"] += int(num_bytes)
@@ -347,8 +333,7 @@ class Simulation:
         receive_s = costs.result_receive_s + num_bytes * costs.channel_receive_byte_s
         receive = partial(self._receive_results, link, episodes, link.replica.engine.num_tokens)
         arrive = partial(link.worker.station.add_work, receive_s, receive)
-        cost_s = costs.result_send_s + num_bytes * costs.channel_send_byte_s
-        return cost_s, partial(self._travel, num_bytes, arrive)
+        return costs.result_send_s + num_bytes * costs.channel_send_byte_s, partial(self._travel, num_bytes, arrive)
 
     def _travel(self, num_bytes: float, arrive: Callable[[], None]) -> None:
         delay_s = self.run.latency_s + num_bytes * self.run.network_byte_s
@@ -412,7 +397,3 @@ class Simulation:
         worker = self.workers[dead.index] = self._worker(dead.index)
         self._collect_next(worker, 0)
         self._submit(worker, self.run.window)
-
-
-def _nothing() -> None:
-    """Do nothing."""

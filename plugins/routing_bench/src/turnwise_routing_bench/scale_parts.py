@@ -63,20 +63,20 @@ class Station:
     num_wakes: int = 0
     _jobs: deque[Job] = field(factory=deque)
     _running: bool = False
-    _woken: bool = False
+    _woken: int = 0
     _started_at: float | None = None
 
-    def add(self, job: Job) -> None:
-        """Do a job after all earlier ones."""
+    def add(self, job: Job, count: int = 1) -> None:
+        """Do a job after all earlier ones; it stands for `count` jobs at different times."""
         self._jobs.append(job)
         if not self._running:
-            self._running = self._woken = True
-            self.num_wakes += 1
+            self._running, self._woken = True, count
+            self.num_wakes += count
             self._next()
 
-    def add_work(self, cost_s: float, then: Event) -> None:
-        """Do a job whose cost is known."""
-        self.add(lambda: (cost_s, then))
+    def add_work(self, cost_s: float, then: Event, count: int = 1) -> None:
+        """Do a job whose cost is known; `count` as in `add`."""
+        self.add(lambda: (cost_s, then), count)
 
     def busy_until(self, now: float) -> float:
         """Return the seconds of work so far, with the elapsed part of the current job."""
@@ -90,8 +90,7 @@ class Station:
 
     def _start(self) -> None:
         cost_s, then = self._jobs.popleft()()
-        if self._woken:
-            self._woken, cost_s = False, cost_s + self.wake_s
+        self._woken, cost_s = 0, cost_s + self._woken * self.wake_s
         self._started_at = self.queue.now
         self.queue.schedule(self.queue.now + cost_s, partial(self._end, cost_s, then))
 
@@ -118,6 +117,18 @@ def keep_busy(queue: Queue, cores: Cores, others: float) -> None:
 
     for _ in range(count):
         take(Station(queue, cores))
+
+
+def keep_pinging(driver: Station, num_actors: int, ping_s: float, call_s: float) -> None:
+    """Let the driver call every actor each `ping_s` seconds, in up to fifty groups spread over that time."""
+    queue, groups = driver.queue, min(50, num_actors)
+
+    def ping() -> None:
+        next_at = queue.now + ping_s / groups
+        # A busy driver pings later, and never twice at once.
+        driver.add_work(num_actors / groups * call_s, lambda: queue.schedule(max(next_at, queue.now), ping))
+
+    ping()
 
 
 @define(eq=False)

@@ -9,10 +9,12 @@ from collections.abc import Callable
 
 from attrs import define, field, frozen, validators
 
-from turnwise.runtime.ray.calls import DRIVER_CALL_S
 from turnwise_routing_bench.scale_parts import Engine, Outbox, Station
 from turnwise_routing_bench.simulator import ReplicaModel, Running
 from turnwise_routing_bench.traces import TraceTrajectory, at_least_1, finite_seconds, more_than_0
+
+DRIVER_CALL_S = 0.002
+"""Seconds of the driver for each of its repeated calls, as in `turnwise.runtime.ray.calls`."""
 
 MakeEpisode = Callable[[random.Random, int], TraceTrajectory]
 
@@ -164,6 +166,10 @@ class Worker:
     replied_at: float = -math.inf
     starting: bool = False
     dead: bool = False
+
+    def must_reply(self, limit: int) -> bool:
+        """Return whether a reply to the driver does not wait: nothing runs, or so many episodes have ended."""
+        return not self.num_running or len(self.finished) >= limit
 
     def least_loaded(self, rng: random.Random) -> int | None:
         """Return the replica with the least tokens in this worker's view; None if none is live."""

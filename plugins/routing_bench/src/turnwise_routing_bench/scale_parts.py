@@ -67,7 +67,7 @@ class Station:
     _started_at: float | None = None
 
     def add(self, job: Job, count: int = 1) -> None:
-        """Do a job after all earlier ones; it stands for `count` jobs at different times."""
+        """Do a job after all earlier ones; with a `count`, it represents so many jobs at different times."""
         self._jobs.append(job)
         if not self._running:
             self._running, self._woken = True, count

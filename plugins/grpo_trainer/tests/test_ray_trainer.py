@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
 import weakref
 
 import numpy as np
@@ -79,6 +82,44 @@ def test_no_process_holds_the_whole_weights(monkeypatch, rank, num_sent, peak):
     assert 0 < gathered.peak <= peak
     assert not gathered.alive
     assert None is next(process._weights, None)  # all ranks have taken part in every gathering
+
+
+LOGGING = """
+from turnwise_grpo_trainer.build import import_ray_trainer
+
+import_ray_trainer().connect_ray(None)
+import ray
+
+
+@ray.remote(num_cpus=0)
+class Worker:
+    def log(self, number):
+        print(f"episode {number} finished", flush=True)
+
+
+workers = [Worker.remote() for _ in range(3)]
+ray.get([worker.log.remote(number) for number, worker in enumerate(workers)])
+input()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_lines_of_workers_reach_the_log():
+    """All of them, also similar ones, although the trainer connects to Ray before the rollout does."""
+    pytest.importorskip("ray")
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen([sys.executable, "-c", LOGGING], **options) as process:
+        late = threading.Timer(120, process.kill)
+        late.start()
+        missing, lines = set(range(3)), []
+        while missing and (line := process.stdout.readline()):
+            lines.append(line)
+            missing -= {number for number in missing if f"episode {number} finished" in line}
+        late.cancel()
+        process.communicate("\n")
+
+    assert not missing, "".join(lines)
 
 
 @pytest.mark.slow

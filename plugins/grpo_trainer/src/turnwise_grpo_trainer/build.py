@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import os
+from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
@@ -41,21 +43,29 @@ def build_trainer(setup: TrainSetup, manager: RolloutManager) -> Trainer:
     """Load the models, in this process or in several; these borrow the GPUs of a started manager if they share them."""
     spec, sharding = build_learner_spec(setup), setup.train.sharding
     if sharding.num_processes > 1:
-        try:
-            from turnwise_grpo_trainer.ray_trainer import RayTrainer, ReservedGpu
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"train.sharding.num_processes: more than 1 needs {error.name}: pip install 'turnwise[ray]'"
-            ) from error
-        gpus = []
+        on_ray, gpus = import_ray_trainer(), []
         if borrows_devices(setup):
             runtime: Any = manager.runtime  # on Ray, see `place_training`; plugins do not import its class
             located = manager.call(runtime.locate_replicas())
-            gpus = [ReservedGpu(node, gpu) for node, replica_gpus in located for gpu in replica_gpus]
-        return RayTrainer.start(spec, setup.run.runtime.ray.address, gpus)
+            gpus = [on_ray.ReservedGpu(node, gpu) for node, replica_gpus in located for gpu in replica_gpus]
+        trainer: Trainer = on_ray.RayTrainer.start(spec, setup.run.runtime.ray.address, gpus)
+        return trainer
     if sharding.sharded and not dist.is_initialized():
         join_group(None, rank=0, world_size=1, device=select_device(setup.train.policy))
     return load_local_trainer(spec)
+
+
+def import_ray_trainer() -> ModuleType:
+    """Import the trainer that runs in several processes, and Ray with it."""
+    # Ray reads it when it is imported. It would show one of several similar lines, such as those of two episodes.
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    try:
+        from turnwise_grpo_trainer import ray_trainer
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"train.sharding.num_processes: more than 1 needs {error.name}: pip install 'turnwise[ray]'"
+        ) from error
+    return ray_trainer
 
 
 def build_loop(

@@ -104,6 +104,12 @@ class ReservedGpu:
     gpu: str
 
 
+def connect_ray(address: str | None) -> None:
+    """Connect this process to a cluster, or start one, unless it is connected. It prints the lines of all actors."""
+    if not ray.is_initialized():
+        ray.init(address=address or "local", namespace="turnwise", include_dashboard=False)
+
+
 @define(eq=False)
 class RayTrainer:
     """
@@ -129,8 +135,7 @@ class RayTrainer:
             gpus: that replicas have reserved, one for each process; empty reserves GPUs for the processes themselves.
         """
         sharding = spec.train.sharding
-        if not ray.is_initialized():
-            ray.init(address=address or "local", namespace="turnwise", include_dashboard=False, log_to_driver=False)
+        connect_ray(address)
         actor, size = ray.remote(TrainerProcess), sharding.num_processes
         processes: list[Any] = []
         for rank in range(size):

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,7 @@ with RolloutManager(RayRuntime(Blueprint(transport="gloo"), config, weights=weig
     sys.stdin.read()
 """
 
+ALL_ADDRESSES = ("::", "0.0.0.0")
 ACTORS = ("ray::WorkerActor", "ray::ReplicaActor", "ray::RewardActor")
 PROTECTED = (
     "CoreWorkerService/NumPendingTasks",
@@ -139,7 +141,7 @@ def test_a_local_run_listens_on_loopback_alone(tmp_path):
 @pytest.mark.slow
 @pytest.mark.ray
 def test_a_run_on_ray_listens_behind_the_token():
-    """Workers, replicas, reward workers and the driver open no other socket than Ray's, which refuse a stranger."""
+    """Actors and the driver open no other sockets than Ray's and the replicas' channels, and all refuse a stranger."""
     pytest.importorskip("grpc")
     with started(["-c", ON_A_CLUSTER]) as run, tempfile.TemporaryDirectory() as home:
         output = []
@@ -148,7 +150,15 @@ def test_a_run_on_ray_listens_behind_the_token():
             if line.strip() == "running":
                 break
         assert run.poll() is None, "".join(output)
-        found = {place: line for place, line in listeners(run.pid).items() if not ip_address(place[0]).is_loopback}
+        everywhere = listeners(run.pid)
+        # Ray's own sockets of a replica listen on all addresses, its channels on the address of the node.
+        channels = [place for place, line in everywhere.items() if is_replica(line) and place[0] not in ALL_ADDRESSES]
+        rests = [rest_of_a_false_proof(place) for place in channels]
+        found = {
+            place: line
+            for place, line in everywhere.items()
+            if not ip_address(place[0]).is_loopback and place not in channels
+        }
         # The metrics of Ray's autoscaler are open to everyone.
         exposed = {place: line for place, line in found.items() if "autoscaler" not in line}
         over_http = {place for place, line in exposed.items() if "Agent" in line}
@@ -163,6 +173,7 @@ def test_a_run_on_ray_listens_behind_the_token():
         http = {place: http_status(*place) for place in over_http}
         actors = [line for line in exposed.values() if line.startswith(ACTORS)]
 
+    assert [b"", b""] == rests  # of the policy's replica and of the judge's
     codes = json.loads(stranger.stdout)
     assert len(actors) == 5, exposed  # one socket each, Ray's own
     answers = {target: set(found) for target, found in codes.items()}
@@ -170,9 +181,25 @@ def test_a_run_on_ray_listens_behind_the_token():
     assert set(http.values()) <= {401, 403}, http
 
 
+def is_replica(line):
+    """Return whether a process is a replica."""
+    return line.startswith("ray::ReplicaActor")
+
+
+def rest_of_a_false_proof(place):
+    """Return the bytes that a channel still sends to a client that does not know its key; none if it hangs up."""
+    with socket.create_connection(place, timeout=600) as client:
+        client.sendall(bytes(32))
+        answer = b""
+        while len(answer) < 64:
+            answer += client.recv(64)
+        client.sendall(bytes(32))
+        return client.recv(1)
+
+
 def format_target(ip, port):
     """Return host and port for a client on this machine."""
-    return f"127.0.0.1:{port}" if ip in ("::", "0.0.0.0") else f"{ip}:{port}"
+    return f"127.0.0.1:{port}" if ip in ALL_ADDRESSES else f"{ip}:{port}"
 
 
 def http_status(ip, port):

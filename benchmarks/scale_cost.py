@@ -6,7 +6,7 @@ Measures the costs that the scale model needs: a message, a turn and an episode,
 Real runs on Ray with one worker and one replica differ in their numbers of turns, tokens and prompt tokens, and every
 process counts its CPU seconds and messages. The costs of messages (`ray_messages.py`) and of idle processes are
 subtracted. The rest is a sum of a cost per episode, turn and token, found by least squares. A run with slow tools then
-gives the cost of a process that wakes up: its CPU seconds beyond those that the model predicts. `turnwise bench scale
+gives the cost of waking up an idle process: the CPU seconds that the model does not predict. `turnwise bench scale
 --costs FILE` reads the file; the one of this machine is `measured_costs.json` of turnwise-routing-bench.
 """
 

@@ -82,7 +82,7 @@ STREAMS = []
 
 
 def log_to(folder):
-    """Write the log of this process to a file of its own; another call changes nothing."""
+    """Write the log of this process to a separate file. Idempotent."""
     path = Path(folder, f"{os.getpid()}.log")
     if not path.exists():
         STREAMS.append(path.open("a", encoding="utf-8"))

@@ -127,7 +127,7 @@ def test_ranks_on_a_cpu_share_the_cores(monkeypatch):
 
 
 def test_a_node_of_several_has_its_own_devices(monkeypatch):
-    """Ranks on a CPU share the cores of their node; on GPUs they see those that the bundles have reserved."""
+    """Ranks on a CPU share the cores of their node; on GPUs they see the GPUs of their bundles."""
     monkeypatch.delenv("SGLANG_CPU_OMP_THREADS_BIND", raising=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda _process: {0, 1, 2, 3})
     on_cpu = arguments.server_environment(SglangConfig(device="cpu", tensor_parallel_size=4), num_nodes=2)

@@ -147,7 +147,7 @@ class FakeLlm:
             for each in self.copies.values():
                 each.close()
             return [None for _ in self.machines]
-        # The last worker stands for all.
+        # All workers return the same, so the last one's value is enough.
         places, paths = args
         return [self._load(local_places(places, paths.get(self.machines[-1], {})))]
 

@@ -18,7 +18,7 @@ MESSAGES = st.lists(st.one_of(st.binary(max_size=200), st.integers(0, 300_000).m
 
 
 class Heard:
-    """What a server has heard, in order."""
+    """Records the events of a server, in order."""
 
     def __init__(self, reply=False):
         self.events, self.changed, self.sends, self.reply = [], asyncio.Event(), {}, reply
@@ -116,7 +116,7 @@ class Harmful:
 
 
 def test_a_client_without_the_key_is_refused():
-    """It learns this from the proof of the server, and a client that goes on reaches no pickle."""
+    """Its check of the server fails. If it sends a message nevertheless, the server does not unpickle it."""
 
     async def body():
         async with serving() as (heard, address):

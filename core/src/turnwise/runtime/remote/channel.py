@@ -88,7 +88,7 @@ class Channel:
                 return
 
     async def close(self) -> None:
-        """Close the channel; a peer that reads receives what was sent before."""
+        """Close the channel. A peer that still reads receives all earlier messages."""
         self._writer.close()
         with suppress(OSError):  # it was lost before, or the peer does not read
             async with asyncio.timeout(_CLOSE_S):
@@ -105,7 +105,8 @@ class Channel:
             if hasattr(socket, name):  # not all systems have all of them
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
-    async def _prove_as_client(self, key: bytes) -> None:
+    async def prove_as_client(self, key: bytes) -> None:
+        """Prove that this client knows the key, and check the server; `OSError` or `EOFError` if it does not."""
         self._keep_alive()
         nonce = secrets.token_bytes(_NUM_BYTES)
         self._writer.write(nonce)
@@ -113,7 +114,8 @@ class Channel:
         _check(await self._read_proof(), key, b"server", nonce + other)
         self._writer.write(_proof(key, b"client", nonce + other))
 
-    async def _prove_as_server(self, key: bytes) -> None:
+    async def prove_as_server(self, key: bytes) -> None:
+        """Prove that this server knows the key, and check the client; errors as in `prove_as_client`."""
         self._keep_alive()
         other, nonce = await self._read_proof(), secrets.token_bytes(_NUM_BYTES)
         self._writer.write(nonce + _proof(key, b"server", other + nonce))
@@ -128,7 +130,7 @@ async def open_channel(address: ChannelAddress, name: str) -> Channel:
         )
         channel = Channel(reader, writer)
         try:
-            await channel._prove_as_client(address.key)  # noqa: SLF001 - of this module
+            await channel.prove_as_client(address.key)
             channel.send(name)
         except BaseException:
             await channel.close()
@@ -189,7 +191,7 @@ class ChannelServer:
         number = None
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
-                await channel._prove_as_server(self._key)  # noqa: SLF001 - of this module
+                await channel.prove_as_server(self._key)
                 name = await channel.receive()
             number = self._num_opened
             self._num_opened += 1

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from attrs import define, field, setters
+from attrs import define, evolve, field, setters
 from attrs.validators import instance_of
 
 from turnwise.episode.containment import ContainedTask
@@ -369,12 +369,10 @@ class LiveEpisode:
         if self.records.locate_turn(target) != turn.position:
             raise TrajectoryError("the record has changed while its turn was sampled")
         result = turn.result
-        # `sampled` gets the whole turn: the check at the end compares it with the record, a dropped token included.
-        num_tokens, versions = len(result.token_ids) - drop, result.weight_version
-        if not isinstance(versions, int):
-            versions = versions[:num_tokens]
+        if drop:
+            result = _without_last_token(result)
         with boundary("engine", "generate"):
-            target.add_action(result.token_ids[:num_tokens], result.logprobs[:num_tokens], versions)
+            target.add_action(result.token_ids, result.logprobs, result.weight_version)
         self.records.entries[turn.position[0] - 1].sampled.append(result)
         self._samples.pop(target, None)
         self.counters.add_turn(turn)
@@ -389,3 +387,13 @@ class LiveEpisode:
         except TimeoutError:
             text = f"Error: the tool did not answer within {self.limits.tool_call_s:g} seconds"
             return ToolResult(text=text, error=True)
+
+
+def _without_last_token(result: GenerateResult) -> GenerateResult:
+    versions = result.weight_version
+    return evolve(
+        result,
+        token_ids=result.token_ids[:-1],
+        logprobs=result.logprobs[:-1],
+        weight_version=versions if isinstance(versions, int) else versions[:-1],
+    )

@@ -28,7 +28,8 @@ class LocalRuntime:
     num_workers: int = 1
     judge: Engine | None = None
     make_source: Callable[[Weights], WeightSource] = source_of
-    _workers: set[Worker] = field(factory=set, init=False)
+    # In the order of their start, so that an abort always ends them in one order.
+    _workers: list[Worker] = field(factory=list, init=False)
     _memory: EngineMemory = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -48,12 +49,12 @@ class LocalRuntime:
     async def run(self, feed: EpisodeFeed, deliver: Deliver, interrupt: asyncio.Event | None = None) -> None:
         # New workers for every call, so that an interrupt of one call does not touch the episodes of another.
         workers = [Worker(self.parts, f"worker {index}") for index in range(self.num_workers)]
-        self._workers.update(workers)
+        self._workers += workers
         try:
             with EventLoopWatchdog(self.parts.limits.loop_lag_s):
                 await _run_all(workers, feed, deliver, interrupt)
         finally:
-            self._workers.difference_update(workers)
+            self._workers[:] = [each for each in self._workers if each not in workers]
 
     async def abort(self) -> None:
         for worker in tuple(self._workers):

@@ -78,7 +78,8 @@ class RolloutManager:
     # Held during an update, sleep or wake-up, because each depends on the state that another changes.
     _switching: threading.RLock = field(factory=threading.RLock, init=False)
     _thread: LoopThread | None = field(default=None, init=False)
-    _calls: set[PartialCall] = field(factory=set, init=False)  # changed on the runtime's loop alone
+    # In the order of their start, so that an abort always ends them in one order. Changed on the runtime's loop alone.
+    _calls: dict[PartialCall, None] = field(factory=dict, init=False)
 
     @classmethod
     def from_config(cls, config: RunConfig, host: Host | None = None, **parts: Unpack[OwnParts]) -> RolloutManager:
@@ -353,7 +354,7 @@ class RolloutManager:
 
     async def _run(self, call: PartialCall, finished: FinishedEpisodes) -> None:
         """Run episodes on the runtime's loop; put None at the end, after the exception if there was one."""
-        self._calls.add(call)
+        self._calls[call] = None
         try:
             run = partial(self.groups.run, self.runtime) if self.groups else self.runtime.run
             await run(call.feed, call.deliver, call.interrupt)
@@ -361,7 +362,7 @@ class RolloutManager:
             finished.put(error)
             raise
         finally:
-            self._calls.discard(call)
+            self._calls.pop(call, None)
             finished.put(None)
 
     async def _abort(self) -> None:

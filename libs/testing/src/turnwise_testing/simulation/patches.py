@@ -1,0 +1,253 @@
+"""
+Replaces the locks, threads and clocks of Python by ones that a simulation controls.
+
+`install` must run before the modules under test are imported, because many keep a reference to `threading.Lock` or
+`time.monotonic`. So a simulation has a process of its own. Outside of simulated threads everything works as before.
+Conditions, events, semaphores, queues and futures of the standard library are built on these locks and need no patch.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import functools
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, Self
+
+from turnwise_testing.simulation.scheduler import Scheduler, SimulatedThread, running
+
+_RealLock: Final = _thread.allocate_lock
+_RealRLock: Final = _thread.RLock
+_SIMULATED: Final = "_turnwise_simulated"
+
+
+class SimulatedLock:
+    """`threading.Lock`: blocks only simulated threads, and lets them take it in a random order."""
+
+    def __init__(self) -> None:
+        self._real = _RealLock()
+        self._held = False
+        self._waiting: list[SimulatedThread] = []
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        found = running()
+        if found is None:
+            return self._real.acquire(blocking, timeout)
+        scheduler, thread = found
+        scheduler.pass_turn(thread)
+        if self._held and not blocking:
+            return False
+        if self._held and not self._wait(scheduler, thread, timeout):
+            return False
+        self._held = True
+        return True
+
+    __enter__ = acquire
+
+    def release(self) -> None:
+        found = running()
+        if found is None:
+            self._real.release()
+            return
+        if not self._held:
+            raise RuntimeError("release unlocked lock")
+        self._held = False
+        scheduler, thread = found
+        if self._waiting:
+            scheduler.wake(self._waiting.pop(scheduler.choose(len(self._waiting))))
+        scheduler.pass_turn(thread)
+
+    def __exit__(self, *_error: object) -> None:
+        self.release()
+
+    def locked(self) -> bool:
+        return self._held if running() else self._real.locked()
+
+    def _at_fork_reinit(self) -> None:
+        self._real = _RealLock()
+        self._held = False
+
+    def _wait(self, scheduler: Scheduler, thread: SimulatedThread, timeout: float) -> bool:
+        """Wait until the lock is free; False if it was not in time."""
+        end = scheduler.now + timeout
+        while self._held:
+            self._waiting.append(thread)
+            try:
+                woken = scheduler.wait(thread, None if timeout < 0 else end - scheduler.now)
+            finally:
+                if thread in self._waiting:
+                    self._waiting.remove(thread)
+            if not woken and self._held:
+                return False
+        return True
+
+
+class SimulatedRLock:
+    """`threading.RLock`, over a `SimulatedLock`."""
+
+    def __init__(self) -> None:
+        self._lock = SimulatedLock()
+        self._real = _RealRLock()
+        self._owner: SimulatedThread | None = None
+        self._count = 0
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        found = running()
+        if found is None:
+            return self._real.acquire(blocking, timeout)
+        if self._owner is found[1]:
+            self._count += 1
+            return True
+        if not self._lock.acquire(blocking, timeout):
+            return False
+        self._owner, self._count = found[1], 1
+        return True
+
+    __enter__ = acquire
+
+    def release(self) -> None:
+        found = running()
+        if found is None:
+            self._real.release()
+            return
+        if self._owner is not found[1]:
+            raise RuntimeError("cannot release un-acquired lock")
+        self._count -= 1
+        if not self._count:
+            self._owner = None
+            self._lock.release()
+
+    def __exit__(self, *_error: object) -> None:
+        self.release()
+
+    def _at_fork_reinit(self) -> None:
+        self.__init__()  # type: ignore[misc]  # the child of a fork starts with a free lock
+
+    # `threading.Condition` gives the lock away and takes it back with these.
+
+    def _release_save(self) -> tuple[int, SimulatedThread | None] | Any:
+        if running() is None:
+            return self._real._release_save()  # type: ignore[attr-defined]  # noqa: SLF001
+        state = (self._count, self._owner)
+        self._count, self._owner = 0, None
+        self._lock.release()
+        return state
+
+    def _acquire_restore(self, state: Any) -> None:
+        if running() is None:
+            self._real._acquire_restore(state)  # type: ignore[attr-defined]  # noqa: SLF001
+            return
+        self._lock.acquire()
+        self._count, self._owner = state
+
+    def _is_owned(self) -> bool:
+        found = running()
+        if found is None:
+            return bool(self._real._is_owned())  # type: ignore[attr-defined]  # noqa: SLF001
+        return self._owner is found[1]
+
+
+class _Joined:
+    """The end of a simulated thread, for `join` and `is_alive`."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.waiting: list[SimulatedThread] = []
+
+
+def _patch_threads() -> None:
+    real_start, real_join, real_is_alive = threading.Thread.start, threading.Thread.join, threading.Thread.is_alive
+
+    def start(self: threading.Thread) -> None:
+        found = running()
+        if found is None:
+            real_start(self)
+            return
+        scheduler, thread = found
+        joined = _Joined()
+        setattr(self, _SIMULATED, joined)
+        self._started.set()  # type: ignore[attr-defined]
+        scheduler.spawn(functools.partial(_run_as_thread, self, joined, scheduler), self.name, self)
+        scheduler.pass_turn(thread)
+
+    def join(self: threading.Thread, timeout: float | None = None) -> None:
+        joined, found = getattr(self, _SIMULATED, None), running()
+        if joined is None:
+            real_join(self, timeout)
+        elif found is not None and not joined.ended:
+            joined.waiting.append(found[1])
+            found[0].wait(found[1], timeout)
+
+    def is_alive(self: threading.Thread) -> bool:
+        joined = getattr(self, _SIMULATED, None)
+        return real_is_alive(self) if joined is None else not joined.ended
+
+    threading.Thread.start, threading.Thread.join = start, join  # type: ignore[method-assign]
+    threading.Thread.is_alive = is_alive  # type: ignore[method-assign]
+
+
+def _run_as_thread(thread: threading.Thread, joined: _Joined, scheduler: Scheduler) -> None:
+    try:
+        thread.run()
+    finally:
+        joined.ended = True
+        for each in joined.waiting:
+            scheduler.wake(each)
+
+
+def _patch_clock() -> None:
+    for name in ("monotonic", "perf_counter", "time"):
+        setattr(time, name, _clock(getattr(time, name)))
+    real_sleep = time.sleep
+
+    def sleep(seconds: float) -> None:
+        found = running()
+        if found is None:
+            real_sleep(seconds)
+        else:
+            found[0].wait(found[1], seconds)
+
+    time.sleep = sleep
+
+
+def _clock(real: Callable[[], float]) -> Callable[[], float]:
+    def read() -> float:
+        found = running()
+        return real() if found is None else found[0].now
+
+    return read
+
+
+def install() -> None:
+    """Replace locks, threads, queues, clocks and event loops in this process; a second call does nothing."""
+    from turnwise_testing.simulation.loop import SimulatedLoopPolicy
+
+    if threading.Lock is SimulatedLock:
+        return
+    _patch_threads()
+    _patch_clock()
+    threading.Lock = threading._allocate_lock = SimulatedLock  # type: ignore[attr-defined, assignment]  # noqa: SLF001
+    threading.RLock = SimulatedRLock  # type: ignore[misc, assignment]
+    # `cached_property` of Python 3.11 computes a value under a lock.
+    functools.RLock = SimulatedRLock  # type: ignore[attr-defined]
+    queue.SimpleQueue = queue._PySimpleQueue  # type: ignore[attr-defined, misc, assignment]  # noqa: SLF001
+    asyncio.set_event_loop_policy(SimulatedLoopPolicy())
+
+
+class seeded_random:  # noqa: N801 - a context manager, named as a function
+    """Seeds the module `random` for a simulation, and restores its state at the end."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __enter__(self) -> Self:
+        self._state = random.getstate()
+        random.seed(self._seed)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        random.setstate(self._state)

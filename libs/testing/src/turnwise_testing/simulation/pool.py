@@ -1,0 +1,133 @@
+"""Runs simulations in several processes, for `turnwise check --simulate`, and collects what failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+_CHUNK: Final = 500
+"""Seeds of one process, which bounds the memory that failed runs leave behind."""
+
+
+@frozen(kw_only=True)
+class Failure:
+    """A seed that failed: its scenario, and the error as text."""
+
+    scenario: str
+    seed: int
+    error: str
+
+    @property
+    def replay(self) -> str:
+        """The arguments of `turnwise check` that run the seed again."""
+        return f"--simulate {self.scenario} --first-seed {self.seed} --seeds 1"
+
+
+@define
+class Tally:
+    """
+    Counts of a scenario's runs.
+
+    Attributes:
+        passed: seeds without a failure.
+        cpu_s: processor seconds of all runs.
+        failures: in the order in which they were found.
+    """
+
+    passed: int = 0
+    cpu_s: float = 0.0
+    failures: list[Failure] = field(factory=list)
+
+
+def simulate(
+    scenario: str,
+    seeds: range,
+    num_processes: int,
+    progress: Callable[[Tally], None] = lambda _tally: None,
+    max_failures: int | None = None,
+) -> Tally:
+    """
+    Run a scenario with some seeds.
+
+    Args:
+        scenario: name, `module:Class` or `file.py:Class`.
+        seeds: to run; the processes share them.
+        num_processes: that run at the same time.
+        progress: called after each message of a process.
+        max_failures: stop after so many; None runs all seeds.
+
+    Raises:
+        RuntimeError: a process ended without a result; the text has what it printed.
+    """
+    tally = Tally()
+    for start in range(0, len(seeds), _CHUNK * num_processes):
+        chunk = seeds[start : start + _CHUNK * num_processes]
+        with _started(scenario, chunk, num_processes) as messages:
+            for message in messages:
+                _add(tally, scenario, message)
+                progress(tally)
+                if max_failures is not None and len(tally.failures) >= max_failures:
+                    return tally
+    return tally
+
+
+def _add(tally: Tally, scenario: str, message: dict[str, Any]) -> None:
+    if "exit" in message:
+        raise RuntimeError(f"a process of the simulation {scenario} ended with code {message['exit']}")
+    tally.passed += message["passed"]
+    tally.cpu_s += message["cpu_s"]
+    if "error" in message:
+        tally.failures.append(Failure(scenario=scenario, seed=message["seed"], error=message["error"]))
+
+
+@contextmanager
+def _started(scenario: str, seeds: range, num_processes: int) -> Iterator[Iterator[dict[str, Any]]]:
+    """Start the processes; yield an iterator over their messages, and end them at exit."""
+    messages: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+    # One order of sets and dicts in each process, or a seed would not give the same run again.
+    environment = os.environ | {"PYTHONHASHSEED": "0"}
+    parts = [part for number in range(num_processes) if (part := seeds[number::num_processes])]
+    processes = [
+        subprocess.Popen(_command(scenario, part), stdout=subprocess.PIPE, text=True, env=environment) for part in parts
+    ]
+    for process in processes:
+        threading.Thread(target=_read, args=(process, messages), daemon=True).start()
+    try:
+        yield _until_all_ended(messages, len(processes))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _command(scenario: str, part: range) -> Sequence[str]:
+    numbers = map(str, (part.start, len(part), part.step))
+    return [sys.executable, "-m", "turnwise_testing.simulation", scenario, *numbers]
+
+
+def _read(process: subprocess.Popen[str], messages: SimpleQueue[dict[str, Any] | None]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("{"):
+            messages.put(json.loads(line))
+    if code := process.wait():
+        messages.put({"exit": code})
+    messages.put(None)
+
+
+def _until_all_ended(messages: SimpleQueue[dict[str, Any] | None], num: int) -> Iterator[dict[str, Any]]:
+    while num:
+        message = messages.get()
+        if message is None:
+            num -= 1
+        else:
+            yield message

@@ -1,0 +1,100 @@
+"""Runs seeds of scenarios in this process and prints a JSON line for each; `pool` starts such processes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from turnwise_testing.simulation.scenario import Scenario, SeedReport, run_seed
+
+SCENARIOS: Final = {
+    "rollouts": "turnwise_testing.simulation.rollouts:Rollouts",
+}
+"""The scenarios of the core, by name."""
+_HANG_S: Final = 120.0
+"""Real seconds after which a seed counts as hanging; its process reports all stacks and ends."""
+_MAX_LINES: Final = 60
+
+
+def load_scenario(name: str) -> Callable[[random.Random], Scenario]:
+    """
+    Return the class of a scenario.
+
+    Args:
+        name: one of `SCENARIOS`, `module:Class` or `path/to/file.py:Class`.
+    """
+    module, _, attribute = SCENARIOS.get(name, name).rpartition(":")
+    if module.endswith(".py"):
+        file = Path(module).resolve()
+        sys.path.insert(0, str(file.parent))  # as pytest does, so that a test folder finds its own fakes
+        module = file.stem
+    made: Callable[[random.Random], Scenario] = getattr(importlib.import_module(module), attribute)
+    return made
+
+
+def main(arguments: list[str]) -> int:
+    """Run `SCENARIO FIRST COUNT STRIDE`; print one line for each failure, and one for each 20 seeds without."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("scenario")
+    parser.add_argument("first", type=int)
+    parser.add_argument("count", type=int)
+    parser.add_argument("stride", type=int)
+    options = parser.parse_args(arguments)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    # A simulation that fails leaves coroutines and tasks behind; its own error is the one to read.
+    warnings.simplefilter("ignore", ResourceWarning)
+    warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
+    make = load_scenario(options.scenario)
+    passed, started = 0, time.process_time()
+    for number in range(options.count):
+        seed = options.first + number * options.stride
+        watch = threading.Timer(_HANG_S, _report_hang, (seed, passed, started))
+        watch.daemon = True
+        watch.start()
+        report = run_seed(make, seed)
+        watch.cancel()
+        passed += report.failure is None
+        if report.failure is not None or passed >= 20:
+            _print(report, passed, started)
+        else:
+            continue
+        passed, started = 0, time.process_time()
+    _print(None, passed, started)
+    return 0
+
+
+def _print(report: SeedReport | None, passed: int, started: float) -> None:
+    line: dict[str, Any] = {"passed": passed, "cpu_s": time.process_time() - started}
+    if report is not None:
+        line |= {"seed": report.seed, "digest": report.digest}
+        if report.failure is not None:
+            line["error"] = "\n".join(_lines_of(report.failure)[-_MAX_LINES:])
+    print(json.dumps(line), flush=True)  # noqa: T201 - the parent process reads it
+
+
+def _report_hang(seed: int, passed: int, started: float) -> None:
+    """Report a seed that neither ends nor waits: no scheduler can stop code that never gives its turn away."""
+    stacks = "".join(
+        f"a thread of the process:\n{''.join(traceback.format_stack(frame)[-8:])}"
+        for frame in sys._current_frames().values()  # noqa: SLF001 - the only way to other threads' stacks
+    )
+    failure = TimeoutError(f"the seed had not ended after {_HANG_S:g} real seconds\n{stacks}")
+    _print(SeedReport(seed=seed, failure=failure), passed, started)
+    os._exit(1)
+
+
+def _lines_of(failure: BaseException) -> list[str]:
+    return [line for entry in traceback.format_exception(failure) for line in entry.splitlines()]

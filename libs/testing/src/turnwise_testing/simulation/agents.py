@@ -27,7 +27,8 @@ class Wanderer:
     """
     Makes a few moves, one a step. They follow from the task and the tokens so far, so a resumed episode repeats them.
 
-    A task's `extra` has `moves`, which names the possible moves, and `num_moves`.
+    A task's `extra` has `moves`, which names the possible moves, and `num_moves`. The rollouts that `fails` numbers, if
+    there are any, fail in their last move.
     """
 
     async def step(self, episode: Episode) -> State:
@@ -35,6 +36,8 @@ class Wanderer:
             episode.begin(prompt_of(episode))
             episode.memory["left"] = episode.task.extra["num_moves"]
             return State.GENERATING
+        if episode.rollout_n in episode.task.extra.get("fails", ()) and episode.memory["left"] == 1:
+            raise RuntimeError("this episode fails, as its task says")
         moves = episode.task.extra["moves"]
         name = moves[crc32(episode.trajectory.input_ids.tobytes()) % len(moves)]
         await getattr(self, f"_{name}")(episode)

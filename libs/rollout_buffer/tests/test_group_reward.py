@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from turnwise import EpisodeResult, SamplingParams, State, Status, Task, Trajectory, TrajectoryScore, TurnScore
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.episode.setup import Limits
-from turnwise.errors import EngineError, InfrastructureError
+from turnwise.errors import EngineError, InfrastructureError, boundary
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import Observer
 from turnwise.protocols import GroupCall
+from turnwise.record.ended import EndedEpisode
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.runtime.groups import GroupScoring
 from turnwise.runtime.local import LocalRuntime
@@ -260,51 +261,63 @@ def test_a_short_group_is_scored_when_the_feed_closes():
     assert [1.0] == [r.reward for r in results]
 
 
-def test_an_interrupted_group_is_scored_in_parts():
-    """An episode that resumes is scored with the members of the earlier call, which keep their scores."""
+def test_an_interrupted_group_is_scored_when_it_has_ended():
+    """The threshold of a call leaves all members of a group unfinished, and the next call scores them together."""
     pace, reward = Pace(), Rank()
     with manager(reward, pace=pace) as running:
         first = running.rollout([task("slow"), *(task(f"t{n}") for n in range(4))], min_fraction=0.8)
-        interrupted = {u.uid for u in running.unfinished}
+        unfinished = running.unfinished
         pace.slow_s = 0.0
         second = running.rollout([], resume=True)
 
-    assert interrupted
-    assert {r.uid for r in second} == interrupted
-    slow = [r for r in first if r.task.uid == "slow"]
-    assert {"slow/0", "slow/1", "slow/2", "slow/3"} == {r.uid for r in (*slow, *second)}
-    assert [r.uid for r in slow] in reward.groups or not slow
-    shown = reward.groups[-1]
-    assert {"slow/0", "slow/1", "slow/2", "slow/3"} == set(shown)
-    assert all(r.reward is not None for r in (*first, *second))
+    assert {f"slow/{n}" for n in range(GROUP_SIZE)} == {u.uid for u in unfinished} == {r.uid for r in second}
+    assert any(isinstance(each, EndedEpisode) for each in unfinished)
+    assert {f"t{n}/{number}" for n in range(4) for number in range(GROUP_SIZE)} == {r.uid for r in first}
+    assert [f"slow/{n}" for n in range(GROUP_SIZE)] == reward.groups[-1]
+    assert ranks(second) == [r.reward for r in second]
+
+
+def test_a_part_of_a_group_that_is_resumed_has_no_score():
+    """A call that resumes some members of a group leaves them unfinished; the call that has the last one scores all."""
+    pace, reward = Pace(), Rank()
+    with manager(reward, pace=pace) as running:
+        running.rollout([task("slow"), *(task(f"t{n}") for n in range(4))], min_fraction=0.8)
+        pace.slow_s = 0.0
+        halves = running.unfinished[:2], running.unfinished[2:]
+        parts = [running.rollout([], resume=half) for half in halves]
+        whole = running.rollout([], resume=True)
+
+    assert [[Status.ABORTED] * 2] * 2 == [[r.status for r in part] for part in parts]
+    assert 1 == sum(uids[0].startswith("slow") for uids in reward.groups)
+    assert ranks(whole) == [r.reward for r in whole]
 
 
 @pytest.mark.parametrize("own", [None, 0.25])
-def test_an_episode_that_resumes_in_a_new_process_is_scored_with_the_earlier_ones(own):
-    """The reward sees the earlier members as they were before their group was scored; failed ones it does not see."""
+def test_an_ended_member_is_what_it_was_before_its_group_was_scored(own):
+    """A scored one has its own reward again, any other is unchanged; one that failed with its group must run again."""
+    episode = evolve(ended(0, Status.COMPLETED), scores=() if own is None else (TrajectoryScore(value=own),))
+    with manager(Rank()) as running:
+        (scored,) = score([episode], Rank())
+        again = running.groups.reward.unscored(scored)
+    (failed,) = score([episode], Answer(raise_error(KeyError("x"))), uid="odd")
 
-    def member(number, status=Status.COMPLETED):
-        scores = () if own is None else (TrajectoryScore(value=own),)
-        return evolve(ended(number, status), scores=scores)
+    assert 1.0 == scored.reward
+    assert (own, episode.metrics) == (again.reward, evolve(again.metrics, reward_s=episode.metrics.reward_s))
+    assert episode is Rank().unscored(episode)
+    assert (Status.FAILED, None) == (failed.status, Rank().unscored(failed))
 
-    async def score(reward, members, missing):
-        async def ask(episodes, _seconds):
-            return reward.score_group(episodes)
 
-        call = GroupCall(label="x", num_members=len, put=print, ask=ask)
-        return await reward.score_members(members, missing, call)
+def score(members, reward, uid="a"):
+    """Return the members of a group, scored."""
+    members = [evolve(each, task=task(uid)) for each in members]
 
-    first = asyncio.run(score(Rank(), [member(0), member(2), member(3, Status.FAILED)], 1))
-    seen, later = [], Rank()
-    later.score_group = lambda episodes: [seen.append(each) or each.rollout_n for each in episodes]
-    later.remember(first)
-    (resumed,) = asyncio.run(score(later, [member(1)], 0))
+    async def ask(episodes, _seconds):
+        with boundary("reward", "it"):
+            answer = reward.score_group(episodes)
+            return await answer if asyncio.iscoroutine(answer) else answer
 
-    assert all(each.metrics.extra["group_size"] == 2 for each in first[:2])
-    assert [0, 1, 2] == [each.rollout_n for each in seen]
-    assert [own] * 3 == [each.reward for each in seen]
-    assert all("group_size" not in each.metrics.extra for each in seen)
-    assert (1.0, 3.0) == (resumed.reward, resumed.metrics.extra["group_size"])
+    call = GroupCall(label="x", num_members=len, put=print, hold=print, ask=ask)
+    return asyncio.run(reward.score_members(members, call))
 
 
 def test_an_abort_loses_no_episode():
@@ -339,9 +352,8 @@ def test_a_producer_gets_whole_groups_with_scores():
                 pass
         producer.stop()
 
-    assert all(each.reward is not None for group in taken for each in group.episodes)
-    whole = [group for group in taken if {each.metrics.extra["group_size"] for each in group.episodes} == {GROUP_SIZE}]
-    for group in whole:
+    assert {GROUP_SIZE} == {each.metrics.extra["group_size"] for group in taken for each in group.episodes}
+    for group in taken:
         assert ranks(group.episodes) == [each.reward for each in group.episodes]
 
 
@@ -360,27 +372,33 @@ def ended(number, status):
     order=st.randoms(use_true_random=False),
 )
 def test_any_mixture_of_ends(statuses, min_fraction, order):
-    """Each member is delivered once, in any order of ends; it is scored exactly if enough have not failed."""
+    """Each member is delivered once, in any order of ends; it is scored if all have ended, and enough not failed."""
     reward = Rank(GroupRewardConfig(min_fraction=min_fraction))
     members = [(number, ended(number, status)) for number, status in enumerate(statuses)]
     order.shuffle(members)
-    delivered = {}
+    delivered, held = {}, {}
 
     async def ask(episodes, _seconds):
         return reward.score_group(episodes)
 
     async def run():
-        call = GroupCall(label="x", num_members=lambda _key: len(statuses), put=delivered.__setitem__, ask=ask)
+        put, hold = delivered.__setitem__, held.__setitem__
+        call = GroupCall(label="x", num_members=lambda _key: len(statuses), put=put, hold=hold, ask=ask)
         async with reward.collect(call) as add:
             for number, result in members:
                 add(number, result)
 
     asyncio.run(run())
-    assert delivered.keys() == set(range(len(statuses)))
+    assert sorted([*delivered, *held]) == list(range(len(statuses)))
+    if Status.ABORTED in statuses:
+        assert held.keys() == {number for number, status in enumerate(statuses) if status is not Status.ABORTED}
+        assert all(not result.scores for result in delivered.values())
+        assert not reward.groups
+        return
     is_scored = statuses.count(Status.FAILED) <= (1 - min_fraction) * len(statuses)
     for number, status in enumerate(statuses):
         result = delivered[number]
-        if status in (Status.FAILED, Status.ABORTED):
+        if status is Status.FAILED:
             assert (status, ()) == (result.status, result.scores)
         elif is_scored:
             assert status is result.status
@@ -402,15 +420,15 @@ def test_the_score_lies_on_the_last_trained_record():
 
 
 def test_a_failing_runtime_loses_no_episode():
-    """The episodes that wait for their group are delivered before the error of the runtime."""
-    reward, delivered = Rank(), {}
+    """The episodes that wait for their group are delivered as unfinished before the error of the runtime."""
+    reward, held = Rank(), {}
 
     async def run():
-        call = GroupCall(label="x", num_members=lambda _key: 2, put=delivered.__setitem__, ask=None)
+        call = GroupCall(label="x", num_members=lambda _key: 2, put=print, hold=held.__setitem__, ask=None)
         async with reward.collect(call) as add:
             add(0, ended(0, Status.COMPLETED))
             raise EngineError("every replica is dead")
 
     with pytest.raises(EngineError):
         asyncio.run(run())
-    assert [0] == list(delivered)
+    assert [0] == list(held)

@@ -43,7 +43,8 @@ class Parts:
     stage = "rollout"
 
     def __init__(self, groups=lambda _step: [EpisodeGroup((make_episode(), make_episode(0.0)))]):
-        self.groups, self.calls, self.lines, self.unfinished = groups, [], [], ()
+        self.collected, self.calls, self.lines, self.unfinished = groups, [], [], ()
+        self.groups = None  # of a manager without a group reward
         self.interrupt_at, self.loop, self.restored, self.measured = None, None, [], {}
         self.fail_at = ()
         self.held_out, self.lr_factors = {}, []
@@ -69,7 +70,7 @@ class Parts:
     def collect(self, step):
         self.record(f"collect {step}")
         self.loop.stop.check()
-        return self.groups(step)
+        return self.collected(step)
 
     def undo_collect(self):
         self.record("undo collect")

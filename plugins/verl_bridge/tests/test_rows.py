@@ -17,11 +17,12 @@ from turnwise_verl_bridge.runs import build_task
         ((0.5,), (), [[0, 0.5, 0]]),
         ((1.0, 0.5), (), [[0, 0, 0], [0, 0.5, 1.0]]),
         ((0.0, 0.0), (), [[0, 0, 0], [0, 0, 0]]),
-        ((1.0, 0.5, 0.25), (1,), [[0, 0, 0], [0, 0.25, 1.5]]),
+        ((1.0, 0.5, 0.25), (1,), [[0, 0, 0], [0, 0.75, 1.0]]),
+        ((0.0, 0.5), (1,), [[0, 0.5, 0]]),
     ],
 )
 def test_the_last_row_has_the_reward_of_the_episode(scores, untrained, expected):
-    """verl takes the reward of an episode from its last row, so this row has the scores of all trajectories."""
+    """verl takes the reward of an episode from its last row, so this row has the scores of all records."""
     records = []
     for _ in scores:
         record = Trajectory([1, 2])

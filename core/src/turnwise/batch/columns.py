@@ -15,6 +15,7 @@ from attrs import Factory, field, fields, frozen
 from numpy.typing import DTypeLike
 
 from turnwise.errors import TrajectoryError
+from turnwise.layout import Objective
 from turnwise.record.columns import NO_VERSION
 from turnwise.types import Status
 
@@ -113,7 +114,8 @@ class BatchColumns:
         response_mask: response tokens, 1 exactly on tokens that the policy sampled.
         loss_mask: response tokens, the response mask, all 0 in rows that say nothing about the policy.
         rollout_log_probs: response tokens, float32, of each sampled id when it was sampled.
-        rm_scores: response tokens, float32, where the reward set them.
+        rm_scores: response tokens, float32: the episode's reward, on the tokens where the reward set it; see
+            `turnwise.batch.rewards` for scores of records that have no sampled token of their own.
         weight_versions: response tokens, int32, of the weights that sampled each id; -1 elsewhere.
         num_turns: (B,) int64, unbroken runs of sampled tokens.
         scored: (B,) bool; where it is False no reward was given, which differs from a reward of 0.
@@ -161,6 +163,19 @@ class BatchColumns:
     def episode_index(self) -> Tensor:
         """(B,) int64: the episode of each row, from 0 in order of appearance; its trajectories and paths are rows."""
         return _number_keys((row.uid, row.global_step, row.validation, row.rollout_n) for row in self.rows)
+
+    @property
+    def line_index(self) -> Tensor:
+        """
+        (B,) int64: the line of each row, from 0 in order of appearance.
+
+        The rows of an episode follow each other in time and are one line. Rows that were expanded from parallel paths
+        do not: each row of such an episode is a line.
+        """
+        episodes = self.episode_index.tolist()
+        pairs = zip(episodes, self.column("objective"), strict=True)
+        expanded = {episode for episode, objective in pairs if objective == Objective.EXPANDED}
+        return _number_keys((each, row if each in expanded else -1) for row, each in enumerate(episodes))
 
     def column(self, name: str) -> list[Any]:
         """Return the B values of one attribute of `rows`, such as `uid`."""

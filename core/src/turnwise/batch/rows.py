@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from turnwise.batch.columns import NO_TRAJECTORY, BatchRow, check_one_objective
 from turnwise.batch.expansion import expand
+from turnwise.batch.rewards import ScoredRow, spread_reward
 from turnwise.errors import TrajectoryError
 from turnwise.layout import Objective
-from turnwise.record.result import EpisodeResult, token_scores
+from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import FloatArray, Score, TrajectoryScore
 
@@ -43,12 +44,13 @@ class Rows:
 
 @frozen
 class _Source:
-    """The trajectory, score and episode of one row."""
+    """The trajectory, score and episode of one row, and the record of the episode that it was made from."""
 
     result: EpisodeResult
     trajectory: Trajectory
     index: int
     score: Score | None
+    record: int = -1
     objective: str = ""
 
 
@@ -62,7 +64,8 @@ def build_rows(results: Sequence[EpisodeResult]) -> Rows:
     Raises:
         TrajectoryError: an episode's scores do not fit its trajectories; the text names it.
     """
-    sources = [source for result in results for source in _sources(result)]
+    by_episode = [list(_sources(result)) for result in results]
+    sources = [source for own in by_episode for source in own]
     records = [source.trajectory for source in sources]
     masks = [record.response_mask for record in records]
     rows = tuple(map(_row, sources))
@@ -81,7 +84,7 @@ def build_rows(results: Sequence[EpisodeResult]) -> Rows:
                 for mask, source in zip(masks, sources, strict=True)
             ],
             "rollout_log_probs": [record.logprobs for record in records],
-            "rm_scores": [_scores(source) for source in sources],
+            "rm_scores": [values for own in by_episode for values in _scores(own)],
         },
         num_turns=np.array([len(record.turns()) for record in records], np.int64),
         scored=np.array([source.score is not None for source in sources], bool),
@@ -97,11 +100,11 @@ def _sources(result: EpisodeResult) -> Iterator[_Source]:
     if not any(result.trained):
         yield _Source(result, _EMPTY, NO_TRAJECTORY, TrajectoryScore(value=0.0) if scores else None)
     index = 0
-    scored = zip(trajectories, scores or (None,) * len(trajectories), strict=True)
-    for trajectory, score in compress(scored, result.trained):
+    scored = zip(range(len(trajectories)), trajectories, scores or (None,) * len(trajectories), strict=True)
+    for record, trajectory, score in compress(scored, result.trained):
         objective = str(result.objective) if trajectory.has_blocks else ""
         for row, its_score in _rows_to_train(result, trajectory, score):
-            yield _Source(result, row, index, its_score, objective)
+            yield _Source(result, row, index, its_score, record, objective)
             index += 1
 
 
@@ -134,13 +137,11 @@ def _row(source: _Source) -> BatchRow:
     )
 
 
-def _scores(source: _Source) -> FloatArray:
-    if source.score is None:
-        return np.zeros(source.trajectory.num_response_tokens, np.float32)
-    try:
-        return token_scores(source.score, source.trajectory)
-    except TrajectoryError as error:
-        raise TrajectoryError(f"episode {source.result.uid}: {error}") from error
+def _scores(sources: Sequence[_Source]) -> list[FloatArray]:
+    """Return the scores of the response tokens of the rows of one episode."""
+    rows = [ScoredRow(source.trajectory, source.score, source.record) for source in sources]
+    expanded = any(source.objective == Objective.EXPANDED for source in sources)
+    return spread_reward(sources[0].result, rows, expanded=expanded)
 
 
 _EMPTY: Final = Trajectory([])

@@ -40,6 +40,7 @@ class GroupCall:
         label: of the reward with its plugin, for errors.
         num_members: returns how many episodes a group has in this call, as far as it is known.
         put: delivers an episode, scored or failed.
+        hold: delivers an episode that has ended in a group that is interrupted: it waits, unfinished, for the others.
         ask: returns the answer of `score_group` within seconds, from a reward worker if there is one; raises
             `TimeoutError` or `BoundaryError`.
     """
@@ -47,6 +48,7 @@ class GroupCall:
     label: str
     num_members: Callable[[GroupKey], int]
     put: Callable[[int, EpisodeResult], None]
+    hold: Callable[[int, EpisodeResult], None]
     ask: Callable[[Sequence[EpisodeResult], float], Awaitable[object]]
 
 
@@ -69,7 +71,15 @@ class GroupReward(Protocol):
         """
 
     def collect(self, call: GroupCall) -> AbstractAsyncContextManager[Callable[[int, EpisodeResult], None]]:
-        """Return a context whose function gets each ended episode of a call; at its end, all are delivered."""
+        """
+        Return a context whose function gets each episode of a call when it ends; at its end, all are delivered.
+
+        A group is scored once, when all its members have ended. A group with unfinished members is not: its ended
+        members are delivered by `call.hold`, and come again in the call that resumes the group.
+        """
+
+    def unscored(self, episode: EpisodeResult) -> EpisodeResult | None:
+        """Return an ended episode as it was before its group was scored; None if it must run again for that."""
 
 
 @runtime_checkable

@@ -136,6 +136,7 @@ class EpisodeSpec:
         validation: sample with the validation parameters.
         seed: seed of the run; every request derives its own from it.
         sampling: sampling parameters.
+        num_members: episodes of its group in the call that was interrupted; 0 for an episode that was not.
         unfinished: saved state to resume from; None starts with the prompt.
     """
 
@@ -146,6 +147,7 @@ class EpisodeSpec:
     validation: bool = False
     seed: int = 0
     sampling: SamplingParams = field(factory=SamplingParams)
+    num_members: int = field(default=0, eq=False, repr=False)
     # Not compared and not shown: it has arrays, and specs are compared and logged by their names.
     unfinished: UnfinishedEpisode | None = field(default=None, eq=False, repr=False)
 
@@ -153,6 +155,11 @@ class EpisodeSpec:
     def uid(self) -> str:
         """Name of the episode, unique in a step of the run."""
         return f"{self.task.uid}/{self.rollout_n}"
+
+    @property
+    def group(self) -> tuple[str, int, bool]:
+        """Key of its group: task uid, training step, and whether it is a validation."""
+        return self.task.uid, self.global_step, self.validation
 
 
 @frozen(kw_only=True, eq=False)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from attrs import define, field
 
 from turnwise.protocols.reward import GroupKey
+from turnwise.record.ended import EndedEpisode
+from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec
 
 Numbered = tuple[int, EpisodeSpec]
@@ -20,10 +22,17 @@ class EpisodeFeed:
     Numbered episodes in the order in which they start. A list of episodes is a feed that was closed at once.
 
     Everything but the construction happens on the runtime's event loop.
+
+    Attributes:
+        closed: whether no more episodes will come.
+        num_members: the number of episodes of each group, as far as it is known. A group that was interrupted keeps
+            its number, so a call that resumes a part of it does not take this part for the whole.
     """
 
     closed: bool = False
     num_members: Counter[GroupKey] = field(factory=Counter, init=False)
+    _num_added_of: Counter[GroupKey] = field(factory=Counter, init=False)
+    _ended: list[tuple[int, EpisodeResult]] = field(factory=list, init=False)
     _waiting: deque[Numbered] = field(factory=deque, init=False)
     _num_added: int = field(default=0, init=False)
     _changed: asyncio.Event = field(factory=asyncio.Event, init=False)
@@ -39,10 +48,22 @@ class EpisodeFeed:
     def add(self, specs: Iterable[EpisodeSpec]) -> None:
         """Add episodes; they continue the numbers of the earlier ones."""
         for spec in specs:
-            self._waiting.append((self._num_added, spec))
+            if isinstance(spec.unfinished, EndedEpisode):
+                self._ended.append((self._num_added, spec.unfinished.result))
+            else:
+                self._waiting.append((self._num_added, spec))
             self._num_added += 1
-            self.num_members[spec.task.uid, spec.global_step, spec.validation] += 1
+            self._num_added_of[spec.group] += 1
+            self.num_members[spec.group] = max(
+                self.num_members[spec.group], self._num_added_of[spec.group], spec.num_members
+            )
         self._changed.set()
+
+    def deliver_ended(self, deliver: Callable[[int, EpisodeResult], None]) -> None:
+        """Deliver the episodes that ended in an earlier call, which no runtime takes."""
+        ended, self._ended = self._ended, []
+        for number, result in ended:
+            deliver(number, result)
 
     def close(self) -> None:
         """End the feed behind its last episode."""

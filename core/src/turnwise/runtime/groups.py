@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
-from attrs import define, field
+from attrs import define, evolve, field
 from structlog.contextvars import bound_contextvars
 
 from turnwise.episode.containment import ContainedTask
@@ -13,11 +14,20 @@ from turnwise.episode.driver import call_reward
 from turnwise.events.dispatch import Observers
 from turnwise.options import GroupOptions
 from turnwise.protocols.reward import GroupCall, GroupKey, GroupReward
+from turnwise.record.ended import EndedEpisode
 from turnwise.record.result import EpisodeResult
+from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.interface import Runtime
 from turnwise.runtime.remote.reward_pool import RewardPool
 from turnwise.runtime.worker import Deliver
+from turnwise.types import Fault, Status
+
+_HELD: Final = Fault(
+    owner="infra",
+    kind="GroupInterrupted",
+    message="the episode has ended, but its group was interrupted; the group is scored when all of it has ended",
+)
 
 
 @define(eq=False)
@@ -37,7 +47,12 @@ class GroupScoring:
         self._emit_finished = self.observers.hold("on_episode_finished")
 
     async def run(self, runtime: Runtime, feed: EpisodeFeed, deliver: Deliver, interrupt: asyncio.Event) -> None:
-        """Run a feed as `Runtime.run` does, and deliver each episode when its group is scored."""
+        """
+        Run a feed as `Runtime.run` does, and deliver each episode when its group is scored.
+
+        The members of a group that is interrupted are all delivered as unfinished, also those that have ended: no part
+        of a group has a score, and the call that resumes it has all of it.
+        """
 
         def num_members(key: GroupKey) -> int:
             # The episodes of a group may be submitted one by one.
@@ -48,9 +63,50 @@ class GroupScoring:
             self._emit_finished(result)
             deliver(number, result)
 
-        call = GroupCall(label=self.label, num_members=num_members, put=put, ask=self._ask)
+        def hold(number: int, result: EpisodeResult) -> None:
+            unfinished = EndedEpisode(spec=self._spec_of(result), result=result)
+            put(number, evolve(result, status=Status.ABORTED, fault=_HELD, scores=(), unfinished=unfinished))
+
+        call = GroupCall(label=self.label, num_members=num_members, put=put, hold=hold, ask=self._ask)
         async with self.reward.collect(call) as add:
+            feed.deliver_ended(add)
             await runtime.run(feed, add, interrupt)
+
+    def reopen(
+        self, ended: Iterable[EpisodeResult], unfinished: Iterable[UnfinishedEpisode]
+    ) -> tuple[list[EpisodeResult], list[UnfinishedEpisode]]:
+        """
+        Take back the ended episodes of groups that continue, so that the whole group is scored when it is resumed.
+
+        Trainings and rollouts call it with the episodes of their files. Those of one run hold no such group, unless it
+        was killed, failed members run again, or the run had another group reward or none.
+
+        Returns:
+            The ended episodes of other groups, and the unfinished episodes with those that were taken back.
+        """
+        resumed = list(unfinished)
+        continuing = {each.spec.group for each in resumed}
+        whole: list[EpisodeResult] = []
+        for result in ended:
+            spec = self._spec_of(result)
+            if spec.group not in continuing:
+                whole.append(result)
+            elif (before := self.reward.unscored(result)) is None:
+                resumed.append(UnfinishedEpisode(spec=spec, started=False))
+            else:
+                resumed.append(EndedEpisode(spec=spec, result=before))
+        return whole, resumed
+
+    def _spec_of(self, result: EpisodeResult) -> EpisodeSpec:
+        return EpisodeSpec(
+            task=result.task,
+            agent_name=result.agent_name,
+            rollout_n=result.rollout_n,
+            global_step=result.global_step,
+            validation=result.validation,
+            seed=self.sizes.seed,
+            sampling=self.sizes.validation_sampling if result.validation else self.sizes.sampling,
+        )
 
     async def _ask(self, episodes: Sequence[EpisodeResult], seconds: float) -> object:
         if self.pool is None:

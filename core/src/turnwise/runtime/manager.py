@@ -356,8 +356,11 @@ class RolloutManager:
         """Run episodes on the runtime's loop; put None at the end, after the exception if there was one."""
         self._calls[call] = None
         try:
-            run = partial(self.groups.run, self.runtime) if self.groups else self.runtime.run
-            await run(call.feed, call.deliver, call.interrupt)
+            if self.groups is not None:
+                await self.groups.run(self.runtime, call.feed, call.deliver, call.interrupt)
+            else:
+                call.feed.deliver_ended(call.deliver)
+                await self.runtime.run(call.feed, call.deliver, call.interrupt)
         except BaseException as error:  # a cancellation too, or the caller would wait for ever
             finished.put(error)
             raise

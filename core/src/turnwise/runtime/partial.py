@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypedDict
 
-from attrs import define, field, frozen, validators
+from attrs import define, evolve, field, frozen, validators
 
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
@@ -99,6 +99,7 @@ class PartialCall:
 
     def deliver(self, number: int, result: EpisodeResult) -> None:
         """Handle a result: give it to the caller, or keep it if the threshold interrupted it."""
+        result = self._with_group_size(result)
         if self.interrupt.is_set() and result.unfinished is not None:
             self.keep(result.unfinished)
             return
@@ -108,3 +109,11 @@ class PartialCall:
         # counts as unfinished, and the call ends by itself.
         if self._num_finished == self.threshold.count(self.num_episodes) < self.num_episodes:
             asyncio.get_running_loop().call_later(self.threshold.grace_s, self.interrupt.set)
+
+    def _with_group_size(self, result: EpisodeResult) -> EpisodeResult:
+        """Return a result whose unfinished episode knows the size of its group, from which it may be resumed apart."""
+        if result.unfinished is None:
+            return result
+        spec = result.unfinished.spec
+        spec = evolve(spec, num_members=self.feed.num_members[spec.group])
+        return evolve(result, unfinished=evolve(result.unfinished, spec=spec))

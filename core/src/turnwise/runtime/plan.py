@@ -129,7 +129,7 @@ class RolloutPlan(GroupOptions):
 
 def _group(specs: Iterable[EpisodeSpec]) -> list[EpisodeSpec]:
     """Return specs with the episodes of each group together, groups in order of appearance."""
-    groups: dict[tuple[str, int, bool], list[EpisodeSpec]] = {}
+    groups: dict[object, list[EpisodeSpec]] = {}
     for spec in specs:
-        groups.setdefault((spec.task.uid, spec.global_step, spec.validation), []).append(spec)
+        groups.setdefault(spec.group, []).append(spec)
     return [spec for group in groups.values() for spec in group]

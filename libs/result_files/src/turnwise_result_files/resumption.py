@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from turnwise.errors import ConfigError, DataError
 from turnwise.files import PARTIAL, partial_path, replace
@@ -49,6 +49,11 @@ class Earlier:
         """Return the state before the first part of a run: every episode is still to do."""
         todo = tuple(UnfinishedEpisode(spec=spec, started=False) for spec in specs)
         return cls({spec.uid: place for place, spec in enumerate(specs)}, (), todo)
+
+    def with_whole_groups(self, finished: Sequence[EpisodeResult], todo: Sequence[UnfinishedEpisode]) -> Earlier:
+        """Return the state after ended members of groups that continue were taken back; see `GroupScoring.reopen`."""
+        in_order = sorted(todo, key=lambda each: self.places[each.uid])
+        return evolve(self, finished=tuple(finished), todo=tuple(in_order))
 
     def in_order(self, results: Sequence[EpisodeResult]) -> list[EpisodeResult]:
         """Return results in the order of the data set, an episode's newest one alone."""

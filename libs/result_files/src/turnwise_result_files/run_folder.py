@@ -87,11 +87,13 @@ def run_in_folder(
     with writing_to(out, f"--resume {out} continues from the written episodes"):
         if resume:
             remove_leftovers(out)
-            run = FolderRun(manager, tally, out, earlier_run(out, specs, decode, retry_failed=retry_failed))
+            earlier = earlier_run(out, specs, decode, retry_failed=retry_failed)
+            if manager.groups is not None:
+                earlier = earlier.with_whole_groups(*manager.groups.reopen(earlier.finished, earlier.todo))
+            run = FolderRun(manager, tally, out, earlier)
             if not run.earlier.todo:
                 run.complete()
                 return run
-            _remember_groups(manager, run.earlier)
         else:
             text = dump_yaml(with_absolute_paths(config))
             run = FolderRun(manager, tally, out, Earlier.of(specs), text, overwrite=existing == "overwrite")
@@ -101,14 +103,6 @@ def run_in_folder(
             with _interrupts(run, episodes.close):
                 run.collect(episodes)
     return run
-
-
-def _remember_groups(manager: RolloutManager, earlier: Earlier) -> None:
-    """Give the group reward the ended members of groups that continue."""
-    remember = getattr(manager.groups.reward, "remember", None) if manager.groups else None
-    if remember is not None:
-        continuing = {each.spec.task.uid for each in earlier.todo}
-        remember(result for result in earlier.finished if result.task.uid in continuing)
 
 
 @define(eq=False)

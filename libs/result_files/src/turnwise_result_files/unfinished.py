@@ -18,11 +18,13 @@ from attrs import asdict, evolve
 
 from turnwise.errors import DataError, TurnwiseError, describe
 from turnwise.files import atomic_write
+from turnwise.record.ended import EndedEpisode
 from turnwise.record.invariants import check_trajectory
 from turnwise.record.lineage import EpisodeRecord, RecordLineage
 from turnwise.record.spec import Counters, EpisodeSpec, RecordedCall, RecordedTurn, TurnPosition, UnfinishedEpisode
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import FinishReason, GenerateResult, JsonDict, Reply, SamplingParams, Task, ToolCall, ToolResult
+from turnwise_result_files.episode_rows import add_trajectory, read_episode, rows_of
 from turnwise_result_files.row_file import to_json
 
 FORMAT: Final = "turnwise unfinished episodes"
@@ -91,6 +93,9 @@ def _check_episode(episode: UnfinishedEpisode) -> None:
         closed = trajectory.rewound(trajectory.mark())  # a copy: the episode itself may have an open block
         closed.close()
         check_trajectory(closed)
+    if isinstance(episode, EndedEpisode):
+        for trajectory in episode.result.trajectories:
+            check_trajectory(trajectory)
     for turn in episode.turns:
         # A position in a closed record, or before its end, would never be replayed: its tokens would be lost silently.
         if len(turn.position) != 4 or not _has_place(episode, turn.position):
@@ -147,6 +152,7 @@ def _to_row(episode: UnfinishedEpisode) -> JsonDict:
         "calls": [asdict(call) for call in episode.calls],
         "replies": [asdict(reply) for reply in episode.replies],
         "counters": asdict(episode.counters),
+        "ended": to_json(rows_of(episode.result, None)) if isinstance(episode, EndedEpisode) else None,
     }
 
 
@@ -165,6 +171,11 @@ def _record_to_row(record: EpisodeRecord) -> JsonDict:
 def _to_episode(row: Row) -> UnfinishedEpisode:
     plain = {name: row.pop(name) for name in _JSON_FIELDS}
     last_finish = plain["last_finish"]
+    if ended := row.pop("ended", None):  # files of earlier versions lack it
+        result = read_episode(ended[0])
+        for each in ended:
+            result = add_trajectory(result, each)
+        return EndedEpisode(spec=_to_spec(row["spec"]), result=result)
     return UnfinishedEpisode(
         **plain | {"messages": tuple(plain["messages"]), "last_finish": last_finish and FinishReason(last_finish)},
         spec=_to_spec(row.pop("spec")),

@@ -1,10 +1,9 @@
 """
 The base class of group rewards: it collects the episodes of each group, and scores them together.
 
-A group is the episodes of one task, training step and mode in one call. It is scored when all of them have ended.
-Failed episodes are delivered as they are, and the reward does not see them. An interrupted group is scored when its
-call ends; an episode that resumes in a later call is scored together with the earlier ones, which keep their scores.
-In a new process, `remember` has the earlier ones.
+A group is the episodes of one task, training step and mode. It is scored once, when all of them have ended. Failed
+episodes are delivered as they are, and the reward does not see them. If a call ends before all members of a group have
+ended, none of them has a score: those that have ended wait, unfinished, for the call that resumes the others.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from numbers import Real
 from operator import attrgetter
@@ -32,7 +31,7 @@ from turnwise_rollout_buffer.groups import GroupKey, group_key
 
 _SCORED: Final = frozenset({Status.COMPLETED, Status.TRUNCATED, Status.TIMED_OUT})
 GROUP_SIZE: Final = "group_size"
-"""Metric of a scored episode: the number of episodes that were scored together."""
+"""Metric of an episode: the number of episodes that were scored with it, or that failed with it for want of a score."""
 EPISODE_REWARD: Final = "episode_reward"
 """Metric of a scored episode: its reward before its group was scored, if it had one."""
 
@@ -64,8 +63,6 @@ class GroupReward(ABC):
     def __init__(self, config: GroupRewardConfig, resources: object = None) -> None:
         self.config: Any = config
         self.resources: Any = resources
-        # Members that ended before an interruption, until the rest of their groups has ended.
-        self._earlier: dict[GroupKey, list[EpisodeResult]] = {}
 
     @abstractmethod
     def score_group(self, episodes: Sequence[EpisodeResult]) -> Sequence[Score | float] | Awaitable[Any]:
@@ -81,14 +78,9 @@ class GroupReward(ABC):
         An exception fails these episodes, owned by `reward`.
         """
 
-    def remember(self, episodes: Iterable[EpisodeResult]) -> None:
-        """Take episodes that an earlier process scored; the rest of their groups is scored together with them."""
-        for episode in filter(_can_score, episodes):
-            self._earlier.setdefault(group_key(episode), []).append(_before_scoring(episode))
-
     @asynccontextmanager
     async def collect(self, call: GroupCall) -> AsyncIterator[Callable[[int, EpisodeResult], None]]:
-        """Yield the function that gets each ended episode of a call; at the end, all are delivered."""
+        """Yield the function that gets each episode of a call when it ends; at the end, all are delivered."""
         groups = _CallGroups(self, call)
         try:
             yield groups.add
@@ -97,23 +89,34 @@ class GroupReward(ABC):
             groups.give_up()
             raise
 
-    async def score_members(self, members: Sequence[EpisodeResult], missing: int, call: GroupCall) -> _Scored:
-        """Return the members of a group, scored or failed; `missing` others have not ended."""
-        key, ended = group_key(members[0]), [each for each in members if _can_score(each)]
-        num_unfinished = missing + sum(each.unfinished is not None for each in members)
-        earlier = self._earlier.pop(key, [])
-        shown = sorted([*earlier, *ended], key=attrgetter("rollout_n"))
-        if num_unfinished:
-            self._earlier[key] = shown
-        size = len(earlier) + len(members) + missing
-        num_failed = size - len(shown) - num_unfinished
+    async def score_members(self, members: Sequence[EpisodeResult], call: GroupCall) -> _Scored:
+        """Return the members of a group, all of which have ended, scored or failed."""
+        shown = sorted(filter(_can_score, members), key=attrgetter("rollout_n"))
+        size = len(members)
+        num_failed = size - len(shown)
         if num_failed > (1.0 - self.config.min_fraction) * size + 1e-9:
             text = f"{num_failed} of {size} episodes of the group failed, min_fraction is {self.config.min_fraction:g}"
-            scored = [_failed(each, "reward", "IncompleteGroup", f"{call.label}: {text}") for each in shown]
+            scored = [_failed(each, len(shown), "reward", "IncompleteGroup", f"{call.label}: {text}") for each in shown]
         else:
-            scored = await self._score(shown, call) if ended else []
-        changed = {id(before): after for before, after in zip(shown, scored, strict=False)}
+            scored = await self._score(shown, call) if shown else []
+        changed = {id(before): after for before, after in zip(shown, scored, strict=True)}
         return [changed.get(id(each), each) for each in members]
+
+    def unscored(self, episode: EpisodeResult) -> EpisodeResult | None:
+        """
+        Return an ended episode as it was before its group was scored; None if it must run again for that.
+
+        The score that the run's `reward` gave is back as one number, on the last record that is trained.
+        """
+        if GROUP_SIZE not in episode.metrics.extra:
+            return episode
+        if episode.status is Status.FAILED:  # with its group; how it ended is not known any more
+            return None
+        extra = dict(episode.metrics.extra)
+        del extra[GROUP_SIZE]
+        own = extra.pop(EPISODE_REWARD, None)
+        scores = () if own is None else _scores_of_one(episode, own)
+        return evolve(episode, scores=scores, metrics=evolve(episode.metrics, extra=extra))
 
     async def _score(self, episodes: list[EpisodeResult], call: GroupCall) -> _Scored:
         started, deadline_s = time.perf_counter(), self.config.deadline_s
@@ -132,10 +135,11 @@ class GroupReward(ABC):
             return [_with_scores(each, own, len(episodes), seconds) for each, own in pairs]
         message = f"{call.label}: {' '.join(str(error).split()) or type(error).__name__}"
         frames = "".join(traceback.format_exception(error)[-40:])
-        return [_failed(each, owner, type(error).__name__, message, frames) for each in episodes]
+        return [_failed(each, len(episodes), owner, type(error).__name__, message, frames) for each in episodes]
 
 
 _Scored = list[EpisodeResult]
+_Members = list[tuple[int, EpisodeResult]]
 
 
 def scores_of(episodes: Sequence[EpisodeResult], answer: object) -> list[tuple[Score, ...]]:
@@ -169,9 +173,12 @@ def _can_score(episode: EpisodeResult) -> bool:
     return episode.status in _SCORED and bool(episode.trajectories)
 
 
-def _failed(episode: EpisodeResult, owner: Owner, kind: str, message: str, frames: str = "") -> EpisodeResult:
+def _failed(
+    episode: EpisodeResult, size: int, owner: Owner, kind: str, message: str, frames: str = ""
+) -> EpisodeResult:
     fault = Fault(owner=owner, kind=kind, message=message, traceback=frames)
-    return evolve(episode, status=Status.FAILED, fault=fault, scores=())
+    metrics = evolve(episode.metrics, extra={**episode.metrics.extra, GROUP_SIZE: float(size)})
+    return evolve(episode, status=Status.FAILED, fault=fault, scores=(), metrics=metrics)
 
 
 def _with_scores(episode: EpisodeResult, scores: tuple[Score, ...], size: int, seconds: float) -> EpisodeResult:
@@ -182,45 +189,34 @@ def _with_scores(episode: EpisodeResult, scores: tuple[Score, ...], size: int, s
     return evolve(episode, scores=scores, metrics=metrics)
 
 
-def _before_scoring(episode: EpisodeResult) -> EpisodeResult:
-    """Return an episode with its own reward in place of the score of its group."""
-    if GROUP_SIZE not in episode.metrics.extra:
-        return episode
-    extra = dict(episode.metrics.extra)
-    del extra[GROUP_SIZE]
-    own = extra.pop(EPISODE_REWARD, None)
-    scores = () if own is None else _scores_of_one(episode, own)
-    return evolve(episode, scores=scores, metrics=evolve(episode.metrics, extra=extra))
-
-
 @define(eq=False)
 class _CallGroups:
     """The groups of one call that have not been scored; everything happens on one event loop."""
 
     reward: GroupReward
     call: GroupCall
-    _ended: dict[GroupKey, list[tuple[int, EpisodeResult]]] = field(factory=dict, init=False)
+    _ended: dict[GroupKey, _Members] = field(factory=dict, init=False)
     _num_closed: Counter[GroupKey] = field(factory=Counter, init=False)
     _scoring: set[asyncio.Task[None]] = field(factory=set, init=False)
 
     def add(self, number: int, result: EpisodeResult) -> None:
-        """Add an ended episode; the last one of its group starts the scoring."""
+        """Add an episode; the last one of its group starts the scoring."""
         key = group_key(result)
         self._ended.setdefault(key, []).append((number, result))
         if self._num_missing(key) <= 0:
-            self._start(key, 0)
+            self._close(key)
 
     async def finish(self) -> None:
-        """Score the groups that get no more members, and wait until all are delivered."""
+        """Close the groups that get no more members, and wait until all are delivered."""
         for key in tuple(self._ended):
-            self._start(key, max(0, self._num_missing(key)))
+            self._close(key)
         while self._scoring:
             await asyncio.wait(self._scoring)
 
     def give_up(self) -> None:
         """Deliver the waiting episodes without a score of their group: the runtime has failed, and the call ends."""
         for members in self._ended.values():
-            self._deliver(members, [result for _number, result in members])
+            self._hold(members)
         for task in self._scoring:
             task.cancel()
 
@@ -228,21 +224,31 @@ class _CallGroups:
         # A task may come several times in one call, and each time after the first group of it was scored.
         return self.call.num_members(key) - self._num_closed[key] - len(self._ended[key])
 
-    def _start(self, key: GroupKey, missing: int) -> None:
+    def _close(self, key: GroupKey) -> None:
+        """Score a group if all of it has ended; a part of a group never has a score."""
+        is_interrupted = self._num_missing(key) > 0
         members = self._ended.pop(key)
         self._num_closed[key] += len(members)
+        if is_interrupted or any(result.unfinished is not None for _number, result in members):
+            self._hold(members)
+            return
         # In no task group, which would change the exceptions of the call; `finish` waits for it.
-        task = asyncio.get_running_loop().create_task(self._score(members, missing))
+        task = asyncio.get_running_loop().create_task(self._score(members))
         self._scoring.add(task)
         task.add_done_callback(self._scoring.discard)
 
-    async def _score(self, members: list[tuple[int, EpisodeResult]], missing: int) -> None:
-        results = [result for _number, result in members]
+    async def _score(self, members: _Members) -> None:
         try:
-            results = await self.reward.score_members(results, missing, self.call)
-        finally:  # no result is lost, whatever ends the scoring
-            self._deliver(members, results)
-
-    def _deliver(self, members: list[tuple[int, EpisodeResult]], results: list[EpisodeResult]) -> None:
+            results = await self.reward.score_members([result for _number, result in members], self.call)
+        except BaseException:  # no result is lost, whatever ends the scoring
+            self._hold(members)
+            raise
         for (number, _result), result in zip(members, results, strict=True):
             self.call.put(number, result)
+
+    def _hold(self, members: _Members) -> None:
+        for number, result in members:
+            if result.unfinished is None:
+                self.call.hold(number, result)
+            else:
+                self.call.put(number, result)

@@ -104,7 +104,8 @@ async def collected(reward: GroupReward, episodes: Sequence[EpisodeResult]) -> l
         with boundary("reward", "score_group"):
             return await call_reward(reward.score_group, shown)
 
-    call = GroupCall(label="it", num_members=lambda _key: len(episodes), put=delivered.__setitem__, ask=ask)
+    put = delivered.__setitem__
+    call = GroupCall(label="it", num_members=lambda _key: len(episodes), put=put, hold=put, ask=ask)
     async with reward.collect(call) as add:
         for number, episode in enumerate(episodes):
             add(number, episode)

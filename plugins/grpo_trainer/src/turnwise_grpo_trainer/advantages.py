@@ -268,7 +268,7 @@ def _estimate_over_time(
 ) -> Advantages:
     """Return the advantages by the estimators with time steps; an episode's rows follow each other in time."""
     timeline = Timeline.from_batch(batch)
-    rewards, acted = timeline.join(_place_lost_rewards(batch, timeline) - penalty), timeline.join(mask)
+    rewards, acted = timeline.join(batch.rm_scores - penalty), timeline.join(mask)
     if config.adv_estimator.name == "reinforce_plus_plus":
         return Advantages(timeline.split(reinforce_plus_plus(rewards, acted, config.gamma)))
     if values is None:
@@ -276,15 +276,3 @@ def _estimate_over_time(
     advantages, returns = gae(rewards, timeline.join(values), acted, gamma=config.gamma, lam=config.lam)
     advantages = whiten(advantages, acted) if config.norm_adv else advantages
     return Advantages(timeline.split(advantages), timeline.split(returns))
-
-
-def _place_lost_rewards(batch: RolloutBatch, timeline: Timeline) -> Tensor:
-    """Return (B, R) `rm_scores`, with the score of a row without response tokens on the last token of its line."""
-    scores, line_of, lengths = batch.rm_scores, timeline.line_of, batch.response_lens
-    for line in set(line_of[batch.scored & (lengths == 0)].tolist()):
-        rows = (line_of == line).nonzero().squeeze(1)
-        spoken = rows[lengths[rows] > 0]
-        if len(spoken):
-            scores = scores.clone()
-            scores[spoken[-1], lengths[spoken[-1]] - 1] += batch.episode_rewards[rows[0]] - scores[rows].sum()
-    return scores

@@ -104,11 +104,12 @@ def _count_tokens(episode: EpisodeResult) -> int:
 
 
 def _number_tokens(episode: EpisodeResult) -> EpisodeResult:
-    """Return the episode with the number of each sampled token as its score, from 1 through all trajectories."""
+    """Return the episode with the number of each trained token as its score, from 1 through all trajectories."""
     scores, before = [], 1
-    for record in episode.trajectories:
+    for record, trained in zip(episode.trajectories, episode.trained, strict=True):
         size = record.num_response_tokens
-        scores.append(TokenScore(values=tuple(((np.arange(size) + before) * record.response_mask).tolist())))
+        mask = record.response_mask * int(trained)
+        scores.append(TokenScore(values=tuple(((np.arange(size) + before) * mask).tolist())))
         before += size
     return evolve(episode, scores=tuple(scores))
 

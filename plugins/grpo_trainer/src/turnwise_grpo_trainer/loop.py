@@ -328,15 +328,17 @@ class TrainLoop:
 
     def load_state_dict(self, state: TrainingState) -> None:
         """Restore the state, possibly from another mode, and update the engine to the policy's weights."""
-        progress = state.progress
-        self.buffer.load_state_dict({**progress["buffer"], "waiting": state.waiting, "partial": state.partial})
+        progress, partial, unfinished = state.progress, state.partial, state.unfinished
+        if self.manager.groups is not None:
+            partial, unfinished = self.manager.groups.reopen(partial, unfinished)
+        self.buffer.load_state_dict({**progress["buffer"], "waiting": state.waiting, "partial": partial})
         self.step, self.version = progress["step"], progress["version"]
         self._saved_step = self.step
         self.train_s, self.train_cpu_s = progress["train_s"], progress["train_cpu_s"]
         self.validations = {int(step): dict(metrics) for step, metrics in progress["validations"]}
         self.health.load_state_dict(progress["health"])
         self.source.load_state_dict(progress["source"], step=self.step)
-        self.source.load_partial(state.unfinished)
+        self.source.load_partial(unfinished)
         self.buffer.set_version(self.version)
         if self.version:
             self.sync.update_weights(self.version)

@@ -39,10 +39,13 @@ def punish_overlong(
     batch: RolloutBatch, config: OverlongConfig, response_length: int
 ) -> tuple[RolloutBatch, dict[str, float]]:
     """
-    Add the soft overlong punishment to the rewards of the scored episodes, on the last sampled token of each.
+    Add the soft overlong punishment to the rewards of the scored episodes.
 
-    The length of an episode is that of its longest row: response tokens with the observations between them, because
-    they count towards the limit that truncates it.
+    The length of a row is that of its response: sampled tokens with the observations between them, because they count
+    towards the limit that truncates it. Each line of rows (see `RolloutBatch.line_index`) has the punishment of its
+    longest row, on the last sampled token of this row. So an estimator that takes each row of parallel paths as a line
+    of its own punishes the rows that are too long, and no others. The reward of an episode, which the other estimators
+    read, has the punishment of its longest row.
 
     Args:
         batch: B rows of E episodes.
@@ -52,23 +55,29 @@ def punish_overlong(
     Returns:
         The batch, and metrics: the mean punishment, and the share of the scored episodes that got one.
     """
-    episodes, firsts = batch.episode_index, first_rows(batch)
-    lengths = batch.response_lens.new_zeros(len(firsts)).scatter_reduce(0, episodes, batch.response_lens, "amax")
+    lines, episodes, firsts = batch.line_index, batch.episode_index, first_rows(batch)
+    num_lines = int(lines.max()) + 1 if len(batch) else 0
     max_length = response_length if config.max_length is None else config.max_length
-    punishments = overlong_punishment(lengths, max_length=max_length, cache_length=config.cache_length)
+    longest = batch.response_lens.new_zeros(num_lines).scatter_reduce(0, lines, batch.response_lens, "amax")
     scored = torch.zeros(len(firsts)).scatter_reduce(0, episodes, batch.scored.float(), "amax")
-    added = config.factor * punishments * scored
+    punishments = overlong_punishment(longest, max_length=max_length, cache_length=config.cache_length)
+    by_row = config.factor * punishments[lines] * scored[episodes]
+    by_episode = torch.zeros(len(firsts)).scatter_reduce(0, episodes, by_row, "amin")
     rewards = batch.rm_scores.clone()
-    for episode, place in _last_actions(batch).items():
-        rewards[place] += added[episode]
+    for row, column in _last_actions(batch, prefer=batch.response_lens == longest[lines]):
+        rewards[row, column] += by_row[row]
     count = max(1.0, float(scored.sum()))
-    metrics = {"overlong/mean": float(added.sum()) / count, "overlong/share": float((added < 0).sum()) / count}
-    return evolve(batch, rm_scores=rewards, episode_rewards=batch.episode_rewards + added[episodes]), metrics
+    metrics = {
+        "overlong/mean": float(by_episode.sum()) / count,
+        "overlong/share": float((by_episode < 0).sum()) / count,
+    }
+    totals = batch.episode_rewards + by_episode[episodes]
+    return evolve(batch, rm_scores=rewards, episode_rewards=totals), metrics
 
 
 def shuffle_rewards(batch: RolloutBatch, seed: int) -> RolloutBatch:
     """
-    Return the batch with the episodes' rewards permuted; each is placed on the episode's last sampled token.
+    Return the batch with the episodes' rewards permuted; each is on the last sampled token of each of its lines.
 
     This is a control: the rewards keep their distribution and no longer depend on the actions.
     """
@@ -77,13 +86,22 @@ def shuffle_rewards(batch: RolloutBatch, seed: int) -> RolloutBatch:
     sources = firsts[order][episodes]
     rewards = batch.episode_rewards[sources]
     shuffled = torch.zeros_like(batch.rm_scores)
-    for row, column in _last_actions(batch).values():
+    for row, column in _last_actions(batch):
         shuffled[row, column] = rewards[row]
     return evolve(batch, rm_scores=shuffled, scored=batch.scored[sources], episode_rewards=rewards)
 
 
-def _last_actions(batch: RolloutBatch) -> dict[int, tuple[int, int]]:
-    """Return row and column of the last sampled token of each episode that has one."""
-    rows, columns = batch.response_mask.nonzero(as_tuple=True)  # in the order of the rows, so the last one wins
-    places = zip(rows.tolist(), columns.tolist(), strict=True)
-    return {int(batch.episode_index[row]): (row, column) for row, column in places}
+def _last_actions(batch: RolloutBatch, prefer: Tensor | None = None) -> list[tuple[int, int]]:
+    """
+    Return row and column of the last sampled token of each line that has one.
+
+    With `prefer`, (B,) bool, it is the last one of these rows, if one of them has a sampled token.
+    """
+    columns = torch.arange(1, batch.response_length + 1) * (batch.response_mask > 0)
+    last = columns.amax(1) if batch.response_length else columns.new_zeros(len(batch))
+    preferred = [False] * len(batch) if prefer is None else prefer.tolist()
+    chosen: dict[int, tuple[bool, int, int]] = {}
+    for row, (line, end, wanted) in enumerate(zip(batch.line_index.tolist(), last.tolist(), preferred, strict=True)):
+        if end:
+            chosen[line] = max(chosen.get(line, (False, -1, -1)), (wanted, row, end - 1))
+    return [(row, column) for _wanted, row, column in chosen.values()]

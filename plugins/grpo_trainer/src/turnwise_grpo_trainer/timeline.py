@@ -13,7 +13,6 @@ from attrs import frozen
 from torch import Tensor
 
 from turnwise import RolloutBatch
-from turnwise.layout import Objective
 
 
 @frozen(eq=False)
@@ -21,7 +20,7 @@ class Timeline:
     """
     The response tokens of an episode's rows in one line, in the order of the rows: L lines of S steps.
 
-    Rows that were expanded from parallel paths do not follow each other in time. Each row of such an episode is a line.
+    Lines are those of `RolloutBatch.line_index`: each row that was expanded from parallel paths is one.
 
     Attributes:
         real: (B, R) bool, 1 on the N response tokens.
@@ -38,12 +37,7 @@ class Timeline:
     @classmethod
     def from_batch(cls, batch: RolloutBatch) -> Timeline:
         """Build the lines of a batch."""
-        episodes, rows = batch.episode_index, torch.arange(len(batch))
-        expanded = torch.tensor([name == Objective.EXPANDED for name in batch.column("objective")], dtype=torch.bool)
-        alone = torch.isin(episodes, episodes[expanded])
-        names = torch.where(alone, rows + len(batch), episodes)
-        used = torch.zeros(2 * len(batch), dtype=torch.int64).index_fill(0, names, 1)
-        line_of = (used.cumsum(0) - 1)[names]
+        line_of = batch.line_index
         real = batch.attention_mask[:, batch.prompt_length :].bool()
         lines = line_of[:, None].expand_as(real)[real]
         # The tokens line by line; a stable sort keeps their order within each line.

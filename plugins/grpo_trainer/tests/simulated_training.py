@@ -28,7 +28,15 @@ from turnwise_grpo_trainer.loop import TrainLoop
 from turnwise_grpo_trainer.sync_collector import SyncCollector
 from turnwise_result_files import load_unfinished, save_unfinished
 from turnwise_rollout_buffer import GroupReward, GroupRewardConfig, TaskStream, TrajectoryBuffer
-from turnwise_testing.simulation.run_parts import EpisodeOutcome, Ledger, Pace, RunContent, make_engine, make_manager
+from turnwise_testing.simulation.run_parts import (
+    EpisodeOutcome,
+    Ledger,
+    Pace,
+    RunContent,
+    make_engine,
+    make_manager,
+    wander,
+)
 from turnwise_testing.simulation.tracing import check_episode
 
 EpisodeName = tuple[str, int, int]
@@ -43,7 +51,7 @@ class Rank(GroupReward):
         return [1.0 + sorted(sizes).index(size) + 10.0 * len(episodes) for size in sizes]
 
 
-class Crash(Exception):
+class CrashError(Exception):
     """Stands for a process that is killed between two steps."""
 
 
@@ -91,7 +99,7 @@ class SimulatedLoop(TrainLoop):
 
     def _report(self, metrics, timer):
         if self.crash_after == self.step:
-            raise Crash
+            raise CrashError
 
 
 class Trainings:
@@ -149,7 +157,7 @@ class Trainings:
     def _outcomes_alone(self, ledger: Ledger) -> dict[EpisodeName, EpisodeOutcome]:
         """Roll each group out in a call of its own."""
         manager = make_manager(
-            self._content, make_engine(self._content, None, ledger), group_reward=self._group_reward()
+            self._content, make_engine(self._content, None, ledger), wander(None), group_reward=self._group_reward()
         )
         found = {}
         with manager:
@@ -195,7 +203,7 @@ class Trainings:
                 threading.Thread(target=_interrupt, args=(loop, seconds), daemon=True).start()
             try:
                 loop.run()
-            except (TrainingInterruptedError, Crash):
+            except (TrainingInterruptedError, CrashError):
                 return False
             except EngineError:  # all episodes of a step have failed, which ends a training
                 return True
@@ -210,7 +218,7 @@ class Trainings:
             checkpoint=CheckpointConfig(every=self._checkpoint_every, keep_best=False),
         )
         engine = make_engine(self._content, faults, ledger)
-        manager = make_manager(self._content, engine, faults=faults, group_reward=self._group_reward())
+        manager = make_manager(self._content, engine, wander(faults), group_reward=self._group_reward())
         limit = (self._staleness + 1) * self._tasks_per_step
         buffer = TrajectoryBuffer(self._content.n, limit, max_staleness=self._staleness, stale="correct")
         stop, stream = Interrupt(), TaskStream(self._content.tasks, 0)

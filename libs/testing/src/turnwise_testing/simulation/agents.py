@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
 
 from turnwise import Episode, State, TrajectoryScore
-from turnwise.types import ToolCall, ToolResult
+from turnwise.types import TokenArray, ToolCall, ToolResult
 
 END: Final = 255
 """Id that ends a turn of a simulated model."""
 MOVES: Final = ("turn", "best_of_two", "drop_sample", "drop_stops", "block", "tool", "tools", "branch")
 
 
-def prompt_of(episode: Episode) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def prompt_of(episode: Episode) -> TokenArray:
     """Return ids that differ for each rollout of each task."""
-    return np.frombuffer(f"{episode.task.uid}#{episode.rollout_n}:".encode(), np.uint8)
+    return _ids_of_text(f"{episode.task.uid}#{episode.rollout_n}:")
 
 
 class Wanderer:
@@ -104,8 +104,12 @@ class Wanderer:
             await episode.generate(record=branch)
 
 
-def _ids_of(result: ToolResult) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.frombuffer(result.text.encode(), np.uint8)
+def _ids_of(result: ToolResult) -> TokenArray:
+    return _ids_of_text(result.text)
+
+
+def _ids_of_text(text: str) -> TokenArray:
+    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
 
 class Count:
@@ -125,7 +129,7 @@ class Count:
     async def create(self, task: object) -> object:
         return None
 
-    async def execute(self, session: object, arguments: dict[str, Any]) -> ToolResult:
+    async def execute(self, session: object, arguments: Mapping[str, Any]) -> ToolResult:
         value = int(arguments["value"])
         if value % 2:
             await asyncio.sleep(self._seconds())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from asyncio import events
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from functools import partial
@@ -31,6 +32,13 @@ class _Task(asyncio.Task[Any]):
 class SimulatedLoop(asyncio.BaseEventLoop):
     """Has no selector: it waits in the scheduler for its timers and for calls from other threads."""
 
+    # asyncio's own, which typeshed leaves out.
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
+    _stopping: bool
+    _timer_cancelled_count: int
+    _thread_id: int | None
+
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__()
         self._scheduler = scheduler
@@ -41,7 +49,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._scheduler.now
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(  # type: ignore[override]  # without the type variables of typeshed
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
         """Run a function in a new thread, or in the given executor."""
         if executor is not None:
             return super().run_in_executor(executor, func, *args)
@@ -61,7 +71,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as in asyncio
         """Do nothing: each call has a thread of its own."""
 
-    def call_soon_threadsafe(
+    def call_soon_threadsafe(  # type: ignore[override]  # without the type variables of typeshed
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         handle = super().call_soon_threadsafe(callback, *args, context=context)
@@ -99,15 +109,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             raise RuntimeError("a simulated event loop runs in simulated threads only")
         self._waiting = found[1]
         try:
-            timeout = max(0.0, self._scheduled[0]._when - self.time()) if self._scheduled else None  # noqa: SLF001
+            timeout = max(0.0, self._scheduled[0].when() - self.time()) if self._scheduled else None
             found[0].wait(found[1], timeout)
         finally:
             self._waiting = None
 
     def _take_due(self) -> None:
-        while self._scheduled and (self._scheduled[0]._cancelled or self._scheduled[0]._when <= self.time()):  # noqa: SLF001
+        while self._scheduled and (self._scheduled[0]._cancelled or self._scheduled[0].when() <= self.time()):  # noqa: SLF001
             handle = heapq.heappop(self._scheduled)
-            handle._scheduled = False  # noqa: SLF001
+            handle._scheduled = False  # type: ignore[attr-defined]  # noqa: SLF001
             if handle._cancelled:  # noqa: SLF001
                 self._timer_cancelled_count -= 1
             else:

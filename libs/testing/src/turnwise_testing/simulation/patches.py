@@ -16,13 +16,14 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, Self
+from typing import Any, Final, Self, SupportsIndex
 
 from turnwise_testing.simulation.scheduler import Scheduler, SimulatedThread, running
 
 _RealLock: Final = _thread.allocate_lock
 _RealRLock: Final = _thread.RLock
 _SIMULATED: Final = "_turnwise_simulated"
+_INSTALLED: Final[list[bool]] = []
 
 
 class SimulatedLock:
@@ -204,12 +205,12 @@ def _patch_clock() -> None:
         setattr(time, name, _clock(getattr(time, name)))
     real_sleep = time.sleep
 
-    def sleep(seconds: float) -> None:
+    def sleep(seconds: SupportsIndex | float) -> None:
         found = running()
         if found is None:
             real_sleep(seconds)
         else:
-            found[0].wait(found[1], seconds)
+            found[0].wait(found[1], float(seconds))
 
     time.sleep = sleep
 
@@ -226,15 +227,16 @@ def install() -> None:
     """Replace locks, threads, queues, clocks and event loops in this process; a second call does nothing."""
     from turnwise_testing.simulation.loop import SimulatedLoopPolicy
 
-    if threading.Lock is SimulatedLock:
+    if _INSTALLED:
         return
+    _INSTALLED.append(True)
     _patch_threads()
     _patch_clock()
     threading.Lock = threading._allocate_lock = SimulatedLock  # type: ignore[attr-defined, assignment]  # noqa: SLF001
-    threading.RLock = SimulatedRLock  # type: ignore[misc, assignment]
+    threading.RLock = SimulatedRLock  # type: ignore[assignment]
     # `cached_property` of Python 3.11 computes a value under a lock.
     functools.RLock = SimulatedRLock  # type: ignore[attr-defined]
-    queue.SimpleQueue = queue._PySimpleQueue  # type: ignore[attr-defined, misc, assignment]  # noqa: SLF001
+    queue.SimpleQueue = queue._PySimpleQueue  # type: ignore[attr-defined, misc]  # noqa: SLF001
     asyncio.set_event_loop_policy(SimulatedLoopPolicy())
 
 

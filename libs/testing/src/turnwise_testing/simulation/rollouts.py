@@ -10,7 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from turnwise import EpisodeResult, RolloutManager, Task
-from turnwise.errors import EngineError
+from turnwise.episode.driver import EpisodeProgram
+from turnwise.errors import DataError, EngineError
 from turnwise_testing.simulation.run_parts import (
     EpisodeOutcome,
     Ledger,
@@ -19,6 +20,7 @@ from turnwise_testing.simulation.run_parts import (
     make_engine,
     make_manager,
     outcomes_of,
+    wander,
 )
 
 
@@ -38,7 +40,7 @@ class Rollouts:
     def run(self, faults: random.Random | None) -> dict[str, EpisodeOutcome]:
         ledger = Ledger()
         engine = make_engine(self._content, faults, ledger)
-        manager = make_manager(self._content, engine, faults=faults)
+        manager = make_manager(self._content, engine, self._program(faults))
         results: list[EpisodeResult] = []
         with manager:
             calls = [self._content.tasks[number :: self._num_calls] for number in range(self._num_calls)]
@@ -54,6 +56,9 @@ class Rollouts:
                 thread.join()
             run.finish()
         return outcomes_of(run.results, ledger.digests)
+
+    def _program(self, faults: random.Random | None) -> EpisodeProgram:
+        return wander(faults)
 
     def compare(self, undisturbed: Any, disturbed: Any) -> None:
         compare_outcomes(undisturbed, disturbed)
@@ -101,8 +106,6 @@ class _Run:
         raise AssertionError(f"these episodes stay unfinished: {[each.uid for each in self.manager.unfinished]}")
 
     def _resume(self) -> None:
-        from turnwise.errors import DataError
-
         # Another thread may have resumed them in the meantime; then there is nothing to run.
         with suppress(DataError):
             for result in self.manager.iterate([], resume=True):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from turnwise import EpisodeResult, RolloutManager, SamplingParams, Status, Task
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.episode.setup import Limits
 from turnwise.events.dispatch import Observers
-from turnwise.protocols import Engine, GroupReward, Reward
+from turnwise.protocols import Engine, GroupReward
 from turnwise.runtime.groups import GroupScoring
 from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.plan import RolloutPlan
@@ -39,7 +39,10 @@ class RunContent:
         num_workers: of the runtime.
         layouts: whether the engine accepts layouts.
         max_in_flight: most episodes of a worker at once.
-        mean_tokens: of a turn.
+        policy: samples the tokens; its ids are below its `vocab_size`.
+        stop_token_ids: that end a turn.
+        response_length: most response tokens of an episode.
+        max_tokens: most tokens of a turn.
     """
 
     tasks: tuple[Task, ...]
@@ -47,7 +50,10 @@ class RunContent:
     num_workers: int
     layouts: bool
     max_in_flight: int
-    mean_tokens: float
+    policy: Any
+    stop_token_ids: tuple[int, ...] = (END,)
+    response_length: int = 160
+    max_tokens: int = 24
 
     @classmethod
     def draw(cls, rng: random.Random, *, max_tasks: int = 3, max_n: int = 3) -> RunContent:
@@ -60,14 +66,12 @@ class RunContent:
             num_workers=rng.randint(1, 2),
             layouts=rng.random() < 0.5,
             max_in_flight=rng.choice((1, 2, 256)),
-            mean_tokens=rng.choice((2.0, 6.0, 20.0)),
+            policy=TracingPolicy(end_token_id=END, mean_tokens=rng.choice((2.0, 6.0, 20.0))),
         )
 
     @property
     def capabilities(self) -> Capabilities:
-        from attrs import evolve
-
-        return evolve(SCRIPTED_CAPABILITIES, layouts=self.layouts, vocab_size=256)
+        return evolve(SCRIPTED_CAPABILITIES, layouts=self.layouts, vocab_size=self.policy.vocab_size)
 
 
 def make_task(uid: str, moves: Iterable[str], num_moves: int) -> Task:
@@ -117,9 +121,8 @@ class Ledger:
 
 def make_engine(content: RunContent, faults: random.Random | None, ledger: Ledger) -> TracingEngine:
     """Return an engine with the weights of version 0, whose latencies are random when there are faults."""
-    policy = TracingPolicy(end_token_id=END, mean_tokens=content.mean_tokens)
     return TracingEngine(
-        policy=policy,
+        policy=content.policy,
         weights=ledger.weights(0),
         capabilities=content.capabilities,
         latency_s=Pace.draw(faults) if faults else 0.0,
@@ -129,32 +132,27 @@ def make_engine(content: RunContent, faults: random.Random | None, ledger: Ledge
     )
 
 
+def wander(faults: random.Random | None) -> EpisodeProgram:
+    """Return the program of the agent `Wanderer`, with a tool of random latency when there are faults."""
+    return EpisodeProgram(agent=Wanderer(), reward=Length(), tools=ToolBox([Count(Pace.draw(faults))]))
+
+
 def make_manager(
-    content: RunContent,
-    engine: Engine,
-    *,
-    faults: random.Random | None = None,
-    reward: Reward | None = None,
-    group_reward: GroupReward | None = None,
-    observers: Iterable[Any] = (),
-    agent: Any = None,
+    content: RunContent, engine: Engine, program: EpisodeProgram, *, group_reward: GroupReward | None = None
 ) -> RolloutManager:
     """Return a manager over the local runtime; start it."""
-    dispatcher = Observers.of(observers)
-    program = EpisodeProgram(
-        agent=agent or Wanderer(), reward=reward or Length(), tools=ToolBox([Count(Pace.draw(faults))])
-    )
+    dispatcher = Observers.of(())
     plan = RolloutPlan(
-        default_agent="wanderer",
-        agents={"wanderer": program},
+        default_agent="simulated",
+        agents={"simulated": program},
         n=content.n,
-        sampling=SamplingParams(max_tokens=24),
+        sampling=SamplingParams(max_tokens=content.max_tokens),
     )
     parts = WorkerComponents(
         engine=engine,
-        programs={"wanderer": program},
-        limits=Limits(response_length=160, max_steps=50),
-        stop_token_ids=(END,),
+        programs={"simulated": program},
+        limits=Limits(response_length=content.response_length, max_steps=50),
+        stop_token_ids=content.stop_token_ids,
         observers=dispatcher,
         max_in_flight=content.max_in_flight,
     )
@@ -201,6 +199,3 @@ def compare_outcomes(undisturbed: Mapping[str, EpisodeOutcome], disturbed: Mappi
     for name, wanted in undisturbed.items():
         if (found := disturbed[name]) != wanted:
             raise AssertionError(f"episode {name} depends on the order of events:\n  {wanted}\n  {found}")
-
-
-Draw = Callable[[random.Random], Any]

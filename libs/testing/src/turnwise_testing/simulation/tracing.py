@@ -25,7 +25,7 @@ from turnwise.record.trajectory import Trajectory
 from turnwise.types import FinishReason, GenerateRequest, GenerateResult, TokenArray
 from turnwise_testing.scripted import Failure, ScriptedEngine
 
-_SEED_STRIDE: Final = 2_654_435_761
+SEED_STRIDE: Final = 2_654_435_761
 """The core adds this to the seed for each token of a turn that an interrupt has cut, so a cut changes no token."""
 _PAIR: Final = struct.Struct("<ii")
 _MIX: Final = struct.Struct("<qq")
@@ -53,7 +53,7 @@ class TracingPolicy:
         state, position = _hash_context(request.token_ids, request.layout)
         seed, stops, ids = request.sampling.seed or 0, request.sampling.stop_token_ids, []
         for offset in range(num_tokens):
-            token = self._choose(state, (seed + _SEED_STRIDE * offset) % 2**31)
+            token = self._choose(state, (seed + SEED_STRIDE * offset) % 2**31)
             ids.append(token)
             if token in stops:
                 break
@@ -61,7 +61,7 @@ class TracingPolicy:
         return np.array(ids, np.int32)
 
     def _choose(self, state: int, seed: int) -> int:
-        drawn = crc32(_MIX.pack(state, seed)) * _SEED_STRIDE % 2**32
+        drawn = crc32(_MIX.pack(state, seed)) * SEED_STRIDE % 2**32
         uniform, rest = (drawn >> 16) / 2**16, drawn & 0xFFFF
         if uniform < 1 / self.mean_tokens:
             return self.end_token_id

@@ -13,6 +13,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,8 +35,14 @@ def load_scenario(name: str) -> Callable[[random.Random], Scenario]:
     Return the class of a scenario.
 
     Args:
-        name: one of `SCENARIOS`, `module:Class` or `path/to/file.py:Class`.
+        name: one of `SCENARIOS`, `module:Class`, `path/to/file.py:Class`, or `agent:NAME` with a registered agent and
+            perhaps `:CONFIG`, the file of a run's config with its options.
     """
+    if name.startswith("agent:"):
+        from turnwise_testing.simulation.own_agent import AgentRollouts
+
+        _, agent, *config = name.split(":", 2)
+        return partial(AgentRollouts, name=agent, config=config[0] if config else None)
     module, _, attribute = SCENARIOS.get(name, name).rpartition(":")
     if module.endswith(".py"):
         file = Path(module).resolve()

@@ -45,12 +45,12 @@ class TextPolicy:
 
     @cached_property
     def _start(self) -> list[int]:
-        return list(self.chat.tokenizer.encode(_START, add_special_tokens=False))
+        return list(self.chat.tokenizer.encode(_START))
 
     @cached_property
     def _scripts(self) -> list[list[int]]:
         end = self.chat.stop_token_ids[0]
-        return [[*self.chat.tokenizer.encode(text, add_special_tokens=False), end] for text in self.texts]
+        return [[*self.chat.tokenizer.encode(text), end] for text in self.texts]
 
     def sample(self, request: GenerateRequest, num_tokens: int) -> TokenArray:
         """Return at most (num_tokens,) int32 ids."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from turnwise import EpisodeResult, RolloutManager, Task
+from turnwise import EpisodeResult, RolloutManager, Status, Task
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.errors import DataError, EngineError
 from turnwise_testing.simulation.run_parts import (
@@ -55,7 +55,11 @@ class Rollouts:
             for thread in threads:
                 thread.join()
             run.finish()
-        return outcomes_of(run.results, ledger.digests)
+        outcomes = outcomes_of(run.results, ledger.digests)
+        if faults is None and (failed := [each.fault for each in outcomes.values() if each.status == Status.FAILED]):
+            # Else two runs in which everything fails would be equal.
+            raise AssertionError(f"{len(failed)} of {len(outcomes)} episodes fail undisturbed: {failed[0]}")
+        return outcomes
 
     def _program(self, faults: random.Random | None) -> EpisodeProgram:
         return wander(faults)

@@ -22,10 +22,10 @@ from turnwise_gateway.dialects import (
     write_json,
 )
 from turnwise_gateway.server.closing import close_runner
-from turnwise_gateway.server.delivery import SERVER_HEADERS, Delivery
+from turnwise_gateway.server.delivery import SERVER_HEADERS, Delivery, connection_of
 from turnwise_gateway.server.mcp import answer_message
 from turnwise_gateway.server.options import ServerOptions
-from turnwise_gateway.server.receipt import AgentsServer, Connection, read_body
+from turnwise_gateway.server.receipt import AgentsServer, read_body
 from turnwise_gateway.server.routes import Route, find_route, guess_dialect, is_base
 
 _SHUTDOWN_S = 1.0
@@ -125,8 +125,7 @@ class GatewayServer:
         await self.stop()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if isinstance(request.protocol, Connection):
-            request.protocol.end_deadline()
+        connection_of(request).begin_request()
         path = request.raw_path.partition("?")[0]
         line = _Line(time.perf_counter())
         try:

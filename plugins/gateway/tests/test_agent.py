@@ -56,6 +56,24 @@ def test_a_program_that_reports_a_score_completes():
     assert 1 == len(done.result.trajectories[0].turns())
 
 
+def test_a_program_that_ends_after_the_last_byte_has_its_turn(busy_server):
+    """A program that reads the reply, reports a score and ends has a trained turn, however busy the server is."""
+    done = run(program("score"))
+
+    assert Status.COMPLETED is done.result.status
+    assert (True,) == done.result.trained
+    assert [1] == [len(record.turns()) for record in done.result.trajectories]
+
+
+def test_a_score_without_a_turn_is_the_agents_failure():
+    """An agent that reports a score and has read no token of the model fails, with the last refusal."""
+    done = run(build_probe(function="gateway_agents:swallow"))
+
+    assert (Status.FAILED, "agent") == (done.result.status, done.result.fault.owner)
+    assert "has no turn of the model; the last call was refused: unsupported: " in done.result.fault.message
+    assert done.result.reward is None
+
+
 @pytest.mark.parametrize("parser", [None, ThinkTags(ThinkTagsConfig())])
 def test_a_reasoning_parser_splits_the_reply(parser):
     """With a reasoning parser of the run, the reply has the reasoning apart; without one it stays in the text."""

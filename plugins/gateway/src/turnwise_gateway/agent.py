@@ -26,6 +26,7 @@ from turnwise_gateway.config import AgentLimits, ExternalConfig
 from turnwise_gateway.host import ModelClient, ServerHost
 from turnwise_gateway.program import Program, ProgramFailedError
 from turnwise_gateway.replay.request_file import end_log, log_session
+from turnwise_gateway.reported import check_turns
 from turnwise_gateway.session.session import Session, SessionParts
 from turnwise_gateway.watch import wait_for_agent
 
@@ -110,8 +111,7 @@ class ExternalAgent:
         else:
             agent = self._run_program(episode, client)
         await wait_for_agent(agent, session, self.config)
-        if session.num_calls == 0:
-            raise ProgramFailedError("the agent ended without a call of the model")
+        check_turns(session)
 
     async def _run_program(self, episode: Episode, client: ModelClient) -> None:
         def take_line(line: str) -> None:

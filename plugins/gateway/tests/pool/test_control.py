@@ -14,7 +14,7 @@ from aiohttp import ClientSession, web
 from attrs import define, evolve, field
 
 from turnwise.errors import ConfigError
-from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelCall, ModelReply, Usage
+from turnwise_gateway.calls import CallOfTool, CallRefusedError, DeliveredTurn, ModelCall, ModelReply, Usage
 from turnwise_gateway.host import ModelClient
 from turnwise_gateway.pool.control import ControlServer, build_control_app
 from turnwise_gateway.pool.leased_session import LeasedSession
@@ -38,16 +38,20 @@ TURN = ModelReply(
 
 @define(eq=False)
 class Reply:
-    """A reply that counts its confirmations."""
+    """A reply that its confirmation puts into a transcript."""
 
+    call: ModelCall
     reply: ModelReply
-    num_confirmed: int = 0
+    transcript: list[DeliveredTurn]
 
     def confirm(self) -> None:
-        self.num_confirmed += 1
+        self.transcript.append(DeliveredTurn(self.call, self.reply))
 
     def release(self) -> None:
         """Forget it."""
+
+    def lose(self) -> None:
+        """Leave it."""
 
 
 class Backend:
@@ -55,9 +59,13 @@ class Backend:
 
     def __init__(self) -> None:
         self.replies: list[ModelReply] = []
+        self.transcript: list[DeliveredTurn] = []
 
-    async def answer(self, _call: ModelCall) -> Reply:
-        return Reply(self.replies.pop(0))
+    async def answer(self, call: ModelCall) -> Reply:
+        return Reply(call, self.replies.pop(0), self.transcript)
+
+    def deliver(self, turn_id: str) -> bool:
+        return any(turn.reply.id == turn_id for turn in self.transcript)
 
     async def count_tokens(self, _call: ModelCall) -> int:
         return 7
@@ -240,19 +248,22 @@ def test_turns_are_scored_one_by_one(at_site) -> None:
     async def check(site: Site) -> None:
         await site.put_and_lease()
         session = site.desk.sessions["1-0-1"]
-        session.backend.replies = [TURN, TURN, TURN]
+        session.backend.replies = [evolve(TURN, id=f"t{number}") for number in range(3)]
         for _ in range(3):
             (await session.answer(ModelCall(dialect="chat", messages=()))).confirm()
         await site.post("/sessions/1-0-1/score", id="a", score=1, turn=2)
         await site.post("/sessions/1-0-1/score", id="b", score=0.5, turn=0)
         await site.post("/sessions/1-0-1/score", id="b", score=0.5, turn=0)
+        await site.post("/sessions/1-0-1/score", id="b", score=0.5, turn="chatcmpl-t0")
         await site.post("/sessions/1-0-1/score", 409, id="c", score=1, turn=0)
+        await site.post("/sessions/1-0-1/score", 409, id="c", score=1, turn="t0")
+        await site.post("/sessions/1-0-1/score", 404, id="c", score=1, turn="t3")
         await site.post("/sessions/1-0-1/score", 409, id="c", score=1)
         await site.post("/sessions/1-0-1/score", 404, id="c", score=1, turn=3)
         await site.post("/leases/1-0-1/complete", 409, fence=1, score=9)
         await site.post("/leases/1-0-1/complete", fence=1)
         await site.post("/sessions/1-0-1/score", 409, id="d", score=1, turn=1)
-        assert [("t", "done", {"turns": [0.5, 0.0, 1.0]}, {})] == await site.results()
+        assert [("t", "done", {"turns": {"t2": 1.0, "t0": 0.5}}, {})] == await site.results()
 
     at_site(check)
 
@@ -288,7 +299,8 @@ def test_late_news_of_an_expired_lease_change_nothing(at_site) -> None:
         ("/leases/1-0-1/fail", b'{"fence": 1, "owner": "me"}', "'owner'"),
         ("/sessions/1-0-1/score", b'{"id": "a"}', "'score'"),
         ("/sessions/1-0-1/score", b'{"id": "a", "score": true}', "'score'"),
-        ("/sessions/1-0-1/score", b'{"id": "a", "score": 1, "turn": "1"}', "'turn'"),
+        ("/sessions/1-0-1/score", b'{"id": "a", "score": 1, "turn": 1.0}', "'turn'"),
+        ("/sessions/1-0-1/score", b'{"id": "a", "score": 1, "turn": -1}', "'turn'"),
     ],
 )
 def test_bad_requests_change_nothing(at_site, path: str, body: bytes, message: str) -> None:

@@ -305,14 +305,14 @@ def test_an_echo_proves_the_delivery():
     assert 2 == len(done.records[0].turns())
 
 
-def test_a_marked_retry_joins_the_call_in_flight():
-    """A retry that the client marks waits for the running call; the engine samples once."""
+def test_a_request_with_the_same_key_joins_the_call_in_flight():
+    """A request that comes again under its key waits for the running call; the engine samples once."""
 
     async def converse(session):
         async with asyncio.TaskGroup() as group:
-            first = group.create_task(session.answer(make_call(user("Question 0?"))))
+            first = group.create_task(session.answer(make_call(user("Question 0?"), key="a")))
             await asyncio.sleep(0)
-            second = group.create_task(session.answer(make_call(user("Question 0?"), is_retry=True)))
+            second = group.create_task(session.answer(make_call(user("Question 0?"), key="a")))
         assert first.result().reply is second.result().reply
         first.result().release()
         second.result().confirm()
@@ -326,9 +326,9 @@ def test_a_retry_survives_the_first_client():
 
     async def converse(session):
         async with asyncio.TaskGroup() as group:
-            first = group.create_task(session.answer(make_call(user("Question 0?"))))
+            first = group.create_task(session.answer(make_call(user("Question 0?"), key="a")))
             await asyncio.sleep(0)
-            second = group.create_task(session.answer(make_call(user("Question 0?"), is_retry=True)))
+            second = group.create_task(session.answer(make_call(user("Question 0?"), key="a")))
             await asyncio.sleep(0)
             first.cancel()
         second.result().confirm()

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import signal
 import sys
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 EXAMPLES = Path(__file__).parent / "examples"
@@ -42,6 +44,17 @@ OWN_SETTINGS = "_hypothesis_internal_use_settings"
 """Attribute of a property with settings; hypothesis has no public way to read them."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that shuffles the tests."""
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests of each, in a random order")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Print the seed, with which the same order can be run again."""
+    seed = config.getoption("shuffle")
+    return [] if seed is None else [f"random order: --shuffle {seed}"]
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Generator[None, object, object]:
     """
@@ -58,8 +71,26 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the check that starts Ray and properties with a number of examples, and set the profile "long"."""
+def shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
+    """
+    Return the tests in an order that depends on the seed and the tests alone.
+
+    A file stays together, because its tests share fixtures that take seconds. So do the tests of a class.
+    """
+    choices = random.Random(seed)
+    files = {item.path: choices.random() for item in items}
+    classes = {(item.path, getattr(item, "cls", None)): choices.random() for item in items}
+    places = {
+        item: (files[item.path], classes[item.path, getattr(item, "cls", None)], choices.random()) for item in items
+    }
+    return sorted(items, key=places.__getitem__)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the check that starts Ray and properties with a number of examples, set the profile "long", and shuffle."""
+    seed = config.getoption("shuffle")
+    if seed is not None:
+        items[:] = shuffled(items, seed)
     for item in items:
         if item.name == "test_is_built_in_a_ray_actor":  # plugins outside this repository have no such markers
             item.add_marker(pytest.mark.ray)
@@ -74,6 +105,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if settings.get_current_profile_name() == "long":
             number = max(own.max_examples, settings().max_examples)
             setattr(function, OWN_SETTINGS, settings(own, max_examples=number))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Give the next test structlog's defaults: a run that a test starts in this process configures the log."""
+    if structlog.is_configured():
+        structlog.reset_defaults()
 
 
 def mean_rewards(config: str, out: Path, *changes: str) -> dict[str, float]:

@@ -77,13 +77,12 @@ def shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
 
     A file stays together, because its tests share fixtures that take seconds. So do the tests of a class.
     """
-    choices = random.Random(seed)
-    files = {item.path: choices.random() for item in items}
-    classes = {(item.path, getattr(item, "cls", None)): choices.random() for item in items}
-    places = {
-        item: (files[item.path], classes[item.path, getattr(item, "cls", None)], choices.random()) for item in items
-    }
-    return sorted(items, key=places.__getitem__)
+
+    def places(item: pytest.Item) -> list[float]:
+        names = (str(item.path), f"{item.path} {getattr(item, 'cls', None)}", item.nodeid)
+        return [random.Random(f"{seed} {name}").random() for name in names]
+
+    return sorted(items, key=places)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ import gc
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import uuid
@@ -40,6 +41,8 @@ settings.register_profile("thorough", deadline=None, max_examples=100)
 # "long" is for `make test-long`, in which the number below replaces those of the properties too.
 settings.register_profile("long", deadline=None, max_examples=1000)
 settings.load_profile("fast")
+OWN_PROCESS = "TURNWISE_TEST_OWN_PROCESS"
+"""Set in the process of a test that is marked `own_process`."""
 OWN_SETTINGS = "_hypothesis_internal_use_settings"
 """Attribute of a property with settings; hypothesis has no public way to read them."""
 
@@ -104,6 +107,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if settings.get_current_profile_name() == "long":
             number = max(own.max_examples, settings().max_examples)
             setattr(function, OWN_SETTINGS, settings(own, max_examples=number))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that reads memory, threads or descriptors of its process in a process that runs nothing else."""
+    if pyfuncitem.get_closest_marker("own_process") is None or OWN_PROCESS in os.environ:
+        return None
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    options = {"cwd": pyfuncitem.config.rootpath, "env": os.environ | {OWN_PROCESS: "1"}}
+    done = subprocess.run(command, **options, capture_output=True, text=True, check=False)
+    if done.returncode == 0 and "\nSKIPPED [1] " in done.stdout:
+        pytest.skip(done.stdout.partition("\nSKIPPED [1] ")[2].partition("\n")[0])
+    assert done.returncode == 0, f"in its own process:\n{done.stdout}{done.stderr}"
+    return True
 
 
 @pytest.hookimpl(trylast=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -36,6 +37,12 @@ def test_an_order_depends_on_the_seed_alone(request, places, seed, choices: rand
     for key in (lambda each: each.path, lambda each: (each.path, each.cls)):
         keys = [key(each) for each in order]
         assert len(set(keys)) == len([k for n, k in enumerate(keys) if n == 0 or keys[n - 1] != k])
+
+
+@pytest.mark.own_process
+def test_a_test_has_a_process_of_its_own() -> None:
+    """A marked test runs where no other test has run or will, so nothing but itself changes what it measures."""
+    assert "TURNWISE_TEST_OWN_PROCESS" in os.environ
 
 
 def test_a_failed_test_is_listed_with_its_seed(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def run(pool, program, engine=None):
     async def go():
         made = engine or ScriptedEngine(policy=RandomPolicy(seed=1, end_token_id=255, mean_tokens=9))
         await made.start()
-        parts = WorkerComponents(engine=made, programs={"one": program}, limits=Limits(reward_s=5.0))
+        parts = WorkerComponents(engine=made, programs={"one": program}, limits=Limits(reward_s=60.0))
         if pool is not None:
             parts = pool.attach(parts)
         async with asyncio.TaskGroup() as group:
@@ -140,7 +140,7 @@ class BuiltAtLookup(Mapping):
 def test_programs_are_built_at_their_lookup():
     """A pool builds no agent that no episode names, and gives its reward to programs that have one."""
     programs, pool = BuiltAtLookup(), make_pool()
-    parts = WorkerComponents(engine=ScriptedEngine(), programs=programs, limits=Limits(reward_s=5.0))
+    parts = WorkerComponents(engine=ScriptedEngine(), programs=programs, limits=Limits(reward_s=60.0))
     attached = pool.attach(parts).programs
 
     assert ["broken", "scored", "unscored"] == list(attached)

@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # More than the two cores of a small machine: many tests wait for processes that they started.
 WORKERS ?= 3
+TIMES ?= 12
+BUSY ?= 0
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 READY := $(VENV)/.ready
 DEMO_OUT ?= runs/demo
@@ -17,7 +19,7 @@ DOCS_READY := $(DOCS_VENV)/.ready
 # each process compiles all sources again, and the collection of the tests takes about twice as long.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-train test test-slow test-failed test-long coverage test-all engines test-vllm test-sglang test-verl test-engines engine-table test-gpu bench-gpu lint bench docs site viewer viewer-packages gateway-clients mcp-servers environments test-environments clean
+.PHONY: demo demo-train test test-slow test-failed repeat promises test-long coverage test-all engines test-vllm test-sglang test-verl test-engines engine-table test-gpu bench-gpu lint bench docs site viewer viewer-packages gateway-clients mcp-servers environments test-environments clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -43,6 +45,12 @@ test-slow: $(READY)  ## the slow tests, and every property with more examples
 
 test-failed: $(READY)  ## the tests that failed in the last run, one after another
 	$(BIN)/python -m pytest -m "not gpu" --last-failed --last-failed-no-failures none --hypothesis-profile thorough
+
+repeat: $(READY)  ## the quick tests in random orders, TIMES times beside BUSY processes; PATHS="plugins/gateway" runs some
+	$(BIN)/python tests/repeat.py $(TIMES) --workers $(WORKERS) --busy $(BUSY) $(PATHS)
+
+promises: $(READY)  ## the tests of the gateway's promises, and which promises they show; runs kills on Ray for minutes
+	$(BIN)/python plugins/gateway/tests/promises.py
 
 test-long: $(READY)  ## every property with 1,000 examples, whatever its own number is; for a night
 	$(PYTEST) -m "not gpu and hypothesis" --hypothesis-profile long

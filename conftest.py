@@ -2,7 +2,9 @@
 
 import gc
 import os
+import random
 import signal
+import subprocess
 import sys
 import threading
 import uuid
@@ -10,6 +12,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 EXAMPLES = Path(__file__).parent / "examples"
@@ -38,8 +41,21 @@ settings.register_profile("thorough", deadline=None, max_examples=100)
 # "long" is for `make test-long`, in which the number below replaces those of the properties too.
 settings.register_profile("long", deadline=None, max_examples=1000)
 settings.load_profile("fast")
+OWN_PROCESS = "TURNWISE_TEST_OWN_PROCESS"
+"""Set in the process of a test that is marked `own_process`."""
 OWN_SETTINGS = "_hypothesis_internal_use_settings"
 """Attribute of a property with settings; hypothesis has no public way to read them."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that shuffles the tests."""
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests of each, in a random order")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Print the seed, with which the same order can be run again."""
+    seed = config.getoption("shuffle")
+    return [] if seed is None else [f"random order: --shuffle {seed}"]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -58,8 +74,25 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the check that starts Ray and properties with a number of examples, and set the profile "long"."""
+def shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
+    """
+    Return the tests in an order that depends on the seed and the tests alone.
+
+    A file stays together, because its tests share fixtures that take seconds. So do the tests of a class.
+    """
+
+    def places(item: pytest.Item) -> list[float]:
+        names = (str(item.path), f"{item.path} {getattr(item, 'cls', None)}", item.nodeid)
+        return [random.Random(f"{seed} {name}").random() for name in names]
+
+    return sorted(items, key=places)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the check that starts Ray and properties with a number of examples, set the profile "long", and shuffle."""
+    seed = config.getoption("shuffle")
+    if seed is not None:
+        items[:] = shuffled(items, seed)
     for item in items:
         if item.name == "test_is_built_in_a_ray_actor":  # plugins outside this repository have no such markers
             item.add_marker(pytest.mark.ray)
@@ -74,6 +107,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if settings.get_current_profile_name() == "long":
             number = max(own.max_examples, settings().max_examples)
             setattr(function, OWN_SETTINGS, settings(own, max_examples=number))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that reads memory, threads or descriptors of its process in a process that runs nothing else."""
+    if pyfuncitem.get_closest_marker("own_process") is None or OWN_PROCESS in os.environ:
+        return None
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    options = {"cwd": pyfuncitem.config.rootpath, "env": os.environ | {OWN_PROCESS: "1"}}
+    done = subprocess.run(command, **options, capture_output=True, text=True, check=False)
+    if done.returncode == 0 and "\nSKIPPED [1] " in done.stdout:
+        pytest.skip(done.stdout.partition("\nSKIPPED [1] ")[2].partition("\n")[0])
+    assert done.returncode == 0, f"in its own process:\n{done.stdout}{done.stderr}"
+    return True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Give the next test structlog's defaults: a run that a test starts in this process configures the log."""
+    if structlog.is_configured():
+        structlog.reset_defaults()
 
 
 def mean_rewards(config: str, out: Path, *changes: str) -> dict[str, float]:

@@ -171,7 +171,7 @@ def test_an_exception_in_a_reward_worker_costs_its_own_episode(tmp_path, places)
 def swallowed(runtime, tmp_path_factory):
     """Results and counters of one run in which code of every place ignores its cancellation."""
     over = tmp_path_factory.mktemp(runtime) / "over"
-    limits = Limits(tool_call_s=0.3, reward_s=0.3, turn_s=1.0, episode_s=2.0, abort_grace_s=0.1)
+    limits = Limits(tool_call_s=1.0, reward_s=1.0, turn_s=2.0, episode_s=4.0, abort_grace_s=0.1)
     if runtime == "ray":  # messages travel between processes within these
         limits = Limits(tool_call_s=10.0, reward_s=10.0, turn_s=20.0, episode_s=60.0, abort_grace_s=0.1)
     return rollout(runtime, SabotageBlueprint(str(over), limits), make_tasks(SWALLOWED, [SWALLOWS]), over)

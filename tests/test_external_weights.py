@@ -86,7 +86,7 @@ def test_an_update_in_mid_call_ends_no_call():
 
 def test_a_batch_in_step_has_one_version():
     """Sync: an update between two batches leaves every batch with the tokens of one version."""
-    with running() as (manager, _engine):
+    with running(token_latency_s=0.001) as (manager, _engine):
         for version in (1, 2, 3):
             update(manager)
             results = manager.rollout(make_tasks(4), global_step=version)

@@ -76,16 +76,15 @@ def test_log_lines_of_an_episode_share_its_key(manager):
 
 
 @pytest.fixture
-def _restored_log():
-    before = structlog.get_config()
+def _closed_streams():
     yield
-    structlog.configure(**before)
+    structlog.reset_defaults()  # before the streams are closed
     while STREAMS:
         STREAMS.pop().close()
 
 
 @everywhere(pytest.mark.slow)
-@pytest.mark.usefixtures("_restored_log")
+@pytest.mark.usefixtures("_closed_streams")
 def test_one_grep_follows_a_trajectory(manager, tmp_path):
     """One key is in the logs of all processes, in the file of episodes, in the trace file and on every span."""
     receiver, on_ray = Receiver(), manager is ray_manager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,6 +185,21 @@ def test_a_program_passes_a_group_reward(folder: Path) -> None:
 
     assert {"group_size", "episode_reward"} <= results[0].metrics.extra.keys()
     assert {0.0} <= scores(results) <= {0.0, 1.0, 2.0, 3.0}
+
+
+def test_a_group_reward_of_a_program_travels_to_reward_workers(folder: Path) -> None:
+    """A reward worker builds the function that a notebook has passed."""
+    from turnwise.config.own_code import place_parts
+    from turnwise.plugin.host import load
+    from turnwise.runtime.ray.blueprint import ConfigBlueprint
+
+    bonus = 3.0
+    overrides = ["runtime=ray", "runtime.reward_workers=1", "reward=null"]
+    config, given = place_parts(
+        load_config(folder / "run.yaml", overrides), {"group_reward": lambda group: [bonus + len(group)] * len(group)}
+    )
+    reward = pickle.loads(pickle.dumps(ConfigBlueprint.of(config, load(), given))).make_group_reward()
+    assert [4.0] == reward.score_group([None])
 
 
 def test_a_wrong_option_of_a_group_reward_is_named(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import os
-import time
+import sys
 
 import numpy as np
 import pytest
@@ -258,15 +258,31 @@ class TestCollate:
             evolve(batch, rm_scores=batch.attention_mask.float())
 
     def test_cost(self):
-        """1,024 rows of 1,024 tokens are collated in far less than a second, so no loop runs over tokens."""
-        record = Trajectory(np.arange(256))
-        for _turn in range(3):
-            record.add_action(np.arange(128), -np.ones(128), 1)
-            record.add_observation(np.arange(128))
-        episodes = [episode(record) for _row in range(1024)]
-        start = time.process_time()
-        collate(episodes, pad_token_id=PAD)
-        assert time.process_time() - start < 2.0
+        """Rows of 8 times the tokens run as many lines of Python, so no loop runs over tokens."""
+
+        def num_lines(length):
+            record = Trajectory(np.arange(length))
+            for _turn in range(3):
+                record.add_action(np.arange(length), -np.ones(length), 1)
+                record.add_observation(np.arange(length))
+            episodes = [episode(record) for _row in range(8)]
+            collate(episodes, pad_token_id=PAD)  # what is made once
+            lines = 0
+
+            def count(_frame, event, _argument):
+                nonlocal lines
+                lines += event == "line"
+                return count
+
+            tracer = sys.gettrace()
+            sys.settrace(count)
+            try:
+                collate(episodes, pad_token_id=PAD)
+            finally:
+                sys.settrace(tracer)
+            return lines
+
+        assert num_lines(16) == num_lines(128) > 0
 
 
 class TestParts:

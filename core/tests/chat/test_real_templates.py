@@ -340,6 +340,7 @@ def tekken_tokenizer():
 
 
 def real_tokenizer(name: str):
+    """Return a tokenizer that other tests use too: a test that adds tokens to it, or a template, copies it first."""
     return tekken_tokenizer() if name.startswith("tekken") else sentencepiece_tokenizer(name)
 
 
@@ -357,8 +358,7 @@ class TestRealVocabularies:
     @pytest.mark.parametrize("content", CONTENTS)
     def test_mistral_format(self, name, content):
         """Prompt, sampled turn and delta are the ids of the whole; version 1 spells [INST] in plain pieces."""
-        tokenizer = real_tokenizer(name)
-        chat = self.mistral_chat(name)
+        tokenizer, chat = self.mistral_chat(name)
         for new in ([{**NEXT, "content": content}], [{**RESULTS[0], "content": content}]):
             turn = turn_before(new, opens_reasoning=False)
             whole = rendered_ids(tokenizer, [USER, turn, *new])
@@ -375,11 +375,11 @@ class TestRealVocabularies:
 
     @staticmethod
     @cache
-    def mistral_chat(name: str) -> ChatTemplate:
-        tokenizer = real_tokenizer(name)
+    def mistral_chat(name: str) -> tuple[object, ChatTemplate]:
+        tokenizer = copy.deepcopy(real_tokenizer(name))
         # Without tools in it, it can be appended to; see the next test.
         tokenizer.chat_template = MISTRAL.replace("if tools and", "if false and")
-        return ChatTemplate(tokenizer, special_tokens="parse")
+        return tokenizer, ChatTemplate(tokenizer, special_tokens="parse")
 
     @pytest.mark.parametrize("name", [V1, V3, TEKKEN])
     def test_spelled_special_tokens(self, name):
@@ -408,7 +408,7 @@ class TestRealVocabularies:
     @pytest.mark.parametrize("name", [V3, TEKKEN])
     def test_chatml(self, name):
         """ChatML over a real vocabulary: merges do not reach over the edges of a delta."""
-        tokenizer = real_tokenizer(name)
+        tokenizer = copy.deepcopy(real_tokenizer(name))
         tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"], special_tokens=True)
         tokenizer.chat_template = CHATML
         chat = ChatTemplate(tokenizer, special_tokens="parse")
@@ -421,7 +421,7 @@ class TestRealVocabularies:
 
     def test_forty_tools_are_encoded_once(self):
         """A prompt whose beginning is known has the ids of a prompt that is encoded whole."""
-        tokenizer = real_tokenizer(TEKKEN)
+        tokenizer = copy.deepcopy(real_tokenizer(TEKKEN))
         tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"], special_tokens=True)
         tokenizer.chat_template = CHATML
         chat = ChatTemplate(tokenizer, special_tokens="parse")

@@ -15,14 +15,6 @@ from turnwise.events.logging import configure_logging
 from turnwise.events.observer import EpisodeStarted, Observer
 
 
-@pytest.fixture(autouse=True)
-def _restored_structlog():
-    """Leave logging as it was."""
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
-
-
 def test_json_lines_elsewhere_than_on_a_terminal():
     """
     A stream that is no terminal gets one JSON object per line, tracebacks included.

@@ -157,11 +157,20 @@ def test_a_failing_request_fails_one_episode():
 
 def test_iterate_yields_as_they_finish():
     """A short episode is returned before a long one ends."""
-    engine = ScriptedEngine(
-        policy=RandomPolicy(end_token_id=END), latency_s=lambda r: 0.3 if r.group_id == "task0" else 0.0
-    )
-    with manager(engine) as running:
-        uids = [r.task.uid for r in running.iterate(tasks(3))]
+    held = threading.Event()
+
+    class Held(ScriptedEngine):
+        async def generate(self, request):
+            if request.group_id == "task0":
+                await asyncio.to_thread(held.wait, 600)
+            return await super().generate(request)
+
+    uids = []
+    with manager(Held(policy=RandomPolicy(end_token_id=END))) as running:
+        for result in running.iterate(tasks(3)):
+            uids.append(result.task.uid)
+            if len(uids) == 2:
+                held.set()
 
     assert sorted(uids) == ["task0", "task1", "task2"]
     assert uids[-1] == "task0"

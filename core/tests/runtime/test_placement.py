@@ -93,7 +93,8 @@ def test_a_number_of_devices_that_does_not_divide_is_rejected(tensor, replicas, 
         (
             {},
             {"reward_workers": 2},
-            "runtime.reward_workers: there is no reward to score with; set reward, or reward_workers to 0",
+            "runtime.reward_workers: there is no reward to score with; set reward or group_reward, "
+            "or reward_workers to 0",
         ),
     ],
 )
@@ -103,6 +104,21 @@ def test_contradictions_have_one_line(options, runtime, text):
         plan_placement(run_config(options, **runtime))
 
     assert text == str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        {"reward": Choice("exact")},
+        {"group_reward": Choice("relative")},
+        {"reward": Choice("exact"), "group_reward": Choice("relative")},
+    ],
+)
+def test_reward_workers_score_episodes_or_groups(rewards):
+    """A reward, a group reward or both are enough for reward workers, which are placed like workers."""
+    config = evolve(run_config(reward_workers=2), **rewards)
+
+    assert 2 == plan_placement(config).reward_workers
 
 
 def test_the_judge_has_its_own_arithmetic():

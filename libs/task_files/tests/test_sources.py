@@ -1,5 +1,7 @@
 """The tasks of a run's config."""
 
+import json
+
 import pytest
 from attrs import evolve
 
@@ -21,6 +23,28 @@ def test_validation_reads_its_own_tasks(tmp_path):
     assert "test" == read.messages[0]["content"]
     with pytest.raises(ConfigError, match=r"data\.validation_path is not set"):
         load_tasks(structure_config(sections | {"data": {"path": "train.jsonl"}}, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({}, "single_turn"),
+        ({"agent": {"name": "single_turn"}}, "single_turn"),
+        ({"agent": "single_turn_agent"}, "single_turn_agent"),
+        ({"agents": {"single_turn_agent": "good"}}, "single_turn_agent"),
+    ],
+)
+@pytest.mark.parametrize("source", ["path", "sources"])
+def test_the_agents_of_verl_have_their_names_here(tmp_path, sections, expected, source):
+    """Each row keeps its agent; verl's default one is `single_turn`, unless the config has an agent of that name."""
+    names = ["single_turn_agent", "tool_agent", "", "other"]
+    rows = [json.dumps({"prompt": f"{n}?", "agent_name": name}) for n, name in enumerate(names)]
+    (tmp_path / "verl.jsonl").write_text("\n".join(rows))
+    data = {"path": "verl.jsonl"} if source == "path" else {"sources": [{"path": "verl.jsonl"}]}
+
+    tasks = load_tasks(structure_config(SECTIONS | sections | {"data": data}, tmp_path))
+
+    assert [expected, *names[1:]] == [task.agent_name for task in tasks]
 
 
 def test_a_mixture_of_files(tmp_path):

@@ -124,7 +124,7 @@ def read_wandb_file(path):
     """Return the records of a W&B file; wait for W&B's process to write the last one."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    for _ in range(300):
+    for _ in range(6000):
         records = [Record.FromString(entry) for entry in log_entries(path.read_bytes())]
         if "exit" in [record.WhichOneof("record_type") for record in records]:
             return records

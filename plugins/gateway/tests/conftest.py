@@ -146,7 +146,7 @@ class ServedGateway:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         self.url = self.server.url("s-1")
 
     async def _serve(self):
@@ -165,7 +165,7 @@ class ServedGateway:
     def stop(self):
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopped.set)
-            self._thread.join(10)
+            self._thread.join(60)
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ class Fake:
         """Take long enough for the rollout to launch and finish all it may, or until so many groups have finished."""
         finished = self.num_finished
         self.num_updates += 1
-        deadline = time.monotonic() + (0.1 if self.update_awaits is None else 30)
+        deadline = time.monotonic() + (0.1 if self.update_awaits is None else 600)
         while time.monotonic() < deadline and self.num_finished - finished != self.update_awaits:
             time.sleep(0.005)
         self.num_finished_in_update.append(self.num_finished - finished)

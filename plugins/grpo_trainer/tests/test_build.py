@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
+import turnwise_grpo_trainer
 from turnwise.errors import ConfigError
 from turnwise_grpo_trainer.async_collector import AsyncCollector
 from turnwise_grpo_trainer.build import build_buffer, build_learner_spec, build_loop, build_trainer
@@ -97,7 +98,9 @@ def test_a_single_sharded_process_leaves_no_file(monkeypatch, tmp_path):
 def test_several_processes_need_ray(monkeypatch):
     """Without Ray, the error names the key and the command that installs it."""
     monkeypatch.setitem(sys.modules, "ray", None)
+    # In case that an earlier test has imported it. The package, too, has it then, as an attribute.
     monkeypatch.delitem(sys.modules, "turnwise_grpo_trainer.ray_trainer", raising=False)
+    monkeypatch.delattr(turnwise_grpo_trainer, "ray_trainer", raising=False)
 
     with pytest.raises(ConfigError, match=r"num_processes: more than 1 needs ray: pip install 'turnwise\[ray\]'"):
         build_trainer(read("train.sharding.num_processes=2"), SimpleNamespace())

@@ -268,8 +268,9 @@ def test_patterns_choose_tools() -> None:
 )
 def test_a_server_that_cannot_be_used_is_named(server: ServerConfig, problem: str) -> None:
     """One line says which, and why."""
+    start_s = 2.0 if "input()" in str(server.args) else 60.0  # only this one is there and never answers
     with pytest.raises(ConfigError, match=problem) as error:
-        tools_of(servers={"bad": server}, start_s=5.0)
+        tools_of(servers={"bad": server}, start_s=start_s)
 
     assert "\n" not in str(error.value)
 

@@ -37,7 +37,7 @@ class FakeServer:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
-        self._ready.wait(10)
+        self._ready.wait(60)
 
     @property
     def url(self):
@@ -46,7 +46,7 @@ class FakeServer:
     def stop(self):
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopped.set)
-            self._thread.join(10)
+            self._thread.join(60)
 
     def _serve(self):
         with asyncio.Runner() as runner:
@@ -249,7 +249,7 @@ def serve():
     """A function that runs `scenario(engine)` on a started engine for some servers."""
 
     def run(scenario, *servers, **options):
-        fast = {"backoff_s": 0.01, "health_interval_s": 0.05, "abort_timeout_s": 2.0, "read_timeout_s": 10.0}
+        fast = {"backoff_s": 0.01, "health_interval_s": 0.05, "abort_timeout_s": 10.0, "read_timeout_s": 60.0}
         config = OpenAIConfig(**{"urls": [each.url for each in servers], "max_context": 256, **fast, **options})
         return run_scenario(OpenAIEngine(config, Resources()), scenario)
 

@@ -146,7 +146,7 @@ def host(request: pytest.FixtureRequest) -> Iterator[Host]:
 @pytest.fixture(scope="session", params=[1, 2], ids=["tier1", "tier2"])
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     """One small sandbox per tier, shared by all tests that only run programs."""
-    limits = {"timeout_s": 5.0, "memory_mb": 256, "disk_mb": 16, "max_files": 200}
+    limits = {"timeout_s": _NEVER_S, "memory_mb": 256, "disk_mb": 16, "max_files": 200}
     try:
         box = Sandbox(tier=request.param, servers=1, max_in_flight=2, **limits).start()
     except SandboxUnavailableError as error:

@@ -31,7 +31,7 @@ _ORDINARY_UID = 20_000 + os.getpid() % 10_000
 """Another user in every process that runs tests, because the kernel counts the threads of a user."""
 _MAX_PROCESSES = 400
 """Limit of the ordinary user, which a program must not use up."""
-_LIMITS = {"timeout_s": 5.0, "memory_mb": 256, "disk_mb": 16, "max_files": 200, "servers": 1, "max_in_flight": 4}
+_LIMITS = {"timeout_s": 60.0, "memory_mb": 256, "disk_mb": 16, "max_files": 200, "servers": 1, "max_in_flight": 4}
 
 
 @frozen
@@ -53,6 +53,8 @@ class Setting:
         return f"tier{self.tier}-{self.user}-abi{self.abi or 'newest'}"
 
 
+GROWING_S = (0.5, 2.0, 10.0, 60.0)
+"""Limits of a program that ends only by one, and does something before: the first one that leaves it the time to."""
 SETTINGS = [Setting(tier, user, abi) for tier in (1, 2) for user in ("root", "ordinary") for abi in (1, 2, None)]
 
 
@@ -117,11 +119,11 @@ class Host:
             self.close()
             raise
 
-    def run(self, codes: Sequence[str], timeout_s: float = 5.0) -> list[dict[str, Any]]:
+    def run(self, codes: Sequence[str], timeout_s: float = 60.0) -> list[dict[str, Any]]:
         """Run programs at the same time, and return their results as JSON values."""
         return self._ask({"codes": list(codes), "timeout_s": timeout_s})
 
-    def run_session(self, codes: Sequence[str], timeout_s: float = 5.0) -> list[dict[str, Any]]:
+    def run_session(self, codes: Sequence[str], timeout_s: float = 60.0) -> list[dict[str, Any]]:
         """Make the calls of one session, and return their results as JSON values."""
         return self._ask({"calls": list(codes), "timeout_s": timeout_s})
 

@@ -165,6 +165,7 @@ def test_a_pipe_does_not_block(install, tmp_path) -> None:
     assert mode_of(pipe) == 0o640
 
 
+@pytest.mark.own_process
 def test_no_descriptor_is_left(install, file: Path) -> None:
     """Every call closes its descriptor, also after an error."""
     install(dedicated_user=True)

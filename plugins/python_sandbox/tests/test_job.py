@@ -7,6 +7,7 @@ import fcntl
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import pytest
 
@@ -69,6 +70,7 @@ def test_memory_of_the_warm_interpreter_is_not_the_program_s(peak_kb: int, expec
     assert peak_kb == job.future.result().max_rss_kb
 
 
+@pytest.mark.own_process
 def test_files_are_closed_with_the_result() -> None:
     """After the result a job holds no descriptor."""
     before = count_descriptors()
@@ -81,6 +83,7 @@ def test_files_are_closed_with_the_result() -> None:
     assert count_descriptors() == before
 
 
+@pytest.mark.own_process
 def test_files_of_a_second_attempt_replace_the_first() -> None:
     """`open_files` closes the pipes of an earlier attempt, and only the new ones feed the output."""
     before = count_descriptors()
@@ -95,11 +98,15 @@ def test_files_of_a_second_attempt_replace_the_first() -> None:
     assert count_descriptors() == before
 
 
-@pytest.mark.parametrize("name", ["memfd_create", "pipe", "dup", "set_blocking", "lseek"])
-@pytest.mark.parametrize("num_before", range(4))
-@pytest.mark.parametrize("session", [False, True])
-def test_files_that_cannot_all_be_opened_leave_none(monkeypatch, name: str, num_before: int, session: bool) -> None:
+@pytest.mark.own_process
+def test_files_that_cannot_all_be_opened_leave_none(monkeypatch) -> None:
     """Whichever call finds no descriptor left, descriptors opened before it are closed."""
+    for name in ("memfd_create", "pipe", "dup", "set_blocking", "lseek"):
+        for num_before, session in product(range(4), (False, True)):
+            check_files_that_cannot_all_be_opened(monkeypatch, name, num_before, session)
+
+
+def check_files_that_cannot_all_be_opened(monkeypatch, name: str, num_before: int, session: bool) -> None:
     fds = tuple(os.open(os.devnull, os.O_RDWR) for _ in range(3))
     job = make_job(session_fds=fds if session else None)
     before = count_descriptors()

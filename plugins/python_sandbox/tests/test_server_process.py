@@ -42,6 +42,7 @@ def make_spec(tier: Tier) -> ServerSpec:
     return ServerSpec(tier=tier, interpreter=interpreter, config=SandboxConfig(), uid=None)
 
 
+@pytest.mark.own_process
 def test_a_failed_start_leaves_nothing(folder: Path) -> None:
     """If the interpreter cannot be executed, no descriptor and no directory is left."""
     before = len(os.listdir("/proc/self/fd"))
@@ -52,6 +53,7 @@ def test_a_failed_start_leaves_nothing(folder: Path) -> None:
     assert [] == list(folder.iterdir())
 
 
+@pytest.mark.own_process
 def test_a_missing_bubblewrap_leaves_nothing(folder: Path, monkeypatch) -> None:
     """If bubblewrap is missing, the start fails before anything is created."""
     monkeypatch.setattr("turnwise_python_sandbox.server_command.shutil.which", lambda _name: None)

@@ -385,6 +385,7 @@ def test_calls_take_turns(make_session) -> None:
     assert codes == outputs
 
 
+@pytest.mark.own_process
 def test_descriptors_are_closed_with_the_session(make_session) -> None:
     """A session that has lost interpreters holds no descriptor of them."""
 

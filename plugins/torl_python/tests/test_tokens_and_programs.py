@@ -148,7 +148,7 @@ async def subprocess_python(code: str) -> ToolResult:
         sys.executable, "-S", "-c", code, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
-        out, err = await asyncio.wait_for(process.communicate(), 5)
+        out, err = await asyncio.wait_for(process.communicate(), 60)
     except TimeoutError:
         process.kill()
         await process.communicate()

@@ -224,6 +224,7 @@ def test_memory_of_the_gpus(serve):
     assert [320, 120, 320] == serve(scenario)
 
 
+@pytest.mark.own_process
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory comes from /proc")
 def test_memory_on_a_cpu(serve):
     """`memory_bytes` is the current resident memory, here of this process once per fake worker."""

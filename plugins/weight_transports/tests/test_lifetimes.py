@@ -152,6 +152,7 @@ def test_a_mapped_segment_outlives_its_context_and_cannot_be_written():
         kept["embed.weight"][0] = 1
 
 
+@pytest.mark.own_process
 @pytest.mark.parametrize("name", ["shm", "disk"])
 def test_updates_leak_neither_descriptors_nor_maps(name, tmp_path, segments):
     """After many versions the process has the same number of open files as after one, and maps no segment."""

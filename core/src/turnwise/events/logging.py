@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from contextlib import suppress
-from typing import Any, NoReturn, TextIO
+from typing import Any, Final, NoReturn, TextIO
 
 import structlog
 from structlog.typing import Processor
 
 from turnwise.options import LogFormat
+
+WHOLE_LINES: Final = threading.RLock()
+"""Held while a line is written, so that no thread writes into the line of another; a signal handler may log, too."""
 
 
 def configure_logging(level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None) -> None:
@@ -25,7 +29,7 @@ def configure_logging(level: str = "info", log_format: LogFormat = "auto", strea
 
     def write(*event: Any) -> NoReturn:
         out = stream or sys.stderr  # looked up for each line: notebooks and tests replace standard error
-        with suppress(OSError):  # the reader of the log may end before the run
+        with WHOLE_LINES, suppress(OSError):  # the reader of the log may end before the run
             out.write(f"{event[2]}\n")
             out.flush()
         raise structlog.DropEvent  # its logger prints to standard output if that was replaced during its import

@@ -97,9 +97,10 @@ def plan_placement(config: RunConfig) -> RunPlacement:
         ConfigError: the number of devices is no multiple of a replica's, numbers contradict each other, or the address
             has an unknown form; one line with the arithmetic.
     """
-    if config.runtime.reward_workers and config.reward is None:
+    if config.runtime.reward_workers and config.reward is None and config.group_reward is None:
         raise ConfigError(
-            "runtime.reward_workers: there is no reward to score with; set reward, or reward_workers to 0"
+            "runtime.reward_workers: there is no reward to score with; "
+            "set reward or group_reward, or reward_workers to 0"
         )
     placement = plan_runtime_placement(config.runtime, config.engine, config.judge)
     pools = tuple(evolve(pool, python=_locate_interpreter(config, pool)) for pool in placement.pools)

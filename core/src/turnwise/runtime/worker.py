@@ -7,7 +7,7 @@ A runtime gives it specs and a callback for results. Each spec that a worker tak
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from attrs import define, evolve, field, frozen
 from structlog.contextvars import bound_contextvars
@@ -19,7 +19,7 @@ from turnwise.episode.setup import EngineClient, EpisodeContext, Limits
 from turnwise.errors import BoundaryError, boundary
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import LimitReached
-from turnwise.protocols import Interaction, ServingAgent
+from turnwise.protocols import Interaction, Reward, ServingAgent
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
 from turnwise.runtime.feed import EpisodeFeed, Numbered
@@ -80,6 +80,31 @@ class WorkerComponents:
         if self.default_agent is not None and self.default_agent in self.programs:
             await self.servers.open(self.programs[self.default_agent].agent)
         return dict(self.servers.addresses)
+
+    def scored_by(self, reward: Reward) -> WorkerComponents:
+        """Return components whose programs have this reward, if they have one."""
+        return evolve(self, programs=_RewardedPrograms(self.programs, reward))
+
+
+@frozen(eq=False)
+class _RewardedPrograms(Mapping[str, EpisodeProgram]):
+    """Programs with another reward. As before, a program is built at its first lookup, and by no other call."""
+
+    _programs: Mapping[str, EpisodeProgram]
+    _reward: Reward
+
+    def __getitem__(self, name: str) -> EpisodeProgram:
+        program = self._programs[name]
+        return program if program.reward is None else evolve(program, reward=self._reward)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._programs
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._programs)
+
+    def __len__(self) -> int:
+        return len(self._programs)
 
 
 @define(eq=False)

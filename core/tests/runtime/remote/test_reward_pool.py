@@ -1,6 +1,7 @@
 """The reward client of a worker, with fake reward workers: choice of a worker, retries, and results."""
 
 import asyncio
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def run(pool, program, engine=None):
     async def go():
         made = engine or ScriptedEngine(policy=RandomPolicy(seed=1, end_token_id=255, mean_tokens=9))
         await made.start()
-        parts = WorkerComponents(engine=made, programs={"one": program}, limits=Limits(reward_s=5.0))
+        parts = WorkerComponents(engine=made, programs={"one": program}, limits=Limits(reward_s=60.0))
         if pool is not None:
             parts = pool.attach(parts)
         async with asyncio.TaskGroup() as group:
@@ -112,6 +113,44 @@ def test_a_failed_service_is_retried():
 
     assert run(make_pool(worker), PROGRAM).reward == run(None, PROGRAM).reward
     assert 3 == worker.num_scores
+
+
+@define
+class BuiltAtLookup(Mapping):
+    """Programs that note each name that is looked up; the one of `broken` cannot be built."""
+
+    looked_up: list = field(factory=list)
+
+    def __getitem__(self, name):
+        self.looked_up.append(name)
+        if name == "broken":
+            raise InfrastructureError("no GPU")
+        return {"scored": PROGRAM, "unscored": EpisodeProgram(agent=OneTurn())}[name]
+
+    def __contains__(self, name):
+        return name in tuple(self)
+
+    def __iter__(self):
+        return iter(("broken", "scored", "unscored"))
+
+    def __len__(self):
+        return 3
+
+
+def test_programs_are_built_at_their_lookup():
+    """A pool builds no agent that no episode names, and gives its reward to programs that have one."""
+    programs, pool = BuiltAtLookup(), make_pool()
+    parts = WorkerComponents(engine=ScriptedEngine(), programs=programs, limits=Limits(reward_s=60.0))
+    attached = pool.attach(parts).programs
+
+    assert ["broken", "scored", "unscored"] == list(attached)
+    assert (3, True, False) == (len(attached), "broken" in attached, "other" in attached)
+    assert [] == programs.looked_up
+    assert (pool, None) == (attached["scored"].reward, attached["unscored"].reward)
+    with pytest.raises(InfrastructureError, match="no GPU"):
+        attached["broken"]
+    with pytest.raises(KeyError):
+        attached["other"]
 
 
 @pytest.mark.parametrize("fault", [InfrastructureError("503"), ConnectionError("gone")])

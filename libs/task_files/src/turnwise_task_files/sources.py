@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from attrs import evolve
 
@@ -10,6 +11,9 @@ from turnwise import RunConfig, Task
 from turnwise.errors import ConfigError
 from turnwise.options import DataColumn
 from turnwise_task_files.rows import read_tasks
+
+_VERL_SINGLE_TURN: Final = "single_turn_agent"
+"""The name that verl's data sets have for `single_turn`; a config may give it to another agent."""
 
 
 def load_tasks(config: RunConfig) -> list[Task]:
@@ -23,7 +27,8 @@ def load_sources(config: RunConfig) -> list[list[Task]]:
 
     Returns:
         The tasks of each of `data.sources`, or of the only file. Their uids differ: a later source's name is added to
-        a uid that an earlier one has.
+        a uid that an earlier one has. Rows of verl's agent `single_turn_agent` name `single_turn`, unless the config
+        has an agent of verl's name.
 
     Raises:
         ConfigError: `rollout.validation` is true, but the config names no validation set.
@@ -57,7 +62,7 @@ def load_sources(config: RunConfig) -> list[list[Task]]:
 def _read_tasks(
     config: RunConfig, path: str, columns: Mapping[DataColumn, str | None], limit: int | None, offset: int = 0
 ) -> list[Task]:
-    return read_tasks(
+    tasks = read_tasks(
         config.locate(path),
         format=None if config.data.format == "auto" else config.data.format,
         limit=limit,
@@ -65,3 +70,6 @@ def _read_tasks(
         shuffle_seed=config.rollout.seed if config.data.shuffle else None,
         columns=columns,
     )
+    if _VERL_SINGLE_TURN in {config.agent.name, *config.agents}:
+        return tasks
+    return [evolve(each, agent_name="single_turn") if each.agent_name == _VERL_SINGLE_TURN else each for each in tasks]

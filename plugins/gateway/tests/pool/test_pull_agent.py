@@ -103,7 +103,7 @@ def test_a_lost_agent_is_the_machines_failure(run_with: Callable[..., Any]) -> N
         while control.file.exists():  # noqa: ASYNC110 - until the run has ended
             await asyncio.sleep(0.02)
 
-    (done,) = run_with(outside, lease_s=0.5, max_attempts=1)
+    (done,) = run_with(outside, lease_s=2.0, max_attempts=1)
 
     assert (Status.FAILED, "infra") == (done.result.status, done.result.fault.owner)
     assert "'w' expired" in done.result.fault.message
@@ -115,7 +115,7 @@ def test_an_agent_that_never_scores_is_timed_out(run_with: Callable[..., Any]) -
     async def outside(control: Control) -> None:
         await control.work(await control.lease())
 
-    (done,) = run_with(outside, score_s=0.3)
+    (done,) = run_with(outside, score_s=2.0)
 
     assert Status.TIMED_OUT is done.result.status
     assert "reported_score" not in done.episode.memory

@@ -132,7 +132,7 @@ def test_client_that_leaves_cancels_its_call(gateway, dialect, stream):
     """When the client has gone, the session's call is cancelled, and no answer is confirmed."""
     gateway.hold()
     connection = post(gateway, dialect, stream)
-    assert gateway.backend.arrived.wait(10)
+    assert gateway.backend.arrived.wait(60)
     connection.close()
 
     assert "cancelled" == gateway.backend.outcome()
@@ -168,7 +168,7 @@ def test_stopped_server_cancels_its_calls(gateway):
     """A server that stops leaves no call behind."""
     gateway.hold()
     connection = post(gateway, "chat", stream=False)
-    assert gateway.backend.arrived.wait(10)
+    assert gateway.backend.arrived.wait(60)
     gateway.stop()
 
     assert "cancelled" == gateway.backend.outcome()

@@ -82,7 +82,7 @@ def test_calls_above_the_bound_are_overload(serve):
     gateway.hold()
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=gateway.key, max_retries=0) as client:
         first = client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
-        assert gateway.backend.arrived.wait(10)
+        assert gateway.backend.arrived.wait(60)
         with pytest.raises(openai.RateLimitError) as failure:
             client.chat.completions.create(model="tiny", messages=MESSAGES)
         gateway.let_go()

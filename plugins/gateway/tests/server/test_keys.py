@@ -90,16 +90,6 @@ def test_session_ids_are_parts_of_urls(session_id, gateway):
         directory.add("a", gateway.backend)
 
 
-@pytest.fixture
-def all_levels():
-    """Logs of every level: a command that an earlier test ran may have configured a higher one."""
-    before = structlog.get_config()
-    structlog.reset_defaults()
-    yield
-    structlog.configure(**before)
-
-
-@pytest.mark.usefixtures("all_levels")
 def test_keys_and_texts_are_in_no_log(gateway):
     """A call writes one line, without keys and without texts."""
     with structlog.testing.capture_logs() as lines:

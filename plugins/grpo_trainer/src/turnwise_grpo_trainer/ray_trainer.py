@@ -160,7 +160,7 @@ class RayTrainer:
         return values
 
     def weights(self, *, adapters: bool = False) -> WeightSource:
-        """As in `Trainer`. No process holds more than some buckets of the whole weights, nor does this one."""
+        """As in `Trainer`. The processes gather one bucket while another is read, and never all weights at once."""
         return PolicyWeights(self._start_weights(adapters=adapters), partial(self._read_weights, adapters=adapters))
 
     def _start_weights(self, *, adapters: bool) -> tuple[TensorSpec, ...]:

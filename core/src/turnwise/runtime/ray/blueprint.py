@@ -104,7 +104,7 @@ class ConfigBlueprint:
         return self._builder(self.recipe, judge, own_parts=True).reward
 
     def make_group_reward(self, judge: EngineClient | None = None) -> GroupReward | None:
-        return self._builder(self.recipe, judge).group_reward
+        return self._builder(self.recipe, judge, own_parts=True).group_reward
 
     def make_router(self) -> Router:
         return self._builder(self.recipe).build_router()

@@ -18,6 +18,7 @@ from attrs import define, field
 
 from turnwise.errors import ConfigError, EngineError, TurnwiseError
 from turnwise.runtime.placement import parse_address
+from turnwise.runtime.ray.actor_lines import print_log_lines_whole
 from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot
 
 Node = Mapping[str, Any]
@@ -73,6 +74,7 @@ class Cluster:
             if not ray.is_initialized():
                 self._open()
                 Cluster._opened = True
+            print_log_lines_whole()
             Cluster._num_runs += 1
             self._connected = True
 

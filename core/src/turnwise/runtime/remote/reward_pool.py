@@ -105,9 +105,7 @@ class RewardPool:
         """Return components whose rewards are scored here, with the deadline moved to the reward worker."""
         # Only the reward worker knows when a score starts: waiting for it must not count towards the deadline.
         self.reward_s = components.limits.reward_s
-        scored = {name: program for name, program in components.programs.items() if program.reward is not None}
-        programs = {**components.programs, **{name: evolve(each, reward=self) for name, each in scored.items()}}
-        return evolve(components, programs=programs, limits=evolve(components.limits, reward_s=inf))
+        return evolve(components.scored_by(self), limits=evolve(components.limits, reward_s=inf))
 
     async def score(self, episode: Episode) -> Any:
         """

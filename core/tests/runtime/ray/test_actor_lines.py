@@ -1,0 +1,52 @@
+"""Lines of actors in the driver: a line of the log is one JSON object, and others are Ray's."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.runtime.ray.actor_lines import ActorLines
+
+LINE = '{"event": "tool called", "level": "info", "timestamp": "2026-01-01T00:00:00Z", "key": "k"}'
+OTHERS = st.sampled_from(["plain", "{", "{}", '{"event": 1}', "[1]", '"x"', "{not json}", f" {LINE}", f"x {LINE}", ""])
+
+
+def data_of(*lines, **changes):
+    return {
+        "lines": list(lines),
+        "pid": "7",
+        "actor_name": "WorkerActor",
+        "ip": "a",
+        "localhost": "a",
+        "is_err": True,
+    } | changes
+
+
+def test_a_log_line_is_one_object(capsys):
+    """It has the actor and the process, and on another machine its address; what the line says wins."""
+    show = ActorLines(lambda _data: None)
+    show(data_of(LINE))
+    show(data_of(LINE.replace('"k"', '"é"'), ip="b", is_err=False))
+    show(data_of(LINE[:-1] + ', "pid": 3}'))
+
+    out, err = capsys.readouterr()
+    first, own_pid = map(json.loads, err.splitlines())
+    assert {"actor": "WorkerActor", "pid": 7, **json.loads(LINE)} == first
+    assert 3 == own_pid["pid"]
+    assert ("b", "é") == (json.loads(out)["ip"], json.loads(out)["key"])
+
+
+@given(st.lists(st.one_of(st.just(LINE), OTHERS), max_size=12))
+def test_no_line_is_lost_or_moved(lines):
+    """Ray prints all lines that are not of the log, and the order stays."""
+    import contextlib
+    import io
+
+    stream = io.StringIO()
+    show = ActorLines(lambda data: stream.write("".join(f"other: {line}\n" for line in data["lines"])))
+    with contextlib.redirect_stderr(stream):
+        show(data_of(*lines))
+
+    shown = stream.getvalue().split("\n")[:-1]
+    assert [line == LINE for line in lines] == [not each.startswith("other: ") for each in shown]
+    assert [line for line in lines if line != LINE] == [each[7:] for each in shown if each.startswith("other: ")]

@@ -1,0 +1,69 @@
+"""Runs in a random order: a seed repeats the order, and a run that fails lists its tests."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).parents[1]
+FILES = st.lists(st.tuples(st.integers(0, 4), st.sampled_from([None, int, str])), max_size=30)
+
+
+def find_shuffled(request: pytest.FixtureRequest) -> object:
+    """Return the function of the conftest of the root."""
+    [conftest] = [each for each in request.config.pluginmanager.get_plugins() if hasattr(each, "shuffled")]
+    return conftest.shuffled
+
+
+@given(FILES, st.integers(0, 2**32), st.randoms(use_true_random=False))
+def test_an_order_depends_on_the_seed_alone(request, places, seed, choices: random.Random) -> None:
+    """Every test runs once; those of a file and of a class stay together; the order before has no influence."""
+    shuffled = find_shuffled(request)
+    items = [SimpleNamespace(path=path, cls=kind, nodeid=f"{n}") for n, (path, kind) in enumerate(places)]
+    other = choices.sample(items, len(items))
+
+    order = shuffled(items, seed)
+
+    assert [each.nodeid for each in order] == [each.nodeid for each in shuffled(other, seed)]
+    assert sorted(each.nodeid for each in items) == sorted(each.nodeid for each in order)
+    for key in (lambda each: each.path, lambda each: (each.path, each.cls)):
+        keys = [key(each) for each in order]
+        assert len(set(keys)) == len([k for n, k in enumerate(keys) if n == 0 or keys[n - 1] != k])
+
+
+@pytest.mark.own_process
+def test_a_test_has_a_process_of_its_own() -> None:
+    """A marked test runs where no other test has run or will, so nothing but itself changes what it measures."""
+    assert "TURNWISE_TEST_OWN_PROCESS" in os.environ
+
+
+def test_a_failed_test_is_listed_with_its_seed(tmp_path: Path) -> None:
+    """The script runs the tests as often as it is told, and its exit code says whether one failed."""
+    file = ROOT / "tests/repeat.py"
+    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--shuffle')\n")
+    (tmp_path / "test_some.py").write_text("def test_good(): pass\n\n\ndef test_bad(): assert False\n")
+
+    done = subprocess.run(
+        [sys.executable, file, "2", "--seed", "1", "--workers", "0", "--busy", "1", "--cores", "1", tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert 1 == done.returncode, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    seeds = [random.Random(1).randrange(10**6)]
+    assert f"run 1 of 2: --shuffle {seeds[0]}, " in lines[0]
+    assert lines[0].endswith("1 passed, 1 failed, exit 1")
+    assert lines[1].startswith(f"    --shuffle {seeds[0]}: ")
+    assert lines[1].endswith("test_some::test_bad")
+    assert "0 of 2 runs are green" == lines[4]
+    assert lines[5].startswith("    failed in 2 of 2: ")

@@ -112,7 +112,7 @@ def test_a_cut_channel_ends_the_requests_of_its_worker():
         await until(lambda: not replicas[0].engine.stats()["num_running"])
         await until(lambda: not replicas[0].server._running)
         task.cancel()
-        return replicas[0].server._contexts, replicas[0].server.load.num_tokens
+        return replicas[0].server._clients, replicas[0].server.load.num_tokens
 
     assert ({}, 0) == run(body, latency_s=1000.0)
 
@@ -145,7 +145,7 @@ def test_a_request_that_comes_again_waits_for_its_first_attempt():
         await until(lambda: replica.engine.running)
         replica.cut()
         await replica.opened.wait()
-        await until(lambda: replica.server._running["r0"][0] == 1)
+        await until(lambda: 1 == replica.server._running["r0"][-1].worker)
         replica.engine.latency_s = 0.0
         replica.engine.may_end.set()
         return (await task).token_ids.tolist(), replica.engine.most

@@ -156,6 +156,23 @@ def test_the_update_gives_each_path_its_advantage(spec, mixed):
     assert metrics["actor/grad_norm"] > 0
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"ppo_epochs": 2}, {"old_log_probs": "rollout"}, {"old_log_probs": "rollout", "ppo_mini_batch_size": 4}],
+    ids=str,
+)
+def test_a_stale_batch_has_the_credit_of_a_fresh_one(spec, mixed, options):
+    """The ratios compare one policy with itself, however far it has moved since the rollout."""
+    config = AlgorithmConfig(adv_estimator=Choice("path_credit", {"ratio_cap": 3.0}))
+    _, fresh = update(spec, mixed, evolve(config, ppo_mini_batch_size=len(mixed)))
+    drift = 0.3 * torch.randn(mixed.rollout_log_probs.shape, generator=torch.Generator().manual_seed(0))
+    stale = evolve(mixed, rollout_log_probs=mixed.rollout_log_probs + drift * mixed.loss_mask)
+
+    _, found = update(spec, stale, evolve(config, **options))
+
+    torch.testing.assert_close(found, fresh, rtol=0, atol=1e-5)
+
+
 def test_expanded_rows_are_refused(spec, mixed):
     """A batch of an engine without layouts has no paths to leave out, and the error says so."""
     expanded = evolve(mixed, rows=[evolve(row, objective=Objective.EXPANDED) for row in mixed.rows])

@@ -45,8 +45,8 @@ def measure_paths(batch: RolloutBatch, rows: TokenRows, chosen: Tensor, compute:
 
     Args:
         batch: B rows.
-        rows: the same rows, with the columns `loss_mask` and `rollout_log_probs` or, if the trainer has computed them,
-            `old_log_probs`.
+        rows: the same rows, with the column `loss_mask` and, if the trainer has computed them, `old_log_probs`, those
+            of the policy before the update. If not, they are computed here, for the rows with paths.
         chosen: (B,) bool.
         compute: makes the forward passes.
 
@@ -66,14 +66,20 @@ def measure_paths(batch: RolloutBatch, rows: TokenRows, chosen: Tensor, compute:
 
 
 def _log_ratios(rows: TokenRows, runs: list[tuple[int, Run]], compute: Compute) -> Tensor:
-    reduced = [leave_out(rows, row, run) for row, run in runs]
-    if not reduced:
+    if not runs:
         return torch.zeros(0)
+    # Both sides of the ratio come from one policy. Those of the rollout are from an older one if the episode is stale,
+    # and its movement since then would count as the effect of a path.
+    if "old_log_probs" not in rows.columns:
+        with_paths = torch.zeros(len(rows), dtype=rows["loss_mask"].dtype)
+        with_paths[[row for row, _run in runs]] = 1
+        whole_rows = rows.with_columns(loss_mask=rows["loss_mask"] * with_paths[rows.row_index])
+        rows = rows.with_columns(old_log_probs=compute(whole_rows))
+    reduced = [leave_out(rows, row, run) for row, run in runs]
     names = reduced[0].columns
     bounds = np.cumsum([0, *(each.num_tokens for each in reduced)]).tolist()
     whole = TokenRows({name: torch.cat([each[name] for each in reduced]) for name in names}, tuple(bounds))
-    old = whole["old_log_probs" if "old_log_probs" in names else "rollout_log_probs"]
-    change = (compute(whole) - old) * whole["loss_mask"]
+    change = (compute(whole) - whole["old_log_probs"]) * whole["loss_mask"]
     return torch.zeros(len(runs)).index_add(0, whole.row_index, change.float())
 
 

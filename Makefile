@@ -19,7 +19,7 @@ DOCS_READY := $(DOCS_VENV)/.ready
 # each process compiles all sources again, and the collection of the tests takes about twice as long.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-train test test-slow test-failed repeat promises test-long coverage test-all engines test-vllm test-sglang test-verl test-engines engine-table test-gpu bench-gpu lint bench docs site viewer viewer-packages gateway-clients mcp-servers environments test-environments clean
+.PHONY: demo demo-train test test-slow test-failed simulate repeat promises test-long coverage test-all engines test-vllm test-sglang test-verl test-engines engine-table test-gpu bench-gpu lint bench docs site viewer viewer-packages gateway-clients mcp-servers environments test-environments clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -57,6 +57,12 @@ test-long: $(READY)  ## every property with 1,000 examples, whatever its own num
 
 coverage: $(READY)  ## branch coverage of the core by its quick tests and those on Ray, with the processes that they start
 	$(PYTEST) core/tests tests/test_ray_*.py tests/test_observed_runs.py -m "not gpu and (ray or not slow)" --cov --cov-report=term:skip-covered
+
+# Seeds of each scenario: 20,000 runs in all.
+SEEDS ?= 4000
+SCENARIOS ?= rollouts plugins/grpo_trainer/tests/simulated_training.py:Trainings agent:tool_agent
+simulate: $(READY)  ## runs in random orders of events, SEEDS of each scenario, in 15 minutes; a failing seed says how to repeat it
+	$(BIN)/turnwise check --simulate $(SCENARIOS) --seeds $(SEEDS) --processes 2
 
 test-all: test test-slow  ## every test that needs no GPU
 

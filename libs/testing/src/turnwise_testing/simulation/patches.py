@@ -203,6 +203,8 @@ def _run_as_thread(thread: threading.Thread, joined: _Joined, scheduler: Schedul
 def _patch_clock() -> None:
     for name in ("monotonic", "perf_counter", "time"):
         setattr(time, name, _clock(getattr(time, name)))
+    # Both have imported the function by name, for the time limits of semaphores, conditions and queues.
+    threading._time = queue.time = time.monotonic  # type: ignore[attr-defined]  # noqa: SLF001
     real_sleep = time.sleep
 
     def sleep(seconds: SupportsIndex | float) -> None:

@@ -28,6 +28,8 @@ SCENARIOS: Final = {
 _HANG_S: Final = 120.0
 """Real seconds after which a seed counts as hanging; its process reports all stacks and ends."""
 _MAX_LINES: Final = 60
+_SEEDS_PER_LINE: Final = 20
+"""Passing seeds that one line counts; a line for each would cost more than some runs. The environment can change it."""
 
 
 def load_scenario(name: str) -> Callable[[random.Random], Scenario]:
@@ -66,6 +68,7 @@ def main(arguments: list[str]) -> int:
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
     make = load_scenario(options.scenario)
     passed, started = 0, time.process_time()
+    each_line = int(os.environ.get("TURNWISE_SIMULATION_LINES", _SEEDS_PER_LINE))
     for number in range(options.count):
         seed = options.first + number * options.stride
         watch = threading.Timer(_HANG_S, _report_hang, (seed, passed, started))
@@ -74,7 +77,7 @@ def main(arguments: list[str]) -> int:
         report = run_seed(make, seed)
         watch.cancel()
         passed += report.failure is None
-        if report.failure is not None or passed >= 20:
+        if report.failure is not None or passed >= each_line:
             _print(report, passed, started)
         else:
             continue

@@ -90,6 +90,22 @@ def test_a_reasoning_parser_splits_the_reply(parser):
     )
 
 
+@pytest.mark.parametrize(("text", "score"), [("1", 1.0), (" -2.5e-1", -0.25), (".5", 0.5)])
+def test_numbers_of_programs_are_scores(text, score):
+    """A score may be any decimal number."""
+    assert score == run(program("report", text)).episode.memory["reported_score"]
+
+
+@pytest.mark.parametrize("text", ["1_0.5", "1e308", "9" * 400, "nan", "inf", "0x1", "", "\uff11"])
+def test_a_score_that_is_none_is_the_agents_failure(text):
+    """A text that is no number, or a number that no record can hold, fails the episode when it is reported."""
+    done = run(program("report", text))
+
+    assert (Status.FAILED, "agent") == (done.result.status, done.result.fault.owner)
+    assert "reported the score" in done.result.fault.message
+    assert "reported_score" not in done.episode.memory
+
+
 def test_an_exit_code_is_the_agents_failure():
     """Another exit code than 0 fails the episode with the last lines of standard error, and keeps the record."""
     done = run(program("exit"))

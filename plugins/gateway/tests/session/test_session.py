@@ -542,6 +542,22 @@ def test_system_messages_can_be_refused():
     run(converse, mid_system="refuse")
 
 
+@pytest.mark.parametrize("method", ["answer", "count_tokens"])
+def test_arguments_that_are_nested_too_deeply_are_refused(method):
+    """A foreign turn whose arguments cannot be rendered is refused as invalid, and the next call is served."""
+    arguments = '{"a":' * 495 + "1" + "}" * 495
+    call = {"id": "x", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    async def converse(session):
+        with pytest.raises(CallRefusedError) as refused:
+            await getattr(session, method)(make_call(user("Question 0?"), turn, user("Go on.")))
+        assert ("invalid", "messages") == (refused.value.kind, refused.value.param)
+        await ask(session, user("Question 0?"))
+
+    assert 1 == len(run(converse).records)
+
+
 def test_counted_tokens_are_those_of_the_next_call():
     """`count_tokens` equals the usage of the call, for a new conversation and a known one, and records nothing."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Final, Literal
 
+import numpy as np
 from attrs import define, field, frozen
 
 from turnwise_gateway.pool.store import PoolError, Verdict
+
+MAX_NUMBER: Final = float(np.finfo(np.float32).max)
 
 Target = Literal["session", "records", "turns"]
 
@@ -58,9 +60,9 @@ def check_index(name: str, value: object) -> None:
 
 
 def check_number(name: str, value: object) -> None:
-    """Raise a `PoolError` unless the value is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise PoolError(f"{name!r} must be a finite number: {value!r}")
+    """Raise a `PoolError` unless the value is a finite number that scores can have: they are of 32 bits."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
+        raise PoolError(f"{name!r} must be a finite number of at most {MAX_NUMBER:.2g}: {str(value)[:40]!r}")
 
 
 @define(eq=False)

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from turnwise_gateway.calls import CallRefusedError
 from turnwise_gateway.server.options import ServerOptions
+from turnwise_gateway.server.quiet_log import SERVER_LOGGER
 
 
 class Connection(web.RequestHandler):
@@ -105,6 +106,7 @@ class AgentsServer(web.Server):
             self,
             seconds,
             access_log=None,
+            logger=SERVER_LOGGER,
             auto_decompress=False,
             keepalive_timeout=self._options.keepalive_s,
             lingering_time=min(seconds, 10.0),

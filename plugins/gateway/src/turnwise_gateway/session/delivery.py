@@ -166,7 +166,7 @@ class KeptTurns:
             self._lost.remove(turn)
 
     def take(self, call: ModelCall) -> SampledTurn | None:
-        """Return the turn of the request that a request repeats; None when it needs a turn of its own."""
+        """Return the turn of the request that a request repeats; None when it needs another one."""
         if call.key:
             return self._keyed_turns.get((call.key, call.digest))
         if not call.digest:

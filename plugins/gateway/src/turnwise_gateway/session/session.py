@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
@@ -140,9 +141,10 @@ class Session:
         return any(turn.reply.id == turn_id for turn in self.transcript)
 
     async def count_tokens(self, call: ModelCall) -> int:
-        call = self.book.prepare(call)
-        tools = self.book.tools_key(call.tools)
-        return self.book.count_tokens(self.book.choose(call, tools, self.book.tree.locate(tools, call.messages)))
+        with _refusing_depth():
+            call = self.book.prepare(call)
+            tools = self.book.tools_key(call.tools)
+            return self.book.count_tokens(self.book.choose(call, tools, self.book.tree.locate(tools, call.messages)))
 
     def tool_schemas(self) -> tuple[ToolSchema, ...]:
         self._check_open()
@@ -220,11 +222,12 @@ class Session:
 
     def _start(self, call: ModelCall) -> SharedCall:
         """Write a call to its record and start to sample. No other call runs in between, for nothing waits here."""
-        prepared = self.book.prepare(call)
-        tools = self.book.tools_key(prepared.tools)
-        location = self.book.tree.locate(tools, prepared.messages)
-        self._deliver_echoed(location)
-        choice = self.book.choose(prepared, tools, location)
+        with _refusing_depth():
+            prepared = self.book.prepare(call)
+            tools = self.book.tools_key(prepared.tools)
+            location = self.book.tree.locate(tools, prepared.messages)
+            self._deliver_echoed(location)
+            choice = self.book.choose(prepared, tools, location)
         record = self.book.open(prepared, tools, choice)
         for tolerance, number in self.book.tree.note(location).items():
             self._count(f"echo_{tolerance}", number)
@@ -372,3 +375,12 @@ class Session:
 
     def _count(self, name: str, number: float = 1) -> None:
         self.episode.record_metric(f"gateway/{name}", number)
+
+
+@contextmanager
+def _refusing_depth() -> Iterator[None]:
+    """Refuse a call whose values, such as the JSON in the arguments of a call, are nested too deeply to be rendered."""
+    try:
+        yield
+    except RecursionError as error:
+        raise CallRefusedError("invalid", "a value is nested too deeply", param="messages") from error

@@ -176,7 +176,7 @@ def test_an_interrupted_update_of_adapters_keeps_newer_bases(tiny_model, tiny_re
 
 
 def test_layouts_around_updates(tiny_model, tiny_reference, serve, ask):
-    """Requests with a layout go on while weights are read; each token comes from the weights that it claims."""
+    """Requests with a layout continue while weights are read; each token comes from the weights that it claims."""
     probe = EngineProbe(vocab_size=512, reference=tiny_reference, logprob_bound=1e-4)
     sampling = SamplingParams(temperature=1.0, max_tokens=60)
 

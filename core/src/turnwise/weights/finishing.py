@@ -28,7 +28,7 @@ async def finish(
     Wait for work to its end, even if this task is cancelled meanwhile; then the cancellation is raised.
 
     Args:
-        work: a coroutine, which gets a task of its own, or a future.
+        work: a coroutine, which becomes a new task, or a future.
         on_cancel: called at each cancellation, to let the work end soon.
         discard: called with a result that has no reader, because of a cancellation.
     """

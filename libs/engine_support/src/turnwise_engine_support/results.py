@@ -19,7 +19,7 @@ VersionStart = tuple[int, int]
 
 
 def version_spans(starts: Sequence[VersionStart], num_tokens: int) -> list[VersionSpan]:
-    """Return the spans of the first tokens of an output; `starts` rise, and may go on behind these tokens."""
+    """Return the spans of the first tokens of an output; `starts` rise, and may continue behind these tokens."""
     known = [(start, version) for start, version in list(starts) if start < num_tokens]  # a thread may append to it
     ends = [start for start, _ in known[1:]] + [num_tokens]
     return [(version, start, end) for (start, version), end in zip(known, ends, strict=False)]

@@ -2,7 +2,7 @@
 Delays at the hand-overs between threads, tasks and processes: an engine must be right under every order of events.
 
 A test on a quiet machine sees one order. Here each hand-over can take long, as on a busy machine, and in the meantime
-everything else goes on. The order of what one thread hands over stays.
+everything else continues. The order of what one thread hands over stays.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Delays:
     Attributes:
         to_thread: from a call of a pool's thread to its start.
         from_thread: from a call of the event loop, by another thread, to its start.
-        standstill: how long processes that the engine has started stand still, again and again.
+        standstill: how long the engine's processes are stopped, again and again.
         switch: seconds after which Python may let another thread run; None leaves it alone.
         weights: before the first of new weights, after it, and after the last.
     """

@@ -291,6 +291,7 @@ class BrokenBlueprint(ScriptedBlueprint):
         raise EngineError("no weights there")
 
 
+@pytest.mark.slow
 def test_cut_channels_change_nothing(undisturbed):
     """The network between workers and replicas fails, and no process does: none is restarted, all results are equal."""
     with make_manager(CuttingBlueprint(), workers=2, replicas=2) as manager:

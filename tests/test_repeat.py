@@ -52,7 +52,7 @@ def test_a_failed_test_is_listed_with_its_seed(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text("def test_good(): pass\n\n\ndef test_bad(): assert False\n")
 
     done = subprocess.run(
-        [sys.executable, file, "2", "--seed", "1", "--workers", "0", "--busy", "1", "--cores", "1", tmp_path],
+        [sys.executable, file, "2", "--seed", "1", "--workers", "0", "--cores", "1", tmp_path],
         capture_output=True,
         text=True,
         check=False,

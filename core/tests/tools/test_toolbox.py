@@ -297,7 +297,7 @@ class TestSessions:
         odd, good = Probe("odd", release_reward=float("inf")), Probe("good", release_reward=1.0)
 
         async def run() -> Any:
-            async with ToolBox([bad, late, odd, good], release_s=0.05).session(TASK) as session:
+            async with ToolBox([bad, late, odd, good], release_s=1.0).session(TASK) as session:
                 for name in ("bad", "late", "odd", "good"):
                     await session.call(ToolCall(name=name))
             return session
@@ -311,18 +311,22 @@ class TestSessions:
     def test_everything_is_released_when_the_episode_is_cancelled(self, num_tools: int):
         """Also in the middle of a call."""
         probes = [Probe(f"p{i}") for i in range(num_tools)]
-        probes[-1].delay_s = 0.05
 
-        async def run() -> None:
+        async def run(reached: asyncio.Event) -> None:
             async with ToolBox(probes).session(TASK) as session:
                 for probe in probes:
                     await session.call(ToolCall(name=probe.name))
-                await asyncio.sleep(60)
+                probes[-1].delay_s = 60.0
+                reached.set()
+                await session.call(ToolCall(name=probes[-1].name))
 
         async def cancel() -> None:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.2):
-                    await run()
+            reached = asyncio.Event()
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(run(reached))
+                await reached.wait()
+                await asyncio.sleep(0)
+                task.cancel()
 
         asyncio.run(cancel())
         assert [probe.log[-1] for probe in probes] == ["release"] * num_tools

@@ -3,10 +3,11 @@
 import asyncio
 
 import numpy as np
+import pytest
 import torch
 import transformers
 
-NUM_WORKERS, NUM_TURNS = 16, 12
+NUM_WORKERS = 16
 
 
 async def disturb(engine, task, request, number):
@@ -39,12 +40,15 @@ async def crowd(engine, requests, updates, left_over):
     return done, engine.stats()["num_running"], left_over(engine)
 
 
-def test_no_request_is_lost(tiny_model, other_model, other_weights, serve, ask, context, assert_logprobs, left_over):
+@pytest.mark.parametrize("num_turns", [4, pytest.param(12, marks=pytest.mark.slow)])
+def test_no_request_is_lost(
+    num_turns, tiny_model, other_model, other_weights, serve, ask, context, assert_logprobs, left_over
+):
     """With a cache that is far too small, every request ends with correct log-probabilities."""
     first_model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     first_weights = [(name, weight.detach().numpy()) for name, weight in first_model.named_parameters()]
     requests = [
-        [ask(f"worker-{i}", context[: 5 + (i + 7 * j) % 30], max_tokens=1 + 7 * (i + j) % 60) for j in range(NUM_TURNS)]
+        [ask(f"worker-{i}", context[: 5 + (i + 7 * j) % 30], max_tokens=1 + 7 * (i + j) % 60) for j in range(num_turns)]
         for i in range(NUM_WORKERS)
     ]
 
@@ -56,7 +60,7 @@ def test_no_request_is_lost(tiny_model, other_model, other_weights, serve, ask, 
     )
 
     assert (num_running, handlers) == (0, {})
-    assert len(done) >= NUM_WORKERS * NUM_TURNS / 2
+    assert len(done) >= NUM_WORKERS * num_turns / 2
     for request, result in done[::5]:
         versions = np.broadcast_to(result.weight_version, result.token_ids.shape)
         assert_logprobs(result, first_model, request.token_ids, part=versions % 2 == 0)

@@ -48,7 +48,10 @@ def wait_until_gone(paths):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("name", sorted(TRANSPORTS))
+SLOW = {"gloo": [pytest.mark.slow]}  # its peers import torch
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, [])) for name in sorted(TRANSPORTS)])
 def test_weights_reach_other_processes(name, tmp_path, start_peer):
     """Two replicas in separate processes receive every bit of the weights."""
     readers = [start_peer(name, "read", tmp_path) for _ in range(2)]

@@ -153,18 +153,22 @@ class GroupWeights:
         `enter_rotation` is called when the replica has caught up, before the next update starts.
         """
         async with self._lock:
-            await self._give_weights(slot, handle)
             reached: tuple[int, frozenset[MemoryTag]] = (0, frozenset(TAGS))
+            has_weights = False
             # The pool may have fallen asleep while the replica started, and may wake up while it waits for weights.
-            while (wanted := (self.sleep_state.level, self.sleep_state.awake)) != reached:
-                level, awake = reached = wanted
-                if level:
-                    await handle.sleep.remote(level)
-                if awake:
-                    await handle.wake_up.remote(tuple(awake))
-                if drops_weights(level) and "weights" in awake:
-                    # The others have been updated after their sleep, or will be.
+            while True:
+                level, awake = wanted = self.sleep_state.level, self.sleep_state.awake
+                # Before a sleep that keeps them, and after one that drops them: once, because an engine refuses to
+                # return to an older one of the kept updates.
+                if not has_weights and "weights" in reached[1] and (reached == wanted or not drops_weights(level)):
                     await self._give_weights(slot, handle)
+                    has_weights = True
+                elif wanted == reached:
+                    break
+                else:
+                    await _follow_sleep(handle, level, awake)
+                    has_weights &= not drops_weights(level)
+                    reached = wanted
             # Not a coroutine: it runs under the lock and without an await, so nothing changes before the slot is
             # filled.
             enter_rotation()
@@ -193,6 +197,13 @@ class GroupWeights:
         if self.updater is not None:
             await self.updater.forget()
             await self.updater.transport.close()
+
+
+async def _follow_sleep(handle: ActorHandle, level: int, awake: frozenset[MemoryTag]) -> None:
+    if level:
+        await handle.sleep.remote(level)
+    if awake:
+        await handle.wake_up.remote(tuple(awake))
 
 
 async def _is_any_alive(handles: Iterable[ActorHandle]) -> bool:

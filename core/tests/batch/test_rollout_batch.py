@@ -215,7 +215,7 @@ class TestCollate:
         assert not batch.scored[1]
 
     def test_a_record_that_is_not_trained_has_no_row(self):
-        """Its score stays in the episode's reward; an episode of such records alone keeps one row without tokens."""
+        """Its score reaches the tokens of the others; an episode of such records alone keeps one row without tokens."""
         lines = (RecordLineage(kind="auxiliary", trained=False), RecordLineage())
         scores = (TrajectoryScore(value=1.0), TrajectoryScore(value=0.5))
         some = episode(forked(), trajectory(), scores=scores, lineage=lines)
@@ -223,7 +223,7 @@ class TestCollate:
         batch = collate([some, none], pad_token_id=PAD)
         assert batch.attention_mask.sum(-1).tolist() == [6, 0]
         assert (batch.scored.tolist(), batch.episode_rewards.tolist()) == ([True, True], [1.5, 1.0])
-        assert batch.rm_scores.sum() == 0.5
+        assert batch.rm_scores.sum() == 1.5
 
     def test_replayed_tokens_are_context(self):
         """They have mask 0 and keep their log-probabilities and weight versions."""

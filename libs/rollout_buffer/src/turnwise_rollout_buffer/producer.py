@@ -38,6 +38,10 @@ class GroupProducer:
     """
     Rolls out groups and puts their episodes into the buffer.
 
+    Each launched group is for a training step, the first `tasks_per_step` for step 1, and so on; task and step are the
+    group's name, from which its seeds derive. So a task is launched once for a step, also when the trainer has taken
+    its group already. A step for which every task was launched has no more groups.
+
     Attributes:
         manager: started.
         stream: the tasks.
@@ -45,7 +49,9 @@ class GroupProducer:
         limit: most groups in flight, in the buffer and in training together.
         tasks_per_step: how many groups are launched for each training step.
         on_episode: called in the producer's thread with every finished episode.
-        launched: number of launched groups.
+        launched: number of launched groups; the next one is for the training step 1 + launched // tasks_per_step.
+        launched_for: the tasks that were launched for a step, by step; those of passed steps are forgotten.
+        oldest_step: the trainer has completed all steps before this one.
         uniform_limit: no group is launched once the buffer has dropped this many for lack of variance; None for no
             limit.
         failure: the exception that ended the producer, if any.
@@ -58,6 +64,8 @@ class GroupProducer:
     tasks_per_step: int
     on_episode: Callable[[EpisodeResult], None]
     launched: int = 0
+    launched_for: dict[int, list[str]] = field(factory=dict)
+    oldest_step: int = 1
     uniform_limit: int | None = None
     failure: BaseException | None = field(default=None, init=False)
     # Interrupted groups, which are resumed before new ones are launched, and running groups by task.
@@ -176,8 +184,18 @@ class GroupProducer:
         return bool(self._interrupted) or bool(self._uids - self._excluded_uids())
 
     def _excluded_uids(self) -> set[str]:
-        """Return tasks that must not be launched now: another group of the same task and step would mix with them."""
-        return {*self._in_flight, *self.buffer.uids_at(self._next_step)}
+        """
+        Return tasks that must not be launched now: another group of this task and step is or was there.
+
+        A group of an earlier step in flight excludes its task too: `_in_flight` has one group of a task.
+        """
+        if self._uids <= self._launched_now():
+            self.launched = self._next_step * self.tasks_per_step
+        return {*self._in_flight, *self._launched_now()}
+
+    def _launched_now(self) -> set[str]:
+        # The buffer may have groups of this step that another source launched, from the checkpoint of a mode `sync`.
+        return {*self.launched_for.get(self._next_step, ()), *self.buffer.uids_at(self._next_step)}
 
     @property
     def _next_step(self) -> int:
@@ -189,6 +207,9 @@ class GroupProducer:
         else:
             (task,) = self.stream.take(1, without=self._excluded_uids())
             work = _GroupWork(task.uid, self._next_step, tasks=(task,))
+            for passed in [step for step in self.launched_for if step < min(self.oldest_step, work.step)]:
+                del self.launched_for[passed]
+            self.launched_for.setdefault(work.step, []).append(task.uid)
             self.launched += 1
         self._in_flight[work.uid] = work
         return work

@@ -17,14 +17,18 @@ import structlog
 from attrs import define, field
 
 from turnwise import EpisodeResult, RolloutManager, UnfinishedEpisode
+from turnwise.errors import TurnwiseError
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.interrupts import Interrupt
 from turnwise_rollout_buffer import BufferClosedError, EpisodeGroup, TrajectoryBuffer
+from turnwise_rollout_buffer.groups import GroupKey
 from turnwise_rollout_buffer.producer import GroupProducer
 from turnwise_rollout_buffer.task_stream import TaskStream
 
 _POLL_S: Final = 0.2
 """How often `collect` checks for an interrupt."""
+_REMEMBERED: Final = 4096
+"""Groups that were taken and are remembered."""
 
 
 @define(eq=False)
@@ -46,6 +50,8 @@ class AsyncCollector:
     stage: str = field(default="wait", init=False)
     # Value of the buffer's count `dropped_uniform` at the start of the current step.
     _uniform_before: int = field(default=0, init=False)
+    # The step that took each of the last groups, by name.
+    _taken: dict[GroupKey, int] = field(factory=dict, init=False)
 
     @classmethod
     def create(
@@ -88,6 +94,8 @@ class AsyncCollector:
                 failure = self.producer.failure
                 raise failure or RuntimeError("the rollout thread has ended") from failure
             dropped = self._reset_uniform_limit()
+            self.producer.oldest_step = step
+            self._check_new(groups, step)
             if len(groups) < self.train.tasks_per_step:
                 structlog.get_logger().warning(
                     "step has fewer groups, because the others had no reward variance",
@@ -97,6 +105,19 @@ class AsyncCollector:
                 )
             self.producer.notify()
             return groups
+
+    def _check_new(self, groups: Sequence[EpisodeGroup], step: int) -> None:
+        """Raise an error for a group that was taken before: equal names have equal seeds, so it would count twice."""
+        for group in groups:
+            uid, for_step, _validation = group.key
+            if (earlier := self._taken.get(group.key)) is not None:
+                raise TurnwiseError(
+                    f"step {step} got the group of task {uid!r} for step {for_step}, which step {earlier} has"
+                    " trained on already; this is a bug of turnwise: resume from the last checkpoint and report it"
+                )
+            self._taken[group.key] = step
+        while len(self._taken) > _REMEMBERED:
+            del self._taken[next(iter(self._taken))]
 
     def _reset_uniform_limit(self) -> int:
         """Start a new count of groups dropped for lack of variance; return the old count."""
@@ -125,10 +146,19 @@ class AsyncCollector:
         """Do nothing: other groups have taken the place of these in the buffer, so these are not trained on."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"stream": self.producer.stream.state_dict(), "launched": self.producer.launched}
+        return {
+            "stream": self.producer.stream.state_dict(),
+            "launched": self.producer.launched,
+            "launched_for": [[step, list(uids)] for step, uids in self.producer.launched_for.items()],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], *, step: int) -> None:
         self.producer.stream.load_state_dict(state["stream"])
         # A checkpoint of mode `sync` has no such count; there, every step launches `tasks_per_step` groups.
         self.producer.launched = state.get("launched", step * self.train.tasks_per_step)
+        # A checkpoint of mode `sync` in the middle of a step has the tasks of this step in `order`.
+        launched = {each: list(uids) for each, uids in state.get("launched_for", ())}
+        launched[step + 1] = [*launched.get(step + 1, ()), *state.get("order", ())]
+        self.producer.launched_for = launched
+        self.producer.oldest_step = step + 1
         self._reset_uniform_limit()

@@ -36,7 +36,9 @@ def build_learner_spec(setup: TrainSetup) -> LearnerSpec:
     """Return the inputs that a process loads its learner from."""
     rollout = setup.run.rollout
     plugins = setup.host.recipe()
-    return LearnerSpec(setup.train, setup.model, rollout.sampling.temperature, rollout.response_length, plugins)
+    return LearnerSpec(
+        setup.train, setup.model, rollout.sampling.temperature, rollout.response_length, plugins, rollout.seed
+    )
 
 
 def build_trainer(setup: TrainSetup, manager: RolloutManager) -> Trainer:

@@ -2,7 +2,8 @@
 Saves and loads models, optimizers, schedules and random number generators, with `torch.distributed.checkpoint`.
 
 Saving and loading are collective: every training process calls them. The number of processes may change in between. The
-files are safetensors and JSON, never pickles: reading one from a stranger runs no code.
+files are safetensors and JSON, never pickles: reading one from a stranger runs no code. With another number of
+processes, random numbers are others: each process has its own generators.
 """
 
 # ruff: noqa: TID253 - only the trainer imports this module; no hook does
@@ -16,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from turnwise.errors import ConfigError
 from turnwise_grpo_trainer.learner import Learner
 from turnwise_grpo_trainer.optimization import TrainableModel, find_frozen_names, find_tied_names
+from turnwise_grpo_trainer.random_states import load_random_states, save_random_states
 
 SCHEDULES_FILE: Final = "schedules.json"
 
@@ -41,6 +42,7 @@ def save_state(learner: Learner, folder: Path) -> None:
     if learner.rank == 0:
         steps = {name: trainable.schedule.last_epoch for name, trainable in _trainables(learner).items()}
         (folder / SCHEDULES_FILE).write_text(json.dumps(steps), encoding="utf-8")
+    save_random_states(folder, learner.rank, learner.world_size, learner.device)
 
 
 def load_state(learner: Learner, folder: Path) -> None:
@@ -58,9 +60,8 @@ def load_state(learner: Learner, folder: Path) -> None:
             optim_state_dict={**optimizer, "state": state[name]["optimizer"]},
         )
         trainable.seek(steps[name])
-    torch.set_rng_state(state["rng"])
-    if "cuda_rng" in state:
-        torch.cuda.set_rng_state(state["cuda_rng"])
+    with _config_errors(folder):
+        load_random_states(folder, learner.rank, learner.world_size, learner.device)
 
 
 def load_policy_state(model: Any, folder: Path) -> None:
@@ -121,9 +122,7 @@ def _trainables(learner: Learner) -> dict[str, TrainableModel]:
 
 def _tensors(learner: Learner) -> dict[str, Any]:
     """Return all tensors of a learner's state; the other settings of an optimizer come from the config."""
-    state: dict[str, Any] = {"rng": torch.get_rng_state()}
-    if learner.device.type == "cuda":
-        state["cuda_rng"] = torch.cuda.get_rng_state()
+    state: dict[str, Any] = {}
     for name, trainable in _trainables(learner).items():
         model, optimizer = get_state_dict(trainable.model, trainable.optimizer)
         left_out = find_tied_names(trainable.model) | find_frozen_names(trainable.model)

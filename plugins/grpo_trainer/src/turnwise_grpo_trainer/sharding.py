@@ -18,6 +18,7 @@ from turnwise.types import PluginRecipe
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.devices import select_device
 from turnwise_grpo_trainer.learner import Learner
+from turnwise_grpo_trainer.random_states import seed_torch
 from turnwise_grpo_trainer.trainers import LocalTrainer
 
 
@@ -32,6 +33,7 @@ class LearnerSpec:
         temperature: sampling temperature of the engine.
         response_length: the longest possible response.
         plugins: of the run; None takes the installed ones.
+        seed: of the run; new weights of a critic, and dropout, depend on it.
     """
 
     train: TrainConfig
@@ -39,6 +41,7 @@ class LearnerSpec:
     temperature: float
     response_length: int
     plugins: PluginRecipe | None = None
+    seed: int = 0
 
 
 def load_local_trainer(spec: LearnerSpec) -> LocalTrainer:
@@ -48,6 +51,7 @@ def load_local_trainer(spec: LearnerSpec) -> LocalTrainer:
         torch.cuda.set_device(device)
     if spec.train.sharding.num_threads is not None:
         torch.set_num_threads(spec.train.sharding.num_threads)
+    seed_torch(spec.seed)  # the same in all processes: new weights must not depend on their number
     learner = Learner.load(
         spec.train,
         spec.model,
@@ -57,6 +61,7 @@ def load_local_trainer(spec: LearnerSpec) -> LocalTrainer:
         to_device=make_sharder(device) if spec.train.sharding.sharded else None,
         plugins=spec.plugins,
     )
+    seed_torch(spec.seed, learner.rank)  # each process draws its own dropout
     return LocalTrainer(learner, Path(spec.model.path or "."))
 
 

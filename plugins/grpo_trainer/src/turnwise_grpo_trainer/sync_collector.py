@@ -39,6 +39,8 @@ class SyncCollector:
     # State of the step in progress: the rank of each task by uid, how often tasks were requested, interrupted episodes.
     _order: dict[str, int] = field(factory=dict, init=False)
     _num_requests: int = field(default=0, init=False)
+    # Tasks that mode `async` launched for later steps before its checkpoint; their names are taken.
+    _launched_for: dict[int, list[str]] = field(factory=dict, init=False)
     _unfinished: list[UnfinishedEpisode] = field(factory=list, init=False)
     # State, buffer and interrupted episodes before the last `collect`.
     _before: tuple[dict[str, Any], dict[str, Any], tuple[UnfinishedEpisode, ...]] | None = field(
@@ -59,7 +61,8 @@ class SyncCollector:
         while self._num_requests < max_requests:
             self.interrupt.check()
             missing = self.train.tasks_per_step - len(self.buffer)
-            tasks = self.stream.take(missing, without=self._order) if missing > 0 else []
+            used = {*self._order, *self._launched_for.get(step, ())}
+            tasks = self.stream.take(missing, without=used) if missing > 0 else []
             if not tasks:
                 break
             self._num_requests += 1
@@ -115,9 +118,11 @@ class SyncCollector:
             "stream": self.stream.state_dict(),
             "order": dict(self._order),
             "num_requests": self._num_requests,
+            "launched_for": [[step, list(uids)] for step, uids in self._launched_for.items()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, step: int) -> None:
         self.stream.load_state_dict(state["stream"])
         # A checkpoint of mode `async` has neither: its groups belong to no particular step.
         self._order, self._num_requests = dict(state.get("order", {})), state.get("num_requests", 0)
+        self._launched_for = {each: uids for each, uids in state.get("launched_for", ()) if each > step}

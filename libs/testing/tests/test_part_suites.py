@@ -302,13 +302,14 @@ class Blocks:
         threading.Event().wait()
 
 
-@pytest.mark.parametrize("make_reward", [Waits, Blocks])
-def test_a_reward_that_waits_for_ever_fails_its_check(make_reward):
-    """It breaks its promise; neither the check nor the test session hangs."""
-    probe = RewardProbe(make_reward=make_reward, examples=(RewardExample(answer="42"),))
-    with pytest.raises(AssertionError) as caught:
-        run_check(REWARD_CHECKS["returns_a_score"], probe, timeout_s=0.5)
-    text = str(caught.value)
-    assert text.startswith("nothing came within 0.5 s")
-    assert text.endswith("; the promise: Every example has a finite `Score` that fits its trajectory.")
-    assert (f"{__file__}:" in text) == (make_reward is Blocks)  # a waiting coroutine has no frame in the text
+def test_a_reward_that_waits_for_ever_fails_its_check():
+    """It breaks its promise, and no thread of an earlier check is named; neither check nor test session hangs."""
+    for make_reward in (Waits, Blocks, Waits, Blocks):
+        probe = RewardProbe(make_reward=make_reward, examples=(RewardExample(answer="42"),))
+        with pytest.raises(AssertionError) as caught:
+            run_check(REWARD_CHECKS["returns_a_score"], probe, timeout_s=0.5)
+        text = str(caught.value)
+        assert text.startswith("nothing came within 0.5 s")
+        assert text.endswith("; the promise: Every example has a finite `Score` that fits its trajectory.")
+        # A waiting coroutine has no frame in the text.
+        assert (f"{__file__}:" in text) == (make_reward is Blocks)

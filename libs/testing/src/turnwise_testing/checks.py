@@ -25,6 +25,8 @@ Check = Callable[[Any], "str | Coroutine[Any, Any, str | None] | None"]
 
 CHECK_TIMEOUT_S: Final = 60.0
 """Longest time of one check, unless a suite or `turnwise check` sets another."""
+_THREADS: Final = ("turnwise check", "turnwise tool")
+"""Names of the threads that run code of a plugin."""
 _LIBRARIES: Final = (sysconfig.get_path("stdlib"), __file__.removesuffix("checks.py"), "<")
 
 
@@ -73,23 +75,25 @@ def run_within(call: Callable[[], T], promise: str, timeout_s: float = CHECK_TIM
         except BaseException as error:  # noqa: BLE001 - raised in the caller's thread; pytest's skip is no Exception
             outcome.set_exception(error)
 
+    left_behind = _waiting_places()
     context = contextvars.copy_context()
     thread = threading.Thread(target=context.run, args=(work,), name="turnwise check", daemon=True)
     thread.start()
     thread.join(timeout_s)
     if thread.is_alive():
-        place = _waiting_place()
-        raise AssertionError(f"nothing came within {timeout_s:g} s{place}; the promise: {promise}")
+        # A thread that an earlier check left behind still waits where it did.
+        places = [place for ident, place in _waiting_places().items() if place != left_behind.get(ident)]
+        text = f", and {places[0]} still waits" if places else ""
+        raise AssertionError(f"nothing came within {timeout_s:g} s{text}; the promise: {promise}")
     return outcome.result()
 
 
-def _waiting_place() -> str:
-    """Return the plugin's line that a thread of a check waits in, for an error text; empty when none is found."""
-    for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the documented way to see another thread
-        thread = next((each for each in threading.enumerate() if each.ident == ident), None)
-        if thread is not None and thread.name in ("turnwise check", "turnwise tool") and (place := _own_line(frame)):
-            return f", and {place} still waits"
-    return ""
+def _waiting_places() -> dict[int, str]:
+    """Return the plugin's line that each thread of a check is in, by the thread; without threads that are in none."""
+    names = {each.ident: each.name for each in threading.enumerate()}
+    frames = sys._current_frames()  # noqa: SLF001 - the documented way to see another thread
+    ours = {ident: _own_line(frame) for ident, frame in frames.items() if names.get(ident) in _THREADS}
+    return {ident: place for ident, place in ours.items() if place}
 
 
 def _own_line(frame: FrameType) -> str:

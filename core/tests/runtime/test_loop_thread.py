@@ -1,6 +1,7 @@
 """An event loop in a thread."""
 
 import asyncio
+import signal
 import threading
 
 import pytest
@@ -32,3 +33,22 @@ def test_a_broken_loop_is_reported_to_every_waiter():
             future.result(WATCHDOG_S)
     for coroutine in coroutines:
         coroutine.close()
+
+
+def test_an_interrupt_waits_for_the_end_of_what_uses_memory_of_the_caller():
+    """The caller may change its memory after the interrupt."""
+    thread, ended = LoopThread(), []
+
+    async def use_memory():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(1000):
+                await asyncio.sleep(0)
+            ended.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        thread.call_to_end(use_memory())
+    assert [True] == ended
+    thread.close()

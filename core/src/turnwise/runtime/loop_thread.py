@@ -15,6 +15,9 @@ from turnwise.errors import InfrastructureError, describe
 
 T = TypeVar("T")
 
+_END_S: Final = 60.0
+"""Longest wait in seconds for a coroutine that was interrupted and uses memory of its caller."""
+
 _CANCEL_S: Final = 10.0
 """Longest wait in seconds for cancelled tasks at the end."""
 
@@ -52,6 +55,22 @@ class LoopThread:
         except BaseException:
             # After Ctrl-C in this thread the coroutine would continue without a reader.
             future.cancel()
+            raise
+
+    def call_to_end(self, coroutine: Coroutine[object, object, T]) -> T:
+        """Do as `call`, but let an interrupt wait for the end of a coroutine that uses memory of the caller."""
+        ended = threading.Event()
+
+        async def run() -> T:
+            try:
+                return await coroutine
+            finally:
+                ended.set()
+
+        try:
+            return self.call(run())
+        except (KeyboardInterrupt, SystemExit):
+            ended.wait(_END_S)  # a second interrupt ends the wait
             raise
 
     def close(self) -> None:

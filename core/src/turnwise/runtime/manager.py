@@ -285,7 +285,7 @@ class RolloutManager:
             # Before the update: after a failure some replicas may serve this version, so no other weights may have it.
             self.weight_version = number
             started_at = unix_s(time.perf_counter())
-            report = thread.call(self.runtime.update_weights(weights, number))
+            report = thread.call_to_end(self.runtime.update_weights(weights, number))
         event = partial(WeightsUpdated, version=report.version, num_bytes=report.num_bytes, started_at=started_at)
         for each in report.replicas:
             if not each.error:

@@ -122,7 +122,7 @@ def _read_checksums(sums: Sequence[Tensor]) -> list[int]:
     return [next(left[each.device]) for each in sums]
 
 
-def _open_handles(manifest: WeightManifest) -> Iterator[Weight]:
+def _open_handles(manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
     # CUDA refuses to open a handle in the process that made it.
     if (own := _LENT.get(manifest.locator["key"])) is not None:
         yield from own

@@ -44,7 +44,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._scheduler = scheduler
         self._waiting: SimulatedThread | None = None
         self._num_tasks = 0
-        self.set_task_factory(self._make_task)
+        self.set_task_factory(self._make_task)  # type: ignore[arg-type]  # without the type variables of typeshed
 
     def time(self) -> float:
         return self._scheduler.now

@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import Weight, WeightManifest, WeightSource, WeightTarget
+from turnwise.weights.finishing import finish_in_thread
 from turnwise.weights.sources import source_of
 from turnwise_weight_transports.buckets import (
     Bucket,
@@ -32,7 +33,6 @@ from turnwise_weight_transports.buckets import (
     verify_checksum,
 )
 from turnwise_weight_transports.config import DiskConfig
-from turnwise_weight_transports.thread_calls import call_in_thread
 
 
 @define(eq=False)
@@ -47,10 +47,10 @@ class DiskTransport:
         parent = self.config.directory or Path(tempfile.gettempdir())
         folder = parent / f"turnwise-weights-{version}-{uuid4().hex[:8]}"
         try:
-            yield await call_in_thread(self._write, version, source_of(weights), folder)
+            yield await finish_in_thread(partial(self._write, version, source_of(weights), folder))
         finally:
             if not self.config.keep:
-                await call_in_thread(shutil.rmtree, folder, ignore_errors=True)
+                await finish_in_thread(partial(shutil.rmtree, folder, ignore_errors=True))
 
     async def apply(self, engine: WeightTarget, manifest: WeightManifest) -> None:
         """Let the engine read the files; `EngineError` when one is missing or damaged."""

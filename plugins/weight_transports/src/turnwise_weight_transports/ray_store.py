@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import ClassVar
 
 from attrs import define, field
 
 from turnwise.protocols.weights import Weight, WeightManifest, WeightSource, WeightTarget
+from turnwise.weights.finishing import finish_in_thread
 from turnwise.weights.sources import source_of
 from turnwise_weight_transports.buckets import ReceivedSource, allocate_zeros, read_buffers, store_buckets
 from turnwise_weight_transports.config import BucketConfig
-from turnwise_weight_transports.thread_calls import call_in_thread
 
 _ALONE_BYTES = 1 << 20
 """Size from which a weight has an object of Ray's store alone; putting an object costs less than copying this much."""
@@ -29,7 +30,7 @@ class RayTransport:
     @asynccontextmanager
     async def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AsyncIterator[WeightManifest]:
         # Ray frees the objects with their last reference, at this end or at a reader's.
-        yield await call_in_thread(self._write, version, source_of(weights))
+        yield await finish_in_thread(partial(self._write, version, source_of(weights)))
 
     async def apply(self, engine: WeightTarget, manifest: WeightManifest) -> None:
         """Let the engine copy from the store; `EngineError` when an object is damaged."""

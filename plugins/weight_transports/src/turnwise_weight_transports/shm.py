@@ -12,6 +12,7 @@ import mmap
 import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import ClassVar
@@ -21,10 +22,10 @@ from attrs import define, field
 
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import StoredWeight, Weight, WeightManifest, WeightSource, WeightTarget
+from turnwise.weights.finishing import finish_in_thread
 from turnwise.weights.sources import source_of
 from turnwise_weight_transports.buckets import Bucket, Buffer, ReceivedSource, plan_buckets, read_buffers, store_buckets
 from turnwise_weight_transports.config import BucketConfig
-from turnwise_weight_transports.thread_calls import call_in_thread
 
 _FOLDER = Path("/dev/shm")
 """The folder in which Linux shows shared memory."""
@@ -41,7 +42,7 @@ class SharedMemoryTransport:
     async def publish(self, version: int, weights: Iterable[Weight], num_readers: int) -> AsyncIterator[WeightManifest]:
         segments: list[SharedMemory] = []
         try:
-            yield await call_in_thread(self._write, version, source_of(weights), segments)
+            yield await finish_in_thread(partial(self._write, version, source_of(weights), segments))
         finally:
             # A reader that still maps a segment keeps its memory until it unmaps it.
             for segment in segments:

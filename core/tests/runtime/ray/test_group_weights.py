@@ -217,3 +217,34 @@ class TestMemoryOfAPool:
         ((index, reason),) = killed
         assert 1 == index
         assert reason.startswith("it was not updated to weight version 1: ")
+
+
+def test_a_waiting_replica_that_is_late_starts_anew(monkeypatch):
+    """It is killed, and its start fails: its slot would stay empty for ever if it went on waiting for weights."""
+    killed = asyncio.Event()
+    monkeypatch.setattr("turnwise.runtime.ray.weights.kill_process", lambda _handle: killed.set())
+
+    async def hang(_manifest):
+        await killed.wait()
+        raise ConnectionError("the actor was killed")
+
+    async def main():
+        updater = WeightUpdater(Transport(), "fake", timeout_s=0.01)
+        weights, slots = GroupWeights(updater, keep_last=False), make_slots("replica", 2)
+        slots[0].handle = Replica()
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            await weights.update(slots, WEIGHTS, 1, lambda slot, reason: None)
+            late = SimpleNamespace(update_weights=SimpleNamespace(remote=hang))
+            starting = group.create_task(start(weights, slots[1], late))
+            await slots[1].settled.wait()
+            report = await weights.update(slots, WEIGHTS, 2, lambda slot, reason: None)
+            return [each.replica for each in report.replicas if not each.error], await starting
+
+    async def start(weights, slot, handle):
+        try:
+            await weights.catch_up(slot, handle, lambda: setattr(slot, "handle", handle))
+        except EngineError as error:
+            return str(error)
+        return "started"
+
+    assert ([0], "replica 1 was killed while it waited for weights: it was too late") == asyncio.run(main())

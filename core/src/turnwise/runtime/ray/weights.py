@@ -44,6 +44,7 @@ class GroupWeights:
     version: int = field(default=0, init=False)
     sleep_state: SleepState = field(factory=lambda: SleepState("the pool of replicas"), init=False)
     _outdated: dict[int, ActorHandle] = field(factory=dict, init=False)
+    _killed: list[ActorHandle] = field(factory=list, init=False)  # of these, while they waited
     _lock: asyncio.Lock = field(factory=asyncio.Lock, init=False)
     _changed: asyncio.Condition = field(init=False)
 
@@ -93,6 +94,7 @@ class GroupWeights:
         def kill_replica(index: int, reason: str) -> None:
             if index in waiting:
                 kill_process(waiting[index])
+                self._killed.append(self._outdated.pop(index, waiting[index]))
             for slot in live(slots):
                 if slot.index == index:
                     kill(slot, reason)
@@ -187,6 +189,9 @@ class GroupWeights:
             await self._changed.wait_for(lambda: slot.index not in self._outdated)
         finally:
             self._outdated.pop(slot.index, None)  # also if the replica is retired meanwhile
+        if any(handle is each for each in self._killed):  # its start fails, and its supervision starts another one
+            self._killed[:] = [each for each in self._killed if each is not handle]
+            raise EngineError(f"replica {slot.index} was killed while it waited for weights: it was too late")
 
     @staticmethod
     async def _repeat(updater: WeightUpdater, index: int, handle: ActorHandle) -> bool:

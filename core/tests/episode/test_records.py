@@ -9,7 +9,7 @@ from episode_fakes import EOS, LookTool, TinyEngine, run
 
 from turnwise import Capabilities, FinishReason, GenerateResult, Status, Task
 from turnwise.episode.setup import Limits
-from turnwise.errors import DataError, TrajectoryError
+from turnwise.errors import DataError, DeadlineExceeded, TrajectoryError
 from turnwise.record.columns import Origin
 from turnwise.record.lineage import EpisodeRecord, RecordLineage
 from turnwise.record.result import total_score
@@ -240,6 +240,35 @@ class TestSamples:
         assert engine.aborted == {engine.requests[0].request_id}
         assert engine.requests[0].sampling == engine.requests[1].sampling
         assert (result.metrics.num_turns, result.metrics.num_tokens["action"]) == (1, 3)
+
+    @pytest.mark.parametrize("leaves", [False, True])
+    def test_an_end_after_a_late_request_is_the_engines(self, leaves):
+        """A request that the engine ends is an abort, also when an earlier one was late and returned, or was left."""
+
+        class Engine(SlowEngine):
+            ends = False
+
+            async def generate(self, request):
+                result = await super().generate(request)
+                return evolve(result, finish_reason=FinishReason.ABORT) if self.ends else result
+
+        engine = Engine(hangs_on=1)
+
+        async def script(episode):
+            first, second = episode.begin([1]), episode.begin([2])
+            late = asyncio.ensure_future(episode.sample(record=first))
+            while not engine.aborted:
+                await episode.sample(record=second)
+            if leaves:
+                late.cancel()
+            await asyncio.wait({late})
+            assert late.cancelled() or isinstance(late.exception(), DeadlineExceeded)
+            engine.ends = True
+            await episode.sample(record=second)
+
+        result = run_script(script, engine, limits=Limits(turn_s=0.5))
+
+        assert (Status.ABORTED, "the engine ended the request") == (result.status, result.fault.message)
 
     def test_a_late_request_is_late_though_another_began_later(self):
         """A turn that takes too long times the episode out, whatever other records do."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from aiohttp import web
 
 from turnwise import ToolResult
 from turnwise_gateway.calls import CallRefusedError, ModelReply, Usage
@@ -41,7 +42,7 @@ def build_reply(**changes):
 
 
 class ScriptedAnswer:
-    """Tells the backend's `outcomes` whether it was confirmed or released."""
+    """Tells the backend's `outcomes` whether it was confirmed, released or lost."""
 
     def __init__(self, reply, outcomes):
         self.reply, self._outcomes = reply, outcomes
@@ -51,6 +52,9 @@ class ScriptedAnswer:
 
     def release(self):
         self._outcomes.put("released")
+
+    def lose(self):
+        self._outcomes.put("lost")
 
 
 async def show_part(growth, part):
@@ -76,7 +80,8 @@ class ScriptedBackend:
         parts: returns the parts of the reply to a stream that are read before the answer.
         delay_s: seconds before each answer; on the server's own clock, so that earlier timers of the server are due.
         calls: all calls.
-        outcomes: for each answer, `confirmed` or `released`; for each cancelled call, `cancelled`.
+        outcomes: for each answer, `confirmed`, perhaps with `lost` after it, or `released`; for each cancelled call,
+            `cancelled`.
         arrived: set when a call waits for `let_go`.
     """
 
@@ -187,6 +192,19 @@ def serve():
     yield start
     for each in served:
         each.stop()
+
+
+@pytest.fixture
+def busy_server(monkeypatch):
+    """Keeps handlers from running on after the last byte of a response, as a busy event loop does, until they end."""
+    write_eof = web.StreamResponse.write_eof
+
+    async def write_and_wait(self, data=b""):
+        await write_eof(self, data)
+        if self.status == 200:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(web.StreamResponse, "write_eof", write_and_wait)
 
 
 @pytest.fixture

@@ -43,6 +43,18 @@ def run(call):
         return f"Error: {error!r}"
 
 
+async def swallow(task, client):
+    """Take a refusal for a bad answer, and score it."""
+    body = {"model": client.model, "messages": [{"role": "user", "content": "Hi."}], "stop": ["x"]}
+    headers = {"Authorization": f"Bearer {client.api_key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as http,
+        http.post(f"{client.openai_base_url}/chat/completions", json=body) as response,
+    ):
+        assert response.status == 400
+    return 1.0
+
+
 async def be_silent(task, client):
     """End without a call."""
 

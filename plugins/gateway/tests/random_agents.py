@@ -16,7 +16,8 @@ ACTIONS = (
     "continue",
     "repeat",
     "undelivered",
-    "marked",
+    "keyed",
+    "lost",
     "cut",
     "edit",
     "compact",
@@ -138,13 +139,13 @@ class RandomAgent:
             again.confirm()
             self._take(conversation, again.reply, context)
 
-    async def _marked(self, session, conversation, number):
-        call = make_call(*conversation.messages)
-        retry = make_call(*conversation.messages, is_retry=True)
+    async def _keyed(self, session, conversation, number):
+        """Send a request once more under its key, while it is answered."""
+        call = make_call(*conversation.messages, key=f"key {number}")
         async with asyncio.TaskGroup() as group:
             first = group.create_task(self._try(session, call))
             await asyncio.sleep(0)
-            second = group.create_task(self._try(session, retry))
+            second = group.create_task(self._try(session, call))
         answers = [task.result() for task in (first, second) if task.result() is not None]
         assert len({answer.reply.id for answer in answers}) <= 1
         for answer in answers:
@@ -154,6 +155,24 @@ class RandomAgent:
             answer.confirm()
             if not known:
                 self._take(conversation, answer.reply, context)
+
+    async def _lost(self, session, conversation, number):
+        """Lose a response whose bytes had all left, and send the request once more."""
+        call = make_call(*conversation.messages)
+        try:
+            answer = await session.answer(call)
+        except CallRefusedError:
+            return
+        record = session.book.records[answer.reply.facts["record"]].trajectory
+        context = record.input_ids[: answer.reply.usage.prompt_tokens].tolist()
+        answer.confirm()
+        answer.lose()
+        self.replies[answer.reply.id] = answer.reply
+        if self.choices.random() < 0.7:
+            again = await session.answer(call)
+            assert again.reply is answer.reply
+            again.confirm()
+            self._take(conversation, again.reply, context)
 
     async def _try(self, session, call):
         try:

@@ -56,6 +56,24 @@ def test_a_program_that_reports_a_score_completes():
     assert 1 == len(done.result.trajectories[0].turns())
 
 
+def test_a_program_that_ends_after_the_last_byte_has_its_turn(busy_server):
+    """A program that reads the reply, reports a score and ends has a trained turn, however busy the server is."""
+    done = run(program("score"))
+
+    assert Status.COMPLETED is done.result.status
+    assert (True,) == done.result.trained
+    assert [1] == [len(record.turns()) for record in done.result.trajectories]
+
+
+def test_a_score_without_a_turn_is_the_agents_failure():
+    """An agent that reports a score and has read no token of the model fails, with the last refusal."""
+    done = run(build_probe(function="gateway_agents:swallow"))
+
+    assert (Status.FAILED, "agent") == (done.result.status, done.result.fault.owner)
+    assert "has no turn of the model; the last call was refused: unsupported: " in done.result.fault.message
+    assert done.result.reward is None
+
+
 @pytest.mark.parametrize("parser", [None, ThinkTags(ThinkTagsConfig())])
 def test_a_reasoning_parser_splits_the_reply(parser):
     """With a reasoning parser of the run, the reply has the reasoning apart; without one it stays in the text."""
@@ -70,6 +88,22 @@ def test_a_reasoning_parser_splits_the_reply(parser):
     assert (
         ("Yes.", "Hm.") == (reply["content"], reply["reasoning_content"]) if parser else "<think>" in reply["content"]
     )
+
+
+@pytest.mark.parametrize(("text", "score"), [("1", 1.0), (" -2.5e-1", -0.25), (".5", 0.5)])
+def test_numbers_of_programs_are_scores(text, score):
+    """A score may be any decimal number."""
+    assert score == run(program("report", text)).episode.memory["reported_score"]
+
+
+@pytest.mark.parametrize("text", ["1_0.5", "1e308", "9" * 400, "nan", "inf", "0x1", "", "\uff11"])
+def test_a_score_that_is_none_is_the_agents_failure(text):
+    """A text that is no number, or a number that no record can hold, fails the episode when it is reported."""
+    done = run(program("report", text))
+
+    assert (Status.FAILED, "agent") == (done.result.status, done.result.fault.owner)
+    assert "reported the score" in done.result.fault.message
+    assert "reported_score" not in done.episode.memory
 
 
 def test_an_exit_code_is_the_agents_failure():

@@ -41,8 +41,10 @@ class EpisodeTimer:
     _episode_deadline: float = field(default=inf, init=False)
     _turn_deadline: float = field(default=inf, init=False)
     _abort_deadline: float = field(default=inf, init=False)
-    # A later request on another record moves the deadline of the turn, but no request in flight gets more time.
-    _has_late_turn: bool = field(default=False, init=False)
+    # Whether the request that returned last was late: a later one on another record moves the deadline of the turn, but
+    # no request in flight gets more time.
+    _was_late: bool = field(default=False, init=False)
+    _late: set[str] = field(factory=set, init=False)  # requests in flight that are
     # Request ids, and when to ask the engine to abort them; infinite once it was asked.
     _in_flight: dict[str, float] = field(factory=dict, init=False)
     _all_returned: asyncio.Event = field(factory=asyncio.Event, init=False)
@@ -84,6 +86,8 @@ class EpisodeTimer:
             raise
         finally:
             del self._in_flight[request.request_id]
+            self._was_late = request.request_id in self._late
+            self._late.discard(request.request_id)
             if not self._in_flight:
                 self._all_returned.set()
                 self._set_alarm(deadline)  # the alarm may be at the end of the grace period, which is over
@@ -122,7 +126,7 @@ class EpisodeTimer:
         now = asyncio.get_running_loop().time()
         if now >= self._episode_deadline:
             return DeadlineExceeded(f"the episode took longer than {self.deadlines.episode_s:g} s")
-        if now >= self._turn_deadline or self._has_late_turn:
+        if now >= self._turn_deadline or self._was_late:
             return DeadlineExceeded(f"the turn took longer than {self.deadlines.turn_s:g} s")
         return EpisodeAborted("the engine ended the request")
 
@@ -138,7 +142,8 @@ class EpisodeTimer:
         for request_id, deadline in self._in_flight.items():
             if deadline <= now:
                 self._in_flight[request_id] = inf
-                self._has_late_turn = self._has_late_turn or not self.aborting
+                if not self.aborting:
+                    self._late.add(request_id)
                 self.context.spawn(self._abort_request(request_id))
         grace_s = self.deadlines.abort_grace_s if self._in_flight else 0.0
         end = min(self._turn_deadline + grace_s, self._episode_deadline + grace_s, self._abort_deadline)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import math
+import re
 import secrets
 import sys
 from collections.abc import Awaitable, Callable
@@ -24,13 +24,16 @@ from turnwise.errors import ConfigError
 from turnwise.types import JsonDict
 from turnwise_gateway.config import AgentLimits, ExternalConfig
 from turnwise_gateway.host import ModelClient, ServerHost
+from turnwise_gateway.pool.scores import MAX_NUMBER
 from turnwise_gateway.program import Program, ProgramFailedError
 from turnwise_gateway.replay.request_file import end_log, log_session
+from turnwise_gateway.reported import check_turns
 from turnwise_gateway.session.session import Session, SessionParts
 from turnwise_gateway.watch import wait_for_agent
 
 SCORE_MARK: Final = "TURNWISE_SCORE="
 """Start of a line of a program's output that reports its score."""
+_NUMBER: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 AgentFunction = Callable[[Task, ModelClient], Awaitable[float | None]]
@@ -110,13 +113,12 @@ class ExternalAgent:
         else:
             agent = self._run_program(episode, client)
         await wait_for_agent(agent, session, self.config)
-        if session.num_calls == 0:
-            raise ProgramFailedError("the agent ended without a call of the model")
+        check_turns(session)
 
     async def _run_program(self, episode: Episode, client: ModelClient) -> None:
         def take_line(line: str) -> None:
             if line.startswith(SCORE_MARK):
-                report_score(episode, float(line.removeprefix(SCORE_MARK)))
+                report_score(episode, _read_score(line.removeprefix(SCORE_MARK).strip()))
 
         environment = {
             **self.config.environment,
@@ -139,10 +141,17 @@ async def _call_function(function: AgentFunction, episode: Episode, client: Mode
 
 
 def report_score(episode: Episode, score: float) -> None:
-    """Note the score that an agent gives its episode, for the reward `reported`; `ValueError` unless it is finite."""
-    if not math.isfinite(score):
-        raise ValueError(f"the agent reported the score {score}, which is not finite")
+    """Note the score that an agent gives its episode, for the reward `reported`; `ValueError` if it cannot be one."""
+    if not abs(score) <= MAX_NUMBER:
+        raise ValueError(f"the agent reported the score {score}, which is not finite or too large")
     episode.memory["reported_score"] = score
+
+
+def _read_score(text: str) -> float:
+    # Stricter than `float`, which reads 1_0 as 10.
+    if _NUMBER.fullmatch(text) is None:
+        raise ValueError(f"the program reported the score {text[:40]!r}, which is not a number")
+    return float(text)
 
 
 def describe_client(client: ModelClient) -> dict[str, str]:

@@ -8,7 +8,7 @@ a response. The server knows HTTP and no tokens; a session knows tokens and no H
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from attrs import define, field, frozen
@@ -54,7 +54,8 @@ class ModelCall:
         logprobs: the reply carries log-probabilities.
         stream: the reply is sent as server-sent events.
         digest: of the body without `stream` and `stream_options`; equal requests have equal digests.
-        is_retry: the client says that it repeats a request.
+        key: of the request; a client that sends it once more sends the same key. Empty for a client that sends none,
+            whose requests have no identity: an equal one may be a repetition or a further sample.
         headers: of the request, names in lower case; a session reads the lineage of sub-agents from them.
         model: name that the agent sent; replies repeat it.
         ignored: fields that have no effect here; a session counts them.
@@ -72,7 +73,7 @@ class ModelCall:
     logprobs: bool = False
     stream: bool = False
     digest: str = ""
-    is_retry: bool = False
+    key: str = ""
     headers: Mapping[str, str] = field(factory=dict)
     model: str = ""
     ignored: tuple[str, ...] = ()
@@ -166,6 +167,20 @@ class CallRefusedError(Exception):
         self.retry_after_s = retry_after_s
 
 
+@frozen(eq=False)
+class DeliveredTurn:
+    """
+    A turn that is part of a record.
+
+    Attributes:
+        call: the first request that got it, without its body.
+        reply: as the client read it.
+    """
+
+    call: ModelCall
+    reply: ModelReply
+
+
 class Answer(Protocol):
     """A sampled reply that no client has yet. It becomes part of the record when it is delivered."""
 
@@ -178,6 +193,13 @@ class Answer(Protocol):
 
     def release(self) -> None:
         """Say that the client left before that: the turn waits for an equal request. Never raises."""
+
+    def lose(self) -> None:
+        """
+        Say, after `confirm`, that the connection broke before the client had read the response. Never raises.
+
+        The turn counts, and an equal request gets it once more.
+        """
 
 
 class SessionBackend(Protocol):
@@ -207,6 +229,22 @@ class SessionBackend(Protocol):
 
         Raises:
             CallRefusedError: the session is over, or a service under the tool failed.
+        """
+
+
+class ScoredBackend(SessionBackend, Protocol):
+    """A session whose turns can be scored from outside."""
+
+    @property
+    def transcript(self) -> Sequence[DeliveredTurn]:
+        """The turns that are part of a record, in the order in which they became it; only ever longer."""
+
+    def deliver(self, turn_id: str) -> bool:
+        """
+        Say that the client has shown that it read a turn, by naming it.
+
+        Returns:
+            Whether the turn is part of a record: it was sampled here, and a client got it.
         """
 
 

@@ -25,6 +25,7 @@ from turnwise import Episode
 from turnwise.errors import ConfigError, InfrastructureError
 from turnwise_gateway.agent import show_task
 from turnwise_gateway.host import ModelClient, RunningServer
+from turnwise_gateway.pool.control_server import build_runner
 from turnwise_gateway.pool.leased_session import LeasedSession
 from turnwise_gateway.pool.store import Lease, PoolResult, PoolTask
 from turnwise_gateway.pool.task_pool import TaskPool
@@ -272,8 +273,7 @@ class PullHost:
             pool.on_lost = desk.end_lost
             await parts.enter_async_context(pool)
             app = build_shared_app(pool, desk, ServerOptions(port=site.access.port))
-            # An agent that hangs up while it waits takes no task: its handler is cancelled.
-            runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+            runner = build_runner(app)
             parts.push_async_callback(close_runner, runner)
             await runner.setup()
             for listening in (site.own_socket, site.shared_socket):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
 from attrs import define, evolve, field
@@ -18,6 +17,7 @@ from turnwise_gateway.pool.store import State as RolloutState
 from turnwise_gateway.program import ProgramFailedError
 from turnwise_gateway.pull import Attempt, Offer, PullHost
 from turnwise_gateway.pull_options import PullOptions
+from turnwise_gateway.reported import check_turns, note_score
 from turnwise_gateway.session.session import SessionParts
 from turnwise_gateway.watch import wait_for_agent
 
@@ -66,21 +66,18 @@ class PullAgent:
             asyncio.TaskGroup() as calls,
             desk.offer(episode, self.parts, server, calls, self.config.keep_requests) as offer,
         ):
-            result, attempt, num_earlier = await self._wait(offer)
+            result, attempt = await self._wait(offer)
         if result.state is RolloutState.DEAD:
             if result.owner == "infra":
                 raise InfrastructureError(result.reason)
             raise ProgramFailedError(result.reason)
-        if attempt.session.num_calls == 0:  # a score of nothing
-            raise ProgramFailedError("the agent ended without a call of the model")
-        num_records = len(attempt.session.book.records)
-        note_score(episode, result.score, result.metrics, num_records=num_records, num_earlier=num_earlier)
+        check_turns(attempt.session)
+        note_score(attempt.session, result.score, result.metrics)
         return State.TERMINATED
 
-    async def _wait(self, offer: Offer) -> tuple[PoolResult, Attempt, int]:
-        """Return the result of an episode, its last attempt, and the number of records of the earlier ones."""
+    async def _wait(self, offer: Offer) -> tuple[PoolResult, Attempt]:
+        """Return the result of an episode and its last attempt."""
         limits = evolve(self.config, idle_s=self.options.score_s)
-        num_earlier = 0
         while True:
             attempt = await offer.attempts.get()
             is_last = True
@@ -92,28 +89,5 @@ class PullAgent:
                 attempt.leased.end()
                 attempt.close(is_trained=is_last)
             if result is not None:
-                return result, attempt, num_earlier
-            num_earlier += len(attempt.session.book.records)
+                return result, attempt
             offer.episode.record_metric("gateway/lost_attempts", 1)
-
-
-def note_score(
-    episode: Episode, score: object, metrics: Mapping[str, float], *, num_records: int, num_earlier: int = 0
-) -> None:
-    """
-    Note score and metrics that were reported from outside, for the reward `reported`.
-
-    Args:
-        episode: that has ended.
-        score: in the form that `ScoreBoard.reported` describes; None for none.
-        metrics: numbers for the logs.
-        num_records: records of the last attempt; the last ones may have no turn and so no score.
-        num_earlier: records of attempts before the last one, which have no score.
-    """
-    if isinstance(score, Mapping) and "records" in score:
-        values = [*score["records"], *[0.0] * num_records][:num_records]
-        score = {"records": [0.0] * num_earlier + values}
-    if score is not None:
-        episode.memory["reported_score"] = score
-    for name, value in metrics.items():
-        episode.record_metric(f"agent/{name}", value)

@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from aiohttp import ClientError, ClientSession, web
 from attrs import asdict, define, field
 
 from turnwise.errors import ConfigError, Owner
-from turnwise_gateway.dialects.strict_json import read_json, write_json
+from turnwise_gateway.dialects.strict_json import write_json
 from turnwise_gateway.host import ModelClient
 from turnwise_gateway.pool.control import SessionDesk, build_control_app
+from turnwise_gateway.pool.control_server import read_body
 from turnwise_gateway.pool.sqlite_rows import FROM_ROLLOUT, LEASE_COLUMNS, parse_name, read_lease
 from turnwise_gateway.pool.sqlite_store import SqliteStore
 from turnwise_gateway.pool.store import Lease, PoolError, PoolTask, State
@@ -231,6 +232,27 @@ class SharedPool(TaskPool):
             await asyncio.sleep(POLL_S)
 
 
+_LEASE_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "id": str,
+    "worker": str,
+    "uid": str,
+    "attempt": int,
+    "global_step": int,
+    "rollout_n": int,
+    "fence": int,
+    "content": dict,
+    "until": (int, float),
+}
+
+
+def _read_lease(body: dict[str, Any]) -> Lease:
+    """Return a lease that another worker has given out; `PoolError` unless the body is one."""
+    for name, kind in _LEASE_TYPES.items():
+        if not isinstance(body.get(name), kind):
+            raise PoolError(f"the lease has no valid {name!r}")
+    return Lease(**body)
+
+
 def build_shared_app(pool: SharedPool, desk: SessionDesk, options: ServerOptions) -> web.Application:
     """Return the control port of one worker among several."""
 
@@ -249,7 +271,7 @@ def build_shared_app(pool: SharedPool, desk: SessionDesk, options: ServerOptions
             raise web.HTTPTooManyRequests(headers={"retry-after": "1"}) from error
 
     async def open_session(request: web.Request) -> web.Response:
-        access = desk.open(Lease(**read_json(await request.read())))
+        access = desk.open(_read_lease(await read_body(request, set(_LEASE_TYPES))))
         if access is None:
             return web.Response(status=204)
         return web.Response(body=write_json(asdict(access)), content_type="application/json")

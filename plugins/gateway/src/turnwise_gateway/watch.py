@@ -31,7 +31,7 @@ async def wait_for_agent(agent: Coroutine[Any, Any, None], session: Session, con
     # The engine and the limits come first: an agent whose calls are refused fails for that reason.
     if session.error is not None:
         raise session.error
-    if refusal is not None and isinstance(refusal.__cause__, PromptTooLongError) and not session.num_delivered:
+    if refusal is not None and isinstance(refusal.__cause__, PromptTooLongError) and not session.transcript:
         raise refusal.__cause__  # the run does not take the agent's first prompt
     if refusal is not None and (refusal.kind == "budget_exhausted" or error is not None):
         raise BudgetExhausted(refusal.message)

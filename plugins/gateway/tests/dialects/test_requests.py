@@ -278,11 +278,12 @@ def test_stream_is_not_in_the_digest():
 
 
 @pytest.mark.parametrize(
-    ("count", "marked"), [("0", False), ("1", True), ("12", True), ("", False), ("x", False), ("-1", False)]
+    ("headers", "key"),
+    [({}, ""), ({"Idempotency-Key": "a"}, "a"), ({"X-Stainless-Retry-Count": "1"}, "")],
 )
-def test_marks_of_retries(count, marked):
-    """A count of retries above 0 marks a retry; any other text does not."""
-    assert marked == read("chat", {"X-Stainless-Retry-Count": count}).is_retry
+def test_keys_of_requests(headers, key):
+    """A key names a request; the count of retries does not, for it says nothing about which request comes again."""
+    assert key == read("chat", headers).key
 
 
 def test_chat_messages():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from io import BytesIO
@@ -12,9 +14,11 @@ import numpy as np
 import pytest
 from aiohttp import ClientSession, web
 from attrs import define, evolve, field
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from turnwise.errors import ConfigError
-from turnwise_gateway.calls import CallOfTool, CallRefusedError, ModelCall, ModelReply, Usage
+from turnwise_gateway.calls import CallOfTool, CallRefusedError, DeliveredTurn, ModelCall, ModelReply, Usage
 from turnwise_gateway.host import ModelClient
 from turnwise_gateway.pool.control import ControlServer, build_control_app
 from turnwise_gateway.pool.leased_session import LeasedSession
@@ -24,6 +28,7 @@ from turnwise_gateway.pool.task_pool import TaskPool
 
 SECRET = "a secret of the control port"
 LEASE_S = 10.0
+LARGE = b"9" * 400
 TURN = ModelReply(
     id="t0",
     content="Hm.",
@@ -38,16 +43,20 @@ TURN = ModelReply(
 
 @define(eq=False)
 class Reply:
-    """A reply that counts its confirmations."""
+    """A reply that its confirmation puts into a transcript."""
 
+    call: ModelCall
     reply: ModelReply
-    num_confirmed: int = 0
+    transcript: list[DeliveredTurn]
 
     def confirm(self) -> None:
-        self.num_confirmed += 1
+        self.transcript.append(DeliveredTurn(self.call, self.reply))
 
     def release(self) -> None:
         """Forget it."""
+
+    def lose(self) -> None:
+        """Leave it."""
 
 
 class Backend:
@@ -55,9 +64,13 @@ class Backend:
 
     def __init__(self) -> None:
         self.replies: list[ModelReply] = []
+        self.transcript: list[DeliveredTurn] = []
 
-    async def answer(self, _call: ModelCall) -> Reply:
-        return Reply(self.replies.pop(0))
+    async def answer(self, call: ModelCall) -> Reply:
+        return Reply(call, self.replies.pop(0), self.transcript)
+
+    def deliver(self, turn_id: str) -> bool:
+        return any(turn.reply.id == turn_id for turn in self.transcript)
 
     async def count_tokens(self, _call: ModelCall) -> int:
         return 7
@@ -91,6 +104,7 @@ class Site:
     pool: TaskPool
     desk: Desk
     now: list[float]
+    url: str
 
     async def post(self, path: str, status: int = 200, **body: object) -> dict[str, object]:
         """Send a request, check its status and return the response."""
@@ -122,7 +136,7 @@ async def open_site(folder: Path) -> AsyncIterator[Site]:
             ControlServer(build_control_app(pool, desk, SECRET)) as server,
             ClientSession(server.url, headers={"Authorization": f"Bearer {SECRET}"}) as client,
         ):
-            yield Site(client, pool, desk, now)
+            yield Site(client, pool, desk, now, server.url)
 
 
 @pytest.fixture
@@ -240,19 +254,22 @@ def test_turns_are_scored_one_by_one(at_site) -> None:
     async def check(site: Site) -> None:
         await site.put_and_lease()
         session = site.desk.sessions["1-0-1"]
-        session.backend.replies = [TURN, TURN, TURN]
+        session.backend.replies = [evolve(TURN, id=f"t{number}") for number in range(3)]
         for _ in range(3):
             (await session.answer(ModelCall(dialect="chat", messages=()))).confirm()
         await site.post("/sessions/1-0-1/score", id="a", score=1, turn=2)
         await site.post("/sessions/1-0-1/score", id="b", score=0.5, turn=0)
         await site.post("/sessions/1-0-1/score", id="b", score=0.5, turn=0)
+        await site.post("/sessions/1-0-1/score", id="b", score=0.5, turn="chatcmpl-t0")
         await site.post("/sessions/1-0-1/score", 409, id="c", score=1, turn=0)
+        await site.post("/sessions/1-0-1/score", 409, id="c", score=1, turn="t0")
+        await site.post("/sessions/1-0-1/score", 404, id="c", score=1, turn="t3")
         await site.post("/sessions/1-0-1/score", 409, id="c", score=1)
         await site.post("/sessions/1-0-1/score", 404, id="c", score=1, turn=3)
         await site.post("/leases/1-0-1/complete", 409, fence=1, score=9)
         await site.post("/leases/1-0-1/complete", fence=1)
         await site.post("/sessions/1-0-1/score", 409, id="d", score=1, turn=1)
-        assert [("t", "done", {"turns": [0.5, 0.0, 1.0]}, {})] == await site.results()
+        assert [("t", "done", {"turns": {"t2": 1.0, "t0": 0.5}}, {})] == await site.results()
 
     at_site(check)
 
@@ -287,8 +304,15 @@ def test_late_news_of_an_expired_lease_change_nothing(at_site) -> None:
         ("/leases/1-0-1/complete", b'{"fence": 1, "metrics": {"a": "b"}}', "'metrics.a'"),
         ("/leases/1-0-1/fail", b'{"fence": 1, "owner": "me"}', "'owner'"),
         ("/sessions/1-0-1/score", b'{"id": "a"}', "'score'"),
+        ("/tasks/lease", b'{"worker": "w", "wait_s": %s}' % LARGE, "'wait_s'"),
+        ("/leases/1-0-1/complete", b'{"fence": 1, "score": %s}' % LARGE, "'score'"),
+        ("/leases/1-0-1/complete", b'{"fence": 1, "score": 1e308}', "'score'"),
+        ("/leases/1-0-1/complete", b'{"fence": 1, "metrics": {"a": %s}}' % LARGE, "'metrics.a'"),
+        ("/sessions/1-0-1/score", b'{"id": "a", "score": %s}' % LARGE, "'score'"),
+        ("/sessions/1-0-1/score", b'{"id": "a", "score": -1e39}', "'score'"),
         ("/sessions/1-0-1/score", b'{"id": "a", "score": true}', "'score'"),
-        ("/sessions/1-0-1/score", b'{"id": "a", "score": 1, "turn": "1"}', "'turn'"),
+        ("/sessions/1-0-1/score", b'{"id": "a", "score": 1, "turn": 1.0}', "'turn'"),
+        ("/sessions/1-0-1/score", b'{"id": "a", "score": 1, "turn": -1}', "'turn'"),
     ],
 )
 def test_bad_requests_change_nothing(at_site, path: str, body: bytes, message: str) -> None:
@@ -303,6 +327,76 @@ def test_bad_requests_change_nothing(at_site, path: str, body: bytes, message: s
         assert len(await site.pool.leases()) == 1
 
     at_site(check)
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["w", "a", 10**400]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=4,
+)
+FIELDS = ("worker", "wait_s", "fence", "score", "metrics", "reason", "owner", "id", "record", "turn")
+BODIES = st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, VALUES)) | VALUES
+ROUTES = (
+    "/tasks/lease",
+    "/leases/1-0-1/heartbeat",
+    "/leases/1-0-1/complete",
+    "/leases/1-0-1/fail",
+    "/sessions/1-0-1/score",
+)
+
+
+@settings(max_examples=60)
+@given(requests=st.lists(st.tuples(st.sampled_from(ROUTES), st.none() | st.sampled_from(FIELDS), BODIES), max_size=12))
+def test_no_body_makes_the_port_fail(requests) -> None:
+    """Any JSON at any route is answered, and never with a 5xx."""
+
+    async def check(site: Site) -> None:
+        await site.put_and_lease()
+        for path, left_alone, body in requests:
+            if isinstance(body, dict) and left_alone:  # so that some bodies are nearly right
+                body = {"worker": "w", "fence": 1, "score": 1, "id": "a", "reason": "r"} | body
+                body = {name: body[name] for name in KNOWN[path] if name in body}
+            if isinstance(body, dict):
+                body.pop("wait_s", None)  # no example waits
+            async with site.client.post(path, data=json.dumps(body)) as response:
+                assert response.status < 500, (path, body)
+
+    async def main(folder: str) -> None:
+        async with open_site(Path(folder)) as site:
+            await check(site)
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(main(folder))
+
+
+def test_a_malformed_head_stays_out_of_the_log(at_site, caplog: pytest.LogCaptureFixture) -> None:
+    """A head that cannot be parsed is refused, and the log has no secret in it."""
+
+    async def check(site: Site) -> None:
+        host, port = site.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"POST /tasks/lease HTTP/1.1\nAuthorization: Bearer {SECRET}\n\n".encode())
+        assert (await reader.read()).startswith(b"HTTP/1.0 400")
+        writer.close()
+
+    at_site(check)
+
+    assert "BadStatusLine" in caplog.text
+    assert SECRET not in caplog.text
+
+
+KNOWN = {
+    "/tasks/lease": ("worker",),
+    "/leases/1-0-1/heartbeat": ("fence",),
+    "/leases/1-0-1/complete": ("fence", "score", "metrics"),
+    "/leases/1-0-1/fail": ("fence", "reason", "owner"),
+    "/sessions/1-0-1/score": ("id", "score", "record", "turn", "metrics"),
+}
 
 
 @pytest.mark.parametrize(

@@ -3,107 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import pytest
-from attrs import evolve
-from gateway_agents import RefusedError, converse
+from pull_control import Control, error_of
 
 from turnwise import Status
-from turnwise_gateway import make_external
-from turnwise_gateway.config import ExternalConfig
-from turnwise_gateway.pull_options import PullOptions
-from turnwise_gateway.tree.messages import split_think
-from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
-
-ANSWER = ("The answer is 42.",)
-
-
-class Control:
-    """The control port as an outside agent sees it."""
-
-    def __init__(self, http: aiohttp.ClientSession, file: Path) -> None:
-        self.http, self.file = http, file
-
-    async def post(self, path: str, status: int = 200, **body: object) -> dict[str, Any]:
-        access = json.loads(self.file.read_text())
-        headers = {"Authorization": f"Bearer {access['secret']}"}
-        async with self.http.post(access["url"] + path, json=body, headers=headers) as response:
-            assert status == response.status, await response.text()
-            return await response.json() if response.status != 204 else {}
-
-    async def lease(self) -> dict[str, Any]:
-        """Lease an episode as soon as the port is open."""
-        async with asyncio.timeout(30):
-            while not self.file.exists():  # noqa: ASYNC110 - the agent and the run know each other by the file alone
-                await asyncio.sleep(0.01)
-            return await self.post("/tasks/lease", worker="w", wait_s=20)
-
-    async def work(self, leased: dict[str, Any]) -> None:
-        """Converse with the model about the task of a lease."""
-        await converse(SimpleNamespace(**leased["task"]), SimpleNamespace(**leased["session"]))
-
-    async def get(self, path: str) -> dict[str, Any]:
-        access = json.loads(self.file.read_text())
-        async with self.http.get(
-            access["url"] + path, headers={"Authorization": f"Bearer {access['secret']}"}
-        ) as response:
-            assert response.status == 200
-            return await response.json()
-
-    async def end(self, leased: dict[str, Any], how: str = "complete", **body: object) -> dict[str, Any]:
-        """Report the end of a lease."""
-        return await self.post(f"/leases/{leased['lease']['id']}/{how}", fence=leased["lease"]["fence"], **body)
-
-
-Outside = Callable[[Control], Awaitable[None]]
-
-
-@pytest.fixture
-def run_with(tmp_path: Path) -> Callable[..., Any]:
-    """A function that runs episodes beside an outside agent, and returns them."""
-
-    def run(
-        outside: Outside,
-        *,
-        num_episodes: int = 1,
-        latency_s: Any = 0.0,
-        limits: Any = None,
-        turns: Any = ANSWER,
-        **options: Any,
-    ) -> list[Any]:
-        file = tmp_path / "control.json"
-        config = ExternalConfig(pull=PullOptions(control_file=str(file), **options))
-        resources = evolve(probe_resources(), reasoning_parser=SimpleNamespace(split=split_think))
-        probe = AgentProbe(
-            make_agent=lambda: make_external(config, resources), resources=resources, turns=turns, response_length=4096
-        )
-
-        async def main() -> list[Any]:
-            agent = make_external(config, resources)
-            engine = probe.engine()
-            engine.latency_s = latency_s
-            await engine.start()
-            async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as group:
-                episodes = [
-                    group.create_task(
-                        probe.run(make_task(number), agent=agent, engine=engine, limits=probe.limits(**(limits or {})))
-                    )
-                    for number in range(num_episodes)
-                ]
-                await outside(Control(http, file))
-            assert not file.exists()
-            return [episode.result() for episode in episodes]
-
-        return asyncio.run(main())
-
-    return run
 
 
 def test_an_outside_agent_runs_and_scores_an_episode(run_with: Callable[..., Any], tmp_path: Path) -> None:
@@ -166,7 +74,7 @@ def test_an_attempt_that_failed_is_not_trained(run_with: Callable[..., Any]) -> 
     (done,) = run_with(outside)
 
     assert Status.COMPLETED is done.result.status
-    assert {"turns": [0.5]} == done.episode.memory["reported_score"]
+    assert {"turns": [0.0, 0.5]} == done.episode.memory["reported_score"]
     assert [False, True] == [each.trained for each in done.result.lineage]
     assert 1 == done.result.metrics.extra["gateway/lost_attempts"]
 
@@ -228,16 +136,19 @@ def test_a_score_without_a_call_is_a_failure(run_with: Callable[..., Any]) -> No
 def test_a_score_ends_calls_in_flight(run_with: Callable[..., Any]) -> None:
     """A call that the engine would never answer ends with the lease, and its agent is told so."""
 
-    sampling = asyncio.Event()
+    sampling, num_requests = asyncio.Event(), iter(range(2))
 
     def hold(_request: object) -> float:
+        if next(num_requests) == 0:
+            return 0.0
         sampling.set()
         return 3600.0
 
     async def outside(control: Control) -> None:
         leased = await control.lease()
+        await control.work(leased)
         async with asyncio.TaskGroup() as group:
-            calling = group.create_task(_error_of(control.work(leased)))
+            calling = group.create_task(error_of(control.work(leased)))
             await sampling.wait()
             await control.post(f"/sessions/{leased['lease']['id']}/score", id="a", score=0.25)
             assert "over" in await calling
@@ -246,7 +157,7 @@ def test_a_score_ends_calls_in_flight(run_with: Callable[..., Any]) -> None:
 
     assert Status.COMPLETED is done.result.status
     assert 0.25 == done.episode.memory["reported_score"]
-    assert [] == [turn for record in done.result.trajectories for turn in record.turns()]
+    assert [1, 0] == [len(record.turns()) for record in done.result.trajectories]
 
 
 def test_a_session_can_be_read_while_it_runs(run_with: Callable[..., Any]) -> None:
@@ -292,9 +203,3 @@ def test_an_episode_that_no_agent_leases_is_timed_out(run_with: Callable[..., An
     (done,) = run_with(outside, limits={"episode_s": 0.3})
 
     assert Status.TIMED_OUT is done.result.status
-
-
-async def _error_of(work: Awaitable[None]) -> str:
-    with pytest.raises(RefusedError) as error:
-        await work
-    return str(error.value)

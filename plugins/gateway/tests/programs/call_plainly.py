@@ -25,6 +25,8 @@ behaviour = sys.argv[1]
 call()
 if behaviour == "score":
     print("starting\nTURNWISE_SCORE=0.75", flush=True)
+elif behaviour == "report":
+    print(f"TURNWISE_SCORE={sys.argv[2]}", flush=True)
 elif behaviour == "exit":
     print("the last line", file=sys.stderr)
     sys.exit(3)

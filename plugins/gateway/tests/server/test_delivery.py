@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import socket
+import struct
 
 import anthropic
 import openai
@@ -19,10 +20,14 @@ def body_of(dialect, stream):
     return body | ({"input": MESSAGES} if dialect == "responses" else {"messages": MESSAGES})
 
 
-def post(gateway, dialect, stream=True):
+def headers_of(gateway):
+    return {"Authorization": f"Bearer {gateway.key}"}
+
+
+def post(gateway, dialect, stream=True, headers=None):
     """Send a call and return its connection, before the response."""
     connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=600)
-    headers = {"Authorization": f"Bearer {gateway.key}"}
+    headers = {**headers_of(gateway), **(headers or {})}
     connection.request("POST", f"/s/s-1{PATHS[dialect]}", json.dumps(body_of(dialect, stream)), headers)
     return connection
 
@@ -51,6 +56,11 @@ def read_until(stream, text, count=1):
     return found
 
 
+def is_whole(found, stream):
+    """Return whether raw bytes are a whole response."""
+    return b"Hello." in found and found.endswith(b"\r\n0\r\n\r\n" if stream else b"}")
+
+
 def read_to_end(stream):
     """Read raw bytes until the server closes the connection."""
     found = b""
@@ -68,6 +78,51 @@ def test_read_replies_are_confirmed(gateway, dialect, stream):
     connection.close()
 
     assert "confirmed" == gateway.backend.outcome()
+    assert gateway.backend.outcomes.empty()
+
+
+@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", PATHS)
+def test_clients_that_leave_after_the_last_byte_have_the_reply(gateway, busy_server, dialect, stream, closes):
+    """A client that reads all and leaves has the turn, however late the server looks at its connection."""
+    connection = post(gateway, dialect, stream, {"Connection": "close"} if closes else {})
+    found = b""
+    while not is_whole(found, stream):
+        found += connection.sock.recv(65536)
+    connection.close()
+
+    assert "confirmed" == gateway.backend.outcome()
+    assert gateway.backend.outcomes.empty()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", PATHS)
+def test_a_response_that_was_not_read_is_lost(gateway, request, dialect, stream, busy):
+    """All bytes have left, and the client ends without reading them: the turn counts, and may be asked for again."""
+    if busy:
+        request.getfixturevalue("busy_server")
+    connection = post(gateway, dialect, stream)
+    while not is_whole(connection.sock.recv(65536, socket.MSG_PEEK), stream):
+        pass
+    connection.close()
+
+    assert ["confirmed", "lost"] == [gateway.backend.outcome() for _ in range(2)]
+
+
+def test_a_connection_that_goes_on_has_lost_nothing(gateway):
+    """A client that sends its next request has read the response before, also if the connection breaks then."""
+    connection = post(gateway, "chat", stream=False)
+    assert b"Hello." in connection.getresponse().read()
+    assert "confirmed" == gateway.backend.outcome()
+    gateway.hold()
+    connection.request("POST", f"/s/s-1{PATHS['chat']}", json.dumps(body_of("chat", False)), headers_of(gateway))
+    assert gateway.backend.arrived.wait(10)
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # breaks it
+    connection.close()
+
+    assert "cancelled" == gateway.backend.outcome()
     assert gateway.backend.outcomes.empty()
 
 

@@ -1,9 +1,13 @@
 """The run's tools as a server of the Model Context Protocol: state, limits, errors, and hostile messages."""
 
 import asyncio
+import http.client
 import json
+import socket
+import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import mcp_agents
 import pytest
@@ -11,7 +15,7 @@ from attrs import evolve
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from turnwise import Status
+from turnwise import Status, ToolResult
 from turnwise_gateway import make_external
 from turnwise_gateway.config import ExternalConfig
 from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
@@ -125,6 +129,63 @@ def test_calls_in_flight_end_before_the_release(run, tally):
     assert Status.FAILED is done.result.status
     assert tally.ended.is_set()
     assert ["probe-0"] == tally.released
+
+
+CALL = json.dumps(
+    {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+).encode()
+
+
+def leave(gateway, body):
+    """Send a message, wait until the whole response has come, and leave without reading it."""
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=600)
+    connection.request("POST", "/s/s-1/mcp", body, {"Authorization": f"Bearer {gateway.key}"})
+    while not connection.sock.recv(65536, socket.MSG_PEEK).endswith(b"}"):
+        pass
+    connection.close()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_call_whose_response_was_lost_does_not_run_again(gateway, request, busy):
+    """The same message gets the response of the call that ran; the next one is a further call."""
+    if busy:
+        request.getfixturevalue("busy_server")
+    texts = iter(range(10))
+    gateway.backend.tool_script = lambda _call: ToolResult(text=str(next(texts)))
+    leave(gateway, CALL)
+    post(gateway.url, "wrong", CALL)  # the server has noticed the end of the connection before
+    if busy:
+        request.getfixturevalue("monkeypatch").undo()
+    found = [post(gateway.url, gateway.key, CALL)[1]["result"]["content"][0]["text"] for _ in range(2)]
+
+    assert ["0", "1"] == found
+    assert 2 == len(gateway.backend.calls)
+
+
+def test_a_call_with_the_same_key_runs_once(gateway):
+    """A message under a key runs its tool once, however often it comes; an equal one under another key is another."""
+    gateway.backend.tool_script = lambda _call: ToolResult(text=str(len(gateway.backend.calls)))
+    headers = [{"Idempotency-Key": key} for key in "aab"]
+    found = [post(gateway.url, gateway.key, CALL, **each)[1]["result"]["content"][0]["text"] for each in headers]
+
+    assert ["1", "1", "2"] == found
+
+
+def test_a_call_with_the_same_key_waits_for_the_first(gateway):
+    """Two messages at once under one key run the tool once."""
+    started, goes_on = threading.Event(), threading.Event()
+
+    def add(_call):
+        started.set()
+        assert goes_on.wait(60)
+        return ToolResult(text=str(len(gateway.backend.calls)))
+
+    gateway.backend.tool_script = add
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(post, gateway.url, gateway.key, CALL, **{"Idempotency-Key": "a"}) for _ in range(2)]
+        assert started.wait(60)
+        goes_on.set()
+        assert ["1", "1"] == [call.result()[1]["result"]["content"][0]["text"] for call in calls]
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT"])

@@ -84,6 +84,15 @@ def status_of(probe, gateway, data):
     return statuses
 
 
+def test_a_malformed_head_stays_out_of_the_log(probe, gateway, caplog, capfd):
+    """A head that cannot be parsed is refused, and no log has the key in it."""
+    text = f"POST /s/s-1/v1/messages HTTP/1.1\nHost: 127.0.0.1\nAuthorization: Bearer {gateway.key}\n\n"
+    assert [400] == status_of(probe, gateway, text.encode())
+
+    assert ["a malformed request was refused: BadStatusLine"] == [record.getMessage() for record in caplog.records]
+    assert gateway.key not in caplog.text + "".join(capfd.readouterr())
+
+
 def test_good_request(probe, gateway):
     """The probes' request is served, so that each difference below is the reason for its status."""
     assert [200] == status_of(probe, gateway, head(gateway) + BODY)

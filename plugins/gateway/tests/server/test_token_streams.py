@@ -80,10 +80,10 @@ def test_a_client_reads_deltas_while_the_engine_samples():
             async for content in deltas_of(response):
                 contents.append(content)
                 if not engine.continues.is_set():
-                    assert session.num_delivered == 0
+                    assert len(session.transcript) == 0
                 engine.continues.set()
         await session.settle()
-        assert session.num_delivered == 1
+        assert len(session.transcript) == 1
 
     done = run(scenario)
 
@@ -103,7 +103,7 @@ def test_a_client_that_leaves_in_mid_stream_has_no_turn():
             response.close()
             await engine.was_left.wait()
             await session.settle()
-            assert session.num_delivered == 0
+            assert len(session.transcript) == 0
             (await session.answer(make_call(user("Question 0?"), tools=()))).confirm()
 
     done = run(scenario)

@@ -23,7 +23,7 @@ def check_random_agent(seed, actions):
 
 
 # The prompt of an edited conversation repeats turns, and the empty message behind one of them.
-HIDDEN_TURN = ["continue", "empty", "title", "continue", "continue", "edit", "continue", "edit", "marked", "continue"]
+HIDDEN_TURN = ["continue", "empty", "title", "continue", "continue", "edit", "continue", "edit", "keyed", "continue"]
 
 
 @settings(max_examples=60)

@@ -305,14 +305,14 @@ def test_an_echo_proves_the_delivery():
     assert 2 == len(done.records[0].turns())
 
 
-def test_a_marked_retry_joins_the_call_in_flight():
-    """A retry that the client marks waits for the running call; the engine samples once."""
+def test_a_request_with_the_same_key_joins_the_call_in_flight():
+    """A request that comes again under its key waits for the running call; the engine samples once."""
 
     async def converse(session):
         async with asyncio.TaskGroup() as group:
-            first = group.create_task(session.answer(make_call(user("Question 0?"))))
+            first = group.create_task(session.answer(make_call(user("Question 0?"), key="a")))
             await asyncio.sleep(0)
-            second = group.create_task(session.answer(make_call(user("Question 0?"), is_retry=True)))
+            second = group.create_task(session.answer(make_call(user("Question 0?"), key="a")))
         assert first.result().reply is second.result().reply
         first.result().release()
         second.result().confirm()
@@ -326,9 +326,9 @@ def test_a_retry_survives_the_first_client():
 
     async def converse(session):
         async with asyncio.TaskGroup() as group:
-            first = group.create_task(session.answer(make_call(user("Question 0?"))))
+            first = group.create_task(session.answer(make_call(user("Question 0?"), key="a")))
             await asyncio.sleep(0)
-            second = group.create_task(session.answer(make_call(user("Question 0?"), is_retry=True)))
+            second = group.create_task(session.answer(make_call(user("Question 0?"), key="a")))
             await asyncio.sleep(0)
             first.cancel()
         second.result().confirm()
@@ -540,6 +540,22 @@ def test_system_messages_can_be_refused():
         assert ("invalid", "messages[1]") == (refused.value.kind, refused.value.param)
 
     run(converse, mid_system="refuse")
+
+
+@pytest.mark.parametrize("method", ["answer", "count_tokens"])
+def test_arguments_that_are_nested_too_deeply_are_refused(method):
+    """A foreign turn whose arguments cannot be rendered is refused as invalid, and the next call is served."""
+    arguments = '{"a":' * 495 + "1" + "}" * 495
+    call = {"id": "x", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    async def converse(session):
+        with pytest.raises(CallRefusedError) as refused:
+            await getattr(session, method)(make_call(user("Question 0?"), turn, user("Go on.")))
+        assert ("invalid", "messages") == (refused.value.kind, refused.value.param)
+        await ask(session, user("Question 0?"))
+
+    assert 1 == len(run(converse).records)
 
 
 def test_counted_tokens_are_those_of_the_next_call():

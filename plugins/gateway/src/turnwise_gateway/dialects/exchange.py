@@ -79,19 +79,15 @@ class Received:
         return found[0]
 
     def complete(self, call: ModelCall, ignored: Set[str]) -> ModelCall:
-        """Return a call with digest, headers, body, the mark of a retry, and the sorted names of ignored fields."""
+        """Return a call with digest, key, headers, body, and the sorted names of ignored fields."""
         return evolve(
             call,
             digest=self.body.digest,
-            is_retry=self._is_retry(),
+            key=self.headers.get("idempotency-key", ""),
             headers=self.headers,
             ignored=tuple(sorted(ignored)),
             body=self.source,
         )
-
-    def _is_retry(self) -> bool:
-        count = self.headers.get("x-stainless-retry-count", "0")
-        return count.isdecimal() and int(count) > 0
 
 
 @frozen

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from turnwise.types import JsonDict, Message
-from turnwise_gateway.calls import ModelReply
-from turnwise_gateway.pool.leased_session import DeliveredTurn, RecordedSession
+from turnwise_gateway.calls import DeliveredTurn, ModelReply
+from turnwise_gateway.pool.leased_session import RecordedSession
 from turnwise_gateway.pool.store import Attempted
 from turnwise_result_files.atif import Steps, add_step, build_document, token_metrics
 

@@ -17,9 +17,11 @@ from turnwise_gateway.pool.scores import check_number
 from turnwise_gateway.pool.store import PoolError, Verdict
 from turnwise_gateway.server.closing import close_runner
 from turnwise_gateway.server.options import ServerOptions
+from turnwise_gateway.server.quiet_log import SERVER_LOGGER
 
 MAX_BODY_BYTES: Final = 1024 * 1024
 _MAX_REASON: Final = 2000
+_SHUTDOWN_S: Final = 1.0
 STATUS: Final = {
     Verdict.ACCEPTED: 200,
     Verdict.REPEATED: 200,
@@ -52,8 +54,7 @@ class ControlServer:
 
     def __init__(self, app: web.Application, options: ServerOptions | None = None) -> None:
         self._options = options or ServerOptions()
-        # An agent that hangs up while it waits takes no task: its handler is cancelled.
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        self._runner = build_runner(app)
         self._port = 0
 
     @property
@@ -74,6 +75,14 @@ class ControlServer:
 
     async def __aexit__(self, *_error: object) -> None:
         await close_runner(self._runner)
+
+
+def build_runner(app: web.Application) -> web.AppRunner:
+    """Return what serves the application of a control port."""
+    # An agent that hangs up while it waits takes no task: its handler is cancelled.
+    return web.AppRunner(
+        app, access_log=None, logger=SERVER_LOGGER, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
+    )
 
 
 def build_app(

@@ -3,46 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field
 
 from turnwise import ToolCall, ToolResult
 from turnwise.types import ToolSchema
-from turnwise_gateway.calls import Answer, CallRefusedError, ModelCall, ModelReply, SessionBackend
-from turnwise_gateway.pool.scores import ScoreBoard, Target
+from turnwise_gateway.calls import Answer, CallRefusedError, DeliveredTurn, ModelCall, ScoredBackend
+from turnwise_gateway.pool.scores import ScoreBoard
 from turnwise_gateway.pool.store import Attempted, Lease
 from turnwise_gateway.pool.task_pool import TaskPool
 
 A_co = TypeVar("A_co", bound=Attempted, covariant=True)
-
-
-@frozen(eq=False)
-class DeliveredTurn:
-    """A call and the reply that its client got."""
-
-    call: ModelCall
-    reply: ModelReply
-
-
-@frozen(eq=False)
-class _NotedAnswer:
-    answer: Answer
-    call: ModelCall
-    transcript: list[DeliveredTurn]
-
-    @property
-    def reply(self) -> ModelReply:
-        return self.answer.reply
-
-    def confirm(self) -> None:
-        self.answer.confirm()
-        # Without the body: the messages are in it once more, for each turn of a conversation.
-        call = evolve(self.call, body=b"", growth=None)
-        self.transcript.append(DeliveredTurn(call, self.answer.reply))
-
-    def release(self) -> None:
-        self.answer.release()
 
 
 @define(eq=False)
@@ -54,19 +27,22 @@ class RecordedSession(Generic[A_co]):
         names: of the attempt; the session has its id.
         backend: answers the calls.
         scores: reported from outside.
-        transcript: delivered turns, in the order of their delivery.
         ended: set at the end; then calls are refused.
     """
 
     names: A_co
-    backend: SessionBackend
+    backend: ScoredBackend
     scores: ScoreBoard = field(factory=ScoreBoard, init=False)
-    transcript: list[DeliveredTurn] = field(factory=list, init=False)
     ended: asyncio.Event = field(factory=asyncio.Event, init=False)
+
+    @property
+    def transcript(self) -> Sequence[DeliveredTurn]:
+        """The turns of its records, each once, in the order in which they were appended."""
+        return self.backend.transcript
 
     async def answer(self, call: ModelCall) -> Answer:
         self._check_open()
-        return _NotedAnswer(await self.backend.answer(call), call, self.transcript)
+        return await self.backend.answer(call)
 
     async def count_tokens(self, call: ModelCall) -> int:
         self._check_open()
@@ -87,17 +63,37 @@ class RecordedSession(Generic[A_co]):
 
     def reported_score(self) -> object:
         """Return the scores that were reported, in the form that `ScoreBoard.reported` describes."""
-        return self.scores.reported(num_records=self.size("records"), num_turns=self.size("turns"))
+        return self.scores.reported(num_records=1 + max(self._records(), default=-1))
 
-    def size(self, kind: Target) -> int:
-        """Return the number of things of a kind that can be scored so far."""
-        if kind == "records":
-            return max((int(turn.reply.facts.get("record", 0)) + 1 for turn in self.transcript), default=0)
-        return len(self.transcript) if kind == "turns" else 1
+    def find_turn(self, turn: int | str) -> str | None:
+        """
+        Return the id of a turn with tokens that a client has read, by which scores name it.
+
+        Args:
+            turn: its number in the transcript, or its id; clients see the id behind the prefix of their dialect.
+        """
+        if isinstance(turn, int):
+            turn = self.transcript[turn].reply.id if turn < len(self.transcript) else ""
+        turn = turn.removeprefix("chatcmpl-").removeprefix("msg_")
+        if not self.backend.deliver(turn):
+            return None
+        return next((each.reply.id for each in self.transcript if each.reply.id == turn and _has_tokens(each)), None)
+
+    def has_record(self, record: int) -> bool:
+        """Return whether a client has read a turn of a record."""
+        return record in self._records()
+
+    def _records(self) -> set[int]:
+        return {int(turn.reply.facts["record"]) for turn in self.transcript if _has_tokens(turn)}
 
     def _check_open(self) -> None:
         if self.ended.is_set():
             raise CallRefusedError("session_closed", "the session has ended")
+
+
+def _has_tokens(turn: DeliveredTurn) -> bool:
+    """Return whether there is a token that a score can lie on."""
+    return len(turn.reply.token_ids) > 0
 
 
 @define(eq=False)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Final, Literal
 
+import numpy as np
 from attrs import define, field, frozen
 
 from turnwise_gateway.pool.store import PoolError, Verdict
+
+MAX_NUMBER: Final = float(np.finfo(np.float32).max)
 
 Target = Literal["session", "records", "turns"]
 
@@ -22,14 +24,14 @@ class ScoreReport:
         id: chosen by the client; a report that it repeats has the same.
         score: finite.
         record: number of the record that it scores, from 0.
-        turn: number of the turn that it scores, from 0 in the order of the session's calls.
+        turn: id of the turn that it scores.
         metrics: finite numbers for the logs.
     """
 
     id: str
     score: float
     record: int | None = None
-    turn: int | None = None
+    turn: str | None = None
     metrics: Mapping[str, float] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -40,22 +42,27 @@ class ScoreReport:
             check_number(f"metrics.{name}", value)
         if self.record is not None and self.turn is not None:
             raise PoolError("a score is for a record or a turn, not for both")
-        for name, number in (("record", self.record), ("turn", self.turn)):
-            if number is not None and (type(number) is not int or number < 0):
-                raise PoolError(f"{name!r} must be a whole number from 0: {number!r}")
+        if self.record is not None:
+            check_index("record", self.record)
 
     @property
-    def target(self) -> tuple[Target, int]:
-        """The kind of thing that it scores, and its number."""
+    def target(self) -> tuple[Target, int | str]:
+        """The kind of thing that it scores, and its number or its id."""
         if self.turn is not None:
             return "turns", self.turn
         return ("session", 0) if self.record is None else ("records", self.record)
 
 
+def check_index(name: str, value: object) -> None:
+    """Raise a `PoolError` unless the value is a whole number from 0."""
+    if type(value) is not int or value < 0:
+        raise PoolError(f"{name!r} must be a whole number from 0: {value!r}")
+
+
 def check_number(name: str, value: object) -> None:
-    """Raise a `PoolError` unless the value is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise PoolError(f"{name!r} must be a finite number: {value!r}")
+    """Raise a `PoolError` unless the value is a finite number that scores can have: they are of 32 bits."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
+        raise PoolError(f"{name!r} must be a finite number of at most {MAX_NUMBER:.2g}: {str(value)[:40]!r}")
 
 
 @define(eq=False)
@@ -69,7 +76,7 @@ class ScoreBoard:
 
     num_late: int = field(default=0, init=False)
     _by_id: dict[str, ScoreReport] = field(factory=dict, init=False)
-    _by_target: dict[tuple[Target, int], ScoreReport] = field(factory=dict, init=False)
+    _by_target: dict[tuple[Target, int | str], ScoreReport] = field(factory=dict, init=False)
     _is_closed: bool = field(default=False, init=False)
 
     def report(self, report: ScoreReport) -> Verdict:
@@ -95,27 +102,29 @@ class ScoreBoard:
         """Accept no further score."""
         self._is_closed = True
 
-    def reported(self, *, num_records: int, num_turns: int) -> object:
+    def reported(self, *, num_records: int) -> object:
         """
-        Return the scores for the reward `reported`; None when nothing was scored.
+        Return the scores as JSON; None when nothing was scored.
 
-        Turns and records without a score get 0 when another one has a score.
+        They are the number for the session, ``{"turns": {ID: SCORE}}`` with the turns that have a score, or
+        ``{"records": [...]}`` with a number for each record, where those without a score have 0.
 
         Raises:
-            PoolError: a score is for a record or turn that the session does not have.
+            PoolError: a score is for a record that the session does not have.
         """
         if not self._by_target:
             return None
         kind = next(iter(self._by_target))[0]
         if kind == "session":
             return float(self._by_target["session", 0].score)
-        size = num_turns if kind == "turns" else num_records
-        values = [0.0] * size
-        for (_kind, number), report in self._by_target.items():
-            if number >= size:
-                raise PoolError(f"the session has {size} {kind}, and no number {number}")
-            values[number] = float(report.score)
-        return {kind: values}
+        if kind == "turns":
+            return {"turns": {report.turn: float(report.score) for report in self._by_target.values()}}
+        values = [0.0] * num_records
+        for report in self._by_target.values():
+            if report.record is None or report.record >= num_records:
+                raise PoolError(f"the session has {num_records} records, and no number {report.record}")
+            values[report.record] = float(report.score)
+        return {"records": values}
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -10,7 +10,7 @@ from aiohttp import web
 from turnwise_gateway.pool.atif import describe_session, export_session
 from turnwise_gateway.pool.control_server import RequestError, json_reply, read_body, read_metrics, tell
 from turnwise_gateway.pool.leased_session import RecordedSession
-from turnwise_gateway.pool.scores import ScoreReport, check_number
+from turnwise_gateway.pool.scores import ScoreReport, check_index, check_number
 from turnwise_gateway.pool.store import Attempted, PoolError, Verdict
 
 S_co = TypeVar("S_co", bound=RecordedSession[Attempted], covariant=True)
@@ -57,19 +57,28 @@ async def score_session(
         id=name,
         score=float(body["score"]),
         record=body.get("record"),
-        turn=body.get("turn"),
+        turn=None if body.get("turn") is None else _find_turn(session, body["turn"]),
         metrics=read_metrics(body),
     )
-    kind, number = report.target
-    if kind != "session" and number >= session.size(kind):
-        raise RequestError(404, "unknown", f"the session has no number {number} among its {kind}")
+    if report.record is not None and not session.has_record(report.record):
+        raise RequestError(404, "unknown", f"the session has no turn in a record {report.record}")
     verdict = session.scores.report(report)
-    if kind == "session" and verdict in (Verdict.ACCEPTED, Verdict.REPEATED):
+    if report.target[0] == "session" and verdict in (Verdict.ACCEPTED, Verdict.REPEATED):
         # The score of the whole session ends it, whoever reports it. A report that was cut off half-way may be
         # known to the session alone, so a repeated one is passed on too.
         session.end()
         verdict = await complete(session, report.score, dict(session.scores.metrics))
     return tell(verdict)
+
+
+def _find_turn(session: RecordedSession[Attempted], turn: object) -> str:
+    """Return the id of the turn that a score names by its id or by the number that the session shows."""
+    if not isinstance(turn, str):
+        check_index("turn", turn)
+    found = session.find_turn(turn) if isinstance(turn, int | str) else None
+    if found is None:
+        raise RequestError(404, "unknown", f"no client of the session has read a turn {turn!r}")
+    return found
 
 
 def show_session(session: RecordedSession[Attempted], request: web.Request, model: str) -> web.Response:

@@ -17,7 +17,7 @@ from attrs import define, evolve, field, frozen
 
 from turnwise import ToolCall, ToolResult
 from turnwise.types import ToolSchema
-from turnwise_gateway.calls import Answer, CallRefusedError, ModelCall, ModelReply
+from turnwise_gateway.calls import Answer, CallRefusedError, DeliveredTurn, ModelCall, ModelReply
 from turnwise_gateway.host import ModelClient
 from turnwise_gateway.replay.recorded_engine import RecordedEngine, RecordedTurn
 from turnwise_gateway.replay.request_file import Event, RequestFile, describe_episode_records, read_result
@@ -57,6 +57,9 @@ class _HeldAnswer:
         """Leave it to the recording."""
 
     def release(self) -> None:
+        """Leave it to the recording."""
+
+    def lose(self) -> None:
         """Leave it to the recording."""
 
 
@@ -117,6 +120,15 @@ class SessionReplay:
         state.outcome = f"turn {facts['turn']} of record {facts['record']}"
         return _HeldAnswer(state.answer)
 
+    @property
+    def transcript(self) -> Sequence[DeliveredTurn]:
+        assert self._session is not None, "it is read after the start"
+        return self._session.transcript
+
+    def deliver(self, turn_id: str) -> bool:
+        """Return False: the recording decides."""
+        return False
+
     async def count_tokens(self, call: ModelCall) -> int:
         assert self._session is not None, "calls come after the start"
         return await self._session.count_tokens(call)
@@ -171,10 +183,21 @@ class SessionReplay:
                 assert call.sending is not None, "a call that left was sent"
                 call.sending.cancel()
                 await self._expect(call, "left")
-            case "delivered" if call.answer is not None:
-                call.answer.confirm()
-            case "released" if call.answer is not None:
-                call.answer.release()
+            case news if call.answer is not None:
+                self._settle(news, call.answer)
+
+    def _settle(self, news: str, answer: Answer) -> None:
+        """Tell the session the news of an answer."""
+        assert self._session is not None, "answers come after the start"
+        match news:
+            case "delivered":
+                answer.confirm()
+            case "released":
+                answer.release()
+            case "lost":
+                answer.lose()
+            case "read":
+                self._session.deliver(answer.reply.id)
 
     async def _expect(self, call: _Call, expected: str) -> None:
         await self._wait(call, call.settled, f"ends as recorded, {expected}")

@@ -9,6 +9,8 @@ The first line has the format and the task. Each other line is an `event`, of th
 - `refused`: the request has no answer; `kind` as in `turnwise_gateway.calls.CallRefusedError`.
 - `left`: the client left before there was an answer.
 - `delivered`, `released`: the client has the answer, or left before it had the last byte.
+- `lost`: after `delivered`, the connection broke before the client had read the answer.
+- `read`: a score has named the turn of the call, so its client has the answer.
 - `end`: the session is over; `records` has the columns and the lineage of each.
 
 Numbers that JSON has not are written as Python does, such as `-Infinity`.
@@ -17,7 +19,7 @@ Numbers that JSON has not are written as Python does, such as `-Infinity`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
@@ -28,7 +30,7 @@ from attrs import asdict, define, evolve, field, frozen
 from turnwise import Episode, FinishReason, GenerateResult, Task, ToolCall, ToolResult
 from turnwise.errors import DataError, describe
 from turnwise.types import TokenArray, ToolSchema
-from turnwise_gateway.calls import Answer, CallRefusedError, ModelCall, ModelReply, SessionBackend
+from turnwise_gateway.calls import Answer, CallRefusedError, DeliveredTurn, ModelCall, ModelReply, ScoredBackend
 from turnwise_gateway.session.delivery import TurnAnswer
 from turnwise_gateway.session.session import Session
 
@@ -86,7 +88,7 @@ class LoggedSession:
     session: Session
     path: Path
     _num_calls: int = field(default=0, init=False)
-    _turns: set[str] = field(factory=set, init=False)
+    _turns: dict[str, int] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +112,7 @@ class LoggedSession:
         except BaseException:
             self._write({"event": "left", "call": number})
             raise
-        self._write({"event": "answer", "call": number, **self._describe(answer)})
+        self._write({"event": "answer", "call": number, **self._describe(number, answer)})
         return _LoggedAnswer(answer, lambda event: self._write({"event": event, "call": number}))
 
     async def count_tokens(self, call: ModelCall) -> int:
@@ -123,18 +125,27 @@ class LoggedSession:
         # Not written down: the agent sends the result in its next request.
         return await self.session.call_tool(call)
 
+    @property
+    def transcript(self) -> Sequence[DeliveredTurn]:
+        return self.session.transcript
+
+    def deliver(self, turn_id: str) -> bool:
+        if turn_id in self._turns:
+            self._write({"event": "read", "call": self._turns[turn_id]})
+        return self.session.deliver(turn_id)
+
     def end(self) -> None:
         """Write the records of the session, which is over."""
         # Lost attempts at the episode have left earlier records.
         first = len(self.session.episode.trajectories) - len(self.session.book.records)
         self._write({"event": "end", "records": describe_episode_records(self.session.episode, first)})
 
-    def _describe(self, answer: TurnAnswer) -> Event:
+    def _describe(self, number: int, answer: TurnAnswer) -> Event:
         reply = answer.reply
         described = {"turn": reply.id, "record": reply.facts["record"], "number": reply.facts["turn"]}
         if reply.id in self._turns:
             return described
-        self._turns.add(reply.id)
+        self._turns[reply.id] = number
         context = answer.turn.record.trajectory.input_ids[: reply.usage.prompt_tokens]
         size, digest = len(context), digest_context(context)
         return {**described, "context": [size, digest], "result": _plain(asdict(answer.turn.result))}
@@ -161,13 +172,17 @@ class _LoggedAnswer:
         self.note("released")
         self.answer.release()
 
+    def lose(self) -> None:
+        self.note("lost")
+        self.answer.lose()
 
-def log_session(session: Session, folder: str | Path | None) -> SessionBackend:
+
+def log_session(session: Session, folder: str | Path | None) -> ScoredBackend:
     """Return the session, as one whose requests are kept in a file of the folder if there is a folder."""
     return LoggedSession(session, Path(folder) / f"{session.name}.jsonl") if folder else session
 
 
-def end_log(backend: SessionBackend) -> None:
+def end_log(backend: ScoredBackend) -> None:
     """Tell a backend that writes down what happens that its session is over; do nothing for another one."""
     if isinstance(backend, WritesEnd):
         backend.end()

@@ -16,6 +16,7 @@ from attrs import define, evolve
 from turnwise_gateway.calls import Answer, CallRefusedError, Growth, ModelReply, SessionBackend
 from turnwise_gateway.dialects import Exchange, write_json
 from turnwise_gateway.server.options import ServerOptions
+from turnwise_gateway.server.receipt import Connection
 
 SERVER_HEADERS = {"Server": "turnwise"}
 _STREAM_HEADERS = {
@@ -180,29 +181,29 @@ class Delivery:
         return True
 
     async def _send(self, request: web.BaseRequest, response: web.StreamResponse, events: bytes) -> None:
-        """Send a whole response, or the rest of a stream, and confirm the answer if the client has not gone."""
+        """Send a whole response, or the rest of a stream, and confirm the answer if the client has it."""
+        assert self._answer is not None, "a reply comes with an answer"
         try:
-            if (transport := request.transport) is not None:
-                # Without a buffer, the drain after the last byte waits until the system has all of them.
-                transport.set_write_buffer_limits(0)
-            async with asyncio.timeout(self.options.send_s):
-                await response.prepare(request)
-                await response.write_eof(events)
-        except ConnectionError:
-            self.outcome = "client_gone"
-            return
+            is_sent = await send_end(request, response, events, self.options.send_s)
         except TimeoutError:
             self.outcome = "client_too_slow"
-            if request.transport is not None:
-                request.transport.abort()
             return
-        if request.transport is None or request.transport.is_closing():
+        except asyncio.CancelledError:
+            # The client may have read all of it and left, or the server stops, before this task ran again.
+            if connection_of(request).has_response:
+                self._confirm(connection_of(request))
+            raise
+        if is_sent:
+            self._confirm(connection_of(request))
+        else:
             self.outcome = "client_gone"
-            return
-        assert self._answer is not None, "a reply comes with an answer"
+
+    def _confirm(self, connection: Connection) -> None:
+        assert self._answer is not None, "an answer is confirmed once"
         answer, self._answer = self._answer, None
         self.outcome = "delivered"
         answer.confirm()
+        connection.watch(answer.lose)
 
     async def _break_stream(
         self, request: web.BaseRequest, response: web.StreamResponse, refusal: CallRefusedError
@@ -214,3 +215,38 @@ class Delivery:
             self.outcome = "client_gone"
         if request.transport is not None:
             request.transport.close()
+
+
+def connection_of(request: web.BaseRequest) -> Connection:
+    """Return the connection of a request to this server."""
+    assert isinstance(request.protocol, Connection), "this server makes the connections"
+    return request.protocol
+
+
+async def send_end(request: web.BaseRequest, response: web.StreamResponse, events: bytes, seconds: float) -> bool:
+    """
+    Send a whole response, or the rest of one.
+
+    Returns:
+        Whether the system took the last byte while the client was there. After a cancellation, `has_response` of the
+        connection tells it.
+
+    Raises:
+        TimeoutError: the client did not take the bytes in time; the connection is broken off.
+    """
+    connection = connection_of(request)
+    try:
+        if (transport := request.transport) is not None:
+            # Without a buffer, the drain after the last byte waits until the system has all of them.
+            transport.set_write_buffer_limits(0)
+        async with asyncio.timeout(seconds):
+            await response.prepare(request)
+            connection.begin_end()
+            await response.write_eof(events)
+    except ConnectionError:
+        return False
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise
+    return connection.has_response

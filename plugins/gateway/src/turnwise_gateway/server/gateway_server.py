@@ -22,11 +22,11 @@ from turnwise_gateway.dialects import (
     write_json,
 )
 from turnwise_gateway.server.closing import close_runner
-from turnwise_gateway.server.delivery import SERVER_HEADERS, Delivery
-from turnwise_gateway.server.mcp import answer_message
+from turnwise_gateway.server.delivery import SERVER_HEADERS, Delivery, connection_of
 from turnwise_gateway.server.options import ServerOptions
-from turnwise_gateway.server.receipt import AgentsServer, Connection, read_body
+from turnwise_gateway.server.receipt import AgentsServer, read_body
 from turnwise_gateway.server.routes import Route, find_route, guess_dialect, is_base
+from turnwise_gateway.server.tool_replies import ToolReplies
 
 _SHUTDOWN_S = 1.0
 """Time for calls in flight when the server stops; then their handlers are cancelled."""
@@ -72,6 +72,7 @@ class GatewayServer:
         self._options = options or ServerOptions()
         self._runner: web.ServerRunner | None = None
         self._memories: WeakKeyDictionary[SessionBackend, RequestMemory] = WeakKeyDictionary()
+        self._tool_replies: WeakKeyDictionary[SessionBackend, ToolReplies] = WeakKeyDictionary()
         self._num_in_flight = 0
         self._port = 0
 
@@ -100,6 +101,7 @@ class GatewayServer:
     def forget_requests(self, backend: SessionBackend) -> None:
         """Free the requests of a session that is over."""
         self._memories.pop(backend, None)
+        self._tool_replies.pop(backend, None)
 
     async def start(self) -> None:
         """Listen; `OSError` if the address cannot be used."""
@@ -125,8 +127,7 @@ class GatewayServer:
         await self.stop()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if isinstance(request.protocol, Connection):
-            request.protocol.end_deadline()
+        connection_of(request).begin_request()
         path = request.raw_path.partition("?")[0]
         line = _Line(time.perf_counter())
         try:
@@ -166,8 +167,8 @@ class GatewayServer:
         try:
             body = await read_body(request, self._options)
             if route.action == "tools":
-                status, message = await answer_message(body, request.headers, backend)
-                return _write(message, status) if message else web.Response(status=status, headers=SERVER_HEADERS)
+                replies = self._tool_replies.setdefault(backend, ToolReplies())
+                return await replies.respond(request, body, backend, self._options.send_s)
             memory = self._memories.setdefault(backend, RequestMemory())
             if route.action == "count":
                 call = read_count(body, request.headers, memory).call
@@ -209,8 +210,8 @@ def _keys(request: web.BaseRequest) -> list[bytes]:
     return [key.encode("utf-8", "surrogateescape") for key in found]
 
 
-def _write(body: JsonObject, status: int = 200) -> web.Response:
-    return web.Response(body=write_json(body), status=status, content_type="application/json", headers=SERVER_HEADERS)
+def _write(body: JsonObject) -> web.Response:
+    return web.Response(body=write_json(body), content_type="application/json", headers=SERVER_HEADERS)
 
 
 def _write_error(dialect: Dialect, error: CallRefusedError) -> web.Response:

@@ -3,34 +3,91 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
 
 from turnwise_gateway.calls import CallRefusedError
 from turnwise_gateway.server.options import ServerOptions
+from turnwise_gateway.server.quiet_log import SERVER_LOGGER
 
 
 class Connection(web.RequestHandler):
-    """A connection that is closed if its first request has no whole head in time; aiohttp limits the later ones."""
+    """
+    A connection that is closed if its first request has no whole head in time; aiohttp limits the later ones.
 
-    __slots__ = ("_deadline", "_receive_s")
+    It knows whether the client has a response. A client that closes its end in order has read all that had come: with
+    unread bytes, its system breaks the connection instead.
+    """
+
+    __slots__ = ("_deadline", "_had_all", "_is_broken", "_is_ending", "_is_full", "_is_left", "_on_break", "_receive_s")
 
     def __init__(self, server: web.Server, receive_s: float, **options: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._receive_s = receive_s
         self._deadline: asyncio.TimerHandle | None = None
+        self._on_break: Callable[[], None] | None = None
+        self._is_ending = self._is_full = self._is_left = self._had_all = self._is_broken = False
+
+    @property
+    def has_response(self) -> bool:
+        """Whether the system took the last byte of the response while the client was there."""
+        if self._is_left:
+            return self._had_all
+        # A transport whose write has failed is closing, and reports the end of the connection later.
+        return self._gave_all and self.transport is not None and not self.transport.is_closing()
+
+    @property
+    def _gave_all(self) -> bool:
+        return self._is_ending and not self._is_full
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._deadline = asyncio.get_running_loop().call_later(self._receive_s, self.force_close)
 
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self.end_deadline()
-        super().connection_lost(exc)
+    def pause_writing(self) -> None:
+        self._is_full = True
+        super().pause_writing()
 
-    def end_deadline(self) -> None:
-        """Say that the head of a request is whole."""
+    def resume_writing(self) -> None:
+        self._is_full = False
+        super().resume_writing()
+
+    def eof_received(self) -> None:
+        self._note_leaving()
+        super().eof_received()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._note_leaving()
+        self._is_broken = exc is not None
+        self._end_deadline()
+        on_break, self._on_break = self._on_break, None
+        if self._is_broken and on_break is not None:
+            on_break()
+        super().connection_lost(exc)  # cancels the handler
+
+    def begin_request(self) -> None:
+        """Say that the head of a request is whole; its client has read the response to the one before."""
+        self._end_deadline()
+        self._is_ending, self._on_break = False, None
+
+    def begin_end(self) -> None:
+        """Say that the last bytes of a response go to the transport next, which has no buffer."""
+        self._is_ending = True
+
+    def watch(self, on_break: Callable[[], None]) -> None:
+        """Call a function if the connection breaks before the next request, or has broken already."""
+        if self._is_broken:
+            on_break()
+        else:
+            self._on_break = on_break
+
+    def _note_leaving(self) -> None:
+        if not self._is_left:
+            self._had_all, self._is_left = self._gave_all, True
+
+    def _end_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -49,6 +106,7 @@ class AgentsServer(web.Server):
             self,
             seconds,
             access_log=None,
+            logger=SERVER_LOGGER,
             auto_decompress=False,
             keepalive_timeout=self._options.keepalive_s,
             lingering_time=min(seconds, 10.0),

@@ -19,7 +19,7 @@ from attrs import define, field
 from turnwise import Episode, EpisodeResult, Task
 from turnwise.errors import InfrastructureError
 from turnwise.types import JsonDict
-from turnwise_gateway.calls import SessionBackend
+from turnwise_gateway.calls import ScoredBackend
 from turnwise_gateway.host import ModelClient, RunningServer
 from turnwise_gateway.pool.control_server import RequestError
 from turnwise_gateway.pool.leased_session import RecordedSession
@@ -35,7 +35,7 @@ _MAX_ENDED: Final = 1024
 Key = tuple[str, int]
 """A task's uid and the number of a session for it."""
 Submit = Callable[[Task, int], object]
-Recorder = Callable[[Session], SessionBackend]
+Recorder = Callable[[Session], ScoredBackend]
 
 
 @define(eq=False)
@@ -77,6 +77,12 @@ class ServedSession(RecordedSession[Attempted]):
                 call.cancel()
         if self.failure is not None:
             raise self.failure
+
+    def close(self) -> None:
+        """End the session and describe its records; a second call does nothing."""
+        self.end()
+        if self.session.close():
+            end_log(self.backend)
 
     def fail(self, owner: str, reason: str) -> None:
         """End the session as failed, unless it has ended."""
@@ -157,9 +163,7 @@ class ServingDesk:
             try:
                 yield served
             finally:
-                served.end()
-                session.close()
-                end_log(served.backend)
+                served.close()
 
     def note_result(self, result: EpisodeResult) -> None:
         """Note the end of an episode, which is in the file of results."""

@@ -14,9 +14,8 @@ from turnwise.errors import DataError, PromptTooLongError
 from turnwise.plugin.host import Host
 from turnwise_gateway.agent import build_parts
 from turnwise_gateway.config import AgentLimits
-from turnwise_gateway.program import ProgramFailedError
-from turnwise_gateway.pull_agent import note_score
-from turnwise_gateway.serving.desk import ServedSession, ServingDesk
+from turnwise_gateway.reported import check_turns, note_score
+from turnwise_gateway.serving.desk import ServingDesk
 from turnwise_gateway.session.session import SessionParts
 from turnwise_gateway.watch import wait_for_agent
 
@@ -92,22 +91,15 @@ class ServedAgent:
         async with asyncio.TaskGroup() as calls:
             with self.desk.open(episode, self.parts, calls) as served:
                 try:
-                    await self._wait(served)
+                    await wait_for_agent(served.wait(), served.session, self.config)
                 except Exception as error:  # noqa: BLE001 - raised below: a task group would hide its class, and its owner
                     failure = error
+                finally:  # also when a limit has ended it
+                    served.close()
+                    note_score(served.session, served.reported_score(), served.scores.metrics)
+        if isinstance(failure, PromptTooLongError):  # by its own name it would end the run, and with it all sessions
+            raise DataError(str(failure)) from failure
         if failure is not None:
             raise failure
+        check_turns(served.session)
         return State.TERMINATED
-
-    async def _wait(self, served: ServedSession) -> None:
-        """Wait for the end of a session, and note its score, also if a limit ends it."""
-        session = served.session
-        try:
-            await wait_for_agent(served.wait(), session, self.config)
-            if session.num_calls == 0:
-                raise ProgramFailedError("the session ended without a call of the model")
-        except PromptTooLongError as error:
-            raise DataError(str(error)) from error  # by its own name it would end the run, and with it all sessions
-        finally:
-            score, metrics = served.reported_score(), served.scores.metrics
-            note_score(session.episode, score, metrics, num_records=len(session.book.records))

@@ -2,7 +2,11 @@
 Sampled turns on their way to a client.
 
 A turn is sampled, then delivered, and only then part of its record: a turn that nobody has read must not be trained. A
-client that breaks off before gets the same turn for the same request.
+client that breaks off before gets the same turn for the same request. So does one whose connection broke after the
+last byte and before it had read the response; that turn is part of its record already.
+
+Equal requests are no repetitions by that alone: they may be samples of one prompt. A turn that a client has answers
+another request only when both have one key.
 """
 
 from __future__ import annotations
@@ -12,8 +16,9 @@ from collections.abc import Callable
 
 from attrs import define, field
 
-from turnwise_gateway.calls import ModelReply
-from turnwise_gateway.session.records import SampledTurn
+from turnwise_gateway.calls import ModelCall, ModelReply
+from turnwise_gateway.session.records import SampledTurn, Spot
+from turnwise_gateway.tree.places import Place
 
 
 @define(eq=False)
@@ -24,11 +29,13 @@ class TurnAnswer:
     Attributes:
         turn: to deliver.
         deliver: makes the turn part of its record, unless it is.
+        lost: called when the client may not have read the turn, although it is delivered.
         settled: called when the client has the turn or has left.
     """
 
     turn: SampledTurn
     deliver: Callable[[SampledTurn], None]
+    lost: Callable[[SampledTurn], None]
     settled: Callable[[], None]
     _is_settled: bool = field(default=False, init=False)
 
@@ -42,6 +49,9 @@ class TurnAnswer:
 
     def release(self) -> None:
         self._settle()
+
+    def lose(self) -> None:
+        self.lost(self.turn)
 
     def _settle(self) -> bool:
         first, self._is_settled = not self._is_settled, True
@@ -90,3 +100,79 @@ class SharedCall:
         if not self.outcome.done():
             self.outcome.set_exception(error)
             self.outcome.exception()  # read here, for the last request may have left
+
+
+@define(eq=False)
+class KeptTurns:
+    """
+    The turns and calls of a session that a repeated request may get.
+
+    Attributes:
+        in_flight: calls that are being sampled.
+        undelivered: turns that no client has, by their place in the conversation.
+    """
+
+    in_flight: set[SharedCall] = field(factory=set, init=False)
+    undelivered: dict[Place[Spot], SampledTurn] = field(factory=dict, init=False)
+    _keyed_calls: dict[tuple[str, str], SharedCall] = field(factory=dict, init=False)
+    _keyed_turns: dict[tuple[str, str], SampledTurn] = field(factory=dict, init=False)
+    _lost: list[SampledTurn] = field(factory=list, init=False)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no turn is on its way to a client."""
+        return not any(turn.num_answers for turn in self.undelivered.values())
+
+    def add_call(self, call: ModelCall, shared: SharedCall) -> None:
+        """Keep a call that begins to be sampled."""
+        self.in_flight.add(shared)
+        if call.key:
+            self._keyed_calls[call.key, call.digest] = shared
+
+    def remove_call(self, call: ModelCall, shared: SharedCall) -> None:
+        """Forget a call whose sampling has ended."""
+        self.in_flight.discard(shared)
+        if self._keyed_calls.get((call.key, call.digest)) is shared:
+            del self._keyed_calls[call.key, call.digest]
+
+    def find_call(self, call: ModelCall) -> SharedCall | None:
+        """Return the call in flight that a request repeats."""
+        return self._keyed_calls.get((call.key, call.digest)) if call.key else None
+
+    def add_turn(self, turn: SampledTurn) -> None:
+        """Keep a turn that no client has yet."""
+        self.undelivered[turn.place] = turn
+        if turn.call.key:
+            self._keyed_turns[turn.call.key, turn.call.digest] = turn
+
+    def remove_turn(self, turn: SampledTurn) -> None:
+        """Forget a turn that nobody will have."""
+        del self.undelivered[turn.place]
+        if self._keyed_turns.get((turn.call.key, turn.call.digest)) is turn:
+            del self._keyed_turns[turn.call.key, turn.call.digest]
+
+    def lose(self, turn: SampledTurn) -> None:
+        """Keep a delivered turn for the next equal request."""
+        if not turn.call.key:  # else it is kept in any case
+            self._lost.append(turn)
+
+    def waiting(self) -> list[SampledTurn]:
+        """Return the turns of which the session does not know that a client has read them."""
+        return [*self.undelivered.values(), *self._lost]
+
+    def note_read(self, turn: SampledTurn) -> None:
+        """Say that a client has read a delivered turn, so that no other request gets it."""
+        if turn in self._lost:
+            self._lost.remove(turn)
+
+    def take(self, call: ModelCall) -> SampledTurn | None:
+        """Return the turn of the request that a request repeats; None when it needs another one."""
+        if call.key:
+            return self._keyed_turns.get((call.key, call.digest))
+        if not call.digest:
+            return None
+        for turn in self.waiting():
+            if turn.call.digest == call.digest and not turn.call.key and turn.num_answers == 0:
+                self.note_read(turn)
+                return turn
+        return None

@@ -95,7 +95,7 @@ class SampledTurn:
         place: the conversation with it.
         result: of the engine.
         reply: as the client reads it.
-        digest: of the request.
+        call: the request, without its body.
         num_answers: answers with it that are on the way.
     """
 
@@ -103,7 +103,7 @@ class SampledTurn:
     place: Place[Spot]
     result: GenerateResult
     reply: ModelReply
-    digest: str
+    call: ModelCall
     num_answers: int = 0
 
 

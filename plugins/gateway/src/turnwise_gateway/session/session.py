@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
 import structlog
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from turnwise import Chat, Episode, GenerateResult, SamplingParams, ToolCall, ToolParser, ToolResult
 from turnwise.errors import BudgetExhausted, EpisodeEnd
 from turnwise.types import ToolSchema
-from turnwise_gateway.calls import CallRefusedError, ModelCall
-from turnwise_gateway.session.delivery import SharedCall, TurnAnswer
+from turnwise_gateway.calls import CallRefusedError, DeliveredTurn, ModelCall
+from turnwise_gateway.session.delivery import KeptTurns, SharedCall, TurnAnswer
 from turnwise_gateway.session.drafts import Settle, grow
 from turnwise_gateway.session.lineage import describe_records
 from turnwise_gateway.session.options import SessionOptions
@@ -56,7 +57,7 @@ class SessionParts:
 @define(eq=False)
 class Session:
     """
-    The `SessionBackend` of an episode. All of its methods run on the episode's event loop.
+    The `ScoredBackend` of an episode. All of its methods run on the episode's event loop.
 
     Attributes:
         episode: that the calls belong to.
@@ -66,8 +67,9 @@ class Session:
         book: its records.
         error: ended the session before its agent ended: an engine that failed, or a limit of the episode.
         exhausted: the last refusal for lack of budget or context; None when there was none.
+        refused: the last refusal of any kind.
         num_calls: calls so far, refused ones included.
-        num_delivered: turns that clients have.
+        transcript: turns that clients have, in the order in which they were appended to the records.
         changed: set when a call starts or ends, and with `ending`.
         ending: set with `error` and `exhausted`.
     """
@@ -79,8 +81,9 @@ class Session:
     book: RecordBook = field(init=False)
     error: Exception | None = field(default=None, init=False)
     exhausted: CallRefusedError | None = field(default=None, init=False)
+    refused: CallRefusedError | None = field(default=None, init=False)
     num_calls: int = field(default=0, init=False)
-    num_delivered: int = field(default=0, init=False)
+    transcript: list[DeliveredTurn] = field(factory=list, init=False)
     changed: asyncio.Event = field(factory=asyncio.Event, init=False)
     ending: asyncio.Event = field(factory=asyncio.Event, init=False)
     _reader: TurnReader = field(init=False)
@@ -89,10 +92,8 @@ class Session:
     _is_closed: bool = field(default=False, init=False)
     _num_answering: int = field(default=0, init=False)
     _num_turns: int = field(default=0, init=False)
-    _in_flight: dict[str, SharedCall] = field(factory=dict, init=False)
+    _kept: KeptTurns = field(factory=KeptTurns, init=False)
     _leaving: set[asyncio.Task[None]] = field(factory=set, init=False)
-    _undelivered: dict[Place[Spot], SampledTurn] = field(factory=dict, init=False)
-    _delivered: dict[str, SampledTurn] = field(factory=dict, init=False)
     _num_samples: Counter[Place[Spot]] = field(factory=Counter, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -111,7 +112,7 @@ class Session:
     @property
     def is_idle(self) -> bool:
         """Whether no call is being answered or delivered."""
-        return self._num_answering == 0 and not any(turn.num_answers for turn in self._undelivered.values())
+        return self._num_answering == 0 and self._kept.is_idle
 
     async def answer(self, call: ModelCall) -> TurnAnswer:
         self.num_calls += 1
@@ -120,6 +121,7 @@ class Session:
         try:
             turn = await self._answer(call)
         except CallRefusedError as refusal:
+            self.refused = refusal
             if refusal.kind in ("budget_exhausted", "context_length_exceeded"):
                 self.exhausted = refusal
                 self.ending.set()
@@ -128,12 +130,21 @@ class Session:
         finally:
             self._num_answering -= 1
             self.changed.set()
-        return TurnAnswer(turn, deliver=self._deliver, settled=self.changed.set)
+        return TurnAnswer(turn, deliver=self._deliver, lost=self._kept.lose, settled=self.changed.set)
+
+    def deliver(self, turn_id: str) -> bool:
+        for turn in self._kept.waiting():
+            if turn.reply.id == turn_id:
+                self._kept.note_read(turn)
+                if turn.num_answers:  # else its client has left without it
+                    self._deliver(turn)
+        return any(turn.reply.id == turn_id for turn in self.transcript)
 
     async def count_tokens(self, call: ModelCall) -> int:
-        call = self.book.prepare(call)
-        tools = self.book.tools_key(call.tools)
-        return self.book.count_tokens(self.book.choose(call, tools, self.book.tree.locate(tools, call.messages)))
+        with _refusing_depth():
+            call = self.book.prepare(call)
+            tools = self.book.tools_key(call.tools)
+            return self.book.count_tokens(self.book.choose(call, tools, self.book.tree.locate(tools, call.messages)))
 
     def tool_schemas(self) -> tuple[ToolSchema, ...]:
         self._check_open()
@@ -161,28 +172,33 @@ class Session:
         self.ending.set()
         self.changed.set()
 
-    def close(self) -> None:
-        """Refuse further calls, end those in flight, forget turns that no client has, and describe the records."""
+    def close(self) -> bool:
+        """
+        Refuse further calls, end those in flight, forget turns that no client has, and describe the records.
+
+        Returns:
+            False when that was done before.
+        """
         if self._is_closed:
-            return
+            return False
         self._is_closed = True
         self._tools.close()
-        for shared in list(self._in_flight.values()):
+        for shared in list(self._kept.in_flight):
             shared.cancel()
-        for turn in list(self._undelivered.values()):
+        for turn in list(self._kept.undelivered.values()):
             self._drop(turn)
         self._count("calls", self.num_calls)
         describe_records(self.episode, self.book.records, self.parts.options.train)
+        return True
 
     async def _answer(self, call: ModelCall) -> SampledTurn:
         """Return a turn with an answer counted."""
         self._check(call)
         self._count_fields(call)
-        shared = self._in_flight.get(call.digest) if call.is_retry else None
-        if shared is not None:
+        if (shared := self._kept.find_call(call)) is not None:
             self._count("joined")
             return await shared.wait()
-        if (kept := self._find_kept(call)) is not None:
+        if (kept := self._kept.take(call)) is not None:
             kept.num_answers += 1
             self._count("redelivered")
             return kept
@@ -204,22 +220,14 @@ class Session:
         if self._is_closed or self.error is not None:
             raise CallRefusedError("session_closed", "the session is over")
 
-    def _find_kept(self, call: ModelCall) -> SampledTurn | None:
-        """Return the turn of an equal request whose client has left, or of any equal request for a marked retry."""
-        if not call.digest:
-            return None
-        for turn in self._undelivered.values():
-            if turn.digest == call.digest and (call.is_retry or turn.num_answers == 0):
-                return turn
-        return self._delivered.get(call.digest) if call.is_retry else None
-
     def _start(self, call: ModelCall) -> SharedCall:
         """Write a call to its record and start to sample. No other call runs in between, for nothing waits here."""
-        prepared = self.book.prepare(call)
-        tools = self.book.tools_key(prepared.tools)
-        location = self.book.tree.locate(tools, prepared.messages)
-        self._deliver_echoed(location)
-        choice = self.book.choose(prepared, tools, location)
+        with _refusing_depth():
+            prepared = self.book.prepare(call)
+            tools = self.book.tools_key(prepared.tools)
+            location = self.book.tree.locate(tools, prepared.messages)
+            self._deliver_echoed(location)
+            choice = self.book.choose(prepared, tools, location)
         record = self.book.open(prepared, tools, choice)
         for tolerance, number in self.book.tree.note(location).items():
             self._count(f"echo_{tolerance}", number)
@@ -229,21 +237,20 @@ class Session:
             self._drop(record.turn)
         shared = SharedCall(asyncio.get_running_loop().create_future())
         # A separate task, because a retry may wait for it when the first client leaves.
-        task = self.spawn(self._sample(prepared, record, shared))
-        shared.cancel = lambda: self._leave(call.digest, task)
-        if call.digest:
-            self._in_flight[call.digest] = shared
+        task = self.spawn(self._sample(prepared, record, shared, asked=evolve(call, body=b"", growth=None)))
+        shared.cancel = lambda: self._leave(call, shared, task)
+        self._kept.add_call(call, shared)
         return shared
 
-    def _leave(self, digest: str, task: asyncio.Task[None]) -> None:
+    def _leave(self, call: ModelCall, shared: SharedCall, task: asyncio.Task[None]) -> None:
         """End the sampling of a call whose clients have left."""
-        self._in_flight.pop(digest, None)
+        self._kept.remove_call(call, shared)
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
         task.cancel()
 
-    async def _sample(self, call: ModelCall, record: OpenRecord, shared: SharedCall) -> None:
-        """Sample a turn for the requests that wait; a failure becomes their refusal."""
+    async def _sample(self, call: ModelCall, record: OpenRecord, shared: SharedCall, *, asked: ModelCall) -> None:
+        """Sample a turn for the requests that wait; a failure becomes their refusal. `asked` is the call as it came."""
         self._num_turns += 1
         facts = {"session": self.name, "record": self.book.records.index(record), "turn": record.num_turns}
         head = ReplyHead(f"{self.name}-{self._num_turns}", len(record.trajectory), facts)
@@ -251,7 +258,7 @@ class Session:
             result = await self._generate(call, record, head)
             # No await from here to `finish`: a turn belongs to the requests that wait from the moment that it exists.
             record.is_sampling = False
-            shared.finish(self._keep(call, record, result, head))
+            shared.finish(self._keep(call, record, result, head, asked))
         except asyncio.CancelledError:
             shared.fail(CallRefusedError("session_closed", "the session is over"))
             raise
@@ -265,8 +272,7 @@ class Session:
             shared.fail(CallRefusedError("engine", f"the engine failed: {error}"))
         finally:
             record.is_sampling = False
-            if self._in_flight.get(call.digest) is shared:
-                del self._in_flight[call.digest]
+            self._kept.remove_call(call, shared)
             self.changed.set()
 
     async def _generate(self, call: ModelCall, record: OpenRecord, head: ReplyHead) -> GenerateResult:
@@ -308,7 +314,9 @@ class Session:
         draft = self._reader.draft(call, (*call.stop, *self.episode.sampling.stop)) if call.growth else None
         return None if call.growth is None or draft is None else grow(call.growth, draft, head.part)
 
-    def _keep(self, call: ModelCall, record: OpenRecord, result: GenerateResult, head: ReplyHead) -> SampledTurn:
+    def _keep(
+        self, call: ModelCall, record: OpenRecord, result: GenerateResult, head: ReplyHead, asked: ModelCall
+    ) -> SampledTurn:
         """Return a sampled turn, which the tree knows from now on: its echo may come before its delivery is known."""
         turn_number = record.num_turns + 1
         name = record.name + (f"+{self.book.records.index(record)}" if record.parent else "")
@@ -317,25 +325,26 @@ class Session:
         for tool_call in read.tool_calls:
             self.book.name_call(tool_call.id, tool_call.name)
         reply = head.whole(result, read, self._reader.token_texts(result.token_ids) if call.logprobs else ())
-        turn = SampledTurn(record=record, place=place, result=result, reply=reply, digest=call.digest)
-        record.turn = self._undelivered[place] = turn
+        record.turn = turn = SampledTurn(record=record, place=place, result=result, reply=reply, call=asked)
+        self._kept.add_turn(turn)
         return turn
 
     def _deliver_echoed(self, location: Location[Spot]) -> None:
         """Deliver a turn that the client sends back: it has read it, although the transport has not said so yet."""
-        place: Place[Spot] | None = location.place if self._undelivered else None
+        waiting = {turn.place: turn for turn in self._kept.waiting()}
+        place: Place[Spot] | None = location.place if waiting else None
         while place is not None:
-            if place in self._undelivered:
-                self._deliver(self._undelivered[place])
+            if place in waiting:
+                self._deliver(waiting[place])
+                self._kept.note_read(waiting[place])
             place = place.parent
 
     def _deliver(self, turn: SampledTurn) -> None:
         """Append a turn to its record, unless that is done or the turn was dropped."""
-        if self._undelivered.get(turn.place) is not turn or self._is_closed:
+        if self._kept.undelivered.get(turn.place) is not turn or self._is_closed:
             return
         record = turn.record
-        del self._undelivered[turn.place]
-        self._delivered[turn.digest] = turn
+        del self._kept.undelivered[turn.place]
         record.turn = None
         try:
             self.episode.append(turn.result, record=record.trajectory)
@@ -346,12 +355,13 @@ class Session:
         record.tip, record.last_text = turn.place, turn.reply.content
         record.num_turns += 1
         record.num_sampled += len(turn.result.token_ids)
-        record.last_delivery = self.num_delivered = self.num_delivered + 1
+        self.transcript.append(DeliveredTurn(turn.call, turn.reply))
+        record.last_delivery = len(self.transcript)
         self.book.add_spot(record)
 
     def _drop(self, turn: SampledTurn) -> None:
         """Forget a turn that no client has."""
-        del self._undelivered[turn.place]
+        self._kept.remove_turn(turn)
         turn.record.turn = None
         self.book.tree.remove_turn(turn.place)
         self._count("undelivered_turns")
@@ -365,3 +375,12 @@ class Session:
 
     def _count(self, name: str, number: float = 1) -> None:
         self.episode.record_metric(f"gateway/{name}", number)
+
+
+@contextmanager
+def _refusing_depth() -> Iterator[None]:
+    """Refuse a call whose values, such as the JSON in the arguments of a call, are nested too deeply to be rendered."""
+    try:
+        yield
+    except RecursionError as error:
+        raise CallRefusedError("invalid", "a value is nested too deeply", param="messages") from error

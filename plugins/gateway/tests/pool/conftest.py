@@ -1,0 +1,70 @@
+"""Runs of episodes beside an outside agent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+from attrs import evolve
+from pull_control import ANSWER, Control
+
+from turnwise_gateway import make_external
+from turnwise_gateway.config import ExternalConfig
+from turnwise_gateway.pull_options import PullOptions
+from turnwise_gateway.tree.messages import split_think
+from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
+
+Outside = Callable[[Control], Awaitable[None]]
+
+
+@pytest.fixture
+def run_with(tmp_path: Path) -> Callable[..., Any]:
+    """A function that runs episodes beside an outside agent, and returns them."""
+
+    def run(
+        outside: Outside,
+        *,
+        num_episodes: int = 1,
+        latency_s: Any = 0.0,
+        limits: Any = None,
+        turns: Any = ANSWER,
+        reward: Any = None,
+        **options: Any,
+    ) -> list[Any]:
+        file = tmp_path / "control.json"
+        config = ExternalConfig(pull=PullOptions(control_file=str(file), **options))
+        resources = evolve(probe_resources(), reasoning_parser=SimpleNamespace(split=split_think))
+        probe = AgentProbe(
+            make_agent=lambda: make_external(config, resources), resources=resources, turns=turns, response_length=4096
+        )
+
+        async def main() -> list[Any]:
+            agent = make_external(config, resources)
+            engine = probe.engine()
+            engine.latency_s = latency_s
+            await engine.start()
+            async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as group:
+                episodes = [
+                    group.create_task(
+                        probe.run(
+                            make_task(number),
+                            agent=agent,
+                            engine=engine,
+                            reward=reward,
+                            limits=probe.limits(**(limits or {})),
+                        )
+                    )
+                    for number in range(num_episodes)
+                ]
+                await outside(Control(http, file))
+            assert not file.exists()
+            return [episode.result() for episode in episodes]
+
+        return asyncio.run(main())
+
+    return run

@@ -1,0 +1,60 @@
+"""The control port of episodes that outside agents pull, as such an agent sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+from gateway_agents import RefusedError, converse
+
+ANSWER = ("The answer is 42.",)
+
+
+class Control:
+    """The control port as an outside agent sees it."""
+
+    def __init__(self, http: aiohttp.ClientSession, file: Path) -> None:
+        self.http, self.file = http, file
+
+    async def post(self, path: str, status: int = 200, **body: object) -> dict[str, Any]:
+        access = json.loads(self.file.read_text())
+        headers = {"Authorization": f"Bearer {access['secret']}"}
+        async with self.http.post(access["url"] + path, json=body, headers=headers) as response:
+            assert status == response.status, await response.text()
+            return await response.json() if response.status != 204 else {}
+
+    async def lease(self) -> dict[str, Any]:
+        """Lease an episode as soon as the port is open."""
+        async with asyncio.timeout(30):
+            while not self.file.exists():  # noqa: ASYNC110 - the agent and the run know each other by the file alone
+                await asyncio.sleep(0.01)
+            return await self.post("/tasks/lease", worker="w", wait_s=20)
+
+    async def work(self, leased: dict[str, Any]) -> None:
+        """Converse with the model about the task of a lease."""
+        await converse(SimpleNamespace(**leased["task"]), SimpleNamespace(**leased["session"]))
+
+    async def get(self, path: str) -> dict[str, Any]:
+        access = json.loads(self.file.read_text())
+        async with self.http.get(
+            access["url"] + path, headers={"Authorization": f"Bearer {access['secret']}"}
+        ) as response:
+            assert response.status == 200
+            return await response.json()
+
+    async def end(self, leased: dict[str, Any], how: str = "complete", **body: object) -> dict[str, Any]:
+        """Report the end of a lease."""
+        return await self.post(f"/leases/{leased['lease']['id']}/{how}", fence=leased["lease"]["fence"], **body)
+
+
+async def error_of(work: Awaitable[None]) -> str:
+    """Return the refusal that work ends with."""
+    with pytest.raises(RefusedError) as error:
+        await work
+    return str(error.value)

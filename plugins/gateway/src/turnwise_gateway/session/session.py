@@ -341,6 +341,7 @@ class Session:
 
     def _deliver(self, turn: SampledTurn) -> None:
         """Append a turn to its record, unless that is done or the turn was dropped."""
+        self._kept.note_read(turn)
         if self._kept.undelivered.get(turn.place) is not turn or self._is_closed:
             return
         record = turn.record

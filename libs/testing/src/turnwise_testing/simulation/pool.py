@@ -99,14 +99,17 @@ def _started(scenario: str, seeds: range, num_processes: int) -> Iterator[Iterat
     processes = [
         subprocess.Popen(_command(scenario, part), stdout=subprocess.PIPE, text=True, env=environment) for part in parts
     ]
-    for process in processes:
-        threading.Thread(target=_read, args=(process, messages), daemon=True).start()
+    readers = [threading.Thread(target=_read, args=(process, messages), daemon=True) for process in processes]
+    for reader in readers:
+        reader.start()
     try:
         yield _until_all_ended(messages, len(processes))
     finally:
         for process in processes:
             process.kill()
             process.wait()
+        for reader in readers:  # they close the pipes
+            reader.join()
 
 
 def _command(scenario: str, part: range) -> Sequence[str]:
@@ -116,9 +119,10 @@ def _command(scenario: str, part: range) -> Sequence[str]:
 
 def _read(process: subprocess.Popen[str], messages: SimpleQueue[dict[str, Any] | None]) -> None:
     assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("{"):
-            messages.put(json.loads(line))
+    with process.stdout:
+        for line in process.stdout:
+            if line.startswith("{"):
+                messages.put(json.loads(line))
     if code := process.wait():
         messages.put({"exit": code})
     messages.put(None)

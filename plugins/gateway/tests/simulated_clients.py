@@ -38,7 +38,7 @@ class Plan:
         stream: it reads events.
         keyed: its requests have a key.
         marks: it says which requests it repeats, as the SDKs do.
-        closes: it closes each connection as soon as it has the reply.
+        keeps: connections that stay open behind a reply: `one`, which the next request takes, `all`, or `none`.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Plan:
     stream: bool = False
     keyed: bool = False
     marks: bool = True
-    closes: bool = False
+    keeps: str = "one"
 
 
 @frozen
@@ -72,6 +72,8 @@ class Attempt:
         reads: replies that clients have read.
         required: the ones that they had read when the agent said that it has ended.
         scores: that were accepted, by the mark of the turn, or under an empty mark for the session.
+        in_doubt: scores that were sent, without a response yet.
+        is_ending: its end was sent.
         is_completed: its end was accepted.
         is_altered: a client left a request, so that other turns may have been sampled than without it.
         violations: of promises that only a client sees.
@@ -83,6 +85,8 @@ class Attempt:
     reads: list[Read] = field(factory=list)
     required: list[Read] = field(factory=list)
     scores: dict[str, float] = field(factory=dict)
+    in_doubt: list[tuple[str, float]] = field(factory=list)
+    is_ending: bool = False
     is_completed: bool = False
     is_altered: bool = False
     violations: list[str] = field(factory=list)
@@ -124,14 +128,14 @@ class Player:
     async def play(self, plan: Plan) -> None:
         """Run a client to its end."""
         await asyncio.sleep(self.network.delay(1.0))
-        connections: dict[int, Client] = {}
+        connections: list[Client] = []
         with suppress(SessionOverError, ConnectionRefusedError):
             for repeat in range(plan.repeats):
                 await self._converse(plan, f"{plan.name}.{repeat}", connections)
-        for connection in connections.values():
+        for connection in connections:
             connection.close()
 
-    async def _converse(self, plan: Plan, name: str, connections: dict[int, Client]) -> None:
+    async def _converse(self, plan: Plan, name: str, connections: list[Client]) -> None:
         messages: list[Any] = [user(plan.prompt)]
         for number in range(plan.turns):
             reply = await self._ask(plan, messages, f"{name}.{number}", connections)
@@ -143,7 +147,7 @@ class Player:
             messages += [echo(reply[1]), *(results or [user("Go on.")])]
 
     async def _ask(
-        self, plan: Plan, messages: list[Any], request: str, connections: dict[int, Client]
+        self, plan: Plan, messages: list[Any], request: str, connections: list[Client]
     ) -> tuple[Read, dict[str, Any]] | None:
         """Return the reply to a request, which may be sent several times; None if the client gives up."""
         body = json.dumps({"model": "policy", "messages": messages, "tools": [ADD], "stream": plan.stream}).encode()
@@ -171,12 +175,11 @@ class Player:
         return None
 
     async def _send(
-        self, plan: Plan, headers: dict[str, str], body: bytes, connections: dict[int, Client]
+        self, plan: Plan, headers: dict[str, str], body: bytes, connections: list[Client]
     ) -> Response | None:
         """Send a request once; None if the client left, or the connection broke."""
-        connection = connections.pop(0, None)
-        if connection is None or not connection.is_open:
-            connection = self.network.connect(self.url)
+        is_used = plan.keeps == "one" and connections and connections[-1].is_open
+        connection = connections.pop() if is_used else self.network.connect(self.url)
         patience = self.network.delay(3.0 if self.network.draws(0.5) else 0.2) if self.network.draws(0.15) else None
         try:
             async with asyncio.timeout(patience):
@@ -187,10 +190,10 @@ class Player:
         except BaseException:
             connection.close()
             raise
-        if plan.closes or self.network.draws(0.1):
+        if plan.keeps == "none" or self.network.draws(0.1):
             connection.close()
         else:
-            connections[0] = connection
+            connections.append(connection)
         return response
 
     async def score_turn(self, read: Read) -> None:
@@ -222,7 +225,9 @@ class Player:
             name = f"report {self._num_reports - copy if is_same else self._num_reports}"
             body = {"id": name, "score": value if is_same else value + 1, **target}
             was_scored = mark in self.attempt.scores
+            self.attempt.in_doubt.append((mark, body["score"]))
             response = await self.control.send(f"/sessions/{self.attempt.session}/score", body)
+            self.attempt.in_doubt.remove((mark, body["score"]))
             if response.status == 200 and not was_scored:
                 self.attempt.scores[mark] = body["score"]
             elif response.status == 200 and body["score"] != self.attempt.scores[mark]:

@@ -9,7 +9,6 @@ turns do not depend on the order of events.
 import asyncio
 import random
 import tempfile
-from collections import Counter
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,18 @@ from unittest.mock import patch
 from zlib import crc32
 
 from attrs import define, evolve, field, frozen
-from simulated_clients import MARK, Attempt, Control, Plan, Player, mark_of
+from simulated_checks import check
+from simulated_clients import Attempt, Control, Plan, Player
 from simulated_network import FakeSocket, Network
 
-from turnwise import EpisodeResult, RolloutManager, SamplingParams, Status
+from turnwise import RolloutManager, SamplingParams
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.episode.setup import Limits
 from turnwise.events.dispatch import Observers
 from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.worker import WorkerComponents
-from turnwise.types import GenerateRequest, TrajectoryScore, TurnScore
+from turnwise.types import GenerateRequest
 from turnwise_gateway import make_external, pull, pull_pool
 from turnwise_gateway.config import ExternalConfig
 from turnwise_gateway.pull_options import PullOptions
@@ -37,11 +37,11 @@ from turnwise_reported_reward.reward import ReportedReward
 from turnwise_testing.agent_probe import make_task, probe_chat, probe_resources
 from turnwise_testing.scripted import SCRIPTED_CAPABILITIES
 from turnwise_testing.simulation.run_parts import Pace
-from turnwise_testing.simulation.tracing import TracingEngine, check_episode, digest_of
+from turnwise_testing.simulation.tracing import TracingEngine
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
 ENDS = (".", " \n", " and more text.", f" {CALL}", f"\n{CALL}{CALL}")
-SECRET = "the secret of the control port"  # noqa: S105 - of a port in memory
+SECRET = "the secret of the control port"
 KINDS = ("none", "session", "records", "turns", "turns")
 
 
@@ -67,7 +67,8 @@ class Content:
     @classmethod
     def draw(cls, rng: random.Random) -> "Content":
         plans = [_plan(rng, "main", "Question 0?", rng.randint(1, 3))]
-        plans += [_plan(rng, f"sub {each}", f"Part {each}?", rng.randint(1, 2)) for each in range(rng.choice((0, 1, 2)))]
+        for part in range(rng.choice((0, 1, 2))):
+            plans.append(_plan(rng, f"sub {part}", f"Part {part}?", rng.randint(1, 2)))
         if rng.random() < 0.5:
             turns = rng.randint(1, 2)
             plans += [_plan(rng, f"sample {each}", "The same?", turns) for each in range(rng.randint(2, 3))]
@@ -84,8 +85,9 @@ class Content:
 
 
 def _plan(rng: random.Random, name: str, prompt: str, turns: int) -> Plan:
-    stream, keyed, marks, closes = (rng.random() < share for share in (0.3, 0.2, 0.7, 0.3))
-    return Plan(name=name, prompt=prompt, turns=turns, stream=stream, keyed=keyed, marks=marks, closes=closes)
+    stream, keyed, marks = (rng.random() < share for share in (0.3, 0.2, 0.7))
+    keeps = rng.choice(("one", "all", "none"))
+    return Plan(name=name, prompt=prompt, turns=turns, stream=stream, keyed=keyed, marks=marks, keeps=keeps)
 
 
 def choose(request: GenerateRequest) -> list[int]:
@@ -172,7 +174,8 @@ class World:
         attempt = Attempt(task.uid, client.openai_base_url.split("/")[-2], self.kind_of(task.uid))
         self.attempts.append(attempt)
         await self.play(Player(self.network, attempt, client.openai_base_url, client.api_key))
-        attempt.required, attempt.is_completed = list(attempt.reads), True
+        attempt.required = list(attempt.reads)
+        attempt.is_ending = attempt.is_completed = True
         if attempt.kind == "none":
             return None
         attempt.kind, attempt.scores = "session", {"": 0.5}
@@ -215,7 +218,7 @@ class World:
                     await player.score_turn(read)
         elif attempt.kind == "records" and reads:
             await player.score_record(reads[0])
-        attempt.required = list(attempt.reads)
+        attempt.required, attempt.is_ending = list(attempt.reads), True
         if attempt.kind == "session":
             await player.score_session()
             attempt.is_completed = "" in attempt.scores
@@ -269,12 +272,14 @@ class Sessions:
                 stack.enter_context(patch.object(module, "POLL_S", 1.0))
             agent = SimulatedAgent(make_external(self._config(), probe_resources()), world)
             if not self._content.pulls:
-                agent.inner._function = world.call_function  # noqa: SLF001 - in place of an importable one
+                agent.inner._function = world.call_function  # in place of an importable one
             with self._manager(agent, faults) as manager:
                 results = list(manager.iterate([make_task(each) for each in range(self._content.num_episodes)]))
         for result in results:
-            check(result, world)
+            check(result, world.attempts, world.network.handed)
+        # A second attempt at an episode has other seeds than the first.
         is_altered = any(attempt.is_altered for attempt in world.attempts)
+        is_altered |= len(world.attempts) > self._content.num_episodes
         return is_altered, {attempt.uid: _conversations(attempt) for attempt in world.attempts}
 
     def compare(self, undisturbed: Any, disturbed: Any) -> None:
@@ -311,83 +316,5 @@ class Sessions:
 
 
 def _conversations(attempt: Attempt) -> list[tuple[str, ...]]:
-    """Return the turns that the clients read, by the prompt and the number of the request; not which sample is which."""
+    """Return the turns that the clients read by their prompt, and not which sample is which."""
     return sorted((read.request.partition(".")[0].split()[0], read.mark) for read in attempt.reads)
-
-
-def check(result: EpisodeResult, world: World) -> None:
-    """Raise `AssertionError` for a promise that an episode breaks; the text starts with the promise."""
-    attempts = [attempt for attempt in world.attempts if attempt.uid == result.task.uid]
-    for attempt in attempts:
-        if attempt.violations:
-            raise AssertionError(attempt.violations[0])
-        check_independent(attempt)
-    try:
-        check_episode(result, {0: digest_of({})})
-    except AssertionError as error:
-        raise AssertionError(f"context: {error}") from None
-    trained = Counter(
-        mark
-        for record, line in zip(result.trajectories, result.lineage, strict=True)
-        if line.trained
-        for mark in marks_of(record)
-    )
-    last = next((attempt for attempt in attempts if attempt.is_completed), None)
-    if last is None:
-        if result.status is Status.COMPLETED:
-            raise AssertionError("status: an episode that nobody ended is completed")
-        return
-    if len(trained) == 0 and result.status is Status.COMPLETED and last.scores:
-        raise AssertionError(f"nothing sampled: an episode with reward {result.reward} has no trained token")
-    if result.status is not Status.COMPLETED:
-        if last.required:
-            raise AssertionError(f"status: an episode with turns is {result.status}: {result.fault and result.fault.message}")
-        return
-    check_trained(last, trained, world)
-    check_scores(result, last)
-
-
-def check_independent(attempt: Attempt) -> None:
-    """Each request has a turn of its own."""
-    requests: dict[str, str] = {}
-    for read in attempt.reads:
-        if requests.setdefault(read.id, read.request) != read.request:
-            raise AssertionError(f"independent samples: {requests[read.id]} and {read.request} got one turn")
-
-
-def check_trained(last: Attempt, trained: Counter[str], world: World) -> None:
-    """Each turn that a client read is trained once, and no turn that nobody can have read."""
-    for read in last.required:
-        if trained[read.mark] == 0:
-            raise AssertionError(f"read turns: the turn of {read.request} was read and is not trained")
-    if doubles := [mark for mark, number in trained.items() if number > 1]:
-        raise AssertionError(f"trained once: turns {doubles} are trained more than once")
-    handed = {mark_of(text) for name, text in world.network.handed.items() if f"-{last.session}-" in name}
-    if unread := set(trained) - handed - {read.mark for read in last.reads}:
-        raise AssertionError(f"unread turns: {sorted(unread)} are trained, and no client can have read them")
-
-
-def check_scores(result: EpisodeResult, last: Attempt) -> None:
-    """Each accepted score lies on the thing that it names."""
-    if not last.scores:
-        return
-    if last.kind == "session":
-        if result.reward != 0.5:
-            raise AssertionError(f"scores: the reward is {result.reward}, and 0.5 was accepted")
-        return
-    found: dict[str, float] = {}
-    for record, score in zip(result.trajectories, result.scores, strict=True):
-        marks = marks_of(record)
-        if isinstance(score, TurnScore):
-            found |= {mark: value for mark, value in zip(marks, score.values, strict=True) if value}
-        elif isinstance(score, TrajectoryScore) and score.value:
-            found |= {mark: score.value for mark in marks if mark in last.scores}
-    wanted = {mark: value for mark, value in last.scores.items() if value}
-    if found != wanted:
-        raise AssertionError(f"scores: {last.kind} have {found}, and {wanted} were accepted")
-
-
-def marks_of(record: Any) -> list[str]:
-    """Return the mark of each sampled turn of a record."""
-    texts = [probe_chat().text(record.input_ids[start:stop]) for start, stop in record.turns()]
-    return [mark for text in texts for mark in MARK.findall(text)]

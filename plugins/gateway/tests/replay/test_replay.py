@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from gateway_processes import Served, chat, converse, leave, run_turnwise, serve, write_run
+from session_scenarios import Sessions, make_call, user
 
 from turnwise.errors import DataError
 from turnwise_gateway.replay.replayed_session import find_difference
-from turnwise_gateway.replay.request_file import FORMAT, read_requests
+from turnwise_gateway.replay.request_file import FORMAT, log_session, read_requests
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 
@@ -122,3 +123,23 @@ def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
 
     assert ({"event": "left", "call": 0},) == found.events
     assert found.records is None
+
+
+def test_the_file_has_the_news_of_each_answer(tmp_path: Path) -> None:
+    """A lost response and a turn that a score names are in the file, so that a replay does the same."""
+
+    async def scenario(session: Any) -> None:
+        logged = log_session(session, tmp_path)
+        lost = await logged.answer(make_call(user("One?")))
+        lost.confirm()
+        lost.lose()
+        read = await logged.answer(make_call(user("Two?")))
+        assert logged.deliver(read.reply.id)
+        assert 2 == len(logged.transcript)
+        read.release()
+
+    Sessions().run(scenario)
+
+    events = [(event["event"], event["call"]) for event in read_requests(tmp_path / "session.jsonl").events]
+    news = [("delivered", 0), ("lost", 0), ("call", 1), ("answer", 1), ("read", 1), ("released", 1)]
+    assert [("call", 0), ("answer", 0), *news] == events

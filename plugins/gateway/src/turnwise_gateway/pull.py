@@ -128,9 +128,9 @@ class Offer:
         self.attempts.put_nowait(attempt)
         return attempt
 
-    async def result(self) -> PoolResult | None:
-        """Return the end of the episode in the pool; None when a further attempt follows."""
-        return await self.pool.result_of(self.task)
+    async def result(self, attempt: Attempt) -> PoolResult | None:
+        """Return the end of the episode in the pool after an attempt; None when a further attempt follows."""
+        return await self.pool.result_after(attempt.leased.lease)
 
 
 @define(eq=False)

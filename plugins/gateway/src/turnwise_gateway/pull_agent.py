@@ -83,7 +83,7 @@ class PullAgent:
             is_last = True
             try:
                 await wait_for_agent(attempt.wait(), attempt.session, limits)
-                result = await offer.result()
+                result = await offer.result(attempt)
                 is_last = result is not None
             finally:
                 attempt.leased.end()

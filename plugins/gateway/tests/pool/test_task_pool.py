@@ -18,7 +18,7 @@ from turnwise import ToolCall, ToolResult
 from turnwise_gateway.calls import CallRefusedError
 from turnwise_gateway.pool.leased_session import LeasedSession
 from turnwise_gateway.pool.sqlite_store import SqliteStore
-from turnwise_gateway.pool.store import Lease, PoolError, PoolResult, PoolTask, Verdict
+from turnwise_gateway.pool.store import Lease, PoolError, PoolResult, PoolTask, State, Verdict
 from turnwise_gateway.pool.task_pool import TaskPool, steady_clock
 
 LEASE_S = 10.0
@@ -181,6 +181,26 @@ def test_drain_waits_for_every_lease(tmp_path: Path, clock: Clock) -> None:
             last = (await pool.results())[-1]
             assert ("dead", "infra", 3) == (last.state, last.owner, last.attempt)
             assert "'w' expired" in last.reason
+
+    asyncio.run(run())
+
+
+def test_the_result_after_a_lease_waits_for_its_end(tmp_path: Path, clock: Clock) -> None:
+    """News of a last attempt may be late before the pool has ended its lease; the result comes with that end."""
+
+    async def run() -> None:
+        async with pool_in(tmp_path, clock) as pool:
+            await pool.put(PoolTask(uid="a"))
+            for _attempt in range(2):
+                lease = await pool.lease("w")
+                await pool.fail(lease.id, lease.fence, reason="lost", owner="infra")
+                assert await pool.result_after(lease) is None
+            lease = await pool.lease("w")
+            clock.now += LEASE_S  # without a wake-up of the keeper
+            waiting = asyncio.ensure_future(pool.result_after(lease))
+            assert Verdict.LATE is await pool.complete(lease.id, lease.fence, score=1.0)
+            result = await waiting
+            assert (State.DEAD, "infra", None) == (result.state, result.owner, result.score)
 
     asyncio.run(run())
 

@@ -29,6 +29,7 @@ HIDDEN_TURN = ["continue", "empty", "title", "continue", "continue", "edit", "co
 @settings(max_examples=60)
 @given(seed=SEEDS, actions=PLANS)
 @example(seed=1175147, actions=HIDDEN_TURN)
+@example(seed=0, actions=["lost", "undelivered"])  # the client leaves the second response, too
 def test_every_delivered_token_is_trained_once(seed, actions):
     """Whatever an agent does, records keep the core's promises, and each turn that it read is trained once."""
     check_random_agent(seed, actions)

@@ -87,6 +87,22 @@ def test_the_reply_is_read_as_the_client_gets_it():
     assert Status.COMPLETED is run(converse, text).result.status
 
 
+def test_a_call_that_ends_before_its_sampling_starts_is_refused():
+    """A session that closes between a call and its first step refuses the call, which would wait for ever."""
+
+    async def scenario(session):
+        call = asyncio.ensure_future(session.answer(make_call(user("Question 0?"))))
+        await asyncio.sleep(0)
+        session.close()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert call.done()
+        assert "session_closed" == call.exception().kind
+        assert session.is_idle
+
+    assert Status.COMPLETED is run(scenario).result.status
+
+
 def test_a_malformed_call_is_text():
     """A malformed call reaches the agent as text, and its echo continues the record."""
 

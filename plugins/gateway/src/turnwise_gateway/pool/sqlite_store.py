@@ -226,6 +226,10 @@ class SqliteStore:
         row = self._one(f"SELECT {RESULT_COLUMNS} {FROM_RESULT} {where}", uid, global_step, rollout_n)
         return None if row is None else read_result(row)
 
+    def is_leased(self, lease: Lease) -> bool:
+        where = "WHERE group_number = ? AND rollout_n = ? AND fence = ? AND state = 'leased'"
+        return self._one(f"SELECT 1 FROM rollout {where}", *key_of(lease), lease.fence) is not None
+
     def find_end(self, lease_id: str) -> Verdict:
         parts = parse_name(lease_id)
         where = "WHERE group_number = ? AND rollout_n = ? AND ? BETWEEN 1 AND (SELECT fence FROM last_fence)"

@@ -164,9 +164,12 @@ class TaskPool:
         await self._wait_for(read)
         return found
 
-    async def result_of(self, task: PoolTask) -> PoolResult | None:
-        """Return the result of the first rollout of a task; None while it has none."""
-        return await self._do(self.store.result_of, task.uid, task.global_step, task.rollouts[0])
+    async def result_after(self, lease: Lease) -> PoolResult | None:
+        """Wait for the end of a lease; return the result of its rollout, and None when another attempt follows."""
+        # News that come when its time is over are late, although the keeper ends it only then: the last attempt of a
+        # rollout has its result with that end.
+        await self._wait_for(lambda: not self.store.is_leased(lease))
+        return await self._do(self.store.result_of, lease.uid, lease.global_step, lease.rollout_n)
 
     async def abandon(self, task: PoolTask, *, owner: Owner, reason: str) -> None:
         """End the rollouts of a task that nobody wants any more; late news of their agents change nothing."""

@@ -173,6 +173,5 @@ class KeptTurns:
             return None
         for turn in self.waiting():
             if turn.call.digest == call.digest and not turn.call.key and turn.num_answers == 0:
-                self.note_read(turn)
                 return turn
         return None

@@ -239,6 +239,8 @@ class Session:
         # A separate task, because a retry may wait for it when the first client leaves.
         task = self.spawn(self._sample(prepared, record, shared, asked=evolve(call, body=b"", growth=None)))
         shared.cancel = lambda: self._leave(call, shared, task)
+        # A task that is cancelled before its first step runs nothing of its function, so its end is seen here.
+        task.add_done_callback(lambda _: None if shared.outcome.done() else self._end_sampling(call, record, shared))
         self._kept.add_call(call, shared)
         return shared
 
@@ -259,9 +261,6 @@ class Session:
             # No await from here to `finish`: a turn belongs to the requests that wait from the moment that it exists.
             record.is_sampling = False
             shared.finish(self._keep(call, record, result, head, asked))
-        except asyncio.CancelledError:
-            shared.fail(CallRefusedError("session_closed", "the session is over"))
-            raise
         except CallRefusedError as refusal:
             shared.fail(refusal)
         except EpisodeEnd as end:
@@ -271,9 +270,14 @@ class Session:
             self.fail(error)
             shared.fail(CallRefusedError("engine", f"the engine failed: {error}"))
         finally:
-            record.is_sampling = False
-            self._kept.remove_call(call, shared)
-            self.changed.set()
+            self._end_sampling(call, record, shared)
+
+    def _end_sampling(self, call: ModelCall, record: OpenRecord, shared: SharedCall) -> None:
+        """Free the record of a call whose sampling has ended, and refuse the requests that still wait for a turn."""
+        shared.fail(CallRefusedError("session_closed", "the session is over"))
+        record.is_sampling = False
+        self._kept.remove_call(call, shared)
+        self.changed.set()
 
     async def _generate(self, call: ModelCall, record: OpenRecord, head: ReplyHead) -> GenerateResult:
         trajectory = record.trajectory
@@ -341,6 +345,7 @@ class Session:
 
     def _deliver(self, turn: SampledTurn) -> None:
         """Append a turn to its record, unless that is done or the turn was dropped."""
+        self._kept.note_read(turn)
         if self._kept.undelivered.get(turn.place) is not turn or self._is_closed:
             return
         record = turn.record

@@ -1,0 +1,32 @@
+"""Simulated sessions of the gateway keep their promises under random orders of events, delays and faults."""
+
+from pathlib import Path
+
+import pytest
+
+from turnwise_testing.simulation.pool import simulate
+
+SCENARIO = f"{Path(__file__).with_name('simulated_sessions.py')}:Sessions"
+
+
+def run(seeds):
+    tally = simulate(SCENARIO, seeds, 2, max_failures=3)
+    assert [] == [f"{failure.seed}: {failure.error}" for failure in tally.failures]
+    assert len(seeds) == tally.passed
+
+
+def test_sessions_under_random_orders():
+    """Turns are trained once if a client read them, scores lie on their turns, samples differ, and no episode hangs."""
+    run(range(30))
+
+
+@pytest.mark.parametrize("seed", [52, 68, 103])
+def test_an_episode_ends_whatever_its_last_attempt_met(seed):
+    """An attempt ends when its score comes with the end of its lease, or its end with the start of a call."""
+    run(range(seed, seed + 1))
+
+
+@pytest.mark.slow
+def test_sessions_under_many_random_orders():
+    """As above, for some hundreds of seeds."""
+    run(range(1000, 1400))

@@ -1,7 +1,9 @@
 """Calls that end before their last episode, and calls that resume the episodes of earlier ones."""
 
 import asyncio
+import threading
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -148,6 +150,71 @@ def test_groups_are_adjacent():
         assert len(running.unfinished) == len(unfinished) - 3
     names = [r.task.uid for r in results]
     assert [name for i, name in enumerate(names) if i == 0 or names[i - 1] != name] == list(dict.fromkeys(names))
+
+
+def test_two_calls_at_once_continue_an_episode_once():
+    """Both ask for all unfinished episodes, and each reads its tasks while the other one starts."""
+    pace, both, results = Pace(), threading.Barrier(2, timeout=60), {}
+
+    def slow_tasks(uid):
+        both.wait()
+        yield from tasks(uid)
+
+    with manager(pace) as running:
+        running.rollout(MIXED, min_fraction=0.8)
+        pace.factor = 0.0
+
+        def call(uid):
+            results[uid] = running.rollout(slow_tasks(uid), resume=True)
+
+        threads = [threading.Thread(target=call, args=(uid,)) for uid in ("new1", "new2")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert {"resumed": 2} == {"resumed": running.stats()["resumed"]}
+    assert ["new1", "new2", "slow1", "slow2"] == sorted(r.task.uid for found in results.values() for r in found)
+
+
+def test_a_rejected_call_loses_no_episode():
+    """Also if reading its tasks fails, and in the same order as before."""
+    with manager() as running:
+        running.rollout(MIXED, min_fraction=0.8)
+        before = running.unfinished
+        for resume in (True, before[1:]):
+            with pytest.raises(ZeroDivisionError):
+                running.rollout((1 // 0 for _ in range(1)), resume=resume)
+        assert 2 == len(before)
+        assert set(map(id, before)) == set(map(id, running.unfinished))
+
+
+def test_two_threads_start_and_stop_a_manager_once():
+    """A second start waits for the first one, and a second stop finds nothing to do."""
+    running, calls, both = manager(), Counter(), threading.Barrier(2, timeout=60)
+
+    def counted(name, method):
+        async def call():
+            calls[name] += 1
+            await asyncio.sleep(0)
+            await method()
+
+        return call
+
+    counting = {name: counted(name, getattr(running.runtime, name)) for name in ("start", "stop")}
+    running.runtime = SimpleNamespace(**counting, counts=running.runtime.counts)
+
+    def use():
+        both.wait()
+        running.start()
+        both.wait()
+        running.stop()
+
+    threads = [threading.Thread(target=use) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {"start": 1, "stop": 1} == calls
 
 
 def test_aborted_episodes_can_be_resumed():

@@ -51,10 +51,13 @@ def play(chat):
     """
     A function that runs an episode with given turns, where `$` ends a turn, and returns the run and the script.
 
-    Options of the agent are keyword arguments; `response_length`, `capabilities` and `task` belong to the run.
+    Options of the agent are keyword arguments; `response_length`, `capabilities` and `task` belong to the run, and
+    `connect` returns the client of a started engine.
     """
 
-    def run(main, paths=(), summaries=(), *, response_length=400, capabilities=EXACT, task=None, **options):
+    def run(
+        main, paths=(), summaries=(), *, response_length=400, capabilities=EXACT, task=None, connect=None, **options
+    ):
         config = ParallelThinkingConfig(**options)
         resources = Resources(chat=chat)
         turns = defaultdict(deque, {"main": deque(main), "summary": deque(summaries)})
@@ -68,7 +71,9 @@ def play(chat):
         async def go():
             await engine.start()
             limits = probe.limits(response_length=response_length)
-            return await probe.run(task or make_task(), engine=engine, limits=limits)
+            async with asyncio.TaskGroup() as group:
+                client = engine if connect is None else connect(engine, group)
+                return await probe.run(task or make_task(), engine=client, limits=limits)
 
         return asyncio.run(go()), script
 

@@ -9,6 +9,7 @@ from attrs import evolve
 
 from turnwise.errors import EngineError
 from turnwise_testing.transport_checks import ReceivingEngine, within
+from turnwise_weight_transports import cuda_ipc
 from turnwise_weight_transports.config import CudaIpcConfig
 from turnwise_weight_transports.cuda_ipc import CudaIpcTransport
 
@@ -89,6 +90,7 @@ def test_an_error_in_the_context_frees_the_lent_memory():
 def test_an_array_is_copied_to_the_gpu(monkeypatch, has_gpu, device):
     """A restarted replica gets a copy that was kept in host memory; a tensor stays on its device."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(cuda_ipc, "_read_checksums", len)  # a meta tensor has no values
     lent = []
 
     async def scenario():
@@ -109,3 +111,47 @@ def test_a_tensor_on_a_cpu_has_no_handle():
                 raise AssertionError("it was published")
 
     within(scenario())
+
+
+class PausingEngine:
+    """Copies weights, and calls a function at some moments: before the copy of each weight, and after it."""
+
+    def __init__(self, pause):
+        self.pause, self.weights = pause, {}
+
+    async def update_weights(self, weights, version):
+        for index, (name, tensor) in enumerate(weights):
+            self.pause(2 * index)
+            self.weights[name] = tensor.clone()
+            self.pause(2 * index + 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "float8_e4m3fn"])
+@pytest.mark.parametrize("moment", range(-1, 7))
+@pytest.mark.parametrize("changed", range(3))
+def test_a_torn_read_is_refused(dtype, moment, changed):
+    """An engine has exactly the weights that were published, or an error, whenever their owner changes one."""
+    owned = [torch.arange(1.0, 6.0 + size).to(getattr(torch, dtype)) for size in range(3)]
+    published = [tensor.clone() for tensor in owned]
+
+    def change(now):
+        if now == moment:
+            owned[changed][2] = 7.0
+
+    engine, errors = PausingEngine(change), []
+
+    async def scenario():
+        pairs = list(zip("abc", owned, strict=True))
+        async with CudaIpcTransport(make_handle=unusable_handle).publish(1, pairs, 1) as manifest:
+            change(-1)
+            try:
+                await CudaIpcTransport().apply(engine, manifest)
+            except EngineError as error:
+                errors.append(str(error))
+
+    within(scenario())
+    refusal = f"received weights are damaged: {'abc'[changed]!r} was changed while it was copied"
+    assert errors == ([] if moment > 2 * changed + 1 else [refusal])
+    if not errors:
+        copies = [engine.weights[name].float().tolist() for name in "abc"]
+        assert [tensor.float().tolist() for tensor in published] == copies

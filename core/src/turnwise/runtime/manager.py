@@ -31,7 +31,7 @@ from turnwise.runtime.finished import FinishedEpisodes, OpenEpisodes, TaskFeed
 from turnwise.runtime.groups import GroupScoring
 from turnwise.runtime.interface import Runtime
 from turnwise.runtime.loop_thread import LoopThread, T
-from turnwise.runtime.partial import CompletionThreshold, PartialCall, RolloutOptions
+from turnwise.runtime.partial import CompletionThreshold, PartialCall, RolloutOptions, UnfinishedEpisodes
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.types import Capabilities, Status, Task
 from turnwise.weights.memory import report_stage
@@ -71,12 +71,13 @@ class RolloutManager:
     chat: Chat | None = None
     groups: GroupScoring | None = None
     weight_version: int = field(default=0, init=False)
-    _unfinished: list[UnfinishedEpisode] = field(factory=list, init=False)
+    _unfinished: UnfinishedEpisodes = field(factory=UnfinishedEpisodes, init=False)
     _counts: Counter[str] = field(factory=Counter, init=False)
-    # Guards `_unfinished` and `_counts`, which callers change in their threads and the runtime in its own.
+    # Guards `_thread` and `_counts`, which callers change in their threads and the runtime in its own.
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
     # Held during an update, sleep or wake-up, because each depends on the state that another changes.
     _switching: threading.RLock = field(factory=threading.RLock, init=False)
+    _starting: threading.Lock = field(factory=threading.Lock, init=False)
     _thread: LoopThread | None = field(default=None, init=False)
     # In the order of their start, so that an abort always ends them in one order. Changed on the runtime's loop alone.
     _calls: dict[PartialCall, None] = field(factory=dict, init=False)
@@ -99,8 +100,10 @@ class RolloutManager:
         return cls(*launch(config, host, parts))
 
     def start(self) -> None:
-        """Start the runtime and its engines; a second call does nothing."""
-        if self._thread is None:
+        """Start the runtime and its engines; a second call waits until they have started, and does nothing."""
+        with self._starting:
+            if self._thread is not None:
+                return
             self._thread = LoopThread()
             try:
                 self.observers.open()
@@ -111,11 +114,13 @@ class RolloutManager:
 
     def stop(self) -> None:
         """Stop the runtime and free everything; a second call does nothing."""
-        if self._thread is not None:
-            if self._counts:
-                structlog.get_logger().info("episodes in all", **self._final_stats())
-            # Taken away first, so that a call in another thread gets an error and not a closed loop.
+        if self._thread is not None and self._counts:
+            structlog.get_logger().info("episodes in all", **self._final_stats())
+        # Taken away first, so that a call in another thread gets an error and not a closed loop, and a second `stop`
+        # finds nothing.
+        with self._lock:
             thread, self._thread = self._thread, None
+        if thread is not None:
             try:
                 thread.call(self.runtime.stop())
             finally:
@@ -163,11 +168,10 @@ class RolloutManager:
         """Return the iterator of `iterate`, with the number of each episode in the order of `generate`, from 0."""
         threshold = CompletionThreshold.from_options(options)
         global_step, validation = options.get("global_step", 0), options.get("validation", False)
-        resume = options.get("resume", False)
-        resumed = self.unfinished if resume is True else tuple(resume or ())
         self._running_thread()
-        specs = self.plan.specs(tasks, resumed, global_step=global_step, validation=validation)
-        self.forget(resumed)  # after the checks of `specs`, so that a rejected call loses no episode
+        # First of all, because another call may come while `specs` reads the tasks.
+        with self._unfinished.taken(options.get("resume", False)) as resumed:
+            specs = self.plan.specs(tasks, resumed, global_step=global_step, validation=validation)
         with self._lock:
             self._counts["resumed"] += sum(unfinished.started for unfinished in resumed)
         finished = FinishedEpisodes(len(specs), self._accept)
@@ -224,7 +228,7 @@ class RolloutManager:
 
         Episodes that `min_fraction` interrupted are only here; those of an `abort` are also results, as `aborted`.
         """
-        return tuple(self._unfinished)
+        return self._unfinished.all()
 
     def stats(self) -> dict[str, int]:
         """
@@ -244,9 +248,7 @@ class RolloutManager:
 
     def forget(self, unfinished: Iterable[UnfinishedEpisode]) -> None:
         """Drop some unfinished episodes; unknown ones are ignored."""
-        forgotten = set(map(id, unfinished))
-        with self._lock:
-            self._unfinished[:] = [each for each in self._unfinished if id(each) not in forgotten]
+        self._unfinished.forget(unfinished)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -374,7 +376,7 @@ class RolloutManager:
     def _keep(self, unfinished: UnfinishedEpisode) -> None:
         with self._lock:
             self._counts["interrupted"] += 1
-            self._unfinished.append(unfinished)
+        self._unfinished.add(unfinished)
 
     def _accept(self, item: tuple[int, EpisodeResult] | BaseException) -> tuple[int, EpisodeResult] | None:
         """Count a result for the caller; by the prompt policy, a long prompt ends the run or is left out."""
@@ -385,8 +387,8 @@ class RolloutManager:
         dropped = too_long and self.plan.prompt_policy == "drop"
         with self._lock:
             self._counts["dropped" if dropped else result.status] += 1
-            if result.unfinished is not None:
-                self._unfinished.append(result.unfinished)
+        if result.unfinished is not None:
+            self._unfinished.add(result.unfinished)
         if fault is None or not too_long:
             return item
         if dropped:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, TypedDict
 
 from attrs import define, field, frozen, validators
@@ -57,6 +59,53 @@ class CompletionThreshold:
         """Return the number of episodes that must finish."""
         # 0.7 * 10 is 7.000000000000001 in floating point, and must not be rounded up to 8.
         return math.ceil(self.min_fraction * num_episodes - 1e-9)
+
+
+@define(eq=False)
+class UnfinishedEpisodes:
+    """Episodes that wait for a call that continues them, in the order of their interrupts. Safe in all threads."""
+
+    _episodes: list[UnfinishedEpisode] = field(factory=list, init=False)
+    _lock: threading.Lock = field(factory=threading.Lock, init=False)
+
+    def all(self) -> tuple[UnfinishedEpisode, ...]:
+        with self._lock:
+            return tuple(self._episodes)
+
+    def add(self, episode: UnfinishedEpisode) -> None:
+        with self._lock:
+            self._episodes.append(episode)
+
+    def forget(self, episodes: Iterable[UnfinishedEpisode]) -> list[UnfinishedEpisode]:
+        """Remove some episodes, and return those that were here."""
+        ids = set(map(id, episodes))
+        with self._lock:
+            removed = [each for each in self._episodes if id(each) in ids]
+            self._episodes[:] = [each for each in self._episodes if id(each) not in ids]
+        return removed
+
+    @contextmanager
+    def taken(self, resume: bool | Iterable[UnfinishedEpisode]) -> Iterator[tuple[UnfinishedEpisode, ...]]:
+        """
+        Take all episodes, or given ones, which may also be others, for a call.
+
+        They are taken before the call is checked, because another call may come meanwhile; after an error in the body
+        they are here again. The episodes that two calls name themselves run twice.
+        """
+        if isinstance(resume, bool):
+            with self._lock:
+                episodes = tuple(self._episodes) if resume else ()
+                self._episodes = self._episodes[len(episodes) :]
+            removed = list(episodes)
+        else:
+            episodes = tuple(resume)
+            removed = self.forget(episodes)
+        try:
+            yield episodes
+        except BaseException:
+            with self._lock:
+                self._episodes[:0] = removed
+            raise
 
 
 @define(eq=False)

@@ -1,7 +1,9 @@
 """Channels: messages arrive whole and in order, only from peers that know the key, and over TLS if Ray uses it."""
 
 import asyncio
+import gc
 import pickle
+import socket
 import subprocess
 from contextlib import asynccontextmanager
 
@@ -11,7 +13,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.runtime.remote.channel import ChannelServer, open_channel
+from turnwise.runtime.remote.channel import BrokenChannelError, Channel, ChannelServer, open_channel
 
 HOST = "127.0.0.1"
 MESSAGES = st.lists(st.one_of(st.binary(max_size=200), st.integers(0, 300_000).map(bytes), st.text(max_size=9)))
@@ -202,7 +204,7 @@ def test_an_error_of_a_handler_closes_the_channel(capsys):
             heard.server.on_message = refuse
             other, channel = await open_channel(address, "other"), await open_channel(address, "w")
             channel.send("bad")
-            with pytest.raises(EOFError):
+            with pytest.raises(BrokenChannelError, match=r"the peer says: .*cannot handle this"):
                 await channel.receive()
             other.send("good")
             assert "good" == await other.receive()
@@ -280,3 +282,92 @@ def test_channels_are_encrypted_if_ray_is(certificates, monkeypatch):
             return heard.events
 
     assert [("open", 0, "w"), ("message", 0, "secret"), ("close", 0)] == asyncio.run(body())
+
+
+class Unreadable:
+    """Pickles, and cannot be unpickled."""
+
+    def __reduce__(self):
+        return eval, ("1/0",)
+
+
+class Unsendable:
+    """Cannot be pickled."""
+
+    def __reduce__(self):
+        raise TypeError("no pickle of this")
+
+
+def raw(length, content):
+    """Return what writes bytes that `Channel.send` would not write."""
+    return lambda channel: channel._writer.write(length.to_bytes(8, "little") + content)
+
+
+LIMIT = 2**20
+BREAKS = {
+    "no pickle": raw(5, b"junk!"),
+    "an unknown class": raw(len(b"cnowhere\nNothing\n."), b"cnowhere\nNothing\n."),
+    "an error in a constructor": lambda channel: channel.send(Unreadable()),
+    "any length": raw(2**63, b"z" * 1000),
+    "a byte above the limit": raw(LIMIT + 1, b"z" * 1000),
+    "no pickle of it": lambda channel: channel.send(Unsendable()),
+    "too long to send": lambda channel: channel.send(bytes(LIMIT)),
+}
+
+
+@pytest.mark.parametrize("name", [None, "w"], ids=["before the name", "after it"])
+@pytest.mark.parametrize("fault", BREAKS)
+def test_a_message_that_breaks_a_channel_closes_it_with_one_line(fault, name, capsys, monkeypatch):
+    """The other end hears why; the server serves others, and no task ends with an error that nobody reads."""
+    if name is None and "send" in fault:
+        pytest.skip("a name is a text")
+    failures, sent = [], BREAKS[fault]
+    monkeypatch.setattr("turnwise.runtime.remote.channel._MAX_BYTES", LIMIT)
+    nameless = pytest.MonkeyPatch()
+    if name is None:
+        nameless.setattr(Channel, "send", lambda *_: None)
+
+    async def body():
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context))
+        async with serving(reply=True) as (heard, address):
+            channel = await open_channel(address, "w")
+            nameless.undo()
+            sent(channel)
+            with pytest.raises(BrokenChannelError) as caught:
+                await channel.receive()
+            await channel.close()
+            if name:
+                await heard.until("close", 0)
+            other = await open_channel(address, "other")
+            other.send("good")
+            assert "good" == await other.receive()
+            await other.close()
+            gc.collect()
+            return str(caught.value)
+
+    text = asyncio.run(body())
+    assert "message" in text
+    assert [] == failures
+    lines = [line for line in capsys.readouterr().out.splitlines() if "channel closed" in line]
+    assert (0 if "send" in fault or "of it" in fault else 1) == len(lines)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
+def test_both_ends_find_a_peer_that_has_vanished():
+    """Idle or with data in flight: the system sends no keepalive probes in the latter case."""
+
+    async def body():
+        async with serving() as (heard, address):
+            channel = await open_channel(address, "w")
+            await heard.until("open", 0, "w")
+            ends = [channel, heard.sends[0].__self__]
+            options = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT]
+            sockets = [end._writer.get_extra_info("socket") for end in ends]
+            found = [[each.getsockopt(socket.IPPROTO_TCP, option) for option in options] for each in sockets]
+            await channel.close()
+            return found
+
+    (idle, interval, count, busy_ms), other = asyncio.run(body())
+    assert [idle, interval, count, busy_ms] == other
+    assert 0 < idle + interval * count <= 30
+    assert 0 < busy_ms <= 30_000

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from turnwise.routing import LeastTokens
 from turnwise.runtime.remote import replica_links
 from turnwise.runtime.remote.channel import ChannelServer
@@ -112,7 +114,7 @@ def test_a_cut_channel_ends_the_requests_of_its_worker():
         await until(lambda: not replicas[0].engine.stats()["num_running"])
         await until(lambda: not replicas[0].server._running)
         task.cancel()
-        return replicas[0].server._contexts, replicas[0].server.load.num_tokens
+        return replicas[0].server._clients, replicas[0].server.load.num_tokens
 
     assert ({}, 0) == run(body, latency_s=1000.0)
 
@@ -145,12 +147,54 @@ def test_a_request_that_comes_again_waits_for_its_first_attempt():
         await until(lambda: replica.engine.running)
         replica.cut()
         await replica.opened.wait()
-        await until(lambda: replica.server._running["r0"][0] == 1)
+        await until(lambda: 1 == replica.server._running["r0"][-1].worker)
         replica.engine.latency_s = 0.0
         replica.engine.may_end.set()
         return (await task).token_ids.tolist(), replica.engine.most
 
     assert (run(direct)[0], 1) == run(body, make=SlowToEnd, latency_s=1000.0)
+
+
+def break_results(replica):
+    """Let the replica send what no worker can read."""
+
+    def open_broken(number, _name, send):
+        channel = send.__self__
+        replica.writers.append(channel._writer)
+        replica.server.connect(number, lambda _message: channel._writer.write((5).to_bytes(8, "little") + b"junk!"))
+
+    replica.channels.on_open = open_broken
+
+
+@pytest.mark.parametrize("side", ["results", "requests"])
+def test_messages_that_break_channel_after_channel_end_it(side, monkeypatch, capsys):
+    """The pool hears of it, so that another replica serves; each broken channel is one line."""
+    monkeypatch.setattr(replica_links, "_RETRY_S", 0.0)
+
+    def refuse(_number, _message):
+        raise ValueError("no such request")
+
+    async def body(links, replicas):
+        if side == "results":
+            await replicas[0].opened.wait()
+            break_results(replicas[0])
+            replicas[0].cut()
+            await until(lambda: len(replicas[0].writers) == 2)
+        else:
+            replicas[0].channels.on_message = refuse
+        asked = asyncio.ensure_future(links.pool.generate(request(0)))
+        await until(lambda: links._tasks[0].done())
+        other = Replica(replicas[0].group)
+        links.replica_up(1, await other.start())
+        result = await asked
+        links.replica_down(1, "the test ends")
+        await other.channels.close()
+        return result.token_ids.tolist(), result.replica
+
+    assert (run(direct)[0], 1) == run(body)
+    lines = capsys.readouterr().out.splitlines()
+    assert 5 == sum("channel opened again" in line for line in lines)
+    assert 1 == sum("replica given up by this worker" in line for line in lines)
 
 
 def test_a_replica_that_cannot_be_reached_loses_its_requests(monkeypatch):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from turnwise.errors import AsleepError, EngineError
 from turnwise.protocols import ReplicaLoad
 from turnwise.routing import LeastTokens
+from turnwise.runtime.remote.contexts import Context, ProvedPrefix, SentContext
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.remote.replica_server import ReplicaServer
 from turnwise.runtime.remote.wire import pack_requests, pack_results, unpack_requests, unpack_results
@@ -65,6 +66,11 @@ def run(body, **options):
     return asyncio.run(main())
 
 
+def contexts(server):
+    """Return the ids of the trajectories whose contexts a replica holds."""
+    return sorted(name for client in server._clients.values() for name in client.contexts)
+
+
 async def until(condition):
     """Wait for a condition, and look at it in every pass of the event loop."""
     async with asyncio.timeout(60):
@@ -82,13 +88,14 @@ async def until(condition):
 def test_requests_are_unchanged_by_the_wire_format(items):
     """New tokens, seeds and limits of every request are equal after packing and unpacking."""
     sent = [
-        (request(i, ids, f"t{i}", seed=seed, max_tokens=seed + 1), min(known, len(ids)))
+        (request(i, ids, f"t{i}", seed=seed, max_tokens=seed + 1), ProvedPrefix(min(known, len(ids)), bytes([i])))
         for i, (ids, known, seed) in enumerate(items)
     ]
     got = list(unpack_requests(pack_requests(sent)))
 
     assert [u.request_id for u in got] == [r.request_id for r, _ in sent]
-    assert [u.new_ids.tolist() for u in got] == [r.token_ids[known:].tolist() for r, known in sent]
+    assert [u.new_ids.tolist() for u in got] == [r.token_ids[known.num_tokens :].tolist() for r, known in sent]
+    assert [u.prefix for u in got] == [known for _, known in sent]
     assert [u.sampling for u in got] == [r.sampling for r, _ in sent]
 
 
@@ -148,7 +155,7 @@ def test_the_contexts_of_an_episode_are_released_with_it():
         for turn, name in enumerate(("e", "e/1", "e/2", "e2", "f/1")):
             await cluster.pool.generate(request(turn, [1, 2, 3], name))
         cluster.pool.release("e")
-        await until(lambda: ["e2", "f/1"] == sorted(name for server in cluster.servers for name in server._contexts))
+        await until(lambda: ["e2", "f/1"] == sorted(name for server in cluster.servers for name in contexts(server)))
         return cluster
 
     cluster = run(body)
@@ -187,7 +194,7 @@ def test_a_replica_without_the_context_gets_all_of_it():
 
     async def body(cluster):
         first = await cluster.pool.generate(request(0, [1, 2, 3]))
-        cluster.servers[0]._contexts.clear()
+        cluster.servers[0]._clients[0].contexts.clear()
         ids = [1, 2, 3, *first.token_ids.tolist(), 9]
         await cluster.pool.generate(request(1, ids))
         return cluster, ids
@@ -326,6 +333,26 @@ def test_abort_and_cancel_reach_the_engine():
     assert FinishReason.ABORT == run(body, num_replicas=1, token_latency_s=30.0)
 
 
+def test_a_context_continues_only_what_it_holds():
+    """With another proof, or before the end of the last request, it refuses, and views of engines stay as they were."""
+    context = Context.start("a", np.arange(5, dtype=np.int32))
+    view = context.view()
+    context.add_result("a", np.array([5, 6, 7], np.int32))
+    sent = SentContext.start(request(0, range(5)))
+    sent.result = np.array([5, 6, 7], np.int32)
+    kept = sent.advance(request(1, [0, 1, 2, 3, 4, 5, 6, 9]))
+
+    refused = [ProvedPrefix(8, kept.proof), ProvedPrefix(7, b"?" * 16), ProvedPrefix(4, kept.proof)]
+    assert [False] * 3 == [context.advance("b", each, np.array([9], np.int32)) for each in refused]
+    assert 7 == kept.num_tokens
+    assert context.advance("b", kept, np.array([9], np.int32))
+    assert [0, 1, 2, 3, 4, 5, 6, 9] == context.view().tolist()
+    context.add_result("a", np.array([1], np.int32))  # of the earlier request, which ends late
+    context.add_result("b", np.array([2], np.int32))
+    assert list(range(5)) == view.tolist()
+    assert sent.advance(request(2, [0, 1, 2, 3, 4, 5, 7, 9, 9])) is None
+
+
 def test_released_contexts_are_forgotten():
     """The replica forgets an episode and its paths at the end."""
 
@@ -334,9 +361,94 @@ def test_released_contexts_are_forgotten():
         await cluster.pool.generate(request(1, [1], "a/0.1.0"))
         await cluster.pool.generate(request(2, [1], "b"))
         cluster.pool.release("a")
-        await until(lambda: {"b"} == set(cluster.servers[0]._contexts))
+        await until(lambda: ["b"] == contexts(cluster.servers[0]))
 
     run(body, num_replicas=1)
+
+
+@pytest.mark.parametrize("place", ["queue of the replica", "no replica", "a replica that dies"])
+def test_an_abort_reaches_a_request_anywhere(place):
+    """It ends a request that the engine does not have yet, or has no more, and nothing is sampled in vain."""
+
+    async def body(cluster):
+        (server,), (engine,) = cluster.servers, cluster.engines
+        if place == "queue of the replica":
+            cluster.servers[0] = server = ReplicaServer(engine, max_in_flight=1)
+            cluster.up(0)
+            first = asyncio.ensure_future(cluster.pool.generate(request(1, [1], "a", max_tokens=20)))
+            await until(lambda: engine.stats()["num_running"] == 1)
+        if place == "no replica":
+            cluster.pool.restart_timeout_s = 1000.0
+            cluster.pool.replica_down(0, "restarting")
+        slow = asyncio.ensure_future(cluster.pool.generate(request(0, [1], "b", max_tokens=20)))
+        await asyncio.sleep(0)
+        if place == "a replica that dies":
+            await until(lambda: engine.stats()["num_running"] == 1)
+            cluster.pool._links[0].send = lambda _message: None  # it dies before it hears of the abort
+        elif place == "queue of the replica":
+            await until(lambda: len(server._running) == 2)
+        await cluster.pool.abort("r0")
+        if place == "a replica that dies":
+            cluster.pool.replica_down(0, "killed")
+            cluster.engines[0] = ScriptedEngine(policy=POLICY, token_latency_s=30.0)
+            await cluster.engines[0].start()
+            cluster.servers[0] = ReplicaServer(cluster.engines[0])
+            cluster.up(0)
+        async with asyncio.timeout(60):
+            result = await slow
+        if place == "queue of the replica":
+            first.cancel()
+        server.disconnect(0)
+        return result.finish_reason, len(result.token_ids)
+
+    assert (FinishReason.ABORT, 0) == run(body, num_replicas=1, token_latency_s=30.0)
+
+
+class SlowEngine:
+    """Ends a cancelled request only when it may."""
+
+    def __init__(self):
+        self.may_end, self.running = asyncio.Event(), 0
+
+    async def generate(self, _request):
+        self.running += 1
+        try:
+            await self.may_end.wait()
+        except asyncio.CancelledError:
+            await self.may_end.wait()
+            raise
+        finally:
+            self.running -= 1
+
+
+def test_a_repeated_request_that_is_cancelled_leaves_the_first_one():
+    """A third one waits for both, and no callback fails, however the two end."""
+
+    async def body(cluster):
+        failures, (server,) = [], cluster.servers
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context))
+        for worker in (1, 2, 3):
+            server.connect(worker, lambda message: None)
+        message = pack_requests([(request(0, [1], "a", max_tokens=20), ProvedPrefix())])
+        server.engine = engine = SlowEngine()
+        server.receive(1, message, cluster.group)
+        await until(lambda: engine.running)
+        server.receive(2, message, cluster.group)
+        await asyncio.sleep(0)
+        server.disconnect(2)
+        server.disconnect(1)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        server.receive(3, message, cluster.group)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        running = engine.running
+        server.disconnect(3)
+        engine.may_end.set()
+        await until(lambda: not server._running)
+        return running, failures
+
+    assert (1, []) == run(body, num_replicas=1)
 
 
 def test_cancelled_and_refused_requests_leave_no_context():
@@ -351,7 +463,7 @@ def test_cancelled_and_refused_requests_leave_no_context():
             await cluster.pool.generate(request(2, [1, 2], "refused", stop=("no such thing",)))
         for key in ("cut", "refused"):
             cluster.pool.release(key)
-        await until(lambda: not cluster.servers[0]._contexts)
+        await until(lambda: not contexts(cluster.servers[0]))
 
     run(body, num_replicas=1, latency_s=30.0)
 
@@ -362,10 +474,10 @@ def test_a_dead_worker_leaves_no_contexts():
     async def body(cluster):
         server = cluster.servers[0]
         server.connect(1, lambda message: None)
-        server.receive(1, pack_requests([(request(1, [1, 2], "theirs"), 0)]), cluster.group)
+        server.receive(1, pack_requests([(request(1, [1, 2], "theirs"), ProvedPrefix())]), cluster.group)
         await cluster.pool.generate(request(2, [1, 2], "mine"))
         server.disconnect(1)
-        return list(server._contexts)
+        return contexts(server)
 
     assert ["mine"] == run(body, num_replicas=1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from types import ModuleType
@@ -67,14 +67,15 @@ class CudaIpcTransport:
         handles = [(name, self.make_handle(tensor)) for name, tensor in lent]
         key = uuid4().hex
         _LENT[key] = lent
+        locator = {"handles": handles, "key": key, "checksums": _read_checksums([_checksum(t, torch) for _, t in lent])}
         try:
-            yield WeightManifest(version=version, specs=source.specs, locator={"handles": handles, "key": key})
+            yield WeightManifest(version=version, specs=source.specs, locator=locator)
         finally:
             del _LENT[key]
 
     async def apply(self, engine: WeightTarget, manifest: WeightManifest) -> None:
         """Let the engine copy from the lent memory."""
-        await engine.update_weights(ReceivedSource(manifest, partial(_open_handles, manifest)), manifest.version)
+        await engine.update_weights(ReceivedSource(manifest, partial(_receive, manifest)), manifest.version)
 
     async def close(self) -> None:
         """Do nothing: handles end with their version."""
@@ -83,6 +84,42 @@ class CudaIpcTransport:
         tensor = as_tensor(weight, torch)
         is_copied = isinstance(weight, np.ndarray) and torch.cuda.is_available()
         return tensor.to(self.device) if is_copied else tensor
+
+
+def _receive(manifest: WeightManifest) -> Iterator[Weight]:
+    """
+    Yield the lent weights; `EngineError` at the end if their owner has changed one before its reader had copied it.
+
+    A reader copies a weight before it asks for the next one, so a checksum that is computed then covers the copy: on a
+    GPU it runs after the copy, on the same stream. All are read at the end, because each read waits for the GPU.
+    """
+    import torch
+
+    sums = []
+    for name, tensor in _open_handles(manifest):
+        yield name, tensor
+        sums.append(_checksum(tensor, torch))
+    for spec, found, lent in zip(manifest.specs, _read_checksums(sums), manifest.locator["checksums"], strict=True):
+        if found != lent:
+            raise EngineError(f"received weights are damaged: {spec.name!r} was changed while it was copied")
+
+
+def _checksum(tensor: Tensor, torch: ModuleType) -> Tensor:
+    """Return the sum of a contiguous tensor's bits, as a tensor on its device."""
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.reshape(-1).view(bits).sum(dtype=torch.int64)
+
+
+def _read_checksums(sums: Sequence[Tensor]) -> list[int]:
+    """Return checksums, which are read from each device at once."""
+    import torch
+
+    on_host: dict[Any, list[int]] = {
+        device: torch.stack([each for each in sums if each.device == device]).tolist()
+        for device in {each.device for each in sums}
+    }
+    left = {device: iter(values) for device, values in on_host.items()}
+    return [next(left[each.device]) for each in sums]
 
 
 def _open_handles(manifest: WeightManifest) -> Iterator[Weight]:

@@ -14,10 +14,11 @@ from contextlib import suppress
 import structlog
 from attrs import define, field
 
-from turnwise.errors import EngineError
+from turnwise.errors import EngineError, TornWeightsError
 from turnwise.protocols.weights import UpdateReport, WeightSource
+from turnwise.runtime.ray.calls import kill as kill_process
 from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, all_given_up, failure_reason, live
-from turnwise.runtime.remote.weight_updates import UpdateReplica, WeightUpdater
+from turnwise.runtime.remote.weight_updates import WeightUpdater
 from turnwise.weights.sleep import SleepState
 from turnwise.weights.sources import Weights
 
@@ -42,7 +43,7 @@ class GroupWeights:
     keep_last: bool = True
     version: int = field(default=0, init=False)
     sleep_state: SleepState = field(factory=lambda: SleepState("the pool of replicas"), init=False)
-    _outdated: dict[int, UpdateReplica] = field(factory=dict, init=False)
+    _outdated: dict[int, ActorHandle] = field(factory=dict, init=False)
     _lock: asyncio.Lock = field(factory=asyncio.Lock, init=False)
     _changed: asyncio.Condition = field(init=False)
 
@@ -64,11 +65,12 @@ class GroupWeights:
             raise EngineError(self.missing)
         async with self._lock:
             source = self.updater.make_source(weights)
-            report = await self._update_live(self.updater, slots, source, version)
+            report = await self._update_live(self.updater, slots, source, version, kill)
             self.version = version
             failed = {each.replica: each.error for each in report.replicas if each.error}
             # A waiting replica that succeeded leaves this table, and `catch_up` continues when the lock is free.
-            self._outdated = {index: update for index, update in self._outdated.items() if index in failed}
+            updated = {each.replica for each in report.replicas} - failed.keys()
+            self._outdated = {index: each for index, each in self._outdated.items() if index not in updated}
             for slot in live(slots):
                 if slot.index in failed:
                     kill(slot, f"it was not updated to weight version {version}: {failed[slot.index]}")
@@ -76,26 +78,44 @@ class GroupWeights:
             return report
 
     async def _update_live(
-        self, updater: WeightUpdater, slots: list[ActorSlot], source: WeightSource, version: int
+        self,
+        updater: WeightUpdater,
+        slots: list[ActorSlot],
+        source: WeightSource,
+        version: int,
+        kill: Callable[[ActorSlot, str], None],
     ) -> UpdateReport:
         dead: dict[int, ActorHandle] = {}
+        waiting: dict[int, ActorHandle] = {}
+        # A replica that has missed updates enters rotation only with all that they have changed.
+        complete = updater.is_complete(source)
+
+        def kill_replica(index: int, reason: str) -> None:
+            if index in waiting:
+                kill_process(waiting[index])
+            for slot in live(slots):
+                if slot.index == index:
+                    kill(slot, reason)
 
         def is_decided() -> bool:
             # No replica starts while the pool sleeps.
             is_hopeless = all_given_up(slots) or self.sleep_state.level > 0
             started = any(slot.handle is not None and slot.handle is not dead.get(slot.index) for slot in slots)
-            return started or bool(self._outdated) or is_hopeless
+            return started or (complete and bool(self._outdated)) or is_hopeless
 
         while True:
             # Without the lock, which a replica needs to enter rotation.
             await self._changed.wait_for(is_decided)
             handles = {slot.index: slot.handle for slot in live(slots)}
-            replicas = {index: handle.update_weights.remote for index, handle in handles.items()}
+            waiting = dict(self._outdated) if complete else {}
+            replicas = {i: handle.update_weights.remote for i, handle in {**handles, **waiting}.items()}
             try:
-                return await updater.update({**replicas, **self._outdated}, source, version, keep=self.keep_last)
+                return await updater.update(replicas, source, version, kill_replica, keep=self.keep_last)
+            except TornWeightsError:
+                raise  # the replicas were alive, and are killed
             except EngineError:
                 # Dead actors fail before their supervision knows it. Others have refused these weights.
-                if self._outdated or not handles or await _is_any_alive(handles.values()):
+                if waiting or not handles or await _is_any_alive(handles.values()):
                     raise
                 dead = handles
 
@@ -134,9 +154,8 @@ class GroupWeights:
         """
         index = slot.index
         async with self._lock:
-            update: dict[int, UpdateReplica] = {index: handle.update_weights.remote}
-            if self.version and self.updater is not None and not await self.updater.repeat(update, self.version):
-                self._outdated |= update
+            if self.version and self.updater is not None and not await self._repeat(self.updater, index, handle):
+                self._outdated[index] = handle
                 slot.settled.set()
                 log = structlog.get_logger()
                 log.warning("replica waits for the next weights", replica=index, version=self.version)
@@ -154,6 +173,10 @@ class GroupWeights:
             # filled.
             enter_rotation()
             self._changed.notify_all()
+
+    @staticmethod
+    async def _repeat(updater: WeightUpdater, index: int, handle: ActorHandle) -> bool:
+        return await updater.repeat({index: handle.update_weights.remote}, lambda _index, _reason: kill_process(handle))
 
     async def close(self) -> None:
         """Free the kept weights, and the transport. Idempotent."""

@@ -28,6 +28,8 @@ from typing import Any, Final
 import structlog
 from attrs import define, field, frozen
 
+from turnwise.errors import describe
+
 Send = Callable[[Any], None]
 Receive = Callable[[Any], None]
 
@@ -41,10 +43,29 @@ _READ_AHEAD: Final = 2**22
 _BACKLOG: Final = 4096
 """Clients that may connect at the same moment, such as all workers at the start of a run."""
 
+_MAX_BYTES: Final = 2**30
+"""Most bytes of a message. A peer that announces more is broken, and would fill the memory of this process."""
+
 _HANDSHAKE_S: Final = 10.0
 _CLOSE_S: Final = 2.0
-_KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+_KEEPALIVE: Final = (
+    ("TCP_KEEPIDLE", 10),
+    ("TCP_KEEPINTVL", 5),
+    ("TCP_KEEPCNT", 3),
+    ("TCP_USER_TIMEOUT", 25_000),  # milliseconds; the system sends no probes while data waits for an acknowledgement
+)
 """A peer whose machine has vanished is found after 25 seconds. The death of a process closes its sockets at once."""
+
+
+class BrokenChannelError(Exception):
+    """A message that one end could not send, read or handle. Later messages would be lost, so the channel ends."""
+
+
+@frozen
+class _Broken:
+    """The last message of an end that could not read or handle one: the reason."""
+
+    reason: str
 
 
 @frozen
@@ -62,20 +83,51 @@ class Channel:
 
     _reader: asyncio.StreamReader
     _writer: asyncio.StreamWriter
+    _failure: str = ""
 
     def send(self, message: object) -> None:
-        """Send a message. It is dropped if the channel is closed."""
-        if not self._writer.is_closing():
+        """Send a message. It is dropped if the channel is closed; a message that cannot be sent closes it."""
+        if self._writer.is_closing():
+            return
+        try:
             pickled = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+            _check_length(len(pickled))
+        except Exception as error:  # noqa: BLE001 - any object may fail to pickle, and the receiver waits for it
+            self._failure = f"a message cannot be sent: {describe(error)}"
+            self._writer.close()
+        else:
             self._writer.write(_LENGTH.pack(len(pickled)) + pickled)
 
     async def receive(self) -> Any:
-        """Return the next message; raise `OSError` or `EOFError` at the end of the channel."""
-        (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-        return pickle.loads(await self._reader.readexactly(length))  # the peer has proved that it is ours
+        """
+        Return the next message.
+
+        Raises:
+            OSError, EOFError: the channel has ended.
+            BrokenChannelError: the message cannot be read, or this end or the peer has met another one that fails.
+        """
+        try:
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            _check_length(length)
+            message = _unpickle(await self._reader.readexactly(length))
+        except (OSError, EOFError):
+            if self._failure:
+                raise BrokenChannelError(self._failure) from None
+            raise
+        except BrokenChannelError as error:
+            self.send(_Broken(str(error)))
+            raise
+        if isinstance(message, _Broken):
+            raise BrokenChannelError(f"the peer says: {message.reason}")
+        return message
 
     async def receive_all(self, handle: Receive) -> None:
-        """Handle messages until the peer closes the channel or dies."""
+        """
+        Handle messages until the peer closes the channel or dies.
+
+        Raises:
+            BrokenChannelError: a message cannot be read or handled. The peer is told, and should open a new channel.
+        """
         while True:
             try:
                 message = await self.receive()
@@ -83,9 +135,11 @@ class Channel:
                 return
             try:
                 handle(message)
-            except Exception:  # noqa: BLE001 - the sender would wait; with a new channel, it sends its requests again
+            except Exception as error:
+                # The sender would wait; over a new channel, it sends its requests again.
                 structlog.get_logger().exception("message not handled")
-                return
+                self.send(_Broken(reason := f"a message cannot be handled: {describe(error)}"))
+                raise BrokenChannelError(reason) from error
 
     async def close(self) -> None:
         """Close the channel. A peer that still reads receives all earlier messages."""
@@ -199,10 +253,24 @@ class ChannelServer:
             await channel.receive_all(partial(self.on_message, number))
         except (OSError, EOFError):  # also a failed proof, and a handshake that takes too long
             pass
+        except BrokenChannelError as error:
+            structlog.get_logger().warning("channel closed", channel=number, reason=str(error))
         finally:
             if number is not None:
                 self.on_close(number)
             await channel.close()
+
+
+def _unpickle(pickled: bytes) -> Any:
+    try:
+        return pickle.loads(pickled)  # the peer has proved that it is ours
+    except Exception as error:
+        raise BrokenChannelError(f"a message cannot be read: {describe(error)}") from error
+
+
+def _check_length(length: int) -> None:
+    if length > _MAX_BYTES:
+        raise BrokenChannelError(f"a message of {length} bytes is above the limit of {_MAX_BYTES} bytes")
 
 
 def _proof(key: bytes, side: bytes, nonces: bytes) -> bytes:

@@ -6,15 +6,22 @@ import asyncio
 from functools import partial
 from typing import Final
 
+import structlog
 from attrs import define, field
 
 from turnwise.errors import describe
-from turnwise.runtime.remote.channel import Channel, ChannelAddress, open_channel
+from turnwise.runtime.remote.channel import BrokenChannelError, Channel, ChannelAddress, open_channel
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 
 _RETRY_S: Final = 0.2
 _UNREACHABLE_S: Final = 10.0
 """Seconds without a channel after which requests move to other replicas. The driver tells of a death much sooner."""
+
+_MAX_BROKEN: Final = 5
+"""Channels that break one after the other, before the replica counts as dead for this worker."""
+
+_HEALTHY_S: Final = 60.0
+"""Seconds after which a channel has worked, so that its end is no repetition."""
 
 
 @define(eq=False)
@@ -24,6 +31,7 @@ class ReplicaLinks:
 
     The end of a channel does not tell whether the replica has died. If it has, the driver says so, and the requests
     count its death. If it lives, the channel is opened again, and the requests of the old one run again without blame.
+    If message after message breaks the channel, one of its requests is to blame: the replica counts as dead here.
     """
 
     pool: ReplicaPool
@@ -60,9 +68,9 @@ class ReplicaLinks:
             self._opened.pop(index).set()
 
     async def _stay_connected(self, index: int, address: ChannelAddress, opened: asyncio.Event) -> None:
-        loop, reason, connected = asyncio.get_running_loop(), "", False
+        loop, reason, connected, num_broken = asyncio.get_running_loop(), "", False, 0
         lost_at = loop.time()
-        while True:
+        while num_broken < _MAX_BROKEN:
             try:
                 channel = await open_channel(address, self.name)
             except (OSError, EOFError) as error:
@@ -70,11 +78,12 @@ class ReplicaLinks:
             else:
                 if connected:
                     self.pool.replica_down(index, reason, left=True)
-                connected = True
+                connected, opened_at = True, loop.time()
                 self.pool.replica_up(index, channel.send)
                 opened.set()
-                reason = await self._receive(index, channel)
+                reason, broken = await self._receive(index, channel)
                 lost_at = loop.time()
+                num_broken = num_broken * (lost_at - opened_at < _HEALTHY_S) + broken
             opened.set()
             if connected and (index in self._retired or loop.time() - lost_at > _UNREACHABLE_S):
                 connected = False
@@ -82,11 +91,16 @@ class ReplicaLinks:
             if index in self._retired:
                 return
             await asyncio.sleep(_RETRY_S)
+        structlog.get_logger().error("replica given up by this worker", replica=index, channels=num_broken)
+        self.pool.replica_down(index, f"{num_broken} channels to it broke, the last one because {reason}")
 
-    async def _receive(self, index: int, channel: Channel) -> str:
-        """Handle messages until the channel ends, and return the reason."""
+    async def _receive(self, index: int, channel: Channel) -> tuple[str, bool]:
+        """Handle messages until the channel ends, and return the reason, and whether a message broke it."""
         try:
             await channel.receive_all(partial(self.pool.receive, index))
+        except BrokenChannelError as error:
+            structlog.get_logger().warning("channel opened again", replica=index, reason=str(error))
+            return str(error), True
         finally:
             await channel.close()
-        return "its channel was closed"
+        return "its channel was closed", False

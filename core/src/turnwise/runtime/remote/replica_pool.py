@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
-from functools import partial
 from itertools import count
 
 from attrs import define, field
@@ -21,12 +19,9 @@ from turnwise.events.observer import LimitReached, RequestRouted, RouteKind
 from turnwise.protocols import ReplicaLoad, Router
 from turnwise.routing import checked_choice, episode_of
 from turnwise.runtime.remote.admission import Admission
-from turnwise.runtime.remote.coalescing import Coalescer
-from turnwise.runtime.remote.wire import ToReplica, ToWorker, pack_requests, unpack_results
+from turnwise.runtime.remote.replica_link import UNAVAILABLE, PendingRequest, ReplicaLink, Send
+from turnwise.runtime.remote.wire import ToWorker, aborted_result, unpack_results
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
-
-Send = Callable[[ToReplica], None]
-_UNAVAILABLE = ReplicaLoad(available=False)
 
 
 class PoisonedRequestError(EngineError):
@@ -35,62 +30,6 @@ class PoisonedRequestError(EngineError):
 
 class _ReplicaLeftError(EngineError):
     """A replica left before the end of a request, which did not cause it."""
-
-
-@define(eq=False)
-class _PendingRequest:
-    """
-    A request without a result, with its number in the order of the first attempts.
-
-    Attributes:
-        deaths: of replicas that had the request.
-        alone: whether its replica runs nothing else now.
-    """
-
-    request: GenerateRequest
-    number: int
-    deaths: int = 0
-    alone: bool = False
-    result: asyncio.Future[GenerateResult] = field(init=False)
-
-
-@define(eq=False)
-class _Link:
-    """
-    A worker's state about one replica. A replica that restarts gets a new link.
-
-    Attributes:
-        send: sends a message; None while the replica is dead.
-        leaving: the replica gets no new requests.
-        reported: the load of all workers that the replica reported last.
-        known: number of tokens that the replica holds, by episode and trajectory id.
-        num_tokens: context tokens of the pending requests.
-    """
-
-    send: Send | None
-    reported: ReplicaLoad
-    leaving: bool = False
-    known: dict[str, dict[str, int]] = field(factory=dict)
-    pending: dict[str, _PendingRequest] = field(factory=dict)
-    num_tokens: int = 0
-    outbox: list[_PendingRequest] = field(factory=list)
-    aborted: list[str] = field(factory=list)
-    confirmed: list[str] = field(factory=list)
-    cancelled: list[str] = field(factory=list)
-    released: list[str] = field(factory=list)
-    messages: Coalescer = field(init=False)
-
-    def num_known(self, trajectory_id: str) -> int:
-        """Return how many tokens of a trajectory the replica holds."""
-        return self.known.get(episode_of(trajectory_id), {}).get(trajectory_id, 0)
-
-    def set_known(self, trajectory_id: str, num_tokens: int) -> None:
-        """Record how many tokens of a trajectory the replica holds."""
-        self.known.setdefault(episode_of(trajectory_id), {})[trajectory_id] = num_tokens
-
-    def forget(self, trajectory_id: str) -> None:
-        """Assume that the replica holds no token of a trajectory."""
-        self.known.get(episode_of(trajectory_id), {}).pop(trajectory_id, None)
 
 
 @define(eq=False)
@@ -116,8 +55,9 @@ class ReplicaPool:
     restart_timeout_s: float = 60.0
     max_deaths: int = 2
     num_migrations: int = field(default=0, init=False)
-    num_sent_tokens: int = field(default=0, init=False)
-    _links: list[_Link] = field(init=False)
+    _num_sent_tokens: int = field(default=0, init=False)  # of links that were replaced
+    _requests: dict[str, PendingRequest] = field(factory=dict, init=False)
+    _links: list[ReplicaLink] = field(init=False)
     _any_live: asyncio.Event = field(factory=asyncio.Event, init=False)
     _given_up: bool = field(default=False, init=False)
     _last_error: str = field(default="none was ever there", init=False)
@@ -137,37 +77,71 @@ class ReplicaPool:
         Raises:
             EngineError: all replicas are dead or asleep, the engine refused the request, or the request kills replicas.
         """
-        pending = _PendingRequest(request, next(self._numbers))
-        # Ends: replicas that die again and again are given up, and sleeping ones are not chosen again.
-        while True:
-            # One suspect of this worker at a time: if it is the cause, `pardon` lets the others continue together.
-            suspect = pending.deaths >= self.max_deaths
-            if suspect and not await self._suspects.enter(alone=True):
-                pending.deaths = 0
-            try:
-                index = await self._choose(request)
-                if (result := await self._try(index, pending)) is not None:
+        pending = PendingRequest(request, next(self._numbers), self.max_deaths)
+        self._requests[request.request_id] = pending
+        try:
+            # Ends: replicas that die again and again are given up, and sleeping ones are not chosen again.
+            while not pending.aborted:
+                if (result := await self._attempt(pending)) is not None:
                     return result
-            finally:
-                if suspect:
-                    self._suspects.leave()
+            return aborted_result()
+        finally:
+            self._requests.pop(request.request_id, None)
+
+    async def _attempt(self, pending: PendingRequest) -> GenerateResult | None:
+        """Run a request on some replica; None if it must run again, or was aborted before a replica had it."""
+        suspect = pending.is_suspect
+        if (suspect or not self._any_live.is_set()) and not await self._wait_for_replica(pending, suspect=suspect):
+            return None
+        try:
+            # No await from here until the request is in the outbox: the chosen replica is live when it is chosen, and
+            # if it dies later, `replica_down` finds the request among the pending ones.
+            return await self._try(self._choose(pending.request), pending)
+        finally:
+            if suspect:
+                self._suspects.leave()
+
+    async def _wait_for_replica(self, pending: PendingRequest, *, suspect: bool) -> bool:
+        """Wait until a request may be sent; return False if it was aborted before."""
+        try:
+            async with asyncio.timeout(None) as pending.waiting:
+                # One suspect of this worker at a time: if it is the cause, `pardon` lets the others continue together.
+                if suspect and not await self._suspects.enter(alone=True):
+                    pending.deaths = 0
+                try:
+                    await self._wait_until_live()
+                except BaseException:
+                    if suspect:
+                        self._suspects.leave()
+                    raise
+        except TimeoutError:
+            return False
+        finally:
+            pending.waiting = None
+        return True
 
     async def abort(self, request_id: str) -> None:
-        """Ask the replica of a request to end it early."""
+        """Ask the replica of a request to end it early; a request that waits for a replica ends at once."""
+        if (pending := self._requests.get(request_id)) is None or pending.aborted:
+            return
+        pending.aborted = True
+        if pending.waiting is not None:
+            pending.waiting.reschedule(asyncio.get_running_loop().time())
         for link in self._links:
             if request_id in link.pending:
-                link.aborted.append(request_id)
-                link.messages.schedule()
+                link.abort(pending)
 
     def release(self, trajectory_id: str) -> None:
         """Forget an episode: the trajectory of this id, and all whose ids continue it after a slash."""
         self.router.release(trajectory_id)
         self._last_replica.pop(trajectory_id, None)
         for link in self._links:
-            ended = link.known.pop(trajectory_id, None)
-            if ended and link.send is not None:
-                link.released += ended
-                link.messages.schedule()
+            link.release(trajectory_id)
+
+    @property
+    def num_sent_tokens(self) -> int:
+        """Tokens of all messages to replicas so far."""
+        return self._num_sent_tokens + sum(link.num_sent_tokens for link in self._links)
 
     def observe(self, observers: Observers, worker: str) -> None:
         """Emit the router's decisions for the worker of this name, and requests that queue at replicas."""
@@ -176,7 +150,7 @@ class ReplicaPool:
     def replica_up(self, index: int, send: Send) -> None:
         """Use a new or restarted replica; it holds no tokens yet."""
         self._links += [self._make_link() for _ in range(len(self._links), index + 1)]
-        self._links[index] = self._make_link(send, ReplicaLoad())
+        self._replace(index, self._make_link(send, ReplicaLoad()))
         self._given_up = False
         self._any_live.set()
 
@@ -190,13 +164,22 @@ class ReplicaPool:
 
     def replica_down(self, index: int, reason: str, *, left: bool = False) -> None:
         """Stop using a replica; its requests are repeated on others. None is blamed if it `left`."""
-        # A new link, because the tasks in `_request` still use the old one: each removes itself from it.
-        link, self._links[index] = self._links[index], self._make_link()
+        # A new link, because the tasks in `request` still use the old one: each removes itself from it.
+        link = self._replace(index, self._make_link())
         self._last_error = reason
         self._note_dead()
         for pending in sorted(link.pending.values(), key=lambda each: each.number, reverse=True):
             if not pending.result.done():
                 pending.result.set_exception(_ReplicaLeftError(reason) if left else ReplicaDiedError(reason))
+
+    def _make_link(self, send: Send | None = None, reported: ReplicaLoad = UNAVAILABLE) -> ReplicaLink:
+        return ReplicaLink(send, reported, self.coalesce_s)
+
+    def _replace(self, index: int, link: ReplicaLink) -> ReplicaLink:
+        """Put a link into a place, and return the earlier one."""
+        earlier, self._links[index] = self._links[index], link
+        self._num_sent_tokens += earlier.num_sent_tokens
+        return earlier
 
     def _note_dead(self) -> None:
         if not any(link.send and not link.leaving for link in self._links):
@@ -223,43 +206,35 @@ class ReplicaPool:
         for request_id, result in unpack_results(message, index):
             # A message of a dead predecessor meets a new link without its requests, and is dropped here.
             if pending := link.pending.get(request_id):
-                # The replica has appended the sampled tokens to its context, so the next request can omit them.
-                link.set_known(pending.request.trajectory_id, len(pending.request.token_ids) + len(result.token_ids))
+                link.note_result(pending, result)
                 self._resolve(link, pending, result)
             else:
-                self._confirm(link, request_id)
+                link.confirm(request_id)
         for request_id in message.unknown:
             if pending := link.pending.get(request_id):
                 # Sent again with all tokens, because none counts as known any more.
-                link.forget(pending.request.trajectory_id)
-                link.outbox.append(pending)
-                link.messages.schedule()
+                link.forget_context(pending.request.trajectory_id)
+                link.post(pending)
         for request_id in message.granted:
             # The replica starts the request only after the confirmation: if it dies later, the request was alone.
             if pending := link.pending.get(request_id):
                 pending.alone = True
-                link.confirmed.append(request_id)
+                link.confirm(request_id)
             else:
-                link.cancelled.append(request_id)  # cancelled here, or sent by a dead predecessor of this worker
-            link.messages.schedule()
+                link.cancel(request_id)  # cancelled here, or sent by a dead predecessor of this worker
         for request_id, kind, text in message.failed:
             if pending := link.pending.get(request_id):
-                self._drop_context(link, pending.request.trajectory_id)
+                link.drop_context(pending.request.trajectory_id)
                 error = AsleepError(text) if kind == AsleepError.__name__ else None
                 self._resolve(link, pending, error or EngineError(text if kind == "EngineError" else f"{kind}: {text}"))
             else:
-                self._confirm(link, request_id)
+                link.confirm(request_id)
         if message.barrier:
-            self._confirm(link, message.barrier)
+            link.confirm(message.barrier)
 
-    def _confirm(self, link: _Link, request_id: str) -> None:
-        """Confirm a barrier, or the result of a suspect, after which the replica runs others."""
-        link.confirmed.append(request_id)
-        link.messages.schedule()
-
-    def _resolve(self, link: _Link, pending: _PendingRequest, outcome: GenerateResult | EngineError) -> None:
+    def _resolve(self, link: ReplicaLink, pending: PendingRequest, outcome: GenerateResult | EngineError) -> None:
         if pending.alone:
-            self._confirm(link, pending.request.request_id)
+            link.confirm(pending.request.request_id)
         if pending.result.done():
             return
         if isinstance(outcome, EngineError):
@@ -267,18 +242,18 @@ class ReplicaPool:
         else:
             pending.result.set_result(outcome)
 
-    async def _choose(self, request: GenerateRequest) -> int:
-        if not self._given_up and not self._any_live.is_set():
+    async def _wait_until_live(self) -> None:
+        if not self._any_live.is_set():
             try:
                 async with asyncio.timeout(self.restart_timeout_s):
                     await self._any_live.wait()
             except TimeoutError:
                 raise self._all_dead() from None
+
+    def _choose(self, request: GenerateRequest) -> int:
         if self._given_up:
             raise self._all_dead()
-        # No await from here until the request is in the outbox: the chosen replica is live when it is chosen, and if it
-        # dies later, `replica_down` finds the request among the pending ones.
-        loads = [self._load(link) for link in self._links]
+        loads = [link.load for link in self._links]
         if not any(load.available for load in loads):
             raise AsleepError("every replica is asleep: wake them up before asking for tokens")
         heard = self._observers.heard("on_request_routed")
@@ -310,22 +285,10 @@ class ReplicaPool:
         )
         self._observers.emit("on_request_routed", event)
 
-    def _load(self, link: _Link) -> ReplicaLoad:
-        if link.send is None or link.leaving:
-            return _UNAVAILABLE
-        # The last message has the load of all workers at its time. This worker's own load is known exactly, and may
-        # have grown since, so that requests of one pass of the event loop do not all go to the same replica.
-        reported = link.reported
-        return ReplicaLoad(
-            num_requests=max(reported.num_requests, len(link.pending)),
-            num_tokens=max(reported.num_tokens, link.num_tokens),
-            available=reported.available,
-        )
-
-    async def _try(self, index: int, pending: _PendingRequest) -> GenerateResult | None:
+    async def _try(self, index: int, pending: PendingRequest) -> GenerateResult | None:
         """Return the result of a replica, or None if another one must run the request."""
         try:
-            return await self._request(index, pending)
+            return await self._links[index].request(pending)
         except ReplicaDiedError as error:
             if pending.alone:
                 text = f"{pending.deaths + 1} replicas died while they ran this request, the last ran nothing else"
@@ -336,51 +299,5 @@ class ReplicaPool:
             self.num_migrations += 1
         except AsleepError:
             # The request crossed the replica's announcement. Do not choose this replica until it reports again.
-            self._links[index].reported = _UNAVAILABLE
+            self._links[index].reported = UNAVAILABLE
         return None
-
-    async def _request(self, index: int, pending: _PendingRequest) -> GenerateResult:
-        link, request = self._links[index], pending.request
-        pending.alone, pending.result = False, asyncio.get_running_loop().create_future()
-        link.pending[request.request_id] = pending
-        link.num_tokens += len(request.token_ids)
-        link.outbox.append(pending)
-        link.messages.schedule()
-        try:
-            return await pending.result
-        except asyncio.CancelledError:
-            link.cancelled.append(request.request_id)
-            self._drop_context(link, request.trajectory_id)
-            raise
-        finally:
-            del link.pending[request.request_id]
-            link.num_tokens -= len(request.token_ids)
-
-    def _drop_context(self, link: _Link, trajectory_id: str) -> None:
-        """Forget the tokens of a trajectory here and on the replica, where they may have changed unseen."""
-        link.forget(trajectory_id)
-        link.released.append(trajectory_id)
-        link.messages.schedule()
-
-    def _make_link(self, send: Send | None = None, reported: ReplicaLoad = _UNAVAILABLE) -> _Link:
-        link = _Link(send, reported)
-        link.messages = Coalescer(partial(self._flush, link), self.coalesce_s)
-        return link
-
-    def _flush(self, link: _Link) -> None:
-        # A replica cannot know more tokens than there are, unless another record has the same id: then send all of
-        # them.
-        sent = [pending.request for pending in link.outbox]
-        known = [link.num_known(request.trajectory_id) for request in sent]
-        message = pack_requests(
-            [(request, n if n <= len(request.token_ids) else 0) for request, n in zip(sent, known, strict=True)],
-            aborted=link.aborted,
-            cancelled=link.cancelled,
-            released=link.released,
-            suspects=[each.request.request_id for each in link.outbox if each.deaths >= self.max_deaths],
-            confirmed=link.confirmed,
-        )
-        link.outbox, link.aborted, link.cancelled, link.released, link.confirmed = [], [], [], [], []
-        self.num_sent_tokens += len(message.token_ids)
-        if link.send is not None:
-            link.send(message)

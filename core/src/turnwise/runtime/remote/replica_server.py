@@ -10,11 +10,10 @@ Workers are told apart by the numbers of their channels: a worker that restarts,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from itertools import count
 
-import numpy as np
 import structlog
 from attrs import define, field
 from structlog.contextvars import bind_contextvars
@@ -24,46 +23,33 @@ from turnwise.protocols import Engine, ReplicaLoad
 from turnwise.routing import episode_of
 from turnwise.runtime.remote.admission import Admission
 from turnwise.runtime.remote.coalescing import Coalescer
-from turnwise.runtime.remote.wire import ToReplica, ToWorker, UnpackedRequest, pack_results, unpack_requests
-from turnwise.types import GenerateRequest, GenerateResult, TokenArray
+from turnwise.runtime.remote.contexts import Context
+from turnwise.runtime.remote.wire import (
+    ToReplica,
+    ToWorker,
+    UnpackedRequest,
+    aborted_result,
+    pack_results,
+    unpack_requests,
+)
+from turnwise.types import GenerateRequest, GenerateResult
 from turnwise.weights.sleep import SleepState
 
 Post = Callable[[ToWorker], None]
 
 
 @define(eq=False)
-class Context:
-    """The token ids of one trajectory, in a buffer that grows."""
+class _Client:
+    """
+    A connected worker.
 
-    _ids: TokenArray
-    size: int = 0
-    worker: int = 0
-
-    @classmethod
-    def empty(cls, worker: int = 0) -> Context:
-        return cls(np.empty(1024, np.int32), worker=worker)
-
-    def extend(self, start: int, ids: TokenArray) -> None:
-        """Replace everything after the first `start` tokens."""
-        stop = start + len(ids)
-        if stop > len(self._ids):
-            # A new buffer of twice the size: views of the old one stay valid, and copies cost O(1) for each token.
-            grown = np.empty(max(stop, 2 * len(self._ids)), np.int32)
-            grown[:start] = self._ids[:start]
-            self._ids = grown
-        self._ids[start:stop] = ids
-        self.size = stop
-
-    def view(self) -> TokenArray:
-        """Return the ids; a later `extend` at the end of the view does not change it."""
-        return self._ids[: self.size]
-
-
-@define(eq=False)
-class _Outbox:
-    """Replies that the next message to a worker will contain."""
+    Attributes:
+        contexts: by trajectory id.
+        results: these and the following replies will be in the next message.
+    """
 
     post: Post
+    contexts: dict[str, Context] = field(factory=dict)
     results: list[tuple[str, GenerateResult]] = field(factory=list)
     unknown: list[str] = field(factory=list)
     failed: list[tuple[str, str, str]] = field(factory=list)
@@ -71,6 +57,22 @@ class _Outbox:
     num_queued: int = 0
     barrier: str = ""
     messages: Coalescer = field(init=False)
+
+
+@define(eq=False)
+class _Attempt:
+    """
+    A request that waits or runs. A worker that has connected again sends its requests again: then each has two.
+
+    Attributes:
+        in_engine: whether the engine has it, and can abort it.
+    """
+
+    worker: int
+    request: GenerateRequest
+    context: Context
+    in_engine: bool = False
+    task: asyncio.Task[None] = field(init=False)
 
 
 @define(eq=False)
@@ -89,9 +91,8 @@ class ReplicaServer:
     sleep_state: SleepState = field(factory=SleepState)
     bytes_in: int = field(default=0, init=False)
     bytes_out: int = field(default=0, init=False)
-    _contexts: dict[str, Context] = field(factory=dict, init=False)
-    _outboxes: dict[int, _Outbox] = field(factory=dict, init=False)
-    _running: dict[str, tuple[int, asyncio.Task[None]]] = field(factory=dict, init=False)
+    _clients: dict[int, _Client] = field(factory=dict, init=False)
+    _running: dict[str, list[_Attempt]] = field(factory=dict, init=False)
     _num_tokens: int = field(default=0, init=False)
     _admission: Admission = field(init=False)
     _unconfirmed: dict[str, tuple[int, asyncio.Future[bool]]] = field(factory=dict, init=False)
@@ -108,14 +109,14 @@ class ReplicaServer:
 
     def connect(self, worker: int, post: Post) -> None:
         """Send the replies for a worker by this function."""
-        box = self._outboxes[worker] = _Outbox(post)
-        box.messages = Coalescer(partial(self._flush, box), self.coalesce_s)
+        client = self._clients[worker] = _Client(post)
+        client.messages = Coalescer(partial(self._flush, client), self.coalesce_s)
 
     async def announce(self) -> None:
         """Send the load to every worker now, and return when all have it: their later requests depend on it."""
-        barriers = {worker: f"barrier {next(self._num_barriers)}" for worker in self._outboxes}
+        barriers = {worker: f"barrier {next(self._num_barriers)}" for worker in self._clients}
         for worker, barrier in barriers.items():
-            self._outboxes[worker].barrier = barrier
+            self._clients[worker].barrier = barrier
         # All messages first, then the replies: the workers are told at the same time.
         async with asyncio.TaskGroup() as group:
             for worker, barrier in barriers.items():
@@ -123,14 +124,12 @@ class ReplicaServer:
 
     def disconnect(self, worker: int) -> None:
         """Forget a worker that has died or lost its channel: its contexts, and its requests, which run elsewhere."""
-        self._outboxes.pop(worker, None)
-        self._contexts = {key: context for key, context in self._contexts.items() if context.worker != worker}
+        self._clients.pop(worker, None)
         for asked, confirmed in self._unconfirmed.values():
             if asked == worker and not confirmed.done():
                 confirmed.set_result(False)
-        for sender, task in self._running.values():
-            if sender == worker:
-                task.cancel()
+        for attempts in self._running.values():
+            _cancel(attempts, worker)
 
     def pardon(self) -> None:
         """Let suspects run beside other requests: the one that killed replicas was found."""
@@ -140,29 +139,25 @@ class ReplicaServer:
         """Handle a message of a worker; requests run in `group`."""
         self.bytes_in += message.num_bytes
         for trajectory_id in message.released:
-            self._contexts.pop(trajectory_id, None)
+            self._client(worker).contexts.pop(trajectory_id, None)
         for request in unpack_requests(message):
             self._admit(worker, request, group, suspect=request.request_id in message.suspects)
         for request_id in message.confirmed:
-            if request_id in self._unconfirmed and not (confirmed := self._unconfirmed[request_id][1]).done():
+            asked, confirmed = self._unconfirmed.get(request_id, (worker, None))
+            if asked == worker and confirmed and not confirmed.done():
                 confirmed.set_result(True)
+        # After the new requests, since a message may contain a request and its abort or cancellation.
         for request_id in message.aborted:
-            group.create_task(self._abort(request_id))
-        # After the new requests, since a message may contain a request and its cancellation.
+            self._abort(worker, request_id, group)
         for request_id in message.cancelled:
-            if running := self._running.get(request_id):
-                running[1].cancel()
+            _cancel(self._running.get(request_id, ()), worker)
 
     def _admit(self, worker: int, request: UnpackedRequest, group: asyncio.TaskGroup, *, suspect: bool) -> None:
-        context = self._contexts.get(request.trajectory_id)
-        if context is None or context.size < request.num_known:
-            if request.num_known:
-                # The context was dropped here in the meantime. The worker sends the request again with all tokens.
-                self._box(worker).unknown.append(request.request_id)
-                self._schedule(worker)
-                return
-            context = self._contexts[request.trajectory_id] = Context.empty(worker)
-        context.extend(request.num_known, request.new_ids)
+        if (context := self._find_context(worker, request)) is None:
+            # The worker sends the request again with all tokens.
+            self._client(worker).unknown.append(request.request_id)
+            self._schedule(worker)
+            return
         full = GenerateRequest(
             request_id=request.request_id,
             trajectory_id=request.trajectory_id,
@@ -171,20 +166,42 @@ class ReplicaServer:
             sampling=request.sampling,
             layout=request.layout,
         )
-        # A worker that has connected again sends its requests again, while the engine may still end the first ones.
-        earlier = self._running.get(request.request_id)
-        serving = self._serve(worker, full, context, earlier and earlier[1], suspect=suspect)
-        task = group.create_task(serving)
-        self._running[request.request_id] = worker, task
-        task.add_done_callback(partial(self._end, worker, request.request_id))
+        attempt = _Attempt(worker, full, context)
+        attempts = self._running.setdefault(request.request_id, [])
+        # The engine may still end the earlier attempts of a worker that has connected again.
+        serving = self._serve(attempt, [earlier.task for earlier in attempts], suspect=suspect)
+        attempts.append(attempt)
+        attempt.task = group.create_task(serving)
+        attempt.task.add_done_callback(partial(self._end, attempt))
 
-    def _end(self, worker: int, request_id: str, task: asyncio.Task[None]) -> None:
+    def _find_context(self, worker: int, request: UnpackedRequest) -> Context | None:
+        """Return the context of a request, or None if its prefix is not held here."""
+        # By channel: requests of a lost channel, which may still run, never reach the contexts of the next one.
+        contexts = self._client(worker).contexts
+        if not request.prefix.num_tokens:
+            context = contexts[request.trajectory_id] = Context.start(request.request_id, request.new_ids)
+            return context
+        held = contexts.get(request.trajectory_id)
+        return held if held and held.advance(request.request_id, request.prefix, request.new_ids) else None
+
+    def _end(self, attempt: _Attempt, _task: asyncio.Task[None]) -> None:
         # In a callback: a task that is cancelled before it runs never enters its `try` block.
-        if self._running[request_id][1] is task:
-            del self._running[request_id]
-        self._schedule(worker)
+        attempts = self._running[attempt.request.request_id]
+        attempts.remove(attempt)
+        if not attempts:
+            del self._running[attempt.request.request_id]
+        self._schedule(attempt.worker)
 
-    async def _abort(self, request_id: str) -> None:
+    def _abort(self, worker: int, request_id: str, group: asyncio.TaskGroup) -> None:
+        for attempt in self._running.get(request_id, ()):
+            if attempt.in_engine:
+                group.create_task(self._abort_in_engine(request_id))
+            elif attempt.worker == worker:
+                # The engine would ignore the abort of a request that it does not have yet.
+                self._client(worker).results.append((request_id, aborted_result()))
+                attempt.task.cancel()
+
+    async def _abort_in_engine(self, request_id: str) -> None:
         try:
             await self.engine.abort(request_id)
         except BaseException as error:
@@ -193,29 +210,22 @@ class ReplicaServer:
             # The request ends by itself. An error here would end the actor, with all of its requests.
             structlog.get_logger().warning("abort failed", request=request_id, reason=describe(error))
 
-    async def _serve(
-        self,
-        worker: int,
-        request: GenerateRequest,
-        context: Context,
-        earlier: asyncio.Task[None] | None,
-        *,
-        suspect: bool,
-    ) -> None:
+    async def _serve(self, attempt: _Attempt, earlier: Collection[asyncio.Task[None]], *, suspect: bool) -> None:
+        worker, request = attempt.worker, attempt.request
         # This task serves one request, so the key needs no end: lines that the engine logs meanwhile have it.
         bind_contextvars(key=episode_of(request.trajectory_id))
         num_tokens, request_id = len(request.token_ids), request.request_id
         self._num_tokens += num_tokens
         try:
-            if earlier is not None:
-                await asyncio.wait([earlier])
-            self._box(worker).num_queued += self._admission.is_full
+            if earlier:
+                await asyncio.wait(earlier)
+            self._client(worker).num_queued += self._admission.is_full
             alone = await self._admission.enter(alone=suspect)
             try:
                 # The worker knows that a suspect runs alone before the suspect can end this process. And it has the
                 # result before the next request can end it, which the worker would take for a death by the suspect.
-                if not alone or await self._is_confirmed(worker, request_id, self._box(worker).granted):
-                    await self._answer(worker, request, context)
+                if not alone or await self._is_confirmed(worker, request_id, self._client(worker).granted):
+                    await self._answer(attempt)
                     if alone:
                         await self._is_confirmed(worker, request_id)
             finally:
@@ -223,14 +233,15 @@ class ReplicaServer:
         finally:
             self._num_tokens -= num_tokens
 
-    async def _answer(self, worker: int, request: GenerateRequest, context: Context) -> None:
+    async def _answer(self, attempt: _Attempt) -> None:
+        request, worker = attempt.request, attempt.worker
         try:
             # After the waits, in which the engine may have fallen asleep. The worker then asks another replica.
             self.sleep_state.check_serving()
+            attempt.in_engine = True
             result = await self.engine.generate(request)
-            # The worker sends the next request of this trajectory only after this result, so the context is unchanged.
-            context.extend(len(request.token_ids), result.token_ids)
-            self._box(worker).results.append((request.request_id, result))
+            attempt.context.add_result(request.request_id, result.token_ids)
+            self._client(worker).results.append((request.request_id, result))
         except (ReplicaDiedError, TornWeightsError):
             # No request can be served any more. The error ends the actor, its requests move, and the driver restarts
             # it.
@@ -241,46 +252,54 @@ class ReplicaServer:
             # Any other error of the engine concerns only this request, also one that would end the process.
             known = isinstance(error, TurnwiseError) and not isinstance(error, AsleepError)
             kind = "EngineError" if known else type(error).__name__
-            self._box(worker).failed.append((request.request_id, kind, str(error)))
+            self._client(worker).failed.append((request.request_id, kind, str(error)))
 
     async def _is_confirmed(self, worker: int, item: str, column: list[str] | None = None) -> bool:
         """Send a message, with an id in a column, and wait until its worker confirms the id; False if that is gone."""
-        if (box := self._outboxes.get(worker)) is None:
+        if (client := self._clients.get(worker)) is None:
             return False
         confirmed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._unconfirmed[item] = (worker, confirmed)
         if column is not None:
             column.append(item)
-        box.messages.schedule()
+        client.messages.schedule()
         try:
             return await confirmed
         finally:
             del self._unconfirmed[item]
 
-    def _box(self, worker: int) -> _Outbox:
+    def _client(self, worker: int) -> _Client:
         # Looked up for every use, not kept over an await: the worker may have disconnected, and reconnected, meanwhile.
-        return self._outboxes.get(worker) or _Outbox(_noop)
+        return self._clients.get(worker) or _Client(_noop)
 
     def _schedule(self, worker: int) -> None:
-        if box := self._outboxes.get(worker):
+        if client := self._clients.get(worker):
             if self._running:
-                box.messages.schedule()
+                client.messages.schedule()
             else:
-                box.messages.flush()  # nothing runs, so no later result could join this message
+                client.messages.flush()  # nothing runs, so no later result could join this message
 
-    def _flush(self, box: _Outbox) -> None:
+    def _flush(self, client: _Client) -> None:
         message = pack_results(
-            box.results,
-            unknown=box.unknown,
-            failed=box.failed,
-            granted=box.granted,
-            num_queued=box.num_queued,
-            barrier=box.barrier,
+            client.results,
+            unknown=client.unknown,
+            failed=client.failed,
+            granted=client.granted,
+            num_queued=client.num_queued,
+            barrier=client.barrier,
             load=self.load,
         )
-        box.results, box.unknown, box.failed, box.granted, box.num_queued, box.barrier = [], [], [], [], 0, ""
+        client.results, client.unknown, client.failed, client.granted = [], [], [], []
+        client.num_queued, client.barrier = 0, ""
         self.bytes_out += message.num_bytes
-        box.post(message)
+        client.post(message)
+
+
+def _cancel(attempts: Iterable[_Attempt], worker: int) -> None:
+    """Cancel the attempts of a worker, and not those of its other channels."""
+    for attempt in attempts:
+        if attempt.worker == worker:
+            attempt.task.cancel()
 
 
 def _is_own_end(error: BaseException) -> bool:

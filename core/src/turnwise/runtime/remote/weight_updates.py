@@ -4,38 +4,80 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import AsyncExitStack
+from typing import Final, TypeVar
 
 from attrs import define, field
 
 from turnwise.errors import EngineError, TornWeightsError
 from turnwise.protocols.weights import ReplicaUpdate, UpdateReport, WeightManifest, WeightSource, WeightTransport
 from turnwise.runtime.remote.supervision import failure_reason
-from turnwise.weights.sources import CopiedSource, Weights, source_of
+from turnwise.weights.sources import CopiedSource, PairsSource, Weights, source_of
+
+T = TypeVar("T")
 
 UpdateReplica = Callable[[WeightManifest], Awaitable[object]]
 """Updates one replica to a published version."""
 
 
+Kill = Callable[[int, str], None]
+"""Kills a replica, for a reason; its update then ends with an error."""
+
+_INTERRUPTED_S: Final = 10.0
+"""Longest wait in seconds for the replicas after an interrupt, before they are killed."""
+
+
+@define(eq=False)
+class _KeptUpdate:
+    """
+    A past update, which replicas that start later need.
+
+    Attributes:
+        weights: published, or copied to host memory.
+        names: of the weights that no later update has replaced.
+    """
+
+    version: int
+    weights: WeightManifest | PairsSource
+    names: set[str]
+    publication: AsyncExitStack
+
+    async def replace(self, names: Collection[str]) -> bool:
+        """Forget weights that a later update has replaced; return whether some are left."""
+        self.names.difference_update(names)
+        if isinstance(self.weights, PairsSource):
+            self.weights = PairsSource(tuple(pair for pair in self.weights.pairs if pair[0] in self.names))
+        if not self.names:
+            await self.publication.aclose()
+        return bool(self.names)
+
+
 @define(eq=False)
 class WeightUpdater:
-    """Updates the weights of replicas through a transport, and waits at most `timeout_s` seconds for each."""
+    """
+    Updates the weights of replicas through a transport, and waits at most `timeout_s` seconds for each.
+
+    An update may have some of the names, or adapters on top of earlier weights. So a replica that starts later gets the
+    last value of every name, in the order of the updates.
+    """
 
     transport: WeightTransport
     name: str
     make_source: Callable[[Weights], WeightSource] = source_of
     timeout_s: float = 600.0
-    _kept: WeightManifest | WeightSource | None = field(default=None, init=False)
-    _publication: AsyncExitStack = field(factory=AsyncExitStack, init=False)
+    _kept: list[_KeptUpdate] = field(factory=list, init=False)
+    _names: set[str] = field(factory=set, init=False)  # of all updates that a replica has applied
 
     async def update(
-        self, replicas: Mapping[int, UpdateReplica], source: WeightSource, version: int, *, keep: bool = False
+        self, replicas: Mapping[int, UpdateReplica], source: WeightSource, version: int, kill: Kill, *, keep: bool
     ) -> UpdateReport:
         """
         Update these replicas, at least one, to a version.
 
         With `keep`, `repeat` can send the weights again: they stay published if the transport lasts, or are copied.
+        Every replica has ended its update at the end, also after an interrupt: one that is not ready in time is killed.
+        So nothing reads the trainer's memory any more.
 
         Raises:
             EngineError: there is no replica, the weights could not be published, or every replica failed.
@@ -49,32 +91,40 @@ class WeightUpdater:
         async with AsyncExitStack() as publication:
             published = self.transport.publish(version, copied or source, len(replicas))
             manifest = await publication.enter_async_context(published)
-            report = await self._apply(replicas, manifest, started)
+            report = await self._apply(replicas, manifest, started, kill)
+            names = {spec.name for spec in manifest.specs}
+            self._names |= names
             if keep:
-                await self.forget()
-                self._kept = manifest if copied is None else await asyncio.to_thread(copied.copy)
-                self._publication = publication.pop_all() if copied is None else self._publication
+                weights = manifest if copied is None else await asyncio.to_thread(copied.copy)
+                self._kept = [each for each in self._kept if await each.replace(names)]
+                lasting = publication.pop_all() if copied is None else AsyncExitStack()
+                self._kept.append(_KeptUpdate(version, weights, names, lasting))
         return report
 
-    async def repeat(self, replicas: Mapping[int, UpdateReplica], version: int) -> bool:
-        """Update more replicas to the kept weights, whose version this is; return False if no weights are kept."""
-        if isinstance(self._kept, WeightManifest):
-            await self._apply(replicas, self._kept, time.perf_counter())
-        elif self._kept is not None:
-            await self.update(replicas, self._kept, version)
-        return self._kept is not None
+    async def repeat(self, replicas: Mapping[int, UpdateReplica], kill: Kill) -> bool:
+        """Update more replicas to the kept weights; return False if none are kept."""
+        for kept in self._kept:
+            if isinstance(kept.weights, WeightManifest):
+                await self._apply(replicas, kept.weights, time.perf_counter(), kill)
+            else:
+                await self.update(replicas, kept.weights, kept.version, kill, keep=False)
+        return bool(self._kept)
+
+    def is_complete(self, source: WeightSource) -> bool:
+        """Return whether some weights replace those of all earlier updates, so that a new replica needs no others."""
+        return self._names <= {spec.name for spec in source.specs}
 
     async def forget(self) -> None:
         """Free the kept weights. Idempotent."""
-        self._kept = None
-        await self._publication.aclose()
+        for kept in self._kept:
+            await kept.publication.aclose()
+        self._kept.clear()
 
     async def _apply(
-        self, replicas: Mapping[int, UpdateReplica], manifest: WeightManifest, started: float
+        self, replicas: Mapping[int, UpdateReplica], manifest: WeightManifest, started: float, kill: Kill
     ) -> UpdateReport:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._update_one(*replica, manifest)) for replica in replicas.items()]
-        updates = tuple(task.result() for task in tasks)
+        running: set[int] = set(replicas)
+        updates = await _complete(self._update_all(replicas, manifest, running, kill), running, kill)
         # With one success the version is valid, and the caller handles the failed replicas.
         if all(update.error for update in updates):
             kind = TornWeightsError if any(update.torn for update in updates) else EngineError
@@ -88,15 +138,53 @@ class WeightUpdater:
             replicas=updates,
         )
 
-    async def _update_one(self, index: int, update_replica: UpdateReplica, manifest: WeightManifest) -> ReplicaUpdate:
-        started = time.perf_counter()
-        error, torn = "", False
+    async def _update_all(
+        self, replicas: Mapping[int, UpdateReplica], manifest: WeightManifest, running: set[int], kill: Kill
+    ) -> tuple[ReplicaUpdate, ...]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._update_one(*each, manifest, running, kill)) for each in replicas.items()]
+        return tuple(task.result() for task in tasks)
+
+    async def _update_one(
+        self, index: int, update_replica: UpdateReplica, manifest: WeightManifest, running: set[int], kill: Kill
+    ) -> ReplicaUpdate:
+        started, loop = time.perf_counter(), asyncio.get_running_loop()
+        error, torn, late = "", False, f"replica {index} did not finish within {self.timeout_s:g} s"
+        timer = loop.call_later(self.timeout_s, kill, index, late)
         try:
-            async with asyncio.timeout(self.timeout_s):
-                await update_replica(manifest)
-        except TimeoutError:
-            # The replica may still be writing, so its weights are in an unknown state.
-            error, torn = f"replica {index} did not finish within {self.timeout_s:g} s", True
+            await update_replica(manifest)
         except Exception as raised:  # noqa: BLE001 - one replica's error goes into the report; the others are updated
             error, torn = failure_reason(raised), isinstance(getattr(raised, "cause", raised), TornWeightsError)
+        finally:
+            running.discard(index)
+            timer.cancel()
+        if time.perf_counter() - started >= self.timeout_s:
+            error, torn = late, True  # it was killed, and may have been writing
         return ReplicaUpdate(replica=index, seconds=time.perf_counter() - started, error=error, torn=torn)
+
+
+async def _complete(work: Coroutine[object, object, T], running: Collection[int], kill: Kill) -> T:
+    """
+    Run some work to its end, although this task may be cancelled meanwhile: the cancellation is raised then.
+
+    A cancelled call of an actor runs on, and would read memory that its owner changes. Replicas that are still
+    `running` some time after a cancellation are killed, which ends their calls.
+    """
+    loop, timer = asyncio.get_running_loop(), None
+    task = loop.create_task(work)
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            if timer is None:
+                timer = loop.call_later(_INTERRUPTED_S, _kill_all, running, kill)
+    if timer is None:
+        return task.result()
+    timer.cancel()
+    task.exception()  # asyncio logs an exception that is never retrieved
+    raise asyncio.CancelledError
+
+
+def _kill_all(running: Collection[int], kill: Kill) -> None:
+    for index in tuple(running):
+        kill(index, "its weight update was interrupted")

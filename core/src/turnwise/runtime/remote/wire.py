@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from turnwise.layout import Layout
 from turnwise.protocols import ReplicaLoad
+from turnwise.runtime.remote.contexts import ProvedPrefix
 from turnwise.types import FinishReason, FloatArray, GenerateRequest, GenerateResult, SamplingParams, TokenArray
 
 _REASONS = tuple(FinishReason)
@@ -28,6 +29,7 @@ class ToReplica:
     Attributes:
         request_ids: n ids; the other columns are in the same order.
         num_known: (n,) tokens of each context that the replica holds already.
+        proofs: n hashes of these tokens, by which the replica checks that it holds them.
         num_new: (n,) tokens of `token_ids` that belong to each request.
         token_ids: the new tokens of all requests, concatenated.
         sampling: distinct parameters, without seeds and limits.
@@ -43,6 +45,7 @@ class ToReplica:
     trajectory_ids: tuple[str, ...] = ()
     group_ids: tuple[str, ...] = ()
     num_known: NDArray[np.int32] = field(factory=lambda: np.empty(0, np.int32))
+    proofs: tuple[bytes, ...] = ()
     num_new: NDArray[np.int32] = field(factory=lambda: np.empty(0, np.int32))
     token_ids: TokenArray = field(factory=lambda: np.empty(0, np.int32))
     sampling: tuple[SamplingParams, ...] = ()
@@ -62,20 +65,21 @@ class ToReplica:
         return self.token_ids.nbytes + self.num_known.nbytes + self.num_new.nbytes
 
 
-def pack_requests(requests: Sequence[tuple[GenerateRequest, int]], **ids: Iterable[str]) -> ToReplica:
-    """Pack (request, number of tokens that the replica holds) pairs, and ids for other columns such as `aborted`."""
+def pack_requests(requests: Sequence[tuple[GenerateRequest, ProvedPrefix]], **ids: Iterable[str]) -> ToReplica:
+    """Pack (request, prefix that the replica holds) pairs, and ids for other columns such as `aborted`."""
     # Seeds and limits differ for every request. The other parameters are mostly the same, and pickled once.
     distinct: dict[SamplingParams, int] = {}
     index = tuple(
         distinct.setdefault(request.sampling.with_(seed=None, max_tokens=None), len(distinct))
         for request, _known in requests
     )
-    pieces = [request.token_ids[known:] for request, known in requests]
+    pieces = [request.token_ids[known.num_tokens :] for request, known in requests]
     return ToReplica(
         request_ids=tuple(request.request_id for request, _known in requests),
         trajectory_ids=tuple(request.trajectory_id for request, _known in requests),
         group_ids=tuple(request.group_id for request, _known in requests),
-        num_known=np.array([known for _request, known in requests], np.int32),
+        num_known=np.array([known.num_tokens for _request, known in requests], np.int32),
+        proofs=tuple(known.proof for _request, known in requests),
         num_new=np.array([len(piece) for piece in pieces], np.int32),
         token_ids=np.concatenate(pieces) if pieces else np.empty(0, np.int32),
         sampling=tuple(distinct),
@@ -89,12 +93,12 @@ def pack_requests(requests: Sequence[tuple[GenerateRequest, int]], **ids: Iterab
 
 @frozen(kw_only=True, eq=False)
 class UnpackedRequest:
-    """One request of a message: its new tokens, and the number of tokens before them."""
+    """One request of a message: its new tokens, and the prefix before them."""
 
     request_id: str
     trajectory_id: str
     group_id: str
-    num_known: int
+    prefix: ProvedPrefix
     new_ids: TokenArray
     sampling: SamplingParams
     layout: Layout | None = None
@@ -110,7 +114,7 @@ def unpack_requests(message: ToReplica) -> Iterator[UnpackedRequest]:
             request_id=message.request_ids[i],
             trajectory_id=message.trajectory_ids[i],
             group_id=message.group_ids[i],
-            num_known=int(message.num_known[i]),
+            prefix=ProvedPrefix(int(message.num_known[i]), message.proofs[i]),
             new_ids=message.token_ids[start:stop],
             sampling=sampling.with_(seed=message.seeds[i], max_tokens=message.max_tokens[i]),
             layout=message.layouts[i],
@@ -184,6 +188,11 @@ def pack_results(
         load=load,
         **{name: tuple(column) for name, column in ids.items()},
     )
+
+
+def aborted_result() -> GenerateResult:
+    """Return the result of a request that was aborted before an engine had it."""
+    return GenerateResult(token_ids=(), logprobs=(), finish_reason=FinishReason.ABORT)
 
 
 def unpack_results(message: ToWorker, replica: int = 0) -> Iterator[tuple[str, GenerateResult]]:

@@ -1,0 +1,181 @@
+"""A worker's state about one replica: pending requests, the contexts that the replica holds, and the next message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from attrs import define, field
+
+from turnwise.protocols import ReplicaLoad
+from turnwise.routing import episode_of
+from turnwise.runtime.remote.coalescing import Coalescer
+from turnwise.runtime.remote.contexts import ProvedPrefix, SentContext
+from turnwise.runtime.remote.wire import ToReplica, pack_requests
+from turnwise.types import GenerateRequest, GenerateResult
+
+Send = Callable[[ToReplica], None]
+UNAVAILABLE = ReplicaLoad(available=False)
+
+
+@define(eq=False)
+class PendingRequest:
+    """
+    A request without a result, with its number in the order of the first attempts.
+
+    Attributes:
+        max_deaths: deaths of replicas after which it must run alone.
+        deaths: of replicas that had the request.
+        alone: whether its replica runs nothing else now.
+        aborted: its result may be incomplete, and is wanted soon.
+        waiting: the wait for a replica, while no replica has the request.
+    """
+
+    request: GenerateRequest
+    number: int
+    max_deaths: int
+    deaths: int = 0
+    alone: bool = False
+    aborted: bool = False
+    waiting: asyncio.Timeout | None = None
+    result: asyncio.Future[GenerateResult] = field(init=False)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it must run alone."""
+        return self.deaths >= self.max_deaths
+
+
+@define(eq=False)
+class ReplicaLink:
+    """
+    A worker's state about one replica. A replica that restarts gets a new link.
+
+    Attributes:
+        send: sends a message; None while the replica is dead.
+        reported: the load of all workers that the replica reported last.
+        coalesce_s: shortest time in seconds between two messages.
+        leaving: the replica gets no new requests.
+        num_tokens: context tokens of the pending requests.
+        num_sent_tokens: tokens of all messages so far.
+    """
+
+    send: Send | None = None
+    reported: ReplicaLoad = UNAVAILABLE
+    coalesce_s: float = 0.0
+    leaving: bool = False
+    pending: dict[str, PendingRequest] = field(factory=dict)
+    num_tokens: int = 0
+    num_sent_tokens: int = 0
+    aborted: list[str] = field(factory=list)
+    confirmed: list[str] = field(factory=list)
+    cancelled: list[str] = field(factory=list)
+    _contexts: dict[str, dict[str, SentContext]] = field(factory=dict)  # by episode and trajectory id
+    _outbox: list[PendingRequest] = field(factory=list)
+    _released: list[str] = field(factory=list)
+    _messages: Coalescer = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._messages = Coalescer(self._flush, self.coalesce_s)
+
+    @property
+    def load(self) -> ReplicaLoad:
+        """The load of the replica; unavailable while it is dead or leaving."""
+        if self.send is None or self.leaving:
+            return UNAVAILABLE
+        # The last message has the load of all workers at its time. This worker's own load is known exactly, and may
+        # have grown since, so that requests of one pass of the event loop do not all go to the same replica.
+        reported = self.reported
+        return ReplicaLoad(
+            num_requests=max(reported.num_requests, len(self.pending)),
+            num_tokens=max(reported.num_tokens, self.num_tokens),
+            available=reported.available,
+        )
+
+    async def request(self, pending: PendingRequest) -> GenerateResult:
+        """Return the replica's result, or raise the error that `pending.result` gets."""
+        request = pending.request
+        pending.alone, pending.result = False, asyncio.get_running_loop().create_future()
+        self.pending[request.request_id] = pending
+        self.num_tokens += len(request.token_ids)
+        self.post(pending)
+        try:
+            return await pending.result
+        except asyncio.CancelledError:
+            self.cancelled.append(request.request_id)
+            self.drop_context(request.trajectory_id)
+            raise
+        finally:
+            del self.pending[request.request_id]
+            self.num_tokens -= len(request.token_ids)
+
+    def post(self, pending: PendingRequest) -> None:
+        """Put a request into the next message."""
+        self._outbox.append(pending)
+        self._messages.schedule()
+
+    def abort(self, pending: PendingRequest) -> None:
+        """Ask the replica to end a request early."""
+        self.aborted.append(pending.request.request_id)
+        self._messages.schedule()
+
+    def confirm(self, request_id: str) -> None:
+        """Confirm a barrier, the start of a suspect, or its result, after which the replica runs others."""
+        self.confirmed.append(request_id)
+        self._messages.schedule()
+
+    def cancel(self, request_id: str) -> None:
+        """Let the replica end a request that nobody waits for."""
+        self.cancelled.append(request_id)
+        self._messages.schedule()
+
+    def note_result(self, pending: PendingRequest, result: GenerateResult) -> None:
+        """Note the sampled tokens, which the replica has appended to its context: the next request can omit them."""
+        request = pending.request
+        context = self._contexts.get(episode_of(request.trajectory_id), {}).get(request.trajectory_id)
+        if context is not None and context.request_id == request.request_id:
+            context.result = result.token_ids.copy()  # a view would keep the whole message alive
+
+    def forget_context(self, trajectory_id: str) -> None:
+        """Assume that the replica holds no token of a trajectory."""
+        self._contexts.get(episode_of(trajectory_id), {}).pop(trajectory_id, None)
+
+    def drop_context(self, trajectory_id: str) -> None:
+        """Forget the tokens of a trajectory here and on the replica."""
+        self.forget_context(trajectory_id)
+        self._released.append(trajectory_id)
+        self._messages.schedule()
+
+    def release(self, episode: str) -> None:
+        """Forget the tokens of all trajectories of an episode, here and on the replica."""
+        ended = self._contexts.pop(episode, None)
+        if ended and self.send is not None:
+            self._released += ended
+            self._messages.schedule()
+
+    def _flush(self) -> None:
+        # Without the requests that were cancelled before they were sent: they would leave a context on the replica.
+        sent = [each for each in self._outbox if self.pending.get(each.request.request_id) is each]
+        # After its requests, a replica handles the aborts of a message: some have moved here after their abort.
+        aborted = [*self.aborted, *(each.request.request_id for each in sent if each.aborted)]
+        message = pack_requests(
+            [(each.request, self._find_prefix(each.request)) for each in sent],
+            aborted=dict.fromkeys(aborted),
+            cancelled=self.cancelled,
+            released=self._released,
+            suspects=[each.request.request_id for each in sent if each.is_suspect],
+            confirmed=self.confirmed,
+        )
+        self._outbox, self.aborted, self.cancelled, self._released, self.confirmed = [], [], [], [], []
+        self.num_sent_tokens += len(message.token_ids)
+        if self.send is not None:
+            self.send(message)
+
+    def _find_prefix(self, request: GenerateRequest) -> ProvedPrefix:
+        """Return the tokens of a request that the replica holds, and note that it will hold all of them."""
+        contexts = self._contexts.setdefault(episode_of(request.trajectory_id), {})
+        held = contexts.get(request.trajectory_id)
+        if held is not None and (prefix := held.advance(request)) is not None:
+            return prefix
+        contexts[request.trajectory_id] = SentContext.start(request)
+        return ProvedPrefix()

@@ -1,6 +1,10 @@
 """An event loop in a thread."""
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -32,3 +36,73 @@ def test_a_broken_loop_is_reported_to_every_waiter():
             future.result(WATCHDOG_S)
     for coroutine in coroutines:
         coroutine.close()
+
+
+def test_an_interrupt_waits_for_the_end_of_a_call():
+    """Ctrl-C cancels the coroutine and is raised when that has ended: nothing of it works behind its caller."""
+    thread, log = LoopThread(), []
+
+    async def work():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            log.append("ended")
+
+    with pytest.raises(KeyboardInterrupt):
+        thread.call_to_end(work())
+    log.append("raised")
+    thread.close()
+
+    assert ["ended", "raised"] == log
+
+
+def test_results_and_errors_of_a_call_to_its_end():
+    """They are those of the coroutine."""
+    thread = LoopThread()
+
+    async def add(one, other):
+        await asyncio.sleep(0)
+        return one + other
+
+    assert 3 == thread.call_to_end(add(1, 2))
+    with pytest.raises(TypeError):
+        thread.call_to_end(add(1, None))
+    thread.close()
+
+
+STUCK = """
+import asyncio, sys, threading
+from turnwise.runtime.loop_thread import LoopThread
+from turnwise.weights.finishing import CancellableWeights
+from turnwise.weights.sleep import EngineMemory
+from turnwise_testing import BigramEngine
+
+class Stuck:
+    def __iter__(self):
+        print("reading", flush=True)
+        threading.Event().wait()
+        yield
+
+engine, thread = BigramEngine(), LoopThread()
+thread.call(engine.start())
+CancellableWeights.cancel = lambda weights: print("cancelled", flush=True)
+try:
+    thread.call_to_end(EngineMemory(engine).update_weights(Stuck(), 1))
+finally:
+    print("raised", flush=True)
+    thread.close()
+"""
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_a_process_whose_weights_never_come():
+    """The first one waits for the thread that reads the weights; after the second the process ends by itself."""
+    with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True) as process:
+        assert "reading\n" == process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert "cancelled\n" == process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert "raised\n" == process.stdout.readline()
+        assert 0 != process.wait(WATCHDOG_S)

@@ -185,6 +185,147 @@ def test_an_engine_shares_its_state():
     assert engine.calls == [("sleep", 1), ("wake_up", "weights"), ("wake_up", "kv_cache"), ("sleep", 2)]
 
 
+class GatedEngine(FakeEngine):
+    """Each call waits until the test opens the gate; an update then reads its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.entered, self.gate = asyncio.Event(), asyncio.Event()
+
+    async def _wait(self, *call):
+        self.entered.set()
+        await self.gate.wait()
+        self.calls.append(call)
+
+    async def sleep(self, level):
+        await self._wait("sleep", level)
+
+    async def wake_up(self, tags):
+        await self._wait("wake_up", *tags)
+
+    async def update_weights(self, weights, version):
+        await self._wait("read", version)
+        self.calls.append(("update_weights", version, *weights))
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "level"),
+    [("sleep", 2, 2), ("wake_up", ("weights", "kv_cache"), 0), ("update_weights", (), 0)],
+)
+def test_a_cancelled_call_ends_before_the_next_begins(name, argument, level):
+    """The state is that of the engine, which has finished the call; a cancelled update cannot land later."""
+
+    async def main():
+        engine = GatedEngine()
+        memory = EngineMemory(engine)
+        if name == "wake_up":
+            memory.state.mark_asleep(2)
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            extra = () if name != "update_weights" else (1,)
+            first = group.create_task(getattr(memory, name)(argument, *extra))
+            await engine.entered.wait()
+            first.cancel()
+            second = group.create_task(memory.wake_up(("weights", "kv_cache")))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not first.done()
+            assert not second.done()
+            assert engine.calls == []
+            engine.gate.set()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            seen = memory.state.level
+        return seen, engine.calls[0]
+
+    seen, call = asyncio.run(main())
+
+    assert level == seen
+    assert call[0] == {"update_weights": "read"}.get(name, name)
+
+
+def test_a_cancelled_update_is_not_read_on():
+    """It fails where the engine reads the next weight, which changes nothing by the contract of engines."""
+
+    async def main():
+        engine = GatedEngine()
+        memory = EngineMemory(engine)
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            task = group.create_task(memory.update_weights([("w", 1)], 1))
+            await engine.entered.wait()
+            task.cancel()
+            await asyncio.sleep(0)
+            engine.gate.set()
+        assert task.cancelled()
+        await memory.update_weights([("w", 2)], 2)
+        return engine.calls
+
+    assert [("read", 1), ("read", 2), ("update_weights", 2, ("w", 2))] == asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("versions", "served"),
+    [
+        ([1, 2, 1], [1, 2]),  # the late one was given up
+        ([2, 2], [2]),  # sent twice
+        ([1, "error", 1], [1]),  # a newer one has begun, whatever became of it
+        (["error", 2], [2]),  # a failed update may be repeated
+        ([2, "sleep", 2], [2, 2]),  # the sleep has dropped them
+    ],
+)
+def test_versions_only_rise(versions, served):
+    """An update that comes after a newer one is refused, and says so; the newer weights stay."""
+
+    class Failing(FakeEngine):
+        async def update_weights(self, weights, version):
+            if weights_fail:
+                raise EngineError("no such weight")
+            await super().update_weights(weights, version)
+
+    engine, refused = Failing(), []
+
+    async def main():
+        nonlocal weights_fail
+        memory = EngineMemory(engine)
+        for version in versions:
+            weights_fail = version == "error"
+            if version == "sleep":
+                await memory.sleep(2)
+                await memory.wake_up(["weights", "kv_cache"])
+                continue
+            try:
+                await memory.update_weights([], 2 if weights_fail else version)
+            except EngineError as error:
+                refused.append(str(error))
+
+    weights_fail = False
+    asyncio.run(main())
+
+    assert served == [call[1] for call in engine.calls if call[0] == "update_weights"]
+    assert len(versions) - len(served) - versions.count("sleep") == len(refused)
+
+
+def test_a_late_update_is_refused_also_if_the_newer_one_waits():
+    """Both wait for a sleep; the order in which they get on does not matter."""
+
+    async def main():
+        engine = GatedEngine()
+        memory = EngineMemory(engine)
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            group.create_task(memory.wake_up(()))
+            sleeping = group.create_task(memory.update_weights([], 1))
+            await engine.entered.wait()
+            newer = group.create_task(memory.update_weights([], 3))
+            await asyncio.sleep(0)
+            with pytest.raises(EngineError, match="weight version 2 came after version 3, and was dropped"):
+                await memory.update_weights([], 2)
+            engine.gate.set()
+        assert sleeping.done()
+        assert newer.done()
+        return [call[1] for call in engine.calls if call[0] == "update_weights"]
+
+    assert [1, 3] == asyncio.run(main())
+
+
 def test_only_one_module_puts_engines_to_sleep():
     """No module of the core but `turnwise.weights.sleep` calls `sleep` or `wake_up` of an engine."""
     source = Path(turnwise.__file__).parent

@@ -23,7 +23,7 @@ from turnwise_engine_support.model_directory import (
     read_model_config,
 )
 from turnwise_engine_support.requests import check_context, check_not_in_flight, is_greedy, num_new_tokens
-from turnwise_engine_support.results import RequestCounters, clip_logprobs, weight_versions
+from turnwise_engine_support.results import RequestCounters, clip_logprobs, version_spans, weight_versions
 from turnwise_engine_support.weight_checks import ExpectedWeights, check_dtype
 from turnwise_testing.engine_scenarios import simple_request
 
@@ -163,6 +163,27 @@ def test_each_token_has_the_version_of_its_span(parts):
 
     assert (expected or [9]) == np.broadcast_to(versions, (start or 1,)).tolist()
     assert isinstance(versions, int) == (len(set(expected)) < 2)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9)), max_size=6), st.integers(0, 12))
+def test_spans_of_an_output_end_with_its_tokens(parts, num_tokens):
+    """Spans are those of the first tokens, in order, whatever has been sampled after them."""
+    starts, versions = [], []
+    for length, version in parts:
+        starts.append((len(versions), version))
+        versions += [version] * length
+    num_tokens = min(num_tokens, len(versions))
+
+    spans = version_spans(starts, num_tokens)
+
+    assert versions[:num_tokens] == [version for version, start, end in spans for _ in range(start, end)]
+
+
+@pytest.mark.parametrize("spans", [[], [(1, 0, 2)], [(1, 0, 2), (2, 2, 4)]])
+def test_a_version_is_never_assumed(spans):
+    """Tokens whose versions are unknown, or versions of other tokens, are an error and no guess."""
+    with pytest.raises(EngineError, match=r"the weight versions of \d tokens are known, but 3 were sampled"):
+        weight_versions(spans, 3, 9)
 
 
 def test_logprobs_are_at_most_zero():

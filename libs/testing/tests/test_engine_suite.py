@@ -10,9 +10,10 @@ from turnwise.errors import EngineError, TornWeightsError
 from turnwise.protocols import Engine
 from turnwise.types import Capabilities, FinishReason
 from turnwise_testing.bigram import NAME, BigramEngine, BigramReference, bigram_weights, log_softmax
+from turnwise_testing.delays import DELAYS
 from turnwise_testing.engine_checks import ENGINE_CHECKS, EngineChecker
 from turnwise_testing.engine_probe import EngineProbe, make_request
-from turnwise_testing.engine_suite import EngineSuite
+from turnwise_testing.engine_suite import DELAYED_CHECKS, EngineSuite
 from turnwise_testing.scripted import SCRIPTED_CAPABILITIES, RandomPolicy, ScriptedEngine
 
 VOCAB_SIZE = 64
@@ -381,18 +382,50 @@ class ReadsItsFilesAgain(BigramEngine):
             await super().update_weights(REFERENCE.weights(variant=0), self._version)
 
 
+class ClaimsTheVersionOfItsArrival(BigramEngine):
+    async def generate(self, request):
+        version = self._version
+        return evolve(await super().generate(request), weight_version=version)
+
+
+class LandsLater(BigramEngine):
+    """Leaves the work of a cancelled update behind, as `asyncio.to_thread` does."""
+
+    async def update_weights(self, weights, version):
+        self.landing = asyncio.ensure_future(super().update_weights(weights, version))
+        await asyncio.shield(self.landing)
+
+
+class WakesUpWithOtherWeights(BigramEngine):
+    async def sleep(self, level):
+        await super().sleep(level)
+        await asyncio.sleep(0)
+        self._weights = bigram_weights(VOCAB_SIZE, seed=99)
+
+
+class WakesUpWithoutItsLoss(BigramEngine):
+    async def wake_up(self, tags=("weights", "kv_cache")):
+        await super().wake_up(tags)
+        if self._weights is None:
+            self._weights = bigram_weights(VOCAB_SIZE, seed=99)
+
+
 BIGRAM_BROKEN = [
     (OffByATenth, "logprobs_are_those_of_the_model", "log-probabilities are off by 0.1 nats"),
-    (KeepsItsWeights, "weight_update_changes_the_output", "tokens of weight version 1 do not come from its weights"),
-    (StalePrefixes, "no_stale_prefix_after_an_update", "tokens of weight version 1 do not come from its weights"),
-    (ClaimsTheLastVersion, "update_in_flight_marks_each_token", "do not come from its weights|none has tokens of two"),
-    (ClaimsTheLastVersion, "updates_under_load", "tokens that the weights of the version they claim give: expected"),
+    (KeepsItsWeights, "weight_update_changes_the_output", "claims weight version 1; its log-probability is off by"),
+    (StalePrefixes, "no_stale_prefix_after_an_update", "claims weight version 1; its log-probability is off by"),
+    (ClaimsTheLastVersion, "update_in_flight_marks_each_token", "under version 1 nats|none has tokens of two"),
+    (ClaimsTheLastVersion, "updates_under_load", r"\d+ tokens are wrong; token 0 of 40 of request .* claims weight"),
+    (ClaimsTheVersionOfItsArrival, "requests_around_an_update", r"claims weight version 0; .* under version 1 nats"),
+    (LandsLater, "cancelled_update_serves_one_version", "tokens claim weight version 1, which was never brought"),
+    (WakesUpWithOtherWeights, "cancelled_sleep_keeps_the_weights", "claims weight version 0; its log-probability"),
+    (WakesUpWithoutItsLoss, "cancelled_level_2_never_serves_lost_weights", "its log-probability is off by"),
     (TakesTheFirstHalf, "failed_update_changes_nothing", "after an unknown name: expected"),
     (TearsAndServes, "failed_update_changes_nothing", "a request after an unknown name tore the weights"),
     (SaysNoMore, "generate_while_asleep_says_so", "expected an EngineError that says 'asleep', got no"),
     (KnowsEveryTag, "wrong_sleep_calls_are_refused", "an unknown tag: expected an EngineError"),
     (FallsAsleepAlone, "sleep_ends_what_is_in_flight", "finish reason of requests in flight at sleep"),
-    (ReadsItsFilesAgain, "level_2_serves_what_it_is_given", "tokens of weight version 1 do not come from its weights"),
+    (ReadsItsFilesAgain, "level_2_serves_what_it_is_given", "claims weight version 1; its log-probability is off by"),
 ]
 
 
@@ -401,6 +434,14 @@ def test_a_good_engine_passes(name):
     """Every check passes on the engine with weights, which can all that they need."""
     with EngineChecker(make_bigram, BIGRAM_PROBE) as checker:
         assert checker.run(name) == ""
+
+
+@pytest.mark.parametrize("delays", DELAYS)
+@pytest.mark.parametrize("name", DELAYED_CHECKS)
+def test_a_good_engine_passes_under_delays(name, delays):
+    """Delays are no reason to call an engine broken."""
+    with EngineChecker(make_bigram, BIGRAM_PROBE) as checker:
+        assert checker.run(name, DELAYS[delays]) == ""
 
 
 @pytest.mark.parametrize("name", [name for name, check in ENGINE_CHECKS.items() if not check.reference])
@@ -475,7 +516,8 @@ def test_every_check_is_a_standard_test():
     """The suite has one test for each check, and says the same about it."""
     tests = {name.removeprefix("test_"): test for name, test in vars(EngineSuite).items() if name.startswith("test_")}
 
-    assert set(tests) == {*ENGINE_CHECKS, "fulfils_the_protocol", "is_built_in_a_ray_actor"}
+    assert set(tests) == {*ENGINE_CHECKS, "fulfils_the_protocol", "is_built_in_a_ray_actor", "holds_under_delays"}
+    assert set(DELAYED_CHECKS) <= set(ENGINE_CHECKS)
     for name, check in ENGINE_CHECKS.items():
         assert tests[name].__doc__ == check.function.__doc__
 

@@ -128,7 +128,8 @@ def left_over(decoder):
         backend = engine._backend
         if decoder == "fused":
             return {**backend._rows, **backend.decoder._prefilling}
-        return {**backend.manager.output_router.result_handlers, **backend._deduplicator._by_context}
+        unread = [] if backend.manager.output_router.output_queue.empty() else ["unread"]
+        return {**backend._requests, **backend._deduplicator._by_context, **dict.fromkeys(unread)}
 
     return find
 

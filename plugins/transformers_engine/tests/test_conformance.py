@@ -27,6 +27,16 @@ class TestTransformers(EngineSuite):
         return EngineProbe(vocab_size=512, reference=tiny_reference)
 
 
+@pytest.mark.slow
+class TestGenericDecoder(TestTransformers):
+    """The same with transformers' own decoder, which the first class does not use on this model."""
+
+    @pytest.fixture
+    def config(self, tiny_model):
+        """A small cache and context."""
+        return TransformersConfig(model=tiny_model, device="cpu", max_context=256, decoder="generic")
+
+
 class TestDiagnostic(PluginSuite):
     """The standard tests of the registration."""
 

@@ -17,6 +17,7 @@ from turnwise.types import FinishReason
 from turnwise.weights.sources import as_numpy
 from turnwise_testing.engine_scenarios import abort_when_heard, failure_of
 from turnwise_transformers_engine import TransformersConfig, TransformersEngine
+from turnwise_transformers_engine.layout_rows import Progress
 from turnwise_transformers_engine.loading import load_model, make_manager
 from turnwise_transformers_engine.requests import Pending
 
@@ -105,19 +106,20 @@ def test_a_blocked_scheduler_without_requests_serves_again(tiny_model, serve_gen
     assert len(serve_generic(tiny_model, scenario).token_ids) == 16
 
 
-def test_only_versions_that_sampled_a_token_are_reported(ask):
-    """Two updates may come between two tokens, and one after the last."""
-    pending = Pending(request=ask(), handle="a#0", ended=None, spans=[(0, 0)])
-    output = SimpleNamespace(generated_tokens=[], logprobs=[])
-    pending.start_version(1)
-    pending.output = output
-    for version in (2, 3, 4):
-        output.generated_tokens, output.logprobs = [5] * version, [-1.0] * version
-        pending.start_version(version)
+def test_a_result_has_the_version_of_each_token(ask):
+    """Tokens that are read before the last ones were sampled leave later versions out; no token has any version."""
+    progress = Progress()
+    pending = Pending(request=ask(), handle="a#0", ended=None, output=progress, spans=progress.spans)
+    for version in (1, 1, 2, 4):
+        progress.start_version(version)
+        progress.generated_tokens.append(5)
+        progress.logprobs.append(-1.0)
 
-    assert pending.result(aborted=False).weight_version.tolist() == [1, 1, 2, 3]
-    output.generated_tokens, output.logprobs = [5], [-1.0]
-    assert pending.result(aborted=True).weight_version == 1
+    assert pending.result(aborted=False, version=9).weight_version.tolist() == [1, 1, 2, 4]
+    del progress.logprobs[2:]
+    assert pending.result(aborted=True, version=9).weight_version == 1
+    progress.logprobs.clear()
+    assert pending.result(aborted=True, version=9).weight_version == 9
 
 
 def test_bfloat16_weights_are_read(tiny_model, other_model, serve, ask, assert_logprobs):

@@ -18,7 +18,7 @@ def output(ids, reason="length", stop_reason=None, spans=None, cached=0):
         logprobs=SimpleNamespace(logprobs=[-0.5] * len(ids)),
         finish_reason=reason,
         stop_reason=stop_reason,
-        weight_versions=spans,
+        weight_versions=[SimpleNamespace(version="0", start=0, end=len(ids))] if spans is None else spans,
     )
     return SimpleNamespace(outputs=[completion], num_cached_tokens=cached)
 
@@ -102,3 +102,9 @@ def test_versions_are_read_from_vllms_spans(ask):
 
     assert [3, 4, 4] == parse_result(ask(), output([1, 2, 3], spans=spans), version=4).weight_version.tolist()
     assert 7 == parse_result(ask(), output([], "abort", spans=[]), version=7).weight_version
+
+
+def test_a_version_is_not_guessed(ask):
+    """The current version may not be the one that has sampled the tokens."""
+    with pytest.raises(EngineError, match="the weight versions of 0 tokens are known, but 2 were sampled"):
+        parse_result(ask(), output([1, 2], spans=[]), version=4)

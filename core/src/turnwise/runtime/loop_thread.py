@@ -7,16 +7,44 @@ import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import structlog
+from attrs import define, field
 
 from turnwise.errors import InfrastructureError, describe
 
 T = TypeVar("T")
 
+_LOOK_S: Final = 1.0
+"""Seconds between two looks whether the loop still runs."""
 _CANCEL_S: Final = 10.0
 """Longest wait in seconds for cancelled tasks at the end."""
+
+
+@define(eq=False)
+class _CancellableCall(Generic[T]):
+    """A coroutine that can be cancelled at any time, also before its first step, and tells when it has ended."""
+
+    coroutine: Coroutine[object, object, T]
+    ended: threading.Event = field(factory=threading.Event, init=False)
+    _task: asyncio.Task[object] | None = field(default=None, init=False)
+
+    async def run(self) -> T:
+        if self.ended.is_set():
+            raise asyncio.CancelledError
+        self._task = asyncio.current_task()
+        try:
+            return await self.coroutine
+        finally:
+            self.ended.set()
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self.coroutine.close()
+            self.ended.set()
 
 
 class LoopThread:
@@ -52,6 +80,22 @@ class LoopThread:
         except BaseException:
             # After Ctrl-C in this thread the coroutine would continue without a reader.
             future.cancel()
+            raise
+
+    def call_to_end(self, coroutine: Coroutine[object, object, T]) -> T:
+        """
+        Run a coroutine as `call` does, but let an interrupt return only when the coroutine has ended.
+
+        So nothing of it is at work behind its caller, such as a thread that still reads the caller's weights. A second
+        interrupt returns at once.
+        """
+        call = _CancellableCall(coroutine)
+        try:
+            return self.submit(call.run()).result()
+        except BaseException:
+            self.call_soon(call.cancel)
+            while not call.ended.wait(_LOOK_S) and self._thread.is_alive():
+                pass
             raise
 
     def close(self) -> None:

@@ -269,6 +269,9 @@ class RolloutManager:
         """
         Update the weights of every replica, also while episodes run in other threads, and wait for all replicas.
 
+        An interrupt is raised when an engine in this process has ended the update, all or nothing, so that nothing
+        reads the weights any more; a second interrupt is raised at once.
+
         Args:
             weights: weights with the names of the Hugging Face state dict: (name, array) pairs, a torch module, a
                 mapping or a folder of safetensors; see `turnwise.weights.sources.source_of`.
@@ -286,7 +289,7 @@ class RolloutManager:
             # Before the update: after a failure some replicas may serve this version, so no other weights may have it.
             self.weight_version = number
             started_at = unix_s(time.perf_counter())
-            report = thread.call(self.runtime.update_weights(weights, number))
+            report = thread.call_to_end(self.runtime.update_weights(weights, number))
         event = partial(WeightsUpdated, version=report.version, num_bytes=report.num_bytes, started_at=started_at)
         for each in report.replicas:
             if not each.error:
@@ -308,12 +311,12 @@ class RolloutManager:
     def sleep(self, level: int = 1) -> None:
         """Free the memory of every replica. Requests in flight end as by `abort`, later ones raise `EngineError`."""
         with self._switching, report_stage(self.observers, "sleep", self.memory_bytes):
-            self._running_thread().call(self.runtime.sleep(level))
+            self._running_thread().call_to_end(self.runtime.sleep(level))
 
     def wake_up(self, tags: Sequence[str] = TAGS) -> None:
         """Restore the memory of these tags on every replica."""
         with self._switching, report_stage(self.observers, "_".join(("wake_up", *tags)), self.memory_bytes):
-            self._running_thread().call(self.runtime.wake_up(tags))
+            self._running_thread().call_to_end(self.runtime.wake_up(tags))
 
     def call(self, work: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the runtime's event loop, beside the episodes of this process, and return its result."""

@@ -11,11 +11,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
+import structlog
 from attrs import define, field
 
 from turnwise.errors import AsleepError, EngineError
 from turnwise.protocols import Engine
 from turnwise.protocols.weights import TAGS, MemoryTag, Weight
+from turnwise.weights.finishing import CancellableWeights, finish
 
 
 def drops_weights(level: int) -> bool:
@@ -118,6 +120,9 @@ class EngineMemory:
     """
     Sleep, wake-up and weight updates of one engine, in its process. Calls run one after the other, and are idempotent.
 
+    A call that is cancelled returns when the engine has finished it, because the next call must not find the engine in
+    the middle of a change. Versions only rise: an update that comes after a newer one is refused.
+
     Attributes:
         engine: started.
         announce: tells the senders of requests that the engine falls asleep, or that all of it is awake.
@@ -128,6 +133,8 @@ class EngineMemory:
     announce: Callable[[], Awaitable[None]] = _announce_nothing
     state: SleepState = field(init=False)
     _lock: asyncio.Lock = field(factory=asyncio.Lock, init=False)
+    _newest: int = field(default=0, init=False)
+    _held: int | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         shared = getattr(self.engine, "sleep_state", None)
@@ -137,23 +144,59 @@ class EngineMemory:
         async with self._lock:
             self.state.check_level(level, self.engine.capabilities.sleep_levels)
             if self.state.frees_memory(level):
-                with self.state.falling_asleep(level):
-                    # First the senders stop: a request that the engine aborts now would only be sent here again.
-                    await self.announce()
-                    await self.engine.sleep(level)
+                await finish(self._sleep(level))
+
+    async def _sleep(self, level: int) -> None:
+        with self.state.falling_asleep(level):
+            # First the senders stop: a request that the engine aborts now would only be sent here again.
+            await self.announce()
+            if drops_weights(level):
+                self._held = None
+            await self.engine.sleep(level)
 
     async def wake_up(self, tags: Iterable[str]) -> None:
         async with self._lock:
-            # Marked one by one, so that after an error a retry restores only the rest.
-            for tag in self.state.tags_to_wake(tags):
-                await self.engine.wake_up((tag,))
-                self.state.mark_awake(tag)
-            # Also if nothing slept: after a failed sleep the senders still believe that the engine is asleep.
-            if self.state.level == 0:
-                await self.announce()
+            await finish(self._wake_up(tags))
+
+    async def _wake_up(self, tags: Iterable[str]) -> None:
+        # Marked one by one, so that after an error a retry restores only the rest.
+        for tag in self.state.tags_to_wake(tags):
+            await self.engine.wake_up((tag,))
+            self.state.mark_awake(tag)
+        # Also if nothing slept: after a failed sleep the senders still believe that the engine is asleep.
+        if self.state.level == 0:
+            await self.announce()
 
     async def update_weights(self, weights: Iterable[Weight], version: int) -> None:
+        """
+        Update the engine; a cancelled update has changed all or nothing when this returns.
+
+        Raises:
+            EngineError: an update to a newer version has begun before, or this version is there already. The sender has
+                given this one up, such as a replica that was too slow, and others have other weights by now.
+        """
+        self._refuse_late(version)
+        self._newest = version
         # Under the lock, because a sleep would free the memory that an update writes.
         async with self._lock:
+            # Again, for what has begun while this one waited.
+            self._refuse_late(version)
             self.state.check_update()
-            await self.engine.update_weights(weights, version)
+            source = CancellableWeights(weights)
+            self._held = None
+            await finish(self._update(source, version), on_cancel=source.cancel)
+
+    async def _update(self, weights: Iterable[Weight], version: int) -> None:
+        await self.engine.update_weights(weights, version)
+        self._held = version
+
+    def _refuse_late(self, version: int) -> None:
+        if version < self._newest:
+            reason = f"weight version {version} came after version {self._newest}"
+        elif version == self._held:
+            reason = f"weight version {version} came twice"
+        else:
+            return
+        # The sender may have stopped listening.
+        structlog.get_logger().warning("weights dropped", reason=reason, version=version)
+        raise EngineError(f"{reason}, and was dropped")

@@ -177,6 +177,21 @@ class TestMemoryOfAPool:
         in_pool(body, early, keep_last=True)
         assert [("sleep", 2), ("wake_up", ("weights",)), ("wake_up", ("kv_cache",))] == early.calls == late.calls
 
+    def test_a_replica_keeps_the_weights_that_came_after_the_sleep(self):
+        """A sleep that drops weights comes before those that the others have got since; nothing drops them again."""
+
+        async def body(weights, slots):
+            await weights.sleep(slots, 2, (1, 2))
+            await weights.wake_up(slots, ("weights",))
+            await weights.update(slots, WEIGHTS, 1, lambda slot, reason: None)
+            await weights.catch_up(slots[1], late, lambda: setattr(slots[1], "handle", late))
+            await weights.wake_up(slots, ("kv_cache",))
+
+        early, late = Replica(), Replica()
+        in_pool(body, early, keep_last=True)
+        last = [("sleep", 2), ("wake_up", ("weights",)), "update", ("wake_up", ("kv_cache",))]
+        assert last == [call if call[0] != "update_weights" else "update" for call in late.calls][-4:]
+
     def test_a_restarted_replica_gets_the_last_weights(self):
         """A copy of the weights, because the trainer changes its own."""
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from attrs import asdict, define
 from numpy.typing import ArrayLike
 
+from turnwise.errors import EngineError
 from turnwise.types import FloatArray, GenerateRequest, GenerateResult, TokenArray
 
 VersionSpan = tuple[int, int, int]
 """A weight version, and its tokens from start (inclusive) to end (exclusive)."""
+
+VersionStart = tuple[int, int]
+"""Index of the first token of a weight version, and the version."""
+
+
+def version_spans(starts: Sequence[VersionStart], num_tokens: int) -> list[VersionSpan]:
+    """Return the spans of the first tokens of an output; `starts` rise, and may continue behind these tokens."""
+    known = [(start, version) for start, version in list(starts) if start < num_tokens]  # a thread may append to it
+    ends = [start for start, _ in known[1:]] + [num_tokens]
+    return [(version, start, end) for (start, version), end in zip(known, ends, strict=False)]
 
 
 def weight_versions(spans: Iterable[VersionSpan], num_tokens: int, current: int) -> int | TokenArray:
@@ -21,11 +32,17 @@ def weight_versions(spans: Iterable[VersionSpan], num_tokens: int, current: int)
     Args:
         spans: in the order of the tokens; empty spans are ignored.
         num_tokens: number of sampled tokens.
-        current: version to return if there are no tokens or no spans.
+        current: version to return if there are no tokens.
+
+    Raises:
+        EngineError: the spans are not those of exactly these tokens. A version that is only assumed would correct the
+            gradients of a training wrongly, without a sign.
     """
-    known = [(version, end - start) for version, start, end in spans if end > start]
-    if not num_tokens or not known:
+    if not num_tokens:
         return current
+    known = [(version, end - start) for version, start, end in spans if end > start]
+    if (num_known := sum(length for _, length in known)) != num_tokens:
+        raise EngineError(f"the weight versions of {num_known} tokens are known, but {num_tokens} were sampled")
     if len({version for version, _ in known}) == 1:
         return known[0][0]
     return np.repeat(np.array([version for version, _ in known], np.int32), [length for _, length in known])

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, FinishReason, FloatArray, GenerateRequest, GenerateResult
+from turnwise.weights.finishing import finish_in_thread
 from turnwise.weights.sleep import SleepState, drops_weights
 from turnwise.weights.sources import as_numpy
 
@@ -136,7 +137,7 @@ class BigramEngine:
         self._require_running()
         self.sleep_state.check_update()
         try:
-            staged = await asyncio.to_thread(lambda: [(name, np.array(as_numpy(array))) for name, array in weights])
+            staged = await finish_in_thread(lambda: [(name, np.array(as_numpy(array))) for name, array in weights])
         except Exception as error:
             raise EngineError(f"cannot update the weights: {error}") from error
         for name, array in staged:

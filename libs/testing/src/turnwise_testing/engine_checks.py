@@ -1,7 +1,8 @@
 """
 Runs the engine checks without pytest, so that the command line can run them on a real engine.
 
-The checks are in `engine_serving_checks`, `engine_layout_checks`, `engine_weight_checks` and `engine_load_checks`.
+The checks are in `engine_serving_checks`, `engine_layout_checks`, `engine_weight_checks`, `engine_load_checks` and
+`engine_handover_checks`.
 Not covered: throughput and device memory.
 """
 
@@ -10,17 +11,30 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from turnwise.errors import EngineError
 from turnwise.protocols import Engine
-from turnwise_testing import engine_layout_checks, engine_load_checks, engine_serving_checks, engine_weight_checks
+from turnwise_testing import (
+    engine_handover_checks,
+    engine_layout_checks,
+    engine_load_checks,
+    engine_serving_checks,
+    engine_weight_checks,
+)
+from turnwise_testing.delays import NO_DELAYS, DelayedLoop, DelayedReference, Delays
 from turnwise_testing.engine_check import ENGINE_CHECKS, EngineCheck, MakeEngine
 from turnwise_testing.engine_probe import EngineProbe
 
 __all__ = ["CHECK_MODULES", "ENGINE_CHECKS", "EngineCheck", "EngineChecker", "MakeEngine"]
 
-CHECK_MODULES = (engine_serving_checks, engine_layout_checks, engine_weight_checks, engine_load_checks)
+CHECK_MODULES = (
+    engine_serving_checks,
+    engine_layout_checks,
+    engine_weight_checks,
+    engine_load_checks,
+    engine_handover_checks,
+)
 """Modules with checks; importing them fills `ENGINE_CHECKS`."""
 
 
@@ -48,9 +62,9 @@ class EngineChecker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, name: str) -> str:
+    def run(self, name: str, delays: Delays = NO_DELAYS) -> str:
         """
-        Run one check.
+        Run one check, under delays if they are given.
 
         Returns:
             Empty when it passed, or why it does not apply to this engine.
@@ -64,9 +78,10 @@ class EngineChecker:
             return missing
         try:
             if self.shared and not check.fresh:
-                self._run_shared(check, engine)
+                self._run_shared(check, engine, delays)
             else:
-                asyncio.run(self._run_alone(check, engine))
+                with asyncio.Runner(loop_factory=DelayedLoop) as runner:
+                    runner.run(self._run_alone(check, engine, delays))
         except BaseExceptionGroup as group:
             raise _first(group) from group
         return ""
@@ -80,26 +95,33 @@ class EngineChecker:
                 if engine is not None:
                     runner.run(engine.stop())
 
-    def _run_shared(self, check: EngineCheck, engine: Engine) -> None:
-        self._runner = self._runner or asyncio.Runner()
+    def _run_shared(self, check: EngineCheck, engine: Engine, delays: Delays) -> None:
+        self._runner = self._runner or asyncio.Runner(loop_factory=DelayedLoop)
         try:
             if self._engine is None:
                 self._engine = engine
                 self._runner.run(engine.start())
-            self._runner.run(check.function(engine, self.probe))
+            self._runner.run(self._check(check, engine, delays))
         except BaseException:
             # A failed check must not affect the next one.
             with suppress(EngineError):
                 self.close()
             raise
 
-    async def _run_alone(self, check: EngineCheck, engine: Engine) -> None:
+    async def _run_alone(self, check: EngineCheck, engine: Engine, delays: Delays) -> None:
         try:
             if not check.fresh:
                 await engine.start()
-            await check.function(engine, self.probe)
+            await self._check(check, engine, delays)
         finally:
             await engine.stop()
+
+    async def _check(self, check: EngineCheck, engine: Engine, delays: Delays) -> None:
+        probe = self.probe
+        if delays.weights and probe.reference is not None:
+            probe = evolve(probe, reference=DelayedReference(probe.reference, delays.weights))
+        with delays.applied(asyncio.get_running_loop()):
+            await check.function(engine, probe)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

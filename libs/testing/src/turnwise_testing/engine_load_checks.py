@@ -17,6 +17,7 @@ from turnwise.protocols import Engine
 from turnwise.types import GenerateRequest, GenerateResult, SamplingParams, TokenArray
 from turnwise_testing.engine_check import engine_check
 from turnwise_testing.engine_probe import EngineProbe, Reference, expect, expect_equal
+from turnwise_testing.token_versions import differences, expect_versions
 
 Answer = tuple[GenerateRequest, GenerateResult]
 
@@ -44,6 +45,7 @@ class LoadFigures:
         num_tokens_before: tokens of all versions but the first.
         update_s: median seconds of an update.
         longest_update_s: seconds of the longest one.
+        first_wrong: about a token that is not right; empty if all are.
     """
 
     num_updates: int
@@ -56,6 +58,7 @@ class LoadFigures:
     num_tokens_before: int
     update_s: float
     longest_update_s: float
+    first_wrong: str = ""
 
     def __str__(self) -> str:
         return (
@@ -67,6 +70,7 @@ class LoadFigures:
 
     def expect_right(self) -> None:
         """Raise `AssertionError` unless every token is right, and the check could have seen that one is not."""
+        expect(not self.first_wrong, f"{self.num_tokens - self.num_right} tokens are wrong; {self.first_wrong}")
         expect_equal(self.num_right, self.num_tokens, "tokens that the weights of the version they claim give")
         expect(self.num_tokens_before > 0, "no update reached a request: all tokens are of the first version")
         num_telling = self.num_tokens_before - self.num_right_before
@@ -192,22 +196,28 @@ def _figures(probe: EngineProbe, answers: Sequence[Answer], seconds: Sequence[fl
         num_tokens_before=sum(int((each > first).sum()) for each in claimed),
         update_s=statistics.median(seconds),
         longest_update_s=max(seconds),
+        first_wrong=_first_wrong(probe, answers, claimed, first) if right < sum(map(len, claimed)) else "",
     )
+
+
+def _first_wrong(probe: EngineProbe, answers: Sequence[Answer], claimed: Sequence[TokenArray], first: int) -> str:
+    last = max(int(each.max()) for each in claimed if len(each))
+    variants = {version: version - first for version in range(first, last + 1)}
+    for answer in answers:
+        try:
+            expect_versions(probe, [answer], variants)
+        except AssertionError as error:
+            return str(error)
+    return ""
 
 
 def _num_right(
     probe: EngineProbe, answers: Sequence[Answer], claimed: Sequence[TokenArray], version: int, variant: int
 ) -> int:
     """Return how many tokens that claim a version come from a variant's weights."""
-    reference, count = _reference_of(probe), 0
+    count = 0
     for (request, result), versions in zip(answers, claimed, strict=True):
         chosen = versions == version
         if chosen.any():
-            ids = [*request.token_ids.tolist(), *result.token_ids.tolist()]
-            scores, best = reference.scores(ids, len(request.token_ids), temperature=1.0, variant=variant)
-            if request.sampling.temperature:
-                right = np.abs(scores - result.logprobs) <= probe.logprob_bound
-            else:
-                right = best - scores <= 2 * probe.logprob_bound
-            count += int(right[chosen].sum())
+            count += int((differences(probe, request, result, variant) <= 1.0)[chosen].sum())
     return count

@@ -14,9 +14,28 @@ from attrs import evolve
 
 from turnwise.protocols import Engine, Resources
 from turnwise_testing.actor_run import ActorJob
+from turnwise_testing.delays import DELAYS, NO_DELAYS, Delays
 from turnwise_testing.engine_checks import EngineChecker, MakeEngine
 from turnwise_testing.engine_probe import EngineProbe
 from turnwise_testing.suite import PluginSuite
+
+DELAYED_CHECKS = (
+    "abort_returns_what_was_sampled",
+    "cancelling_frees_the_slot",
+    "weight_update_changes_the_version",
+    "weight_update_changes_the_output",
+    "no_stale_prefix_after_an_update",
+    "updates_under_load",
+    "requests_around_an_update",
+    "failed_update_changes_nothing",
+    "cancelled_update_serves_one_version",
+    "sleep_and_wake_up",
+    "sleep_ends_what_is_in_flight",
+    "level_2_serves_what_it_is_given",
+    "cancelled_sleep_keeps_the_weights",
+    "cancelled_level_2_never_serves_lost_weights",
+)
+"""Checks that run under delays too."""
 
 
 class EngineSuite(PluginSuite):
@@ -222,6 +241,28 @@ class EngineSuite(PluginSuite):
         """Level 1 refuses requests until it is woken; twice is once; the weights are as before."""
         run(checker, "sleep_and_wake_up")
 
+    def test_requests_around_an_update(self, checker: EngineChecker) -> None:
+        """Requests that arrive before, in and after an update: each token comes from the weights that it claims."""
+        run(checker, "requests_around_an_update")
+
+    def test_cancelled_update_serves_one_version(self, checker: EngineChecker) -> None:
+        """A cancelled update changes all, nothing, or makes the engine refuse requests; it never lands later."""
+        run(checker, "cancelled_update_serves_one_version")
+
+    def test_cancelled_sleep_keeps_the_weights(self, checker: EngineChecker) -> None:
+        """After a cancelled sleep or wake-up the engine answers rightly, or is asleep; then it wakes up."""
+        run(checker, "cancelled_sleep_keeps_the_weights")
+
+    def test_cancelled_level_2_never_serves_lost_weights(self, checker: EngineChecker) -> None:
+        """After a cancelled sleep at level 2 it answers rightly or refuses, until an update brings the weights."""
+        run(checker, "cancelled_level_2_never_serves_lost_weights")
+
+    @pytest.mark.parametrize("delays", DELAYS)
+    @pytest.mark.parametrize("name", DELAYED_CHECKS)
+    def test_holds_under_delays(self, checker: EngineChecker, name: str, delays: str) -> None:
+        """The checks of weights, versions, sleep and aborts hold also where hand-overs take long."""
+        run(checker, name, DELAYS[delays])
+
     def test_layout_without_paths_is_plain_text(self, checker: EngineChecker) -> None:
         """A layout with no paths changes nothing."""
         run(checker, "layout_without_paths_is_plain_text")
@@ -260,7 +301,7 @@ def in_an_actor(job: ActorJob) -> tuple[int, ...]:
     return tuple(json.loads(done.stdout.splitlines()[-1]))
 
 
-def run(checker: EngineChecker, name: str) -> None:
+def run(checker: EngineChecker, name: str, delays: Delays = NO_DELAYS) -> None:
     """Run one check in a test; skip it, and say why, when the engine lacks the capability."""
-    if missing := checker.run(name):
+    if missing := checker.run(name, delays):
         pytest.skip(missing)

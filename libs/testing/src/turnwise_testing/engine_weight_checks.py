@@ -18,6 +18,7 @@ from turnwise.protocols import Engine
 from turnwise.types import FinishReason, FloatArray, GenerateRequest, GenerateResult
 from turnwise_testing.engine_check import engine_check
 from turnwise_testing.engine_probe import GREEDY, EngineProbe, expect, expect_equal, expect_refusal
+from turnwise_testing.token_versions import expect_versions
 
 
 @engine_check()
@@ -237,16 +238,7 @@ def _expect_greedy(
     probe: EngineProbe, request: GenerateRequest, result: GenerateResult, kinds: Mapping[int, bool]
 ) -> None:
     """Expect that each token is the most likely one, or a tie, under the weights of the version that it claims."""
-    claimed = np.broadcast_to(result.weight_version, result.token_ids.shape)
-    expect((np.diff(claimed) >= 0).all(), f"weight versions fall from token to token: {claimed.tolist()}")
-    for version in np.unique(claimed).tolist():
-        expect(version in kinds, f"tokens claim weight version {version}, which was never brought")
-        chosen, best = _scores(probe, request, result, temperature=1.0, changed=kinds[version])
-        gap = (best - chosen)[claimed == version]
-        expect(
-            bool((gap <= 2 * probe.logprob_bound).all()),
-            f"tokens of weight version {version} do not come from its weights: {gap.max():.3g} nats below the best",
-        )
+    expect_versions(probe, [(request, result)], {version: int(changed) for version, changed in kinds.items()})
 
 
 def _broken_off(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

@@ -178,13 +178,13 @@ class ScriptedEngine:
             self.die()
         if failure in (Failure.ERROR, Failure.DIE):
             raise _dead() if failure is Failure.DIE else EngineError("the scripted engine was told to fail")
-        ids, reason, stop = self._sample(request, room)
+        (ids, reason, stop), version = self._sample(request, room), self.weight_version
         schedule = self._schedule(request, len(ids))
         if failure is None and schedule is None:
             if request.on_tokens is not None:  # a listener hears the first half before the end
                 request.on_tokens(ids[: len(ids) // 2].tolist())
             await asyncio.sleep(0)
-            return self._result(request, ids, (reason, stop), self.weight_version)
+            return self._result(request, ids, (reason, stop), version)
         seconds = schedule[-1] if schedule else 0.0
         running, early = await self._wait(request, math.inf if failure is Failure.HANG else seconds)
         elapsed = asyncio.get_running_loop().time() - running.started_s

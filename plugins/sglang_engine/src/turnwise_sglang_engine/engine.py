@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from typing import Any, ClassVar, Literal
 
@@ -21,6 +21,7 @@ from turnwise.errors import EngineError, ReplicaDiedError, TornWeightsError
 from turnwise.protocols import Resources
 from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
+from turnwise.weights.finishing import finish_in_thread
 from turnwise.weights.sleep import SleepState, drops_weights
 from turnwise_engine_support.model_directory import (
     check_model_directory,
@@ -248,8 +249,8 @@ class SglangEngine:
                 await self._abort_all()
                 # Before the call, which may free a part of the memory and then fail.
                 self.sleep_state.mark_asleep(level)
+                self._weights_lost |= drops_weights(level) and not self._config.weights_cpu_backup
                 await self._change_memory("sleep", TAGS)
-            self._weights_lost |= drops_weights(level) and not self._config.weights_cpu_backup
 
     async def wake_up(self, tags: Iterable[str] = TAGS) -> None:
         async with self._switching:
@@ -272,8 +273,8 @@ class SglangEngine:
                     "SGLang can update weights only if data_parallel_size and pipeline_parallel_size are 1"
                 )
             self.sleep_state.check_update()
-            whole = self._weights_lost or bool(self._torn)
-            staged = await asyncio.to_thread(stage, weights, self._expected, whole=whole)
+            staging = partial(stage, weights, self._expected, whole=self._weights_lost or bool(self._torn))
+            staged = await finish_in_thread(staging, discard=StagedWeights.close)
             try:
                 await self._load(staged, version)
             except asyncio.CancelledError:

@@ -14,8 +14,9 @@ class Backend(Protocol):
     """
     Decodes plain requests on its own thread.
 
-    Methods run on the event loop, except `paused` and methods that need a pause, which run on any thread. After the
-    thread has ended, `paused` raises `RuntimeError`.
+    It gives each token the version that its `ServedWeights` have in the step that samples the token, and runs no step
+    while they are torn. Methods run on the event loop, except `paused` and methods that need a pause, which run on any
+    thread. After the thread has ended, `paused` raises `RuntimeError`.
     """
 
     @property
@@ -46,13 +47,8 @@ class Backend(Protocol):
     def has_requests(self) -> bool:
         """Whether a request uses memory; only while paused."""
 
-    def drop_keys_values(self, version: int) -> bool:
-        """
-        Drop all keys and values after an update, while paused; requests in flight are prefilled again.
-
-        Returns:
-            Whether requests have recorded the new weight version themselves.
-        """
+    def drop_keys_values(self) -> None:
+        """Drop all that was computed from the weights, while paused; requests in flight are prefilled again."""
 
     def free_cache(self) -> None:
         """Free the KV cache, while paused and without requests."""

@@ -1,8 +1,9 @@
 """
 The embedded engine: checks requests, and passes them to a backend or, if they have a layout, to the layout decoder.
 
-A backend runs its steps on a thread. Everything here except `swap_weights` runs on the event loop. Requests that would
-crash a backend are refused here: its cache cannot hold them, or their ids are unknown.
+A backend runs its steps on a thread, and sleep, wake-up and update change memory on another. Everything else here runs
+on the event loop. Requests that would crash a backend are refused here: its cache cannot hold them, or their ids are
+unknown.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from typing import Any
 
-from turnwise.errors import EngineError
+from turnwise.errors import EngineError, TornWeightsError
 from turnwise.protocols import Resources
 from turnwise.protocols.weights import TAGS
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
+from turnwise.weights.finishing import finish, finish_in_thread
 from turnwise.weights.sleep import SleepState
 from turnwise_engine_support.model_directory import model_limit, model_spec, model_vocab_size
 from turnwise_engine_support.requests import check_context, check_not_in_flight, num_new_tokens
@@ -27,7 +29,8 @@ from turnwise_transformers_engine.config import TransformersConfig
 from turnwise_transformers_engine.loading import load_backend, make_layout_decoder, supports_layouts
 from turnwise_transformers_engine.memory_state import MemoryState, memory_bytes
 from turnwise_transformers_engine.requests import Pending
-from turnwise_transformers_engine.weights import swap_weights
+from turnwise_transformers_engine.served_weights import ServedWeights
+from turnwise_transformers_engine.weights import StagedUpdate, stage_update, write_update
 
 _WATCH_S = 0.5
 """Seconds between checks of the backend's thread, while requests wait for it."""
@@ -52,8 +55,9 @@ class TransformersEngine:
         self._ended = ""
         self._pending: dict[str, Pending] = {}
         self._handles = count()
-        self._version = 0
-        # Sleep, wake-up and update pause the backend, so only one of them runs at a time.
+        self._served = ServedWeights()
+        # Sleep, wake-up and update pause the backend, so only one of them runs at a time, and each to its end: the next
+        # must not find the thread of a cancelled one at work.
         self._switching = asyncio.Lock()
         self.sleep_state = SleepState("the transformers engine")
         self._memory: MemoryState | None = None
@@ -92,12 +96,12 @@ class TransformersEngine:
         if self._started or self._ended:
             raise EngineError(f"the transformers engine {self._ended or 'has been started already'}")
         self._started = True
-        backend = await asyncio.to_thread(load_backend, self._config, self._spec, self._max_context)
+        backend = await asyncio.to_thread(load_backend, self._config, self._spec, self._served, self._max_context)
         if self._ended:
             raise EngineError(f"the transformers engine {self._ended} while it was starting")
         self._vocab_size = int(backend.model.config.get_text_config().vocab_size)
-        self._layouts = make_layout_decoder(self._config, backend.model, self._max_context)
-        self._memory = MemoryState(backend)
+        self._layouts = make_layout_decoder(self._config, backend.model, self._served, self._max_context)
+        self._memory = MemoryState(backend, self._served)
         backend.start(asyncio.get_running_loop().call_soon_threadsafe)
         self._backend = backend
         # For an engine that is never stopped: a thread inside torch at interpreter exit would abort the process.
@@ -116,7 +120,6 @@ class TransformersEngine:
             request=request,
             handle=f"{request.request_id}#{next(self._handles)}",
             ended=asyncio.get_running_loop().create_future(),
-            spans=[(0, self._version)],
         )
         self._pending[request.request_id] = pending
         try:
@@ -136,7 +139,7 @@ class TransformersEngine:
                 self._layouts.cancel(pending.handle)
             else:
                 backend.cancel(pending)
-        result = pending.result(aborted=aborted)
+        result = pending.result(aborted=aborted, version=self._served.version)
         self._counters.count(result)
         return result
 
@@ -152,49 +155,60 @@ class TransformersEngine:
         """
         self.sleep_state.check_level(level, self.capabilities.sleep_levels)
         async with self._switching:
-            memory = self._running_memory()
-            # Refuses new requests while those in flight are aborted.
-            with self.sleep_state.falling_asleep(level):
-                while self._pending:  # each leaves when its `generate` continues
-                    for pending in self._pending.values():
-                        pending.end(aborted=True)
-                    await asyncio.sleep(0)
-                await self._while_paused(memory.free, level)
+            await finish(self._sleep(level))
+
+    async def _sleep(self, level: int) -> None:
+        memory = self._running_memory()
+        # Refuses new requests while those in flight are aborted.
+        with self.sleep_state.falling_asleep(level):
+            while self._pending:  # each leaves when its `generate` continues
+                for pending in self._pending.values():
+                    pending.end(aborted=True)
+                await asyncio.sleep(0)
+            # Before the call, which may free a part of the memory and then fail.
+            self.sleep_state.mark_asleep(level)
+            await self._while_paused(partial(memory.free, level))
 
     async def wake_up(self, tags: Iterable[str] = TAGS) -> None:
         """Restore memory. After level 2, requests are refused until `update_weights` has loaded every weight."""
         async with self._switching:
-            memory = self._running_memory()
-            for tag in self.sleep_state.tags_to_wake(tags):
-                await self._while_paused(memory.restore, tag)
-                self.sleep_state.mark_awake(tag)
+            await finish(self._wake_up(tags))
+
+    async def _wake_up(self, tags: Iterable[str]) -> None:
+        memory = self._running_memory()
+        for tag in self.sleep_state.tags_to_wake(tags):
+            await self._while_paused(partial(memory.restore, tag))
+            self.sleep_state.mark_awake(tag)
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """
         Replace weights by name, all or none, and drop the KV cache of the old ones.
 
         They are copied to host memory first, so a failing source changes nothing. Requests in flight are prefilled
-        again under the new weights, and their results have a version per token.
+        again under the new weights, and their results have a version per token. A cancelled update is over when this
+        returns: it has changed nothing, or all.
         """
-        loop = asyncio.get_running_loop()
-
-        def on_swapped(names: Iterable[str], recorded: bool) -> None:
-            # Runs in the pause, so the callback is queued after every token of the old weights and before any of the
-            # new ones.
-            memory.mark_loaded(names)
-            loop.call_soon_threadsafe(self._start_version, version, recorded)
-
         async with self._switching:
             memory = self._running_memory()
             self.sleep_state.check_update()
-            await self._while_paused(swap_weights, weights, version, memory, on_swapped)
+            staged = await finish_in_thread(partial(stage_update, weights, memory))
+            await finish(self._write(staged, version, memory))
 
-    async def _while_paused(self, function: Callable[..., None], *arguments: Any) -> None:
+    async def _write(self, staged: StagedUpdate, version: int, memory: MemoryState) -> None:
+        try:
+            await self._while_paused(partial(write_update, staged, version, memory))
+        except TornWeightsError as error:
+            # No decoder runs a step, so these have no token of the mixed weights.
+            for pending in self._pending.values():
+                pending.fail(TornWeightsError(str(error)))
+            raise
+
+    async def _while_paused(self, function: Callable[[], None]) -> None:
         """Run a function that pauses the backend, on a thread; `ReplicaDiedError` if the backend has died."""
         try:
             async with self._layouts.paused():
                 try:
-                    await asyncio.to_thread(function, *arguments)
+                    await finish_in_thread(function)
                 finally:
                     self._layouts.forget(free=not self._pending)
         except RuntimeError as error:
@@ -208,6 +222,8 @@ class TransformersEngine:
 
     def _check_serving(self) -> None:
         self.sleep_state.check_serving()
+        if self._served.torn:
+            raise TornWeightsError(self._served.torn)
         if missing := self._running_memory().missing:
             raise EngineError(
                 f"the transformers engine lacks {len(missing)} weights, which sleep level 2 freed: call update_weights"
@@ -218,7 +234,7 @@ class TransformersEngine:
         return {
             **self._counters.stats([pending.request for pending in self._pending.values()]),
             "memory_bytes": memory_bytes(self._backend.model.device) if self._backend else 0,
-            "weight_version": self._version,
+            "weight_version": self._served.version,
         }
 
     async def stop(self) -> None:
@@ -261,7 +277,7 @@ class TransformersEngine:
                 pending.fail(error)
 
         row = self._layouts.submit(pending.handle, pending.request, max_tokens, on_end)
-        pending.output = row.progress
+        pending.output, pending.spans = row.progress, row.progress.spans
 
     def _watch_thread(self) -> None:
         if self._watch is None:
@@ -277,9 +293,3 @@ class TransformersEngine:
                 pending.fail(death)
         elif self._pending:
             self._watch_thread()
-
-    def _start_version(self, version: int, recorded: bool) -> None:
-        self._version = version
-        for pending in self._pending.values():
-            if not recorded or pending.request.layout is not None:
-                pending.start_version(version)

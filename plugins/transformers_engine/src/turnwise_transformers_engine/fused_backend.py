@@ -12,6 +12,7 @@ from attrs import define, field
 
 from turnwise.errors import EngineError, ReplicaDiedError
 from turnwise_transformers_engine.requests import Pending
+from turnwise_transformers_engine.served_weights import ServedWeights
 
 if TYPE_CHECKING:
     from turnwise_transformers_engine.fused_decoder import FusedDecoder
@@ -75,9 +76,8 @@ class FusedBackend:
             max_tokens=max_tokens,
             values=sampling_values(sampling, seed, self.model.config.vocab_size),
             on_end=on_end,
-            on_version=pending.start_version,
         )
-        pending.output = row.progress
+        pending.output, pending.spans = row.progress, row.progress.spans
         self._rows[pending] = row
         self.decoder.submit(row)
 
@@ -93,10 +93,9 @@ class FusedBackend:
     def has_requests(self) -> bool:
         return self.decoder.has_rows
 
-    def drop_keys_values(self, version: int) -> bool:
+    def drop_keys_values(self) -> None:
         self.decoder.model.refresh()
-        self.decoder.start_version(version)
-        return True
+        self.decoder.forget()
 
     def free_cache(self) -> None:
         self.decoder.free()
@@ -126,7 +125,9 @@ class FusedBackend:
             row.on_end(None)
 
 
-def make_fused_backend(model: Any, max_context: int, num_pages: int, config: Any) -> tuple[FusedBackend | None, str]:
+def make_fused_backend(
+    model: Any, served: ServedWeights, max_context: int, num_pages: int, config: Any
+) -> tuple[FusedBackend | None, str]:
     """
     Return the backend, and a text for the log: the reason if there is none, or what it lacks.
 
@@ -140,7 +141,9 @@ def make_fused_backend(model: Any, max_context: int, num_pages: int, config: Any
     if fused is None:
         return None, text
     _check_memory(fused, num_pages * config.tokens_per_page, config.memory_fraction)
-    decoder = FusedDecoder(fused, num_pages, config.tokens_per_page, config.max_batch_tokens, config.prefix_caching)
+    decoder = FusedDecoder(
+        fused, served, num_pages, config.tokens_per_page, config.max_batch_tokens, config.prefix_caching
+    )
     return FusedBackend(decoder, config.seed), text
 
 

@@ -23,6 +23,7 @@ from turnwise_transformers_engine.batch_sampling import make_columns, sample_row
 from turnwise_transformers_engine.fused_model import Chunk, FusedModel
 from turnwise_transformers_engine.prefix_pages import PageKey, PrefixPages
 from turnwise_transformers_engine.row_batch import FusedRow, RowBatch, RowGroup, join, sampling_columns
+from turnwise_transformers_engine.served_weights import ServedWeights
 from turnwise_transformers_engine.slab import Slab
 
 Notify = Callable[[list[FusedRow]], None]
@@ -36,6 +37,7 @@ class FusedDecoder:
 
     Attributes:
         model: the forward pass.
+        served: the weights that it reads.
         num_pages: pages of the cache; running rows and cached prefixes share them.
         page_size: tokens of a page.
         max_batch_tokens: most tokens of a prefill, and most rows.
@@ -45,6 +47,7 @@ class FusedDecoder:
     """
 
     model: FusedModel
+    served: ServedWeights
     num_pages: int
     page_size: int
     max_batch_tokens: int
@@ -121,12 +124,6 @@ class FusedDecoder:
         rows = (*self._incoming, *self._waiting, *self._batch.rows)
         return any(not row.ended for row in rows)
 
-    def start_version(self, version: int) -> None:
-        """Drop all keys and values, while paused, and let later tokens have another weight version."""
-        self.forget()
-        for row in (*self._waiting, *self._incoming):
-            row.on_version(version)
-
     def forget(self) -> None:
         """Drop all keys and values, while paused; running requests are prefilled again."""
         # Waiting requests came later than all running ones.
@@ -173,7 +170,7 @@ class FusedDecoder:
             while True:
                 if self._stopping:
                     return False
-                if not self._pauses:
+                if not self._pauses and not self.served.torn:
                     self._waiting.extend(self._incoming)
                     self._incoming.clear()
                     self._drop_ended()
@@ -256,6 +253,8 @@ class FusedDecoder:
         columns = make_columns([row.values for row in rows], counts)
         tokens, logprobs = sample_rows(logits[done] if len(done) < len(chunks) else logits, columns)
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
+            # An update drops all keys and values, so each row comes by here before its first token of a version.
+            row.progress.start_version(self.served.version)
             row.add_token(token, logprob)
             assert row.group is not None
             row.group.start_decoding(row, token)

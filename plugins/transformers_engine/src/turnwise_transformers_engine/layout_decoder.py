@@ -28,6 +28,7 @@ from turnwise_engine_support.error_lines import error_line
 from turnwise_transformers_engine.context_tree import ContextTree
 from turnwise_transformers_engine.layout_rows import Row, decode_input, prefill_input
 from turnwise_transformers_engine.row_sampling import sample
+from turnwise_transformers_engine.served_weights import ServedWeights
 from turnwise_transformers_engine.slot_cache import ForwardInput, PoolModel
 
 _MAX_MASK_ENTRIES = 1 << 25
@@ -53,6 +54,7 @@ class LayoutDecoder:
         capacity: slots of the cache; every request must fit.
         max_batch_tokens: most tokens of a pass, and most rows.
         seed: for requests without a seed; None draws one.
+        served: the weights that it reads.
         num_passes: forward passes so far.
         num_processed: tokens that the model has processed, padding included.
     """
@@ -61,6 +63,7 @@ class LayoutDecoder:
     capacity: int
     max_batch_tokens: int = 1024
     seed: int | None = None
+    served: ServedWeights = field(factory=ServedWeights, kw_only=True)
     num_passes: int = field(default=0, init=False)
     num_processed: int = field(default=0, init=False)
     _pool: PoolModel = field(init=False)
@@ -163,7 +166,7 @@ class LayoutDecoder:
 
     def _start_pass(self) -> None:
         self._scheduled = False
-        if self._pauses or not self._idle.is_set():
+        if self._pauses or self.served.torn or not self._idle.is_set():
             return
         forward = self._next_pass()
         if forward is None:
@@ -251,15 +254,18 @@ class LayoutDecoder:
             self._schedule_pass()
 
     def _add_token(self, row: Row, token: int, logprob: float) -> None:
+        decodes = row in self._decoding
         if not row.ended:
+            if not decodes:
+                # An update drops all keys and values, so each row comes by here before its first token of a version.
+                row.progress.start_version(self.served.version)
             row.add_token(token, logprob)
         over = row.ended or row.progress.finished
         if over:
             row.leave(self._tree)
-        if row in self._decoding:
-            if over:
-                self._decoding.remove(row)
-        elif not over:
+        if decodes and over:
+            self._decoding.remove(row)
+        elif not decodes and not over:
             self._decoding.append(row)
         if row.progress.finished and not row.ended:
             row.ended = True

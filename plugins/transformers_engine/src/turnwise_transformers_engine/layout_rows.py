@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from turnwise.layout import Layout, visible_keys
 from turnwise.types import SamplingParams
+from turnwise_engine_support.results import VersionStart
 from turnwise_transformers_engine.context_tree import TRASH, ContextTree, Placement
 from turnwise_transformers_engine.slot_cache import ForwardInput, pad_rows
 
@@ -23,12 +24,20 @@ class Progress:
     Attributes:
         generated_tokens: sampled ids.
         logprobs: of these ids.
+        spans: index of the first token of each weight version, and the version. Only the decoder appends to it, and
+            always before the token, so that another thread finds the version of every token that it finds.
         finished: whether sampling has ended.
     """
 
     generated_tokens: list[int] = field(factory=list)
     logprobs: list[float] = field(factory=list)
+    spans: list[VersionStart] = field(factory=list)
     finished: bool = False
+
+    def start_version(self, version: int) -> None:
+        """Record the weight version of the next token, before it is added."""
+        if not self.spans or self.spans[-1][1] != version:
+            self.spans.append((len(self.generated_tokens), version))
 
     def is_finished(self) -> bool:
         """Return whether sampling has ended."""

@@ -20,6 +20,7 @@ from turnwise_transformers_engine.config import TransformersConfig
 from turnwise_transformers_engine.fused_backend import make_fused_backend
 from turnwise_transformers_engine.manager_backend import ManagerBackend
 from turnwise_transformers_engine.sampling import GENERATION_OPTIONS, skip_unused_filters
+from turnwise_transformers_engine.served_weights import ServedWeights
 
 
 def supports_layouts(path: Path | None) -> bool:
@@ -36,17 +37,17 @@ def supports_layouts(path: Path | None) -> bool:
     return not (config.get("sliding_window") and config.get("use_sliding_window", True))
 
 
-def make_layout_decoder(config: TransformersConfig, model: Any, max_context: int) -> Any:
+def make_layout_decoder(config: TransformersConfig, model: Any, served: ServedWeights, max_context: int) -> Any:
     """Make the decoder of requests with layouts. It shares the backend's model, and its cache grows as it is used."""
     capacity = config.layout_cache_tokens or 8 * max_context
     if capacity < max_context:
         raise EngineError(f"layout_cache_tokens is {capacity}, but it must be at least max_context, {max_context}")
     from turnwise_transformers_engine.layout_decoder import LayoutDecoder
 
-    return LayoutDecoder(model, capacity, config.max_batch_tokens, config.seed)
+    return LayoutDecoder(model, capacity, config.max_batch_tokens, config.seed, served=served)
 
 
-def load_backend(config: TransformersConfig, spec: ModelSpec, max_context: int) -> Backend:
+def load_backend(config: TransformersConfig, spec: ModelSpec, served: ServedWeights, max_context: int) -> Backend:
     """
     Load the model and make its backend, which is not started. Blocks until that is done.
 
@@ -56,7 +57,7 @@ def load_backend(config: TransformersConfig, spec: ModelSpec, max_context: int) 
     """
     model = load_model(config, spec)
     if config.decoder != "generic" and (config.decoder == "fused" or _suits_fused(config, model)):
-        backend, text = make_fused_backend(model, max_context, _num_blocks(config, max_context), config)
+        backend, text = make_fused_backend(model, served, max_context, _num_blocks(config, max_context), config)
         log = structlog.get_logger()
         if backend is not None:
             if text:
@@ -65,7 +66,8 @@ def load_backend(config: TransformersConfig, spec: ModelSpec, max_context: int) 
         if config.decoder == "fused":
             raise EngineError(f"engine.decoder is 'fused', but {str(spec.path)!r} cannot be fused: {text}")
         log.info("the generic decoder is used", reason=text)
-    return ManagerBackend(make_manager(config, model, max_context), config.tokens_per_page, config.prefix_caching)
+    manager = make_manager(config, model, max_context)
+    return ManagerBackend(manager, served, config.tokens_per_page, config.prefix_caching)
 
 
 def _suits_fused(config: TransformersConfig, model: Any) -> bool:

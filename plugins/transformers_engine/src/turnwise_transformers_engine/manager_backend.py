@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, cast
 
 from attrs import define, field
@@ -17,6 +18,7 @@ from attrs import define, field
 from turnwise.errors import EngineError, ReplicaDiedError
 from turnwise_transformers_engine.requests import Pending, PrefillDeduplicator
 from turnwise_transformers_engine.sampling import request_options
+from turnwise_transformers_engine.served_weights import ServedWeights
 
 
 @define(eq=False)
@@ -26,21 +28,25 @@ class ManagerBackend:
 
     Attributes:
         manager: warmed up but not started.
+        served: the weights that it reads.
         page_size: tokens of a page.
         prefix_caching: let requests wait for another one with the same context.
     """
 
     manager: Any
+    served: ServedWeights
     page_size: int
     prefix_caching: bool
     _requests: dict[str, Pending] = field(factory=dict, init=False)
     _deduplicator: PrefillDeduplicator = field(init=False)
     _last_failure: str = field(default="", init=False)
     _cache_bytes: int = field(default=0, init=False)
+    _call_soon: Callable[..., object] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._deduplicator = PrefillDeduplicator(self.page_size)
         self._count_cached_tokens(self.manager.batch_processor.cache)
+        self._schedule_whole_weights_only(self.manager.batch_processor.scheduler)
 
     @property
     def model(self) -> Any:
@@ -52,7 +58,10 @@ class ManagerBackend:
         return int(self.model.config.get_text_config().vocab_size)
 
     def start(self, call_soon: Callable[..., object]) -> None:
-        del call_soon  # the manager finds the running loop itself
+        self._call_soon = call_soon
+        # Taken over, because the version must be read where the tokens are sampled, and before the next pause.
+        self.manager.output_router.deliver_batch = self._deliver
+        self.manager.output_router.deliver = lambda output: self._deliver([output])
         # The manager's thread inherits `daemon` from the thread that starts it. An engine that is never stopped must
         # not keep the process alive.
         starter = threading.Thread(target=self.manager.start, daemon=True)
@@ -77,7 +86,6 @@ class ManagerBackend:
     def submit(self, pending: Pending, max_tokens: int) -> None:
         sampling = pending.request.sampling
         self._requests[pending.handle] = pending
-        self.manager.register_result_handler(pending.handle, self._make_receiver(pending))
         accepted = self.manager.add_request(
             pending.request.token_ids.tolist(),
             request_id=pending.handle,
@@ -91,15 +99,10 @@ class ManagerBackend:
             raise self.death() or EngineError("transformers refused the request")
 
     def cancel(self, pending: Pending) -> None:
-        """Free the manager's slot and result handler: it reports nothing about a cancelled request."""
+        """Free the manager's slot; late tokens find no request."""
         self._requests.pop(pending.handle, None)
-        if pending.output is not None and pending.output.is_finished():
-            return
-        self.manager.cancel_request(pending.handle)
-        self.manager.output_router.result_handlers.pop(pending.handle, None)
-        # Without a handler, late tokens go to the queue of unhandled results, which would grow forever.
-        while self.manager.get_result(timeout=0) is not None:
-            pass
+        if pending.output is None or not pending.output.is_finished():
+            self.manager.cancel_request(pending.handle)
 
     def paused(self) -> AbstractContextManager[None]:
         return cast(AbstractContextManager[None], self.manager.pause())
@@ -109,7 +112,7 @@ class ManagerBackend:
         pending = self.manager.batch_processor.scheduler.has_pending_requests()
         return bool(pending) or not all(queue.empty() for queue in queues)
 
-    def drop_keys_values(self, version: int) -> bool:
+    def drop_keys_values(self) -> None:
         """
         Return every request in flight to the queue, to be prefilled again, and empty the prefix cache.
 
@@ -117,7 +120,6 @@ class ManagerBackend:
         from keys and values of the old weights. So they get what the manager does to a request that it has no memory
         for: their pages are freed, and they are queued again with their tokens as a longer prompt.
         """
-        del version  # the engine records versions when it has received the tokens of the old one
         from transformers.generation.continuous_batching.requests import RequestStatus
 
         scheduler, cache = self.manager.batch_processor.scheduler, self.manager.batch_processor.cache
@@ -128,7 +130,6 @@ class ManagerBackend:
             scheduler.finish_request(request_id)
             scheduler.add_waiting_request(again)
         cache.evict_cached_blocks()
-        return False
 
     def free_cache(self) -> None:
         from turnwise_transformers_engine import paged_step
@@ -142,7 +143,8 @@ class ManagerBackend:
 
     def restore_cache(self) -> None:
         tensor = self.manager.batch_processor.cache.cache_tensor
-        tensor.untyped_storage().resize_(self._cache_bytes)
+        if not tensor.untyped_storage().nbytes():  # freeing it may have failed
+            tensor.untyped_storage().resize_(self._cache_bytes)
         tensor.zero_()
 
     def release_weights(self) -> None:
@@ -151,18 +153,34 @@ class ManagerBackend:
     def bind_weights(self) -> None:
         """Do nothing: the manager reads the model's parameters."""
 
-    def _make_receiver(self, pending: Pending) -> Callable[[Any], None]:
-        def receive(output: Any) -> None:
-            if pending.ended.done():
-                return
+    def _deliver(self, outputs: list[Any]) -> None:
+        """Tell the event loop about a step, from the manager's thread."""
+        try:
+            self._call_soon(partial(self._receive, outputs, self.served.version))
+        except RuntimeError:
+            # The loop was closed without stopping the engine; nothing waits any more.
+            return
+
+    def _receive(self, outputs: list[Any], version: int) -> None:
+        for output in outputs:
+            pending = self._requests.get(output.request_id)
+            if pending is None or pending.ended.done():
+                continue
             if output.error is not None:
                 self._last_failure = output.error
                 failure = EngineError(f"request {pending.request.request_id!r} failed: {output.error}")
                 pending.fail(self.death() or failure)
             else:
-                pending.on_output(output)
+                pending.on_output(output, version)
 
-        return receive
+    def _schedule_whole_weights_only(self, scheduler: Any) -> None:
+        """Let a step find nothing to do while the weights are torn: the manager cannot stay paused between calls."""
+        schedule = scheduler.schedule_batch
+
+        def schedule_batch(*budgets: Any) -> Any:
+            return ([], False, 0, 0) if self.served.torn else schedule(*budgets)
+
+        scheduler.schedule_batch = schedule_batch
 
     def _count_cached_tokens(self, cache: Any) -> None:
         """Wrap the cache's prefix search, the only place where the number of cached tokens is known."""

@@ -23,6 +23,7 @@ from turnwise.protocols.weights import MemoryTag
 from turnwise.weights.sleep import drops_weights
 from turnwise_transformers_engine.adapters import AdapterMerger
 from turnwise_transformers_engine.backend import Backend
+from turnwise_transformers_engine.served_weights import ServedWeights
 
 _DRAIN_S = 30.0
 """Seconds that the backend may take to drop aborted requests."""
@@ -37,23 +38,26 @@ class MemoryState:
 
     Attributes:
         backend: a running backend.
+        served: the weights that it reads.
         adapters: those of the current weights.
         missing: names of weights that level 2 freed and that no update has loaded since.
     """
 
     backend: Backend
+    served: ServedWeights
     adapters: AdapterMerger = field(factory=AdapterMerger, init=False)
     missing: frozenset[str] = field(default=frozenset(), init=False)
     _backup: dict[int, Any] = field(factory=dict, init=False)
     _freed_shapes: dict[int, Any] = field(factory=dict, init=False)
     _cache_freed: bool = field(default=False, init=False)
+    _weights_freed: bool = field(default=False, init=False)
 
     def free(self, level: int) -> None:
         """Free the cache and, depending on the level, the weights; memory that is free already stays free."""
         with self._drained():
             if not self._cache_freed:
-                self.backend.free_cache()
                 self._cache_freed = True
+                self.backend.free_cache()
             if drops_weights(level) or self.backend.model.device.type != "cpu":
                 self._free_weights(backup=not drops_weights(level))
         release_memory()
@@ -75,6 +79,16 @@ class MemoryState:
             loaded = {id(state[name]) for name in names}
             self.missing = frozenset(name for name in self.missing if id(state[name]) not in loaded)
 
+    def mark_torn(self, reason: str) -> None:
+        """Note, while paused, that the memory of the weights holds a mix: an update of all of them must come."""
+        self.served.torn = reason
+        self.missing = self._all_names()
+        # W0 of later adapters would be read from the mix.
+        self.adapters.bases = {}
+
+    def _all_names(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.backend.model.named_parameters(remove_duplicate=False))
+
     @contextmanager
     def _drained(self) -> Iterator[None]:
         """Pause the backend once it has dropped every request: freed memory must not be read any more."""
@@ -92,6 +106,10 @@ class MemoryState:
         import torch
 
         model = self.backend.model
+        # Each note comes before its deed, so that after an error in between waking up repairs too much at worst.
+        self._weights_freed = True
+        if not backup:
+            self.missing = self._all_names()
         self.backend.release_weights()
         for parameter in model.parameters():
             if id(parameter) in self._freed_shapes:
@@ -102,19 +120,23 @@ class MemoryState:
             parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
         if not backup:
             self._backup.clear()
-            self.missing = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
 
     def _restore_weights(self) -> None:
         import torch
 
-        if not self._freed_shapes:
+        if not self._weights_freed:
             return
         for parameter in self.backend.model.parameters():
-            if (shape := self._freed_shapes.pop(id(parameter), None)) is not None:
+            key = id(parameter)
+            if (shape := self._freed_shapes.get(key)) is not None:
                 parameter.data = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
-                if (backup := self._backup.pop(id(parameter), None)) is not None:
+                if (backup := self._backup.get(key)) is not None:
                     parameter.data.copy_(backup)
+                # Not before: a second attempt must find what the first could not allocate.
+                del self._freed_shapes[key]
+                self._backup.pop(key, None)
         self.backend.bind_weights()
+        self._weights_freed = False
 
 
 def finish_writes(device: Any) -> None:

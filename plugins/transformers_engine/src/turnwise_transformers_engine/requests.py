@@ -10,7 +10,7 @@ import numpy as np
 from attrs import define, field
 
 from turnwise.types import FinishReason, GenerateRequest, GenerateResult
-from turnwise_engine_support.results import VersionSpan, clip_logprobs, weight_versions
+from turnwise_engine_support.results import VersionStart, clip_logprobs, version_spans, weight_versions
 
 _LISTEN_S: Final = 0.02
 """Seconds between two looks at the tokens of a request that has a listener."""
@@ -19,16 +19,16 @@ _LISTEN_S: Final = 0.02
 @define(eq=False)
 class Pending:
     """
-    One request in flight. It belongs to the event loop; a backend's thread may set `num_cached_tokens` and, between two
-    steps, start a version.
+    One request in flight. It belongs to the event loop; a decoder's thread may set `num_cached_tokens`, and append to
+    `output` and `spans`.
 
     Attributes:
         request: the request.
         handle: the backend's id for it. Each is used once, so that a late cancel cannot hit a later request with the
             same request id.
         ended: resolves when the request has ended; true if it was aborted.
-        spans: index of the first token of each weight version, and the version.
         output: the backend's latest output: all tokens so far, and their log-probabilities.
+        spans: index of the first token of each weight version, and the version; what samples the tokens appends to it.
         num_cached_tokens: context tokens found in the prefix cache.
         prefilled: resolves when the context has been prefilled, or will not be; None if no other request waits for it.
     """
@@ -36,8 +36,8 @@ class Pending:
     request: GenerateRequest
     handle: str
     ended: asyncio.Future[bool]
-    spans: list[tuple[int, int]]
     output: Any = None
+    spans: list[VersionStart] = field(factory=list)
     num_cached_tokens: int = 0
     prefilled: asyncio.Future[None] | None = None
 
@@ -46,8 +46,10 @@ class Pending:
         """Number of tokens received."""
         return 0 if self.output is None else len(self.output.generated_tokens)
 
-    def on_output(self, output: Any) -> None:
-        """Store the backend's latest output."""
+    def on_output(self, output: Any, version: int) -> None:
+        """Store the backend's latest output, whose new token a weight version has sampled."""
+        if not self.spans or self.spans[-1][1] != version:
+            self.spans.append((self.num_sampled, version))
         self.output = output
         self.release_waiters()
         if output.is_finished():
@@ -82,14 +84,8 @@ class Pending:
         if not self.ended.done():
             self.ended.set_exception(error)
 
-    def start_version(self, version: int) -> None:
-        """Record that later tokens are sampled under new weights."""
-        if self.spans[-1][0] == self.num_sampled:
-            self.spans.pop()
-        self.spans.append((self.num_sampled, version))
-
-    def result(self, *, aborted: bool) -> GenerateResult:
-        """Return the result of the request."""
+    def result(self, *, aborted: bool, version: int) -> GenerateResult:
+        """Return the result of the request; `version` is that of a result without tokens."""
         token_ids = np.array(self._sampled_ids(), np.int32)
         logprobs = [] if self.output is None else self.output.logprobs[: len(token_ids)]
         last = int(token_ids[-1]) if len(token_ids) else None
@@ -100,18 +96,13 @@ class Pending:
             logprobs=clip_logprobs(logprobs),
             finish_reason=reason,
             stop_reason=last if stopped else None,
-            weight_version=weight_versions(self._version_spans(len(token_ids)), len(token_ids), self.spans[0][1]),
+            weight_version=weight_versions(version_spans(self.spans, len(token_ids)), len(token_ids), version),
             num_cached_tokens=min(self.num_cached_tokens, len(self.request.token_ids)),
         )
 
     def _sampled_ids(self) -> list[int]:
         # A decoder's thread may append a token meanwhile, and its log-probability last.
         return [] if self.output is None else list(self.output.generated_tokens[: len(self.output.logprobs)])
-
-    def _version_spans(self, num_tokens: int) -> list[VersionSpan]:
-        # The output may end before the last version starts: an update came after the last token.
-        ends = [min(start, num_tokens) for start, _ in self.spans[1:]] + [num_tokens]
-        return [(version, start, end) for (start, version), end in zip(self.spans, ends, strict=True)]
 
 
 @define(eq=False)

@@ -30,7 +30,6 @@ class FusedRow:
         max_tokens: most tokens to sample.
         values: its values for `COLUMNS`.
         on_end: called on the event loop when it has finished, with None, or has failed, with an error.
-        on_version: called with a weight version that later tokens are sampled under.
         progress: output so far.
         num_cached: context tokens in the prefix cache when it was first placed; -1 before.
         num_prefilled: tokens with keys and values, before it decodes.
@@ -44,7 +43,6 @@ class FusedRow:
     max_tokens: int
     values: dict[str, Any]
     on_end: Callable[[Exception | None], None]
-    on_version: Callable[[int], None]
     progress: Progress = field(factory=Progress, init=False)
     num_cached: int = field(default=-1, init=False)
     num_prefilled: int = field(default=0, init=False)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from turnwise.errors import EngineError
+from attrs import frozen
+
+from turnwise.errors import EngineError, TornWeightsError
 from turnwise.weights.sources import as_tensor
 from turnwise_engine_support.error_lines import error_line
 from turnwise_engine_support.weight_checks import ExpectedWeights, check_dtype
@@ -13,43 +15,68 @@ from turnwise_transformers_engine.adapters import adapted_weight
 from turnwise_transformers_engine.memory_state import MemoryState, finish_writes
 
 
-def swap_weights(
-    weights: Iterable[tuple[str, Any]],
-    version: int,
-    memory: MemoryState,
-    on_swapped: Callable[[Iterable[str], bool], None],
-) -> None:
+@frozen(eq=False)
+class StagedUpdate:
     """
-    Replace weights by name, in place, between two steps of the backend. Blocks until a step has ended.
+    New weights in host memory, checked and complete.
 
-    All weights are copied to host memory before the first is written, so a failing source changes nothing.
+    Attributes:
+        weights: new tensors by name, with their adapters merged in.
+        bases: W0 of each adapted module after the update, by the name of its weight.
+    """
+
+    weights: dict[str, Any]
+    bases: dict[str, Any]
+
+
+def stage_update(weights: Iterable[tuple[str, Any]], memory: MemoryState) -> StagedUpdate:
+    """
+    Copy weights to host memory, so that a failing source changes nothing. Blocks until all are copied.
 
     Args:
         weights: names of the model's state dict, or some of them, with arrays or tensors of the same shapes; or
             adapters, see `Engine.update_weights`.
-        version: of the new weights.
         memory: of the running backend.
-        on_swapped: called before the next step starts, with the names, and whether requests have recorded the version.
 
     Raises:
-        EngineError: a name that the model does not have, a wrong shape, or an error of the source; nothing was changed.
+        EngineError: a name that the model does not have, a wrong shape, or an error of the source.
+    """
+    targets = memory.backend.model.state_dict()
+    expected = ExpectedWeights({name: tuple(tensor.shape) for name, tensor in targets.items()})
+    for spec in getattr(weights, "specs", ()):
+        _check(spec.name, spec.shape, expected)
+    return StagedUpdate(*memory.adapters.merge(_stage(weights, expected), targets, memory.missing))
+
+
+def write_update(update: StagedUpdate, version: int, memory: MemoryState) -> None:
+    """
+    Write staged weights in place, between two steps of the backend. Blocks until a step has ended.
+
+    Weights, adapters, cache and version change together: no decoder runs a step before all of it is done, nor after an
+    error in the middle of it.
+
+    Raises:
+        TornWeightsError: an error after the first weight was written.
         RuntimeError: the backend's thread has ended.
     """
     import torch
 
-    backend, merger = memory.backend, memory.adapters
+    backend, served = memory.backend, memory.served
     targets = backend.model.state_dict()
-    expected = ExpectedWeights({name: tuple(tensor.shape) for name, tensor in targets.items()})
-    for spec in getattr(weights, "specs", ()):
-        _check(spec.name, spec.shape, expected)
-    merged, bases = merger.merge(_stage(weights, expected), targets, memory.missing)
     with backend.paused(), torch.no_grad():
-        for name, tensor in merged.items():
-            targets[name].copy_(tensor)
-        finish_writes(backend.model.device)
-        merger.bases = bases
-        recorded = backend.drop_keys_values(version)
-        on_swapped(merged, recorded)
+        try:
+            for name, tensor in update.weights.items():
+                targets[name].copy_(tensor)
+            finish_writes(backend.model.device)
+            backend.drop_keys_values()
+            memory.adapters.bases = update.bases
+            memory.mark_loaded(update.weights)
+        except BaseException as error:
+            memory.mark_torn(f"the weight update to version {version} failed midway: {error_line(error)}")
+            raise TornWeightsError(served.torn) from error
+        served.version = version
+        if not memory.missing:
+            served.torn = ""
 
 
 def _check(name: str, shape: Sequence[int], expected: ExpectedWeights) -> None:

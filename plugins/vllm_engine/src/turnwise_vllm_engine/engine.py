@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import structlog
@@ -20,6 +20,7 @@ from turnwise.errors import EngineError, ReplicaDiedError, TornWeightsError
 from turnwise.protocols import Resources
 from turnwise.protocols.weights import TAGS, MemoryTag
 from turnwise.types import Capabilities, GenerateRequest, GenerateResult
+from turnwise.weights.finishing import finish_in_thread
 from turnwise.weights.sleep import SleepState, drops_weights
 from turnwise_engine_support.error_lines import error_line
 from turnwise_engine_support.model_directory import checkpoint_shapes, model_limit, model_spec, model_vocab_size
@@ -162,8 +163,8 @@ class VllmEngine:
                     await self._abort(list(self._pending), running)
                     # Before the call, which may free a part of the memory and then fail.
                     self.sleep_state.mark_asleep(level)
+                    self._weights_lost = self._weights_lost or drops_weights(level)
                     await self._free(running, level, half_awake=len(awake) < len(TAGS))
-                self._weights_lost = self._weights_lost or drops_weights(level)
                 await self._measure(running)
             elif drops_weights(level) and not self._weights_lost:
                 raise EngineError("the vllm engine is asleep at level 1: wake up its weights before level 2")
@@ -191,7 +192,7 @@ class VllmEngine:
         async with self._updating:
             running = self._running_vllm()
             self.sleep_state.check_update()
-            staged = await asyncio.to_thread(
+            staging = partial(
                 stage,
                 weights,
                 self._expected,
@@ -199,6 +200,7 @@ class VllmEngine:
                 bucket_bytes=self._config.weight_bucket_bytes,
                 whole=self._weights_lost or bool(self._torn),
             )
+            staged = await finish_in_thread(staging, discard=StagedWeights.close)
             try:
                 paths = await self._copy(running, staged)
                 await self._swap(running, staged, paths, version)

@@ -15,11 +15,11 @@ import structlog
 from attrs import define, field
 
 from turnwise.errors import EngineError, TornWeightsError
-from turnwise.protocols.weights import UpdateReport, WeightSource
+from turnwise.protocols.weights import TAGS, MemoryTag, UpdateReport, WeightSource
 from turnwise.runtime.ray.calls import kill as kill_process
 from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, all_given_up, failure_reason, live
 from turnwise.runtime.remote.weight_updates import WeightUpdater
-from turnwise.weights.sleep import SleepState
+from turnwise.weights.sleep import SleepState, drops_weights
 from turnwise.weights.sources import Weights
 
 
@@ -152,23 +152,19 @@ class GroupWeights:
 
         `enter_rotation` is called when the replica has caught up, before the next update starts.
         """
-        index = slot.index
         async with self._lock:
-            if self.version and self.updater is not None and not await self._repeat(self.updater, index, handle):
-                self._outdated[index] = handle
-                slot.settled.set()
-                log = structlog.get_logger()
-                log.warning("replica waits for the next weights", replica=index, version=self.version)
-                self._changed.notify_all()
-                try:
-                    await self._changed.wait_for(lambda: index not in self._outdated)
-                finally:
-                    self._outdated.pop(index, None)  # also if the replica is retired meanwhile
-            # The pool may have fallen asleep while the replica started.
-            if self.sleep_state.level:
-                await handle.sleep.remote(self.sleep_state.level)
-                if self.sleep_state.awake:
-                    await handle.wake_up.remote(tuple(self.sleep_state.awake))
+            await self._give_weights(slot, handle)
+            reached: tuple[int, frozenset[MemoryTag]] = (0, frozenset(TAGS))
+            # The pool may have fallen asleep while the replica started, and may wake up while it waits for weights.
+            while (wanted := (self.sleep_state.level, self.sleep_state.awake)) != reached:
+                level, awake = reached = wanted
+                if level:
+                    await handle.sleep.remote(level)
+                if awake:
+                    await handle.wake_up.remote(tuple(awake))
+                if drops_weights(level) and "weights" in awake:
+                    # The others have been updated after their sleep, or will be.
+                    await self._give_weights(slot, handle)
             # Not a coroutine: it runs under the lock and without an await, so nothing changes before the slot is
             # filled.
             enter_rotation()
@@ -177,6 +173,20 @@ class GroupWeights:
     @staticmethod
     async def _repeat(updater: WeightUpdater, index: int, handle: ActorHandle) -> bool:
         return await updater.repeat({index: handle.update_weights.remote}, lambda _index, _reason: kill_process(handle))
+
+    async def _give_weights(self, slot: ActorSlot, handle: ActorHandle) -> None:
+        """Bring a new replica to the last weights; without a copy of them, wait for the next, without the lock."""
+        if not self.version or self.updater is None or await self._repeat(self.updater, slot.index, handle):
+            return
+        self._outdated[slot.index] = handle
+        slot.settled.set()
+        log = structlog.get_logger()
+        log.warning("replica waits for the next weights", replica=slot.index, version=self.version)
+        self._changed.notify_all()
+        try:
+            await self._changed.wait_for(lambda: slot.index not in self._outdated)
+        finally:
+            self._outdated.pop(slot.index, None)  # also if the replica is retired meanwhile
 
     async def close(self) -> None:
         """Free the kept weights, and the transport. Idempotent."""

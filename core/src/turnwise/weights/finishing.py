@@ -1,0 +1,96 @@
+"""Work that is never abandoned: what changes the state of an engine ends before anybody else may look at it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from attrs import define, field
+
+from turnwise.errors import EngineError
+from turnwise.protocols.weights import Weight
+
+T = TypeVar("T")
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing."""
+
+
+async def finish(
+    work: Awaitable[T], *, on_cancel: Callable[[], object] = _ignore, discard: Callable[[T], object] = _ignore
+) -> T:
+    """
+    Wait for work to its end, even if this task is cancelled meanwhile; then the cancellation is raised.
+
+    Args:
+        work: a coroutine, which becomes a new task, or a future.
+        on_cancel: called at each cancellation, to let the work end soon.
+        discard: called with a result that has no reader, because of a cancellation.
+    """
+    # Not a task group: it would cancel the work together with this task.
+    future = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait((future,))
+        except asyncio.CancelledError as cancellation:
+            cancelled = cancellation
+            on_cancel()
+    if cancelled is None:
+        return future.result()
+    # Retrieved also if nobody is told: asyncio would log it.
+    error = None if future.cancelled() else future.exception()
+    if error is None and not future.cancelled():
+        discard(future.result())
+    raise cancelled from error
+
+
+async def finish_in_thread(function: Callable[[], T], *, discard: Callable[[T], object] = _ignore) -> T:
+    """
+    Call a function in a thread, as `asyncio.to_thread` does, but return only after the function has.
+
+    A cancelled `asyncio.to_thread` leaves its thread running, which would change the engine behind the next caller.
+    """
+    called: concurrent.futures.Future[T] = concurrent.futures.Future()
+    context = contextvars.copy_context()
+
+    def call() -> None:
+        try:
+            called.set_result(context.run(function))
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting task
+            called.set_exception(error)
+
+    # No thread of a pool: the end of the process would wait for it, and the weights that it reads may never come.
+    threading.Thread(target=call, name="turnwise-weights", daemon=True).start()
+    # A future and no task: the end of a loop cancels all its tasks, and a thread cannot be cancelled.
+    return await finish(asyncio.wrap_future(called), discard=discard)
+
+
+@define(eq=False)
+class CancellableWeights:
+    """
+    Weights whose reading fails once their update is cancelled. An engine that cannot read its weights changes nothing.
+
+    It has all attributes of the weights.
+    """
+
+    _weights: Iterable[Weight]
+    _cancelled: bool = field(default=False, init=False)
+
+    def __iter__(self) -> Iterator[Weight]:
+        for weight in self._weights:
+            if self._cancelled:
+                raise EngineError("the weight update was cancelled")
+            yield weight
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._weights, name)
+
+    def cancel(self) -> None:
+        """Let the reader fail at the next weight."""
+        self._cancelled = True

@@ -6,8 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from functools import partial
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Any, Final
 
 from attrs import define, field, frozen
@@ -32,6 +31,7 @@ from turnwise.types import GenerateRequest
 from turnwise_testing.simulation.agents import END, Count, Length, Wanderer
 from turnwise_testing.simulation.network import Loss, Network
 from turnwise_testing.simulation.replica_parts import SimulatedTransport, Trainer, WatchedEngine, weights_of
+from turnwise_testing.simulation.interrupts import interrupted_after
 from turnwise_testing.simulation.run_parts import NAMES, EpisodeOutcome, Pace, RunContent
 from turnwise_testing.simulation.simulated_ray import SimulatedActor, SimulatedRay
 from turnwise_testing.simulation.tracing import TracingPolicy, check_episode
@@ -83,7 +83,7 @@ class SimulatedBlueprint:
             capabilities=content.capabilities,
             latency_s=Pace.draw(faults) if faults else 0.0,
             token_latency_s=Pace.draw(faults) if faults else 0.0,
-            update_s=Pace.draw(faults),
+            update_s=self.transport.read_s,
             step_s=Pace.draw(faults),
             record=False,
         )
@@ -150,7 +150,7 @@ class PoolContent:
             keep_last=rng.random() < 0.8,
             lends=lends,
             lasting=not lends and rng.random() < 0.5,
-            timeout_s=rng.choice((0.5, 600.0)),
+            timeout_s=rng.choice((4.0, 600.0)),
             random_router=rng.random() < 0.5,
         )
 
@@ -177,12 +177,10 @@ class Replicas:
             calls = [self.content.tasks[number :: self._num_calls] for number in range(self._num_calls)]
             threads = [threading.Thread(target=run.call, args=(tasks,)) for tasks in calls if tasks]
             if faults is not None:
-                threads += [threading.Thread(target=each) for each in (run.change_weights, run.break_things)]
+                threads += [threading.Thread(target=each) for each in (run.break_things, run.change_weights)]
             for thread in threads:
                 thread.start()
-            for thread in threads:
-                thread.join()
-            run.finish()
+            run.finish(threads)
         return run.outcomes()
 
     def compare(self, undisturbed: dict[str, EpisodeOutcome], disturbed: dict[str, EpisodeOutcome]) -> None:
@@ -204,7 +202,7 @@ class _Run:
 
     def __init__(self, content: RunContent, pool: PoolContent, faults: random.Random | None) -> None:
         self.faults, self.trainer, self.results = faults, Trainer(), list[EpisodeResult]()
-        self._slow_reads = 4
+        self._slow_reads, self._keep_last, self._has_ended = 4, pool.keep_last, threading.Event()
         late = Pace.draw(faults)
         self.network = Network(late, lambda: 25.0 + late())
         self.ray = SimulatedRay(self.network, Pace.draw(faults), Pace(faults, faults.choice((0.0, 1.0, 20.0)) if faults else 0.0))
@@ -246,7 +244,9 @@ class _Run:
         faults = self._faults()
         for _ in range(faults.randint(0, 4)):
             self._wait()
-            faults.choice((self._update, self._update, self._update, self._cancel_update, self._nap))()
+            faults.choice((self._update, self._update, self._interrupt_update, self._nap))()
+        while not self._keep_last and not self._has_ended.wait(30.0):
+            self._update(NAMES)  # new replicas wait for it
 
     def break_things(self) -> None:
         """Lose links, kill, move, add and remove actors, and abort, at random moments."""
@@ -256,8 +256,20 @@ class _Run:
             action = faults.choice((self._lose_link, self._lose_link, self._kill, self._drain, self._resize, self._abort))
             action()
 
-    def finish(self) -> None:
-        """Wake the replicas up, and resume until every episode has finished."""
+    def finish(self, threads: Sequence[threading.Thread]) -> None:
+        """Wait for all threads, the last of which may be the trainer's, and resume until every episode has finished."""
+        *others, last = threads
+        for thread in others:
+            thread.join()
+        if self._keep_last:
+            last.join()
+        self._resume()
+        self._has_ended.set()
+        last.join()
+        self._resume()
+        self._check_idle()
+
+    def _resume(self) -> None:
         for _ in range(20):
             if not self.manager.unfinished:
                 break
@@ -266,8 +278,10 @@ class _Run:
                     self._take(result)
         else:
             raise AssertionError(f"lost: these episodes stay unfinished: {[each.uid for each in self.manager.unfinished]}")
+
+    def _check_idle(self) -> None:
         time.sleep(60.0)  # longer than the keepalive of a dead connection
-        for actor in self.ray.live(ReplicaActor):
+        for actor in [each for each in self.ray.live(ReplicaActor) if each.instance is not None]:
             load = actor.instance._server.load  # noqa: SLF001 - of the real actor
             if load.num_requests or load.num_tokens:
                 self.trainer.violate(f"leak: {actor.name} still counts {load.num_requests} requests with {load.num_tokens} tokens")
@@ -327,21 +341,17 @@ class _Run:
         self.trainer.done(version)
         return True
 
-    def _cancel_update(self) -> None:
-        """Interrupt an update as Ctrl-C does: its caller does not wait for its end."""
-        weights = self.trainer.step(self._names())
-        self._interrupted(partial(self.runtime.update_weights, weights, self.trainer.version))
+    def _interrupt_update(self) -> None:
+        with suppress(KeyboardInterrupt), self._ctrl_c():
+            self._update()
 
     def _nap(self) -> None:
         """Sleep, mostly after an abort as a trainer does, update and wake up."""
         faults = self._faults()
         level = faults.choice((1, 2))
         self._abort()
-        with suppress(EngineError):
-            if faults.random() < 0.2:
-                self._interrupted(partial(self.runtime.sleep, level))
-            else:
-                self.manager.sleep(level)
+        with suppress(EngineError, KeyboardInterrupt), self._ctrl_c() if faults.random() < 0.2 else nullcontext():
+            self.manager.sleep(level)
         self._wait()
         self._until_done(lambda: self.manager.wake_up(("weights",)))
         # It fails if every replica has died: none starts before the pool is awake.
@@ -360,18 +370,9 @@ class _Run:
             time.sleep(1.0)
         raise AssertionError("recovery: the replicas neither wake up nor take weights")
 
-    def _interrupted(self, call: Callable[[], Any]) -> None:
-        import asyncio
-
-        seconds = self._faults().random() * self._faults().choice((0.01, 1.0))
-
-        async def interrupt() -> None:
-            task = asyncio.ensure_future(call())
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            await asyncio.sleep(seconds)
-            task.cancel()
-
-        self.manager.call(interrupt())
+    def _ctrl_c(self) -> AbstractContextManager[None]:
+        """Interrupt the calls of this thread a random while after their start."""
+        return interrupted_after(self._faults().random() * self._faults().choice((0.01, 1.0)))
 
     # The world
 

@@ -30,7 +30,7 @@ class ProvedPrefix:
 
 
 def _start_hash(ids: TokenArray) -> blake2b:
-    return blake2b(np.ascontiguousarray(ids), digest_size=_PROOF_BYTES)
+    return blake2b(np.ascontiguousarray(ids).data, digest_size=_PROOF_BYTES)
 
 
 @define(eq=False)
@@ -70,9 +70,9 @@ class SentContext:
             return None
         new = np.ascontiguousarray(ids[start:])
         num_kept = _count_common(new, self.result)
-        self._hash.update(new[:num_kept])
+        self._hash.update(new[:num_kept].data)
         prefix = ProvedPrefix(start + num_kept, self._hash.digest())
-        self._hash.update(new[num_kept:])
+        self._hash.update(new[num_kept:].data)
         self.request_id, self._ids, self.result = request.request_id, _keep(ids), _NO_TOKENS
         self._address = address or _find_address(ids)
         return prefix
@@ -126,10 +126,10 @@ class Context:
         if not self._asked <= prefix.num_tokens <= self._size:
             return False
         running = self._hash.copy()
-        running.update(self._ids[self._asked : prefix.num_tokens])
+        running.update(self._ids[self._asked : prefix.num_tokens].data)
         if running.digest() != prefix.proof:
             return False
-        running.update(np.ascontiguousarray(new_ids))
+        running.update(np.ascontiguousarray(new_ids).data)
         self._write(prefix.num_tokens, new_ids)
         self.request_id, self._asked, self._hash = request_id, self._size, running
         return True

@@ -120,6 +120,27 @@ def test_an_update_does_not_wait_while_the_pool_sleeps():
     assert asyncio.run(main()) == "there is no replica to update"
 
 
+def test_some_weights_are_refused_when_every_replica_waits_for_all():
+    """No replica would ever enter rotation, so the update does not wait; all weights let them enter."""
+
+    async def main():
+        weights, slots = GroupWeights(WeightUpdater(Transport(), "fake"), keep_last=False), make_slots("replica", 2)
+        slots[0].handle = make_handle()
+        both = {name: np.zeros(2, np.float32) for name in ("w", "v")}
+        await weights.update(slots, both, 1, lambda slot, reason: None)
+        slots[0].handle, slots[1].given_up = None, True
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            group.create_task(
+                weights.catch_up(slots[0], new := make_handle(), lambda: setattr(slots[0], "handle", new))
+            )
+            with pytest.raises(EngineError, match="every replica waits for all weights"):
+                await weights.update(slots, WEIGHTS, 2, lambda slot, reason: None)
+            report = await weights.update(slots, both, 3, lambda slot, reason: None)
+        return [each.error for each in report.replicas], slots[0].handle is new
+
+    assert asyncio.run(main()) == ([""], True)
+
+
 class Replica:
     """A handle that notes its calls; `fails` raises in them."""
 

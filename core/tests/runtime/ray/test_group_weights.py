@@ -2,16 +2,23 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from turnwise.config.runtime import RayConfig
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import WeightManifest
+from turnwise.runtime.placement import PoolPlacement
+from turnwise.runtime.ray import replicas
+from turnwise.runtime.ray.replicas import ReplicaGroup
 from turnwise.runtime.ray.weights import GroupWeights
-from turnwise.runtime.remote.supervision import make_slots
+from turnwise.runtime.remote.channel import ChannelAddress
+from turnwise.runtime.remote.supervision import failure_reason, make_slots
 from turnwise.runtime.remote.weight_updates import WeightUpdater
+from turnwise.types import Capabilities
 
 WEIGHTS = {"w": np.zeros(2, np.float32)}
 
@@ -139,6 +146,35 @@ def test_some_weights_are_refused_when_every_replica_waits_for_all():
         return [each.error for each in report.replicas], slots[0].handle is new
 
     assert asyncio.run(main()) == ([""], True)
+
+
+def test_a_replica_that_dies_while_it_waits_for_weights_is_started_again(monkeypatch):
+    """Its start fails, and the next one waits in its place; a dead one would fail every later update."""
+    killed, weights = [], GroupWeights(WeightUpdater(Transport(), "fake"), keep_last=False)
+    monkeypatch.setattr(replicas, "kill", killed.append)
+
+    async def main():
+        dying = asyncio.get_running_loop().create_future()
+        handle = make_handle()
+        for name, reply in (("start", Capabilities()), ("listen", ChannelAddress("host", 1, b""))):
+            setattr(handle, name, SimpleNamespace(remote=partial(asyncio.sleep, 0, reply)))
+        handle.watch = SimpleNamespace(remote=lambda: dying)
+        cluster = SimpleNamespace(run_name="run", actor=lambda *_kind, **_options: lambda *_arguments: handle)
+        group = ReplicaGroup(SimpleNamespace(), PoolPlacement(), RayConfig(), cluster, list, weights)
+        weights.version = 1
+        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+            starting = tasks.create_task(start(group))
+            await group.slots[0].settled.wait()  # it waits for weights
+            dying.set_exception(ConnectionError("the actor died"))
+            return await starting, killed == [handle], await update(weights, [])
+
+    async def start(group):
+        try:
+            await group.start(group.slots[0])
+        except ExceptionGroup as error:
+            return failure_reason(error)
+
+    assert asyncio.run(main()) == ("ConnectionError: the actor died", True, "there is no replica to update")
 
 
 class Replica:

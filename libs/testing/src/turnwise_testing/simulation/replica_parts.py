@@ -104,6 +104,11 @@ class WatchedEngine(TracingEngine):
     trainer: Trainer = field(kw_only=True)
     step_s: Callable[[], float] = field(default=lambda: 0.0, kw_only=True)
 
+    @property
+    def served(self) -> set[int]:
+        """Digests of all weights that this engine has had."""
+        return set(self._digests.values())
+
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         if self._has_weights and self.sleep_state.level == 0:
             self.trainer.check(self.name, self.weight_version, self.weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import time
@@ -9,15 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Any, Final
 
-from attrs import define, field, frozen
+from attrs import frozen
 
 from turnwise import EpisodeResult, RolloutManager, SamplingParams, Task
 from turnwise.config.runtime import RayConfig, RuntimeConfig
 from turnwise.episode.driver import EpisodeProgram
-from turnwise.episode.setup import EngineClient, Limits
 from turnwise.errors import DataError, EngineError
-from turnwise.protocols import ReplicaLoad, Router
-from turnwise.routing import LeastTokens
 from turnwise.runtime.placement import PoolPlacement, RunPlacement
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.runtime.ray.replica_actor import ReplicaActor
@@ -25,92 +23,18 @@ from turnwise.runtime.ray.runtime import RayRuntime
 from turnwise.runtime.ray.weights import GroupWeights
 from turnwise.runtime.ray.worker_actor import WorkerActor
 from turnwise.runtime.remote.weight_updates import WeightUpdater
-from turnwise.runtime.worker import WorkerComponents
-from turnwise.tools.toolbox import ToolBox
-from turnwise.types import GenerateRequest
-from turnwise_testing.simulation.agents import END, Count, Length, Wanderer
-from turnwise_testing.simulation.network import Loss, Network
-from turnwise_testing.simulation.replica_parts import SimulatedTransport, Trainer, WatchedEngine, weights_of
+from turnwise_testing.simulation.agents import Wanderer
 from turnwise_testing.simulation.interrupts import interrupted_after
+from turnwise_testing.simulation.network import Loss, Network
+from turnwise_testing.simulation.replica_blueprint import SimulatedBlueprint
+from turnwise_testing.simulation.replica_parts import SimulatedTransport, Trainer
 from turnwise_testing.simulation.run_parts import NAMES, EpisodeOutcome, Pace, RunContent
 from turnwise_testing.simulation.simulated_ray import SimulatedActor, SimulatedRay
-from turnwise_testing.simulation.tracing import TracingPolicy, check_episode
+from turnwise_testing.simulation.tracing import check_episode
 
 _ALL: Final = ("weights", "kv_cache")
 _ASLEEP: Final = ("every replica is asleep", "the weights were dropped")
 """In the faults of episodes that a driver runs while its replicas sleep, or before it updates them after level 2."""
-
-
-class RandomRouter:
-    """Chooses any available replica."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-
-    def choose(self, request: GenerateRequest, replicas: Sequence[ReplicaLoad]) -> int:
-        return self._rng.choice([index for index, each in enumerate(replicas) if each.available])
-
-    def release(self, trajectory_id: str) -> None:
-        """Do nothing: it remembers nothing."""
-
-
-@define(eq=False)
-class SimulatedBlueprint:
-    """
-    Builds the parts of the simulated actors.
-
-    Attributes:
-        faults: draws the latencies of engines and tools; None for none.
-        trainer: of the weights.
-        transport: of both sides.
-        engines: all that were ever built.
-    """
-
-    content: RunContent
-    faults: random.Random | None
-    trainer: Trainer
-    transport: SimulatedTransport
-    random_router: bool
-    engines: list[WatchedEngine] = field(factory=list)
-
-    def make_engine(self) -> WatchedEngine:
-        faults, content = self.faults, self.content
-        engine = WatchedEngine(
-            name=f"engine {len(self.engines)}",
-            trainer=self.trainer,
-            policy=TracingPolicy(end_token_id=END, mean_tokens=content.mean_tokens),
-            weights=weights_of(self.trainer.contents[0]),
-            capabilities=content.capabilities,
-            latency_s=Pace.draw(faults) if faults else 0.0,
-            token_latency_s=Pace.draw(faults) if faults else 0.0,
-            update_s=self.transport.read_s,
-            step_s=Pace.draw(faults),
-            record=False,
-        )
-        self.engines.append(engine)
-        return engine
-
-    def make_components(self, engine: EngineClient, judge: EngineClient | None = None) -> WorkerComponents:
-        tools = ToolBox([Count(Pace.draw(self.faults))])
-        program = EpisodeProgram(agent=Wanderer(), reward=Length(), tools=tools)
-        return WorkerComponents(
-            engine=engine,
-            programs={"wanderer": program},
-            limits=Limits(response_length=160, max_steps=50),
-            stop_token_ids=(END,),
-            max_in_flight=self.content.max_in_flight,
-        )
-
-    def make_router(self) -> Router:
-        return RandomRouter(self.faults) if self.faults and self.random_router else LeastTokens()
-
-    def make_transport(self) -> SimulatedTransport:
-        return self.transport
-
-    def make_judge_engine(self) -> Any:
-        raise NotImplementedError("there is no judge")
-
-    make_reward = make_group_reward = make_judge_engine
 
 
 class _SimulatedRuntime(RayRuntime):
@@ -119,8 +43,6 @@ class _SimulatedRuntime(RayRuntime):
     simulated: SimulatedRay
 
     async def start(self) -> None:
-        import asyncio
-
         self.simulated.prepare(asyncio.get_running_loop())
         await super().start()
 
@@ -205,11 +127,17 @@ class _Run:
         self._slow_reads, self._keep_last, self._has_ended = 4, pool.keep_last, threading.Event()
         late = Pace.draw(faults)
         self.network = Network(late, lambda: 25.0 + late())
-        self.ray = SimulatedRay(self.network, Pace.draw(faults), Pace(faults, faults.choice((0.0, 1.0, 20.0)) if faults else 0.0))
+        self.ray = SimulatedRay(
+            self.network, Pace.draw(faults), Pace(faults, faults.choice((0.0, 1.0, 20.0)) if faults else 0.0)
+        )
         transport = SimulatedTransport(self._read_s, lends=pool.lends, lasting=pool.lasting)
         self.blueprint = SimulatedBlueprint(content, faults, self.trainer, transport, pool.random_router)
         options = RayConfig(
-            max_in_flight=pool.max_in_flight, coalesce_s=pool.coalesce_s, max_restarts=100, max_starts=100, backoff_s=0.1
+            max_in_flight=pool.max_in_flight,
+            coalesce_s=pool.coalesce_s,
+            max_restarts=100,
+            max_starts=100,
+            backoff_s=0.1,
         )
         self.runtime = _SimulatedRuntime(
             self.blueprint,
@@ -220,7 +148,9 @@ class _Run:
                 pools=(PoolPlacement(num_replicas=pool.num_replicas, max_in_flight=pool.max_in_flight),),
                 num_workers=pool.num_workers,
             ),
-            weights=GroupWeights(WeightUpdater(transport, "simulated", timeout_s=pool.timeout_s), keep_last=pool.keep_last),
+            weights=GroupWeights(
+                WeightUpdater(transport, "simulated", timeout_s=pool.timeout_s), keep_last=pool.keep_last
+            ),
         )
         self.runtime.simulated = self.ray
         plan = RolloutPlan(
@@ -253,7 +183,9 @@ class _Run:
         faults = self._faults()
         for _ in range(faults.randint(0, 5)):
             self._wait()
-            action = faults.choice((self._lose_link, self._lose_link, self._kill, self._drain, self._resize, self._abort))
+            action = faults.choice(
+                (self._lose_link, self._lose_link, self._kill, self._drain, self._resize, self._abort)
+            )
             action()
 
     def finish(self, threads: Sequence[threading.Thread]) -> None:
@@ -277,19 +209,23 @@ class _Run:
                 for result in self.manager.iterate([], resume=True):
                     self._take(result)
         else:
-            raise AssertionError(f"lost: these episodes stay unfinished: {[each.uid for each in self.manager.unfinished]}")
+            raise AssertionError(
+                f"lost: these episodes stay unfinished: {[each.uid for each in self.manager.unfinished]}"
+            )
 
     def _check_idle(self) -> None:
         time.sleep(60.0)  # longer than the keepalive of a dead connection
         for actor in [each for each in self.ray.live(ReplicaActor) if each.instance is not None]:
             load = actor.instance._server.load  # noqa: SLF001 - of the real actor
             if load.num_requests or load.num_tokens:
-                self.trainer.violate(f"leak: {actor.name} still counts {load.num_requests} requests with {load.num_tokens} tokens")
+                self.trainer.violate(
+                    f"leak: {actor.name} still counts {load.num_requests} requests with {load.num_tokens} tokens"
+                )
 
     def outcomes(self) -> dict[str, EpisodeOutcome]:
         """Check everything, and return the outcomes of the episodes by name."""
         digests = dict(self.trainer.digests)
-        mixed = {digest for engine in self.blueprint.engines for digest in engine._digests.values()}.difference(digests.values())
+        mixed = {digest for engine in self.blueprint.engines for digest in engine.served}.difference(digests.values())
         digests |= {-1 - number: digest for number, digest in enumerate(sorted(mixed))}
         outcomes: dict[str, EpisodeOutcome] = {}
         if self.trainer.violations:

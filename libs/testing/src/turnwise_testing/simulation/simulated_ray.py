@@ -188,10 +188,11 @@ class SimulatedRay:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Replace the module `ray`, and what actors do to their process. This process cannot use Ray any more."""
-        modules, prepare_process = (replica_actor, worker_actor), replica_actor.prepare_process
+        modules: tuple[Any, ...] = (replica_actor, worker_actor)
+        prepare_process = modules[0].prepare_process
         sys.modules["ray"] = self._module()  # a namespace is enough for `import`
         for module in modules:
-            module.prepare_process = lambda: None
+            module.prepare_process = _noop
         try:
             yield
         finally:
@@ -238,3 +239,7 @@ def _runtime_context() -> Any:
     actor = _RUNNING.get()
     assert actor is not None
     return SimpleNamespace(get_node_id=lambda: actor.node, get_accelerator_ids=lambda: {"GPU": []})
+
+
+def _noop() -> None:
+    """Leave the process as it is: it is not the actor's own."""

@@ -10,7 +10,7 @@ from attrs import define, field
 
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.episode.setup import EngineClient, Limits
-from turnwise.protocols import ReplicaLoad, Router
+from turnwise.protocols import GroupReward, ReplicaLoad, Reward, Router
 from turnwise.routing import LeastTokens
 from turnwise.runtime.worker import WorkerComponents
 from turnwise.tools.toolbox import ToolBox
@@ -87,7 +87,11 @@ class SimulatedBlueprint:
     def make_transport(self) -> SimulatedTransport:
         return self.transport
 
-    def make_judge_engine(self) -> Any:
+    def make_judge_engine(self) -> WatchedEngine:
         raise NotImplementedError("there is no judge")
 
-    make_reward = make_group_reward = make_judge_engine
+    def make_reward(self, judge: EngineClient | None = None) -> Reward | None:
+        return None
+
+    def make_group_reward(self, judge: EngineClient | None = None) -> GroupReward | None:
+        return None

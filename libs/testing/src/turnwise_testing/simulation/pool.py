@@ -116,9 +116,10 @@ def _command(scenario: str, part: range) -> Sequence[str]:
 
 def _read(process: subprocess.Popen[str], messages: SimpleQueue[dict[str, Any] | None]) -> None:
     assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("{"):
-            messages.put(json.loads(line))
+    with process.stdout:
+        for line in process.stdout:
+            if line.startswith("{"):
+                messages.put(json.loads(line))
     if code := process.wait():
         messages.put({"exit": code})
     messages.put(None)

@@ -2,16 +2,23 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from turnwise.config.runtime import RayConfig
 from turnwise.errors import EngineError
 from turnwise.protocols.weights import WeightManifest
+from turnwise.runtime.placement import PoolPlacement
+from turnwise.runtime.ray import replicas
+from turnwise.runtime.ray.replicas import ReplicaGroup
 from turnwise.runtime.ray.weights import GroupWeights
-from turnwise.runtime.remote.supervision import make_slots
+from turnwise.runtime.remote.channel import ChannelAddress
+from turnwise.runtime.remote.supervision import failure_reason, make_slots
 from turnwise.runtime.remote.weight_updates import WeightUpdater
+from turnwise.types import Capabilities
 
 WEIGHTS = {"w": np.zeros(2, np.float32)}
 
@@ -120,6 +127,56 @@ def test_an_update_does_not_wait_while_the_pool_sleeps():
     assert asyncio.run(main()) == "there is no replica to update"
 
 
+def test_some_weights_are_refused_when_every_replica_waits_for_all():
+    """No replica would ever enter rotation, so the update does not wait; all weights let them enter."""
+
+    async def main():
+        weights, slots = GroupWeights(WeightUpdater(Transport(), "fake"), keep_last=False), make_slots("replica", 2)
+        slots[0].handle = make_handle()
+        both = {name: np.zeros(2, np.float32) for name in ("w", "v")}
+        await weights.update(slots, both, 1, lambda slot, reason: None)
+        slots[0].handle, slots[1].given_up = None, True
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            group.create_task(
+                weights.catch_up(slots[0], new := make_handle(), lambda: setattr(slots[0], "handle", new))
+            )
+            with pytest.raises(EngineError, match="every replica waits for all weights"):
+                await weights.update(slots, WEIGHTS, 2, lambda slot, reason: None)
+            report = await weights.update(slots, both, 3, lambda slot, reason: None)
+        return [each.error for each in report.replicas], slots[0].handle is new
+
+    assert asyncio.run(main()) == ([""], True)
+
+
+def test_a_replica_that_dies_while_it_waits_for_weights_is_started_again(monkeypatch):
+    """Its start fails, and the next one waits in its place; a dead one would fail every later update."""
+    killed, weights = [], GroupWeights(WeightUpdater(Transport(), "fake"), keep_last=False)
+    monkeypatch.setattr(replicas, "kill", killed.append)
+
+    async def main():
+        dying = asyncio.get_running_loop().create_future()
+        handle = make_handle()
+        for name, reply in (("start", Capabilities()), ("listen", ChannelAddress("host", 1, b""))):
+            setattr(handle, name, SimpleNamespace(remote=partial(asyncio.sleep, 0, reply)))
+        handle.watch = SimpleNamespace(remote=lambda: dying)
+        cluster = SimpleNamespace(run_name="run", actor=lambda *_kind, **_options: lambda *_arguments: handle)
+        group = ReplicaGroup(SimpleNamespace(), PoolPlacement(), RayConfig(), cluster, list, weights)
+        weights.version = 1
+        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+            starting = tasks.create_task(start(group))
+            await group.slots[0].settled.wait()  # it waits for weights
+            dying.set_exception(ConnectionError("the actor died"))
+            return await starting, killed == [handle], await update(weights, [])
+
+    async def start(group):
+        try:
+            await group.start(group.slots[0])
+        except ExceptionGroup as error:
+            return failure_reason(error)
+
+    assert asyncio.run(main()) == ("ConnectionError: the actor died", True, "there is no replica to update")
+
+
 class Replica:
     """A handle that notes its calls; `fails` raises in them."""
 
@@ -217,34 +274,3 @@ class TestMemoryOfAPool:
         ((index, reason),) = killed
         assert 1 == index
         assert reason.startswith("it was not updated to weight version 1: ")
-
-
-def test_a_waiting_replica_that_is_late_starts_anew(monkeypatch):
-    """It is killed, and its start fails: its slot would stay empty for ever if it went on waiting for weights."""
-    killed = asyncio.Event()
-    monkeypatch.setattr("turnwise.runtime.ray.weights.kill_process", lambda _handle: killed.set())
-
-    async def hang(_manifest):
-        await killed.wait()
-        raise ConnectionError("the actor was killed")
-
-    async def main():
-        updater = WeightUpdater(Transport(), "fake", timeout_s=0.01)
-        weights, slots = GroupWeights(updater, keep_last=False), make_slots("replica", 2)
-        slots[0].handle = Replica()
-        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-            await weights.update(slots, WEIGHTS, 1, lambda slot, reason: None)
-            late = SimpleNamespace(update_weights=SimpleNamespace(remote=hang))
-            starting = group.create_task(start(weights, slots[1], late))
-            await slots[1].settled.wait()
-            report = await weights.update(slots, WEIGHTS, 2, lambda slot, reason: None)
-            return [each.replica for each in report.replicas if not each.error], await starting
-
-    async def start(weights, slot, handle):
-        try:
-            await weights.catch_up(slot, handle, lambda: setattr(slot, "handle", handle))
-        except EngineError as error:
-            return str(error)
-        return "started"
-
-    assert ([0], "replica 1 was killed while it waited for weights: it was too late") == asyncio.run(main())

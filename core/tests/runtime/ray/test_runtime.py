@@ -22,3 +22,20 @@ def test_an_actor_may_die_while_another_one_stops():
     asyncio.run(runtime.stop())
 
     assert [1] == num_stops
+
+
+def test_the_memory_of_replicas_is_known_while_one_of_them_dies():
+    """It may die during the question, or be gone before: the sum is that of the others, and no caller fails."""
+    runtime = RayRuntime(SimpleNamespace(), RuntimeConfig(name="ray", num_replicas=3))
+
+    async def answer():
+        runtime.policy.slots[2].handle = None
+        return {"memory_bytes": 5.0}
+
+    async def fail():
+        raise ConnectionError("the actor died")
+
+    for slot, stats in zip(runtime.policy.slots, (answer, fail, answer), strict=True):
+        slot.handle = SimpleNamespace(stats=SimpleNamespace(remote=stats))
+
+    assert asyncio.run(runtime.memory_bytes()) == 5

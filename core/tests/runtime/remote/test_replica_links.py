@@ -254,6 +254,31 @@ def test_a_retired_replica_gets_no_new_channel():
     assert (False, 1) == run(body, 2, latency_s=1000.0)
 
 
+def test_a_replica_that_retires_while_its_channel_opens_gets_no_request(monkeypatch):
+    """It stops when it has no more requests, and would refuse those of a new channel."""
+    opening, go_on = asyncio.Event(), asyncio.Event()
+    open_channel = replica_links.open_channel
+
+    async def open_late(address, name):
+        channel = await open_channel(address, name)
+        opening.set()
+        await go_on.wait()
+        return channel
+
+    async def body(links, replicas):
+        links.pool.router.choose = lambda _request, loads: [each.available for each in loads].index(True)
+        monkeypatch.setattr(replica_links, "open_channel", open_late)
+        replicas[0].cut()
+        await opening.wait()
+        await links.retire(0)
+        go_on.set()
+        async with asyncio.timeout(30):
+            await asyncio.wait([links._tasks[0]])
+        return (await links.pool.generate(request(0))).replica
+
+    assert run(body, 2) == 1
+
+
 def test_a_cancelled_request_leaves_nothing_behind():
     """Also if it is cancelled in the message that contains it, before it runs."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 
 import structlog
 from attrs import define, field
 
 from turnwise.config.runtime import RayConfig
+from turnwise.errors import EngineError
 from turnwise.runtime.placement import PoolPlacement
 from turnwise.runtime.ray.blueprint import Blueprint
 from turnwise.runtime.ray.calls import first_reply, kill, kill_actor, post, watch_with_pings
@@ -80,7 +81,7 @@ class ReplicaGroup:
             enter_rotation()
             return watch
         try:
-            await self.weights.catch_up(slot, handle, enter_rotation)
+            await _while_alive(watch, self.weights.catch_up(slot, handle, enter_rotation))
         except BaseException:
             # The slot is still empty, so neither `release` nor the end of the run would find this actor.
             kill(handle)
@@ -147,3 +148,16 @@ class ReplicaGroup:
     def _connect(self, client: ActorSlot, replicas: list[ActorSlot]) -> None:
         addresses = {replica.index: self._addresses[replica.index] for replica in replicas}
         post(client.handle.replicas_up, addresses, self.pool.name)
+
+
+async def _while_alive(watch: Awaitable[object], starting: Coroutine[object, object, None]) -> None:
+    """Await a step of an actor's start; raise when the actor ends before, because the step may wait for ever then."""
+
+    async def raise_at_end() -> None:
+        await watch
+        raise EngineError("it has ended before its start")
+
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(raise_at_end())
+        await starting
+        watching.cancel()

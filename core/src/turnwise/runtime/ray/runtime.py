@@ -211,7 +211,8 @@ class RayRuntime:
         await self.weights.wake_up(self.policy.slots, tags)
 
     async def memory_bytes(self) -> int:
-        numbers = [await slot.handle.stats.remote() for slot in live(self.policy.slots)]
+        # Without the replicas that die meanwhile: their supervision handles their death, and not the caller.
+        numbers = [await read_stats(slot, _STATS_S) for slot in live(self.policy.slots)]
         return int(sum(each.get("memory_bytes", 0) for each in numbers))
 
     async def counts(self) -> dict[str, int]:

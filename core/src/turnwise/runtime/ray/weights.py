@@ -17,7 +17,7 @@ from attrs import define, field
 from turnwise.errors import EngineError, TornWeightsError
 from turnwise.protocols.weights import TAGS, MemoryTag, UpdateReport, WeightSource
 from turnwise.runtime.ray.calls import kill as kill_process
-from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, all_given_up, failure_reason, live
+from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot, failure_reason, live
 from turnwise.runtime.remote.weight_updates import WeightUpdater
 from turnwise.weights.sleep import SleepState, drops_weights
 from turnwise.weights.sources import Weights
@@ -44,7 +44,6 @@ class GroupWeights:
     version: int = field(default=0, init=False)
     sleep_state: SleepState = field(factory=lambda: SleepState("the pool of replicas"), init=False)
     _outdated: dict[int, ActorHandle] = field(factory=dict, init=False)
-    _killed: list[ActorHandle] = field(factory=list, init=False)  # of these, while they waited
     _lock: asyncio.Lock = field(factory=asyncio.Lock, init=False)
     _changed: asyncio.Condition = field(init=False)
 
@@ -94,22 +93,20 @@ class GroupWeights:
         def kill_replica(index: int, reason: str) -> None:
             if index in waiting:
                 kill_process(waiting[index])
-                self._killed.append(self._outdated.pop(index, waiting[index]))
             for slot in live(slots):
                 if slot.index == index:
                     kill(slot, reason)
 
         def is_decided() -> bool:
-            # No replica starts while the pool sleeps.
-            is_hopeless = all_given_up(slots) or self.sleep_state.level > 0
             started = any(slot.handle is not None and slot.handle is not dead.get(slot.index) for slot in slots)
-            return started or (complete and bool(self._outdated)) or is_hopeless
+            return started or (complete and bool(self._outdated)) or self._is_hopeless(slots)
 
         while True:
             # Without the lock, which a replica needs to enter rotation.
             await self._changed.wait_for(is_decided)
             handles = {slot.index: slot.handle for slot in live(slots)}
             waiting = dict(self._outdated) if complete else {}
+            self._check_any({**handles, **waiting})
             replicas = {i: handle.update_weights.remote for i, handle in {**handles, **waiting}.items()}
             try:
                 return await updater.update(replicas, source, version, kill_replica, keep=self.keep_last)
@@ -120,6 +117,15 @@ class GroupWeights:
                 if waiting or not handles or await _is_any_alive(handles.values()):
                     raise
                 dead = handles
+
+    def _is_hopeless(self, slots: list[ActorSlot]) -> bool:
+        """Return whether no replica enters rotation by itself."""
+        # None starts while the pool sleeps, and one that waits for all weights does not enter with some of them.
+        return self.sleep_state.level > 0 or all(slot.given_up or slot.index in self._outdated for slot in slots)
+
+    def _check_any(self, replicas: Collection[int]) -> None:
+        if self._outdated and not replicas:
+            raise EngineError("every replica waits for all weights, and this update has some of them")
 
     async def notify_given_up(self) -> None:
         """Let an update look at the slots again: one of them stays empty."""
@@ -189,9 +195,6 @@ class GroupWeights:
             await self._changed.wait_for(lambda: slot.index not in self._outdated)
         finally:
             self._outdated.pop(slot.index, None)  # also if the replica is retired meanwhile
-        if any(handle is each for each in self._killed):  # its start fails, and its supervision starts another one
-            self._killed[:] = [each for each in self._killed if each is not handle]
-            raise EngineError(f"replica {slot.index} was killed while it waited for weights: it was too late")
 
     @staticmethod
     async def _repeat(updater: WeightUpdater, index: int, handle: ActorHandle) -> bool:

@@ -72,7 +72,7 @@ class ReplicaLinks:
         lost_at = loop.time()
         while num_broken < _MAX_BROKEN:
             try:
-                channel = await open_channel(address, self.name)
+                channel = await self._open(index, address)
             except (OSError, EOFError) as error:
                 reason = f"it cannot be reached: {describe(error)}"
             else:
@@ -93,6 +93,13 @@ class ReplicaLinks:
             await asyncio.sleep(_RETRY_S)
         structlog.get_logger().error("replica given up by this worker", replica=index, channels=num_broken)
         self.pool.replica_down(index, f"{num_broken} channels to it broke, the last one because {reason}")
+
+    async def _open(self, index: int, address: ChannelAddress) -> Channel:
+        channel = await open_channel(address, self.name)
+        if index in self._retired:  # meanwhile; no new request may reach it
+            await channel.close()
+            raise ConnectionAbortedError("it is retired")
+        return channel
 
     async def _receive(self, index: int, channel: Channel) -> tuple[str, bool]:
         """Handle messages until the channel ends, and return the reason, and whether a message broke it."""

@@ -114,13 +114,15 @@ class ReplicaServer:
 
     async def announce(self) -> None:
         """Send the load to every worker now, and return when all have it: their later requests depend on it."""
-        barriers = {worker: f"barrier {next(self._num_barriers)}" for worker in self._clients}
-        for worker, barrier in barriers.items():
-            self._clients[worker].barrier = barrier
-        # All messages first, then the replies: the workers are told at the same time.
         async with asyncio.TaskGroup() as group:
-            for worker, barrier in barriers.items():
-                group.create_task(self._is_confirmed(worker, barrier))
+            for worker in self._clients:
+                group.create_task(self._announce_to(worker))
+
+    async def _announce_to(self, worker: int) -> None:
+        # Here, where the confirmation is awaited: any message may carry the barrier away as soon as it is set.
+        if worker in self._clients:
+            barrier = self._clients[worker].barrier = f"barrier {next(self._num_barriers)}"
+            await self._is_confirmed(worker, barrier)
 
     def disconnect(self, worker: int) -> None:
         """Forget a worker that has died or lost its channel: its contexts, and its requests, which run elsewhere."""

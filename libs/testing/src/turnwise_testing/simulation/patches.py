@@ -11,6 +11,7 @@ from __future__ import annotations
 import _thread
 import asyncio
 import functools
+import os
 import queue
 import random
 import threading
@@ -243,15 +244,17 @@ def install() -> None:
 
 
 class seeded_random:  # noqa: N801 - a context manager, named as a function
-    """Seeds the module `random` for a simulation, and restores its state at the end."""
+    """Seeds the module `random` for a simulation, and with it the ids of `uuid`; restores both at the end."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
     def __enter__(self) -> Self:
-        self._state = random.getstate()
+        self._state, self._urandom = random.getstate(), os.urandom
         random.seed(self._seed)
+        os.urandom = random.randbytes
         return self
 
     def __exit__(self, *_error: object) -> None:
         random.setstate(self._state)
+        os.urandom = self._urandom

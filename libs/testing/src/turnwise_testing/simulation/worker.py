@@ -23,6 +23,7 @@ from turnwise_testing.simulation.scenario import Scenario, SeedReport, run_seed
 
 SCENARIOS: Final = {
     "rollouts": "turnwise_testing.simulation.rollouts:Rollouts",
+    "replicas": "turnwise_testing.simulation.replicas:Replicas",
 }
 """The scenarios of the core, by name."""
 _HANG_S: Final = 120.0

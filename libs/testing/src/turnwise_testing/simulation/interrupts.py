@@ -1,0 +1,46 @@
+"""Interrupts of a thread that waits for a manager, as Ctrl-C makes them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from attrs import frozen
+
+from turnwise.runtime.loop_thread import LoopThread
+
+
+@frozen(eq=False)
+class _Interrupted:
+    """A future whose waiter is interrupted."""
+
+    future: concurrent.futures.Future[Any]
+    seconds: float
+
+    def result(self) -> Any:
+        concurrent.futures.wait([self.future], self.seconds)
+        if not self.future.done():
+            raise KeyboardInterrupt
+        return self.future.result()
+
+    def cancel(self) -> bool:
+        return self.future.cancel()
+
+
+@contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """Raise `KeyboardInterrupt` in each wait of this thread for a manager's event loop that takes longer."""
+    submit, caller = LoopThread.submit, threading.current_thread()
+
+    def submit_interrupted(self: LoopThread, coroutine: Coroutine[object, object, Any]) -> Any:
+        future = submit(self, coroutine)
+        return _Interrupted(future, seconds) if threading.current_thread() is caller else future
+
+    LoopThread.submit = submit_interrupted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        LoopThread.submit = submit  # type: ignore[method-assign]

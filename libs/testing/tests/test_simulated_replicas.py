@@ -1,0 +1,23 @@
+"""The runtime of a cluster keeps its records true under lost links, dying actors, updates, sleep and aborts."""
+
+import pytest
+
+from turnwise_testing.simulation.pool import simulate
+
+
+def failures_of(seeds):
+    """Return what failed, with the arguments that run it again."""
+    tally = simulate("replicas", seeds, 1)
+    assert len(seeds) == tally.passed + len(tally.failures)
+    return [f"{each.replay}\n{each.error}" for each in tally.failures]
+
+
+def test_episodes_over_replicas_do_not_depend_on_the_order_of_events():
+    """Tokens have the context and the weights that their records claim, and every episode ends once, as if alone."""
+    assert [] == failures_of(range(30))
+
+
+@pytest.mark.slow
+def test_many_seeds_of_episodes_over_replicas():
+    """The same for hundreds of other orders."""
+    assert [] == failures_of(range(30, 430))

@@ -30,7 +30,8 @@ from turnwise_grpo_trainer.interrupts import Interrupt, TrainingInterruptedError
 from turnwise_grpo_trainer.sync_collector import SyncCollector
 from turnwise_result_files import load_unfinished, save_unfinished
 from turnwise_rollout_buffer import GroupProducer, GroupReward, GroupRewardConfig, TaskStream, TrajectoryBuffer
-from turnwise_testing.scripted import RandomPolicy, ScriptedEngine
+from turnwise_testing.scripted import ScriptedEngine
+from turnwise_testing.simulation.tracing import TracingPolicy
 
 N = 4
 UIDS = ("a", "b")
@@ -102,7 +103,8 @@ class Run:
 def run_of(fails, min_fraction, slow=()):
     """Return a process in which the members `slow` hang, until `agent.slow` is cleared."""
     agent, reward = OneTurn(frozenset(fails), set(slow)), Relative(min_fraction)
-    engine = ScriptedEngine(policy=RandomPolicy(seed=1, end_token_id=255, mean_tokens=12))
+    # Its tokens do not depend on where an interrupt cuts a turn, which a pause may do in any part.
+    engine = ScriptedEngine(policy=TracingPolicy(end_token_id=255, mean_tokens=12))
     engine.token_latency_s = lambda request, _index: HANGS_S if _member(request) in agent.slow else 0.0
     parts = WorkerComponents(
         engine=engine,

@@ -159,6 +159,9 @@ class SilentGroupReward(Part):
     def score_group(self, episodes: Sequence[EpisodeResult]) -> list[float]:
         return [0.0] * len(episodes)
 
+    def unscored(self, episode: EpisodeResult) -> EpisodeResult | None:
+        return episode
+
     @asynccontextmanager
     async def collect(self, call: GroupCall) -> AsyncIterator[Callable[[int, EpisodeResult], None]]:
         yield call.put

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from turnwise.layout import Layout, visible_keys
 from turnwise.record.invariants import check_trajectory, expected_layout
 from turnwise.record.trajectory import Trajectory
+from turnwise.runtime.remote.contexts import ProvedPrefix
 from turnwise.runtime.remote.replica_server import ReplicaServer
 from turnwise.runtime.remote.wire import pack_requests, unpack_requests
 from turnwise.types import GenerateRequest, SamplingParams
@@ -205,7 +206,7 @@ def test_a_replica_hands_the_layout_on():
         server = ReplicaServer(engine)
         server.connect(0, lambda _message: None)
         async with asyncio.TaskGroup() as group:
-            server.receive(0, pack_requests([(request, 0)]), group)
+            server.receive(0, pack_requests([(request, ProvedPrefix())]), group)
 
     asyncio.run(serve())
     assert [layout] == [each.layout for each in engine.requests]
@@ -221,5 +222,5 @@ def test_layouts_travel_with_requests():
         for i, each in enumerate(layouts)
     ]
 
-    message = pack_requests([(request, 3) for request in requests])
+    message = pack_requests([(request, ProvedPrefix(3, b"proof")) for request in requests])
     assert layouts == [request.layout for request in unpack_requests(message)]

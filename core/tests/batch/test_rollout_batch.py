@@ -282,7 +282,7 @@ class TestCollate:
                 sys.settrace(tracer)
             return lines
 
-        assert num_lines(16) == num_lines(128) > 0
+        assert 0 < num_lines(128) < 1.1 * num_lines(16)
 
 
 class TestParts:

@@ -53,7 +53,7 @@ def register_rewards(registry):
 
 @turnwise.hookimpl
 def register_group_rewards(registry):
-    methods = dict.fromkeys(("score_group", "collect"), print)
+    methods = dict.fromkeys(("score_group", "collect", "unscored"), print)
     registry.add("blueprint_group", lambda _config, _resources: SimpleNamespace(**methods))
 
 

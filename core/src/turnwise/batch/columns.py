@@ -115,7 +115,7 @@ class BatchColumns:
         loss_mask: response tokens, the response mask, all 0 in rows that say nothing about the policy.
         rollout_log_probs: response tokens, float32, of each sampled id when it was sampled.
         rm_scores: response tokens, float32: the episode's reward, on the tokens where the reward set it; see
-            `turnwise.batch.rewards` for scores of records that have no sampled token of their own.
+            `turnwise.batch.rewards` for scores of records without a sampled token.
         weight_versions: response tokens, int32, of the weights that sampled each id; -1 elsewhere.
         num_turns: (B,) int64, unbroken runs of sampled tokens.
         scored: (B,) bool; where it is False no reward was given, which differs from a reward of 0.

@@ -41,7 +41,7 @@ def spread_reward(result: EpisodeResult, rows: Sequence[ScoredRow], *, expanded:
     """
     Return (R,) float32 scores of the response tokens of each row of an episode.
 
-    A score that has no sampled token of its own, because its record is not trained or sampled none, lies on the last
+    A score that has no sampled token, because its record is not trained or sampled none, lies on the last
     sampled token of the line; or on its last token if the line has no sampled one.
 
     Args:

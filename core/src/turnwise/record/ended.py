@@ -14,7 +14,7 @@ class EndedEpisode(UnfinishedEpisode):
     A member of an interrupted group that has ended. A resume delivers its result again, and runs nothing.
 
     Attributes:
-        result: the episode as it ended, with its own scores and not with those of its group.
+        result: the episode as it ended, with its own scores and not with its group's.
     """
 
     result: EpisodeResult

@@ -50,7 +50,7 @@ class GroupScoring:
         """
         Run a feed as `Runtime.run` does, and deliver each episode when its group is scored.
 
-        The members of a group that is interrupted are all delivered as unfinished, also those that have ended: no part
+        The members of a group that is interrupted are all delivered as unfinished, also the ended ones: no part
         of a group has a score, and the call that resumes it has all of it.
         """
 
@@ -82,7 +82,7 @@ class GroupScoring:
         was killed, failed members run again, or the run had another group reward or none.
 
         Returns:
-            The ended episodes of other groups, and the unfinished episodes with those that were taken back.
+            The ended episodes of other groups, and the unfinished episodes with the ones taken back.
         """
         resumed = list(unfinished)
         continuing = {each.spec.group for each in resumed}

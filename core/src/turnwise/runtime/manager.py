@@ -73,14 +73,12 @@ class RolloutManager:
     weight_version: int = field(default=0, init=False)
     _unfinished: UnfinishedEpisodes = field(factory=UnfinishedEpisodes, init=False)
     _counts: Counter[str] = field(factory=Counter, init=False)
-    # Guards `_thread` and `_counts`, which callers change in their threads and the runtime in its own.
-    _lock: threading.Lock = field(factory=threading.Lock, init=False)
+    _lock: threading.Lock = field(factory=threading.Lock, init=False)  # of `_thread` and `_counts`
     # Held during an update, sleep or wake-up, because each depends on the state that another changes.
     _switching: threading.RLock = field(factory=threading.RLock, init=False)
     _starting: threading.Lock = field(factory=threading.Lock, init=False)
     _thread: LoopThread | None = field(default=None, init=False)
-    # In the order of their start, so that an abort always ends them in one order. Changed on the runtime's loop alone.
-    _calls: dict[PartialCall, None] = field(factory=dict, init=False)
+    _calls: dict[PartialCall, None] = field(factory=dict, init=False)  # as they started; on the runtime's loop alone
 
     @classmethod
     def from_config(cls, config: RunConfig, host: Host | None = None, **parts: Unpack[OwnParts]) -> RolloutManager:
@@ -116,8 +114,7 @@ class RolloutManager:
         """Stop the runtime and free everything; a second call does nothing."""
         if self._thread is not None and self._counts:
             structlog.get_logger().info("episodes in all", **self._final_stats())
-        # Taken away first, so that a call in another thread gets an error and not a closed loop, and a second `stop`
-        # finds nothing.
+        # Taken away first: a call in another thread gets an error and not a closed loop, and a second `stop` nothing.
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None:
@@ -269,8 +266,7 @@ class RolloutManager:
         """
         Update the weights of every replica, also while episodes run in other threads, and wait for all replicas.
 
-        An interrupt is raised when an engine in this process has ended the update, all or nothing, so that nothing
-        reads the weights any more; a second interrupt is raised at once.
+        An interrupt is raised when nothing reads the weights any more; a second one is raised at once.
 
         Args:
             weights: weights with the names of the Hugging Face state dict: (name, array) pairs, a torch module, a
@@ -361,11 +357,10 @@ class RolloutManager:
         """Run episodes on the runtime's loop; put None at the end, after the exception if there was one."""
         self._calls[call] = None
         try:
-            if self.groups is not None:
-                await self.groups.run(self.runtime, call.feed, call.deliver, call.interrupt)
-            else:
+            if self.groups is None:
                 call.feed.deliver_ended(call.deliver)
-                await self.runtime.run(call.feed, call.deliver, call.interrupt)
+            run = partial(self.groups.run, self.runtime) if self.groups else self.runtime.run
+            await run(call.feed, call.deliver, call.interrupt)
         except BaseException as error:  # a cancellation too, or the caller would wait for ever
             finished.put(error)
             raise

@@ -77,7 +77,7 @@ class UnfinishedEpisodes:
             self._episodes.append(episode)
 
     def forget(self, episodes: Iterable[UnfinishedEpisode]) -> list[UnfinishedEpisode]:
-        """Remove some episodes, and return those that were here."""
+        """Remove some episodes, and return the ones that were here."""
         ids = set(map(id, episodes))
         with self._lock:
             removed = [each for each in self._episodes if id(each) in ids]

@@ -35,7 +35,7 @@ def weight_versions(spans: Iterable[VersionSpan], num_tokens: int, current: int)
         current: version to return if there are no tokens.
 
     Raises:
-        EngineError: the spans are not those of exactly these tokens. A version that is only assumed would correct the
+        EngineError: the spans do not cover exactly these tokens. A version that is only assumed would correct the
             gradients of a training wrongly, without a sign.
     """
     if not num_tokens:

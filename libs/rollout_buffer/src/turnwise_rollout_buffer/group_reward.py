@@ -3,7 +3,7 @@ The base class of group rewards: it collects the episodes of each group, and sco
 
 A group is the episodes of one task, training step and mode. It is scored once, when all of them have ended. Failed
 episodes are delivered as they are, and the reward does not see them. If a call ends before all members of a group have
-ended, none of them has a score: those that have ended wait, unfinished, for the call that resumes the others.
+ended, none of them has a score: the ended ones wait, unfinished, for the call that resumes the others.
 """
 
 from __future__ import annotations

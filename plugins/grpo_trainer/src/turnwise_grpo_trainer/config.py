@@ -47,7 +47,7 @@ class OverlongConfig:
     The soft overlong punishment of DAPO (arXiv:2503.14476, equation 13).
 
     An episode of several rows has the punishment of its longest row. `reinforce_plus_plus` and `gae` take each row of
-    expanded parallel paths as a line of its own: there, each row has its own punishment, and short rows have none.
+    expanded parallel paths as a separate line: there, each row has its own punishment, and short rows have none.
 
     Attributes:
         cache_length: L_cache: the punishment grows from 0 to -1 over the last tokens below the limit.

@@ -19,7 +19,7 @@ import torch
 
 
 def seed_torch(*seeds: int) -> None:
-    """Seed torch on all devices; different seeds, such as those of a run and a process, give other numbers."""
+    """Seed torch on all devices; different seeds, such as a run's and a process's, give other numbers."""
     torch.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))
 
 

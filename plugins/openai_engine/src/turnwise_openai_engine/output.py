@@ -86,12 +86,12 @@ class Output:
         return self.stop_reason
 
     def _versions(self) -> int | TokenArray:
-        versions = weight_versions(self.version_spans, len(self.token_ids), self.weight_version)
-        if not isinstance(versions, int) and len(versions) != len(self.token_ids):
-            raise BadOutputError(
-                f"the server reported weight versions of {len(versions)} tokens, but returned {len(self.token_ids)}"
-            )
-        return versions
+        if not self.version_spans:
+            return self.weight_version
+        try:
+            return weight_versions(self.version_spans, len(self.token_ids), self.weight_version)
+        except EngineError as error:
+            raise BadOutputError(f"the server reported wrong weight versions: {error}") from error
 
 
 def parse_version(label: Any) -> int:

@@ -79,7 +79,7 @@ class SentContext:
 
 
 def _keep(ids: TokenArray) -> TokenArray:
-    """Return ids that stay as they were hashed: read-only ids are those of a record, which only grows."""
+    """Return ids that stay as they were hashed: read-only ids belong to a record, which only grows."""
     return ids.copy() if ids.flags.writeable else ids
 
 

@@ -111,7 +111,7 @@ class WeightUpdater:
         return bool(self._kept)
 
     def is_complete(self, source: WeightSource) -> bool:
-        """Return whether some weights replace those of all earlier updates, so that a new replica needs no others."""
+        """Return whether some weights replace all earlier ones, so that a new replica needs no others."""
         return self._names <= {spec.name for spec in source.specs}
 
     async def forget(self) -> None:

@@ -2,8 +2,8 @@
 An event loop in virtual time that continues ready tasks in an order that a seed decides.
 
 Each task is a lane: its steps keep their order, and so do plain callbacks among themselves. Which lane continues is a
-random choice. This is more than asyncio does, which continues all in the order in which they became ready: it stands
-for wakers that come in another order, such as sockets, timers and other threads.
+random choice. asyncio continues all in the order in which they became ready, but real wakers, such as sockets, timers
+and other threads, come in many orders.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return outcome
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as in asyncio
-        """Do nothing: each call has a thread of its own."""
+        """Do nothing: each call has a separate thread."""
 
     def call_soon_threadsafe(  # type: ignore[override]  # without the type variables of typeshed
         self, callback: Callable[..., object], *args: Any, context: Context | None = None

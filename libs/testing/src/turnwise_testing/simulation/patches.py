@@ -2,7 +2,7 @@
 Replaces the locks, threads and clocks of Python by ones that a simulation controls.
 
 `install` must run before the modules under test are imported, because many keep a reference to `threading.Lock` or
-`time.monotonic`. So a simulation has a process of its own. Outside of simulated threads everything works as before.
+`time.monotonic`. So a simulation runs in a separate process. Outside of simulated threads everything works as before.
 Conditions, events, semaphores, queues and futures of the standard library are built on these locks and need no patch.
 """
 

@@ -18,7 +18,6 @@ from turnwise.types import GenerateRequest
 from turnwise_testing.simulation.agents import END, Count, Length, Wanderer
 from turnwise_testing.simulation.replica_parts import SimulatedTransport, Trainer, WatchedEngine, weights_of
 from turnwise_testing.simulation.run_parts import Pace, RunContent
-from turnwise_testing.simulation.tracing import TracingPolicy
 
 
 class RandomRouter:
@@ -58,7 +57,7 @@ class SimulatedBlueprint:
         engine = WatchedEngine(
             name=f"engine {len(self.engines)}",
             trainer=self.trainer,
-            policy=TracingPolicy(end_token_id=END, mean_tokens=content.mean_tokens),
+            policy=content.policy,
             weights=weights_of(self.trainer.contents[0]),
             capabilities=content.capabilities,
             latency_s=Pace.draw(faults) if faults else 0.0,

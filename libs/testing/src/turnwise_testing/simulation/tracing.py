@@ -139,7 +139,7 @@ class TracingEngine(ScriptedEngine):
 
 def check_record(record: Trajectory, objective: Objective, digests: Mapping[int, int]) -> None:
     """
-    Raise `AssertionError` for a sampled or replayed token whose context or weights are not those of the record.
+    Raise `AssertionError` for a sampled or replayed token whose context or weights differ from its record's.
 
     Args:
         record: of an episode that a `TracingEngine` sampled.

@@ -60,7 +60,7 @@ coverage: $(READY)  ## branch coverage of the core by its quick tests and those 
 
 # Seeds of each scenario: 20,000 runs in all.
 SEEDS ?= 4000
-SCENARIOS ?= rollouts plugins/grpo_trainer/tests/simulated_training.py:Trainings agent:tool_agent
+SCENARIOS ?= rollouts replicas agent:tool_agent plugins/gateway/tests/simulated_sessions.py:Sessions plugins/grpo_trainer/tests/simulated_training.py:Trainings
 simulate: $(READY)  ## runs in random orders of events, SEEDS of each scenario, in 15 minutes; a failing seed says how to repeat it
 	$(BIN)/turnwise check --simulate $(SCENARIOS) --seeds $(SEEDS) --processes 2
 

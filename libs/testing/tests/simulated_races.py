@@ -179,3 +179,15 @@ class CheckThenActMended(CheckThenAct):
     """They only take."""
 
     looks_first = False
+
+
+class Spin(_Scenario):
+    """Seed 1 never ends and never waits."""
+
+    def __init__(self, rng):
+        self.spins = round(rng.random(), 3) == 0.842  # the first number that seed 1 draws
+
+    def run(self, faults):
+        while self.spins:
+            pass
+        return 0

@@ -78,6 +78,17 @@ def test_a_failure_repeats():
     assert first == again
 
 
+def test_a_seed_that_hangs_is_reported_and_the_others_run(monkeypatch):
+    """No scheduler stops code that never gives its turn away; its process ends, and another one runs the rest."""
+    monkeypatch.setenv("TURNWISE_SIMULATION_HANG_CPU_S", "1")
+
+    tally = simulate(f"{RACES}:Spin", range(4), 1)
+
+    assert (3, [1]) == (tally.passed, [each.seed for each in tally.failures])
+    assert "the seed hangs" in tally.failures[0].error
+    assert "simulated_races.py" in tally.failures[0].error
+
+
 ORDER = """
 import asyncio, json
 from turnwise_testing.simulation.scheduler import Scheduler

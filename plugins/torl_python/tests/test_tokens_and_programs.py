@@ -148,11 +148,13 @@ async def subprocess_python(code: str) -> ToolResult:
         sys.executable, "-S", "-c", code, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
-        out, err = await asyncio.wait_for(process.communicate(), 60)
+        out, err = await asyncio.wait_for(process.communicate(), 20)
     except TimeoutError:
-        process.kill()
-        await process.communicate()
         return ToolResult(text="TimeoutError: stopped", error=True)
+    finally:
+        if process.returncode is None:  # also after a cancellation, such as the end of the call's own time
+            process.kill()
+            await process.wait()
     return ToolResult(text=(out + err).decode(), error=process.returncode != 0)
 
 

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
+from turnwise_testing.simulation.worker import HUNG
+
 _CHUNK: Final = 500
 """Seeds of one process, which bounds the memory that failed runs leave behind."""
 
@@ -93,37 +95,64 @@ def _add(tally: Tally, scenario: str, message: dict[str, Any]) -> None:
 def _started(scenario: str, seeds: range, num_processes: int) -> Iterator[Iterator[dict[str, Any]]]:
     """Start the processes; yield an iterator over their messages, and end them at exit."""
     messages: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
-    # One order of sets and dicts in each process, or a seed would not give the same run again.
-    environment = os.environ | {"PYTHONHASHSEED": "0"}
     parts = [part for number in range(num_processes) if (part := seeds[number::num_processes])]
-    processes = [
-        subprocess.Popen(_command(scenario, part), stdout=subprocess.PIPE, text=True, env=environment) for part in parts
-    ]
-    readers = [threading.Thread(target=_read, args=(process, messages), daemon=True) for process in processes]
-    for reader in readers:
-        reader.start()
+    runs = [_PartRun(scenario, part, messages) for part in parts]
+    for run in runs:
+        run.start()
     try:
-        yield _until_all_ended(messages, len(processes))
+        yield _until_all_ended(messages, len(runs))
     finally:
-        for process, reader in zip(processes, readers, strict=True):
-            process.kill()
-            reader.join()
+        for run in runs:
+            run.stop()
+
+
+class _PartRun(threading.Thread):
+    """Runs some seeds in a process, and the rest in a new one after a seed that hung."""
+
+    def __init__(self, scenario: str, part: range, messages: SimpleQueue[dict[str, Any] | None]) -> None:
+        super().__init__(daemon=True)
+        self._scenario, self._part, self._messages = scenario, part, messages
+        self._process: subprocess.Popen[str] | None = None
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        try:
+            while self._part and not self._stopping.is_set():
+                self._part = self._run_process(self._part)
+        finally:
+            self._messages.put(None)
+
+    def stop(self) -> None:
+        """End the process and the thread."""
+        self._stopping.set()
+        if self._process is not None:
+            self._process.kill()
+        self.join()
+
+    def _run_process(self, part: range) -> range:
+        """Run seeds, and return the ones that a hanging seed has left."""
+        # One order of sets and dicts in each process, or a seed would not give the same run again.
+        environment = os.environ | {"PYTHONHASHSEED": "0"}
+        last: int | None = None
+        command = _command(self._scenario, part)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            self._process = process
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith("{"):
+                    message = json.loads(line)
+                    last = message.get("seed", last)
+                    self._messages.put(message)
+        if process.returncode == HUNG and last is not None:
+            return part[part.index(last) + 1 :]
+        if process.returncode and not self._stopping.is_set():
+            self._messages.put({"exit": process.returncode})
+        return part[:0]
 
 
 def _command(scenario: str, part: range) -> Sequence[str]:
     numbers = map(str, (part.start, len(part), part.step))
     return [sys.executable, "-m", "turnwise_testing.simulation", scenario, *numbers]
-
-
-def _read(process: subprocess.Popen[str], messages: SimpleQueue[dict[str, Any] | None]) -> None:
-    assert process.stdout is not None
-    with process.stdout as lines:
-        for line in lines:
-            if line.startswith("{"):
-                messages.put(json.loads(line))
-    if code := process.wait():
-        messages.put({"exit": code})
-    messages.put(None)
 
 
 def _until_all_ended(messages: SimpleQueue[dict[str, Any] | None], num: int) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,8 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -26,8 +27,12 @@ SCENARIOS: Final = {
     "replicas": "turnwise_testing.simulation.replicas:Replicas",
 }
 """The scenarios of the core, by name."""
-_HANG_S: Final = 120.0
-"""Real seconds after which a seed counts as hanging; its process reports all stacks and ends."""
+_HANG_CPU_S: Final = float(os.environ.get("TURNWISE_SIMULATION_HANG_CPU_S", "60"))
+"""Processor seconds after which a seed counts as hanging; its process reports all stacks and ends."""
+_HANG_S: Final = 600.0
+"""The same in real seconds, for a seed that takes no processor time."""
+HUNG: Final = 75
+"""Exit code of a process whose seed hung; it has reported the seed."""
 _MAX_LINES: Final = 60
 _SEEDS_PER_LINE: Final = 20
 """Passing seeds that one line counts; a line for each would cost more than some runs. The environment can change it."""
@@ -72,11 +77,8 @@ def main(arguments: list[str]) -> int:
     each_line = int(os.environ.get("TURNWISE_SIMULATION_LINES", _SEEDS_PER_LINE))
     for number in range(options.count):
         seed = options.first + number * options.stride
-        watch = threading.Timer(_HANG_S, _report_hang, (seed, passed, started))
-        watch.daemon = True
-        watch.start()
-        report = run_seed(make, seed)
-        watch.cancel()
+        with _watched(seed, passed, started):
+            report = run_seed(make, seed)
         passed += report.failure is None
         if report.failure is not None or passed >= each_line:
             _print(report, passed, started)
@@ -96,15 +98,33 @@ def _print(report: SeedReport | None, passed: int, started: float) -> None:
     print(json.dumps(line), flush=True)  # noqa: T201 - the parent process reads it
 
 
-def _report_hang(seed: int, passed: int, started: float) -> None:
+@contextmanager
+def _watched(seed: int, passed: int, started: float) -> Iterator[None]:
     """Report a seed that neither ends nor waits: no scheduler can stop code that never gives its turn away."""
+    ended, cpu_s = threading.Event(), time.process_time()
+
+    def watch() -> None:
+        end_s = time.monotonic() + _HANG_S
+        while not ended.wait(1.0):
+            if time.process_time() - cpu_s > _HANG_CPU_S or time.monotonic() > end_s:
+                _report_hang(seed, passed, started)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _report_hang(seed: int, passed: int, started: float) -> None:
     stacks = "".join(
         f"a thread of the process:\n{''.join(traceback.format_stack(frame)[-8:])}"
         for frame in sys._current_frames().values()  # noqa: SLF001 - the only way to other threads' stacks
     )
-    failure = TimeoutError(f"the seed had not ended after {_HANG_S:g} real seconds\n{stacks}")
-    _print(SeedReport(seed=seed, failure=failure), passed, started)
-    os._exit(1)
+    _print(SeedReport(seed=seed, failure=TimeoutError(f"the seed hangs\n{stacks}")), passed, started)
+    os._exit(HUNG)
 
 
 def _lines_of(failure: BaseException) -> list[str]:

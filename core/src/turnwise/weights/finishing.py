@@ -60,10 +60,14 @@ async def finish_in_thread(function: Callable[[], T], *, discard: Callable[[T], 
     context = contextvars.copy_context()
 
     def call() -> None:
+        nonlocal function
         try:
-            called.set_result(context.run(function))
+            result = context.run(function)
         except BaseException as error:  # noqa: BLE001 - raised in the waiting task
             called.set_exception(error)
+        else:
+            del function  # it may hold staged weights, and the caller measures or needs their memory at once
+            called.set_result(result)
 
     # No thread of a pool: the end of the process would wait for it, and the weights that it reads may never come.
     threading.Thread(target=call, name="turnwise-weights", daemon=True).start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import Future
 from contextlib import suppress
 
 import pytest
@@ -62,6 +63,9 @@ class SlowManager:
     def abort(self):
         for loop, aborted in tuple(self.running):
             loop.call_soon_threadsafe(aborted.set)
+        done = Future()
+        done.set_result(None)
+        return done
 
 
 def make_producer(manager, *, num_tasks=50, limit=4, seed=0, seen=lambda _episode: None):
@@ -198,11 +202,59 @@ def test_a_pause_reaches_groups_that_were_just_launched():
                     yield self.result(spec, cut=True)
 
     async def launch_and_pause():
-        producer, _buffer = make_producer(HangingManager())
-        producer._loop, producer._changed = asyncio.get_running_loop(), asyncio.Event()
+        producer, _buffer = make_hand_driven(HangingManager())
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
             group.create_task(producer._roll_out(producer._next()))
             await producer._pause()
         return producer.unfinished
 
     assert GROUP_SIZE == len(asyncio.run(launch_and_pause()))
+
+
+def make_hand_driven(manager):
+    """Return a producer in the running event loop, where the test calls its methods, and its buffer."""
+    producer, buffer = make_producer(manager)
+    producer._loop, producer._changed = asyncio.get_running_loop(), asyncio.Event()
+    return producer, buffer
+
+
+def test_an_interrupt_outlasts_the_pause_of_a_checkpoint():
+    """A checkpoint ends between an interrupt and its abort: episodes that it aborts are kept as interrupted."""
+
+    async def interrupt_at_the_end_of_a_pause():
+        manager = SlowManager()
+        producer, buffer = make_hand_driven(manager)
+        await producer._pause()
+        producer.interrupt_soon()
+        await producer._resume()
+        has_room = producer._has_room()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(producer._roll_out(producer._next()))
+            await asyncio.sleep(0)  # it runs until its first episode
+            manager.abort()
+        return producer.unfinished, has_room, buffer
+
+    unfinished, has_room, buffer = asyncio.run(interrupt_at_the_end_of_a_pause())
+
+    assert GROUP_SIZE == len(unfinished)
+    assert not has_room
+    assert not buffer.state_dict()["partial"]
+
+
+def test_the_abort_of_a_pause_does_not_reach_later_groups():
+    """All groups end by themselves before the abort arrives. The pause waits for it, or it would end the next ones."""
+
+    async def pause_with_a_late_abort():
+        late = Future()
+        manager = SlowManager()
+        manager.abort = lambda: late
+        producer, _buffer = make_hand_driven(manager)
+        async with asyncio.TaskGroup() as group:
+            pausing = group.create_task(producer._pause())
+            for _ in range(20):
+                await asyncio.sleep(0)
+            is_early = pausing.done()
+            late.set_result(None)
+        return is_early
+
+    assert not asyncio.run(pause_with_a_late_abort())

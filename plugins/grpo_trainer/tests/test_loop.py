@@ -78,8 +78,8 @@ class Parts:
     def notify(self):
         self.record("notify")
 
-    def pause_soon(self):
-        self.record("pause soon" if not self.loop.stop.requested else "too late")
+    def interrupt_soon(self):
+        self.record("interrupt soon" if not self.loop.stop.requested else "too late")
 
     @contextmanager
     def paused(self):
@@ -455,7 +455,7 @@ def test_an_interrupt_marks_episodes_before_it_aborts_them():
 
     loop.interrupt()
 
-    assert ["pause soon", "abort"] == parts.calls
+    assert ["interrupt soon", "abort"] == parts.calls
     assert loop.stop.requested
 
 

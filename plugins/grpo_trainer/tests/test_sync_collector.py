@@ -198,7 +198,7 @@ def test_nothing_runs_between_steps():
 
     with collector.running(), collector.paused():
         collector.notify()
-        collector.pause_soon()
+        collector.interrupt_soon()
         assert (unfinished,) == collector.unfinished
     assert "rollout" == collector.stage
 

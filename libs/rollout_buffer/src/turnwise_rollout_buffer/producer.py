@@ -72,6 +72,7 @@ class GroupProducer:
     _interrupted: list[_GroupWork] = field(factory=list, init=False)
     _in_flight: dict[str, _GroupWork] = field(factory=dict, init=False)
     _paused: bool = field(default=False, init=False)
+    _interrupting: bool = field(default=False, init=False)
     _stopping: bool = field(default=False, init=False)
     _loop: asyncio.AbstractEventLoop = field(init=False)
     _changed: asyncio.Event = field(init=False)
@@ -99,9 +100,11 @@ class GroupProducer:
         with suppress(RuntimeError):  # the loop is closed: the producer has ended, and `failure` has the reason
             self._loop.call_soon_threadsafe(self._changed.set)
 
-    def pause_soon(self) -> None:
-        """Treat aborted episodes as interrupted from now on; safe to call from a signal handler."""
-        self._paused = True
+    def interrupt_soon(self) -> None:
+        """Launch no more groups, and keep aborted episodes as interrupted; safe to call from a signal handler."""
+        # Not `_paused`: a checkpoint that ends between this call and the abort would reset it, and the buffer would get
+        # the aborted episodes as ended ones.
+        self._interrupting = True
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -174,7 +177,7 @@ class GroupProducer:
 
     def _has_room(self) -> bool:
         num_in_flight = len(self._in_flight)
-        if self._paused or num_in_flight + self.buffer.num_held >= self.buffer.max_groups:
+        if self._keeps_aborted or num_in_flight + self.buffer.num_held >= self.buffer.max_groups:
             return False
         # Groups in training count until the version rises: a group launched before that is behind by this update, too.
         if num_in_flight + self.buffer.num_ahead >= self.limit:
@@ -198,6 +201,10 @@ class GroupProducer:
         return {*self.launched_for.get(self._next_step, ()), *self.buffer.uids_at(self._next_step)}
 
     @property
+    def _keeps_aborted(self) -> bool:
+        return self._paused or self._interrupting
+
+    @property
     def _next_step(self) -> int:
         return 1 + self.launched // self.tasks_per_step
 
@@ -217,7 +224,7 @@ class GroupProducer:
     async def _roll_out(self, work: _GroupWork) -> None:
         unfinished: list[UnfinishedEpisode] = []
         async for episode in self.manager.stream(work.tasks, global_step=work.step, resume=work.unfinished):
-            if self._paused and episode.unfinished is not None:
+            if self._keeps_aborted and episode.unfinished is not None:
                 unfinished.append(episode.unfinished)
             else:
                 # The buffer has room, because `_has_room` launches no more groups than it can take.
@@ -235,9 +242,11 @@ class GroupProducer:
         self._paused = True
         # Tasks created before this point run first, so their episodes exist and the abort reaches them.
         await asyncio.sleep(0)
-        self.manager.abort()
+        aborted = self.manager.abort()
         while self._in_flight:
             await self._wait_for_change()
+        # The groups may have ended by themselves. The abort would then end those that `_resume` launches.
+        await asyncio.wrap_future(aborted)
 
     async def _resume(self) -> None:
         self._paused = False

@@ -129,8 +129,8 @@ class AsyncCollector:
     def notify(self) -> None:
         self.producer.notify()
 
-    def pause_soon(self) -> None:
-        self.producer.pause_soon()
+    def interrupt_soon(self) -> None:
+        self.producer.interrupt_soon()
 
     def paused(self) -> AbstractContextManager[None]:
         return self.producer.paused()

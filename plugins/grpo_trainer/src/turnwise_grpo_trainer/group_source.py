@@ -39,8 +39,8 @@ class GroupSource(Protocol):
     def notify(self) -> None:
         """Called after a step: the buffer may have room for more groups."""
 
-    def pause_soon(self) -> None:
-        """Called from a signal handler before running episodes are aborted: keep them as unfinished."""
+    def interrupt_soon(self) -> None:
+        """Called from a signal handler before episodes are aborted: keep them as unfinished, also after `paused`."""
 
     def paused(self) -> AbstractContextManager[None]:
         """Interrupt running episodes for the duration of a checkpoint; they resume afterwards."""

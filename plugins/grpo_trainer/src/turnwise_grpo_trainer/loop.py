@@ -142,7 +142,7 @@ class TrainLoop:
     def interrupt(self) -> None:
         """Stop soon: running episodes are interrupted, an update is completed. Safe to call from a signal handler."""
         # The flags come before the abort: episodes that it ends must be recognised as interrupted.
-        self.source.pause_soon()
+        self.source.interrupt_soon()
         self.stop.requested = True
         self.manager.abort()
 

@@ -98,7 +98,7 @@ class SyncCollector:
     def notify(self) -> None:
         """Do nothing: `collect` looks for room itself."""
 
-    def pause_soon(self) -> None:
+    def interrupt_soon(self) -> None:
         """Do nothing: `interrupt` says it already."""
 
     @contextmanager

@@ -89,9 +89,10 @@ class ReplicaGroup:
         return watch
 
     def kill_replica(self, slot: ActorSlot, reason: str) -> None:
-        """Kill a replica that must not serve any more; its supervision handles the loss."""
+        """Kill a replica that must not serve any more; its supervision handles the loss, which blames no request."""
         structlog.get_logger().warning("replica killed", actor=slot.name, reason=reason)
         if slot.handle is not None:
+            slot.killed = True
             kill(slot.handle)
 
     def pardon(self) -> None:
@@ -116,9 +117,10 @@ class ReplicaGroup:
     def release(self, slot: ActorSlot) -> None:
         """Kill a replica, and let every client repeat its requests on others."""
         if kill_actor(slot):
-            reason, left = f"{slot.name}: {slot.last_error}", slot.leaving.is_set()
+            reason, blameless = f"{slot.name}: {slot.last_error}", slot.leaving.is_set() or slot.killed
+            slot.killed = False
             for client in live(self.clients()):
-                post(client.handle.replica_down, slot.index, reason, self.pool.name, left)
+                post(client.handle.replica_down, slot.index, reason, self.pool.name, blameless)
 
     async def give_up(self, slot: ActorSlot) -> None:
         """Let the clients fail their requests if no replica is left."""

@@ -55,6 +55,7 @@ class ActorSlot:
         settled: set when the first actor has started or waits for weights, or the slot was given up.
         leave_by: time of the loop at which a leaving actor hands over the work that is left.
         retired: no other actor follows one that leaves.
+        killed: the driver has killed the actor, so its work is not to blame.
     """
 
     kind: str
@@ -69,6 +70,7 @@ class ActorSlot:
     leaving: asyncio.Event = field(factory=asyncio.Event)
     leave_by: float = inf
     retired: bool = False
+    killed: bool = False
     supervision: asyncio.Task[None] | None = None
 
     @property

@@ -35,6 +35,8 @@ from turnwise_testing.simulation.tracing import check_episode
 _ALL: Final = ("weights", "kv_cache")
 _ASLEEP: Final = ("every replica is asleep", "the weights were dropped")
 """In the faults of episodes that a driver runs while its replicas sleep, or before it updates them after level 2."""
+_MAX_KILLS: Final = 2
+"""Replicas that die at random in a run. A request convicts itself if it runs while a third dies (`max_deaths`)."""
 
 
 class _SimulatedRuntime(RayRuntime):
@@ -125,6 +127,7 @@ class _Run:
     def __init__(self, content: RunContent, pool: PoolContent, faults: random.Random | None) -> None:
         self.faults, self.trainer, self.results = faults, Trainer(), list[EpisodeResult]()
         self._slow_reads, self._keep_last, self._has_ended = 4, pool.keep_last, threading.Event()
+        self._kills_left = _MAX_KILLS
         late = Pace.draw(faults)
         self.network = Network(late, lambda: 25.0 + late())
         self.ray = SimulatedRay(
@@ -336,8 +339,9 @@ class _Run:
 
     def _kill(self) -> None:
         def kill() -> None:
-            kind: type = WorkerActor if self._faults().random() < 0.3 else ReplicaActor
+            kind: type = WorkerActor if self._faults().random() < 0.3 or not self._kills_left else ReplicaActor
             if actors := self.ray.live(kind):
+                self._kills_left -= kind is ReplicaActor
                 self._faults().choice(actors).die()
 
         self._on_loop(kill)

@@ -119,10 +119,10 @@ async def _ping(slot: ActorSlot, options: RayConfig) -> NoReturn:
             raise EngineError(f"did not reply for {options.heartbeat_timeout_s:g} s") from None
 
 
-async def read_stats(slot: ActorSlot, timeout_s: float) -> dict[str, float]:
-    """Return the statistics of an actor; empty if it is dead or late, which the task that watches it handles."""
+async def ask(slot: ActorSlot, method: str, timeout_s: float) -> dict[str, Any]:
+    """Return the reply of an actor; empty if it is dead or late, which the task that watches it handles."""
     with suppress(Exception):
         async with asyncio.timeout(timeout_s):
-            numbers: dict[str, float] = await slot.handle.stats.remote()
-            return numbers
+            reply: dict[str, Any] = await getattr(slot.handle, method).remote()
+            return reply
     return {}

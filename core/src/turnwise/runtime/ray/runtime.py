@@ -25,7 +25,7 @@ from turnwise.record.result import EpisodeResult
 from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.placement import RunPlacement, check_interpreters, plan_runtime_placement
 from turnwise.runtime.ray.blueprint import Blueprint
-from turnwise.runtime.ray.calls import DRIVER_CALL_S, STOP_S, kill_actor, read_stats, wait_for_stop
+from turnwise.runtime.ray.calls import DRIVER_CALL_S, STOP_S, ask, kill_actor, wait_for_stop
 from turnwise.runtime.ray.cluster import Cluster, draining_nodes
 from turnwise.runtime.ray.placement_groups import check_capacity
 from turnwise.runtime.ray.replicas import ReplicaGroup
@@ -48,7 +48,8 @@ from turnwise.runtime.worker import Deliver
 from turnwise.types import Capabilities
 from turnwise.weights.sources import Weights
 
-_STATS_S = 5.0
+_REPLY_S = 5.0
+_RETRY_S = 0.2
 
 
 @define(eq=False)
@@ -198,8 +199,22 @@ class RayRuntime:
             await self.policy.remove_from(num_replicas)
 
     async def locate_replicas(self) -> list[tuple[str, list[str]]]:
-        """Return the node and the GPUs of each live replica of the policy, in their order."""
-        return [await slot.handle.locate.remote() for slot in live(self.policy.slots)]
+        """
+        Return the node and the GPUs of each replica of the policy, in their order.
+
+        Raises:
+            EngineError: a replica was given up.
+        """
+        return [await self._locate(slot) for slot in self.policy.slots]
+
+    async def _locate(self, slot: ActorSlot) -> tuple[str, list[str]]:
+        # A replica that dies meanwhile is waited for: a caller that got fewer would place its own actors wrongly.
+        while not slot.given_up:
+            with suppress(Exception):
+                located: tuple[str, list[str]] = await slot.handle.locate.remote()
+                return located
+            await asyncio.sleep(_RETRY_S)
+        raise EngineError(f"{slot.name} has no place: {slot.last_error}")
 
     async def update_weights(self, weights: Weights, version: int) -> UpdateReport:
         return await self.weights.update(self.policy.slots, weights, version, self.policy.kill_replica)
@@ -212,11 +227,11 @@ class RayRuntime:
 
     async def memory_bytes(self) -> int:
         # Without the replicas that die meanwhile: their supervision handles their death, and not the caller.
-        numbers = [await read_stats(slot, _STATS_S) for slot in live(self.policy.slots)]
+        numbers = [await ask(slot, "stats", _REPLY_S) for slot in live(self.policy.slots)]
         return int(sum(each.get("memory_bytes", 0) for each in numbers))
 
     async def counts(self) -> dict[str, int]:
-        workers = [await read_stats(slot, _STATS_S) for slot in live(self.workers.slots)]
+        workers = [await ask(slot, "stats", _REPLY_S) for slot in live(self.workers.slots)]
         return {
             "retried": self.dispatcher.num_retried,
             "quarantined": self.dispatcher.num_quarantined,
@@ -226,7 +241,8 @@ class RayRuntime:
         }
 
     async def addresses(self) -> dict[str, dict[str, str]]:
-        found = {slot.name: await slot.handle.addresses.remote() for slot in live(self.workers.slots)}
+        start_s = self.config.ray.start_timeout_s  # it may still start its servers
+        found = {slot.name: await ask(slot, "addresses", start_s) for slot in live(self.workers.slots)}
         return {name: addresses for name, addresses in found.items() if addresses}
 
     async def stop(self) -> None:
@@ -252,7 +268,7 @@ class RayRuntime:
 
     async def stats(self) -> list[dict[str, float]]:
         """Return the statistics of every replica, then of every reward worker and worker."""
-        return [await slot.handle.stats.remote() for slot in live(self._slots)]
+        return [await ask(slot, "stats", _REPLY_S) for slot in live(self._slots)]
 
     async def _supervise(self) -> None:
         """Start the stages one after the other, and supervise all actors."""

@@ -93,10 +93,10 @@ def locate_workers(manager):
 
 
 def wait_until(condition, message, timeout_s=240):
-    """Wait until a condition holds; fail with the message when it does not in time."""
+    """Wait until a condition holds; fail if it does not in time with a message, or a function that returns it."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, message
+        assert time.monotonic() < deadline, message() if callable(message) else message
         time.sleep(0.05)
 
 

@@ -91,7 +91,7 @@ def test_killed_parts_leave_nothing(ray_cluster, temporary):
         }
 
     wait_until(lambda: not any(map(is_alive, seen)), "alive after the run")
-    wait_until(lambda: not list(temporary.iterdir()), "files are left")
+    wait_until(lambda: not list(temporary.iterdir()), lambda: f"files are left: {list(temporary.rglob('*'))}")
     assert shared_memory() <= before
 
 

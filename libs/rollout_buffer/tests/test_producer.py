@@ -63,9 +63,6 @@ class SlowManager:
     def abort(self):
         for loop, aborted in tuple(self.running):
             loop.call_soon_threadsafe(aborted.set)
-        done = Future()
-        done.set_result(None)
-        return done
 
 
 def make_producer(manager, *, num_tasks=50, limit=4, seed=0, seen=lambda _episode: None):

@@ -257,19 +257,10 @@ class RolloutManager:
         """Addresses of the agents' servers by worker and name; empty when no agent has servers."""
         return self._running_thread().call(self.runtime.addresses())
 
-    def abort(self) -> Future[None]:
-        """
-        Stop every running episode soon and close every task feed; the calls that wait for them return.
-
-        Returns:
-            A future that is done when the abort has reached all episodes: it touches none that starts later. Do not
-            wait for it in a signal handler.
-        """
-        if self._thread is not None:
-            return self._thread.submit(self._abort())
-        aborted: Future[None] = Future()
-        aborted.set_result(None)
-        return aborted
+    def abort(self) -> Future[None] | None:
+        """Stop running episodes soon and close task feeds. The result is done when this can reach no later episode."""
+        # Not awaited here: signal handlers must not wait for the loop.
+        return self._thread.submit(self._abort()) if self._thread else None
 
     def update_weights(self, weights: Weights, *, version: int | None = None) -> UpdateReport:
         """

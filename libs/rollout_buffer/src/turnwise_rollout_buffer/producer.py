@@ -246,7 +246,8 @@ class GroupProducer:
         while self._in_flight:
             await self._wait_for_change()
         # The groups may have ended by themselves. The abort would then end those that `_resume` launches.
-        await asyncio.wrap_future(aborted)
+        if aborted is not None:
+            await asyncio.wrap_future(aborted)
 
     async def _resume(self) -> None:
         self._paused = False

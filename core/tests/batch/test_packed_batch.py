@@ -79,6 +79,11 @@ def rows_in(packed: PackedBatch, name: str) -> list[list]:
     return [column[start:stop].tolist() for start, stop in pairwise(bounds)]
 
 
+def _kind_of_tokens(record):
+    """Return whether a record has response tokens, and whether some were sampled."""
+    return record.num_response_tokens > 0, bool(record.response_mask.any())
+
+
 class TestPack:
     """Episodes laid end to end."""
 
@@ -109,9 +114,9 @@ class TestPack:
         """
         Scores equal `token_scores`; rows without a score are marked and hold 0.
 
-        Only a record without sampled tokens, beside others, gives its score to another row.
+        Only a record without sampled tokens, or without any, gives its score to another row that has some.
         """
-        results = [each for each in results if len({bool(r.response_mask.any()) for r in each.trajectories}) < 2]
+        results = [each for each in results if len(set(map(_kind_of_tokens, each.trajectories))) < 2]
         packed = pack(results, pad_token_id=PAD)
         expected, scored = [], []
         for result in results:

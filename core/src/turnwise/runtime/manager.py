@@ -73,12 +73,12 @@ class RolloutManager:
     weight_version: int = field(default=0, init=False)
     _unfinished: UnfinishedEpisodes = field(factory=UnfinishedEpisodes, init=False)
     _counts: Counter[str] = field(factory=Counter, init=False)
-    _lock: threading.Lock = field(factory=threading.Lock, init=False)  # of `_thread` and `_counts`
+    _lock: threading.Lock = field(factory=threading.Lock, init=False)  # guards `_thread` and `_counts`
     # Held during an update, sleep or wake-up, because each depends on the state that another changes.
     _switching: threading.RLock = field(factory=threading.RLock, init=False)
     _starting: threading.Lock = field(factory=threading.Lock, init=False)
     _thread: LoopThread | None = field(default=None, init=False)
-    _calls: dict[PartialCall, None] = field(factory=dict, init=False)  # as they started; on the runtime's loop alone
+    _calls: dict[PartialCall, None] = field(factory=dict, init=False)  # in order; on the runtime's loop alone
 
     @classmethod
     def from_config(cls, config: RunConfig, host: Host | None = None, **parts: Unpack[OwnParts]) -> RolloutManager:
@@ -114,7 +114,7 @@ class RolloutManager:
         """Stop the runtime and free everything; a second call does nothing."""
         if self._thread is not None and self._counts:
             structlog.get_logger().info("episodes in all", **self._final_stats())
-        # Taken away first: a call in another thread gets an error and not a closed loop, and a second `stop` nothing.
+        # Taken away first: a call in another thread gets an error and no closed loop, and a second `stop` does nothing.
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None:
@@ -166,7 +166,7 @@ class RolloutManager:
         threshold = CompletionThreshold.from_options(options)
         global_step, validation = options.get("global_step", 0), options.get("validation", False)
         self._running_thread()
-        # First of all, because another call may come while `specs` reads the tasks.
+        # Before `specs` reads the tasks, because another call may start meanwhile.
         with self._unfinished.taken(options.get("resume", False)) as resumed:
             specs = self.plan.specs(tasks, resumed, global_step=global_step, validation=validation)
         with self._lock:
@@ -262,7 +262,7 @@ class RolloutManager:
         Stop every running episode soon and close every task feed; the calls that wait for them return.
 
         Returns:
-            A future that is done when the abort has reached all episodes: it touches none that starts later. Do not
+            A future that is done when the abort has reached all episodes; it ends no episode that starts later. Do not
             wait for it in a signal handler.
         """
         if self._thread is not None:

@@ -30,7 +30,7 @@ _SPIN = "while True: pass"
 
 def main() -> int:
     """Run the tests as the arguments say."""
-    options = parser().parse_intermixed_args()
+    options = make_parser().parse_intermixed_args()
     seeds = random.Random(options.seed)
     failures: Counter[str] = Counter()
     num_bad = 0
@@ -55,25 +55,27 @@ def main() -> int:
     return 1 if num_bad else 0
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    found = argparse.ArgumentParser(description="Run the quick tests many times in random orders.")
-    found.add_argument("times", type=int, help="number of runs")
-    found.add_argument("paths", nargs="*", help="files or folders; all tests by default")
-    found.add_argument(
-        "--seed", type=int, default=None, help="chooses the seeds of the runs; others each time by default"
+    parser = argparse.ArgumentParser(description="Run the quick tests many times in random orders.")
+    parser.add_argument("times", type=int, help="number of runs")
+    parser.add_argument("paths", nargs="*", help="files or folders; all tests by default")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="chooses the seeds of the runs; by default, they differ each time"
     )
-    found.add_argument("--workers", type=int, default=3, help="processes of pytest; 0 runs the tests in one")
-    found.add_argument("--busy", type=int, default=0, help="processes that compute beside the tests")
-    found.add_argument("--cores", type=int, default=None, help="the tests, and the busy processes, share so many cores")
-    found.add_argument("--marker", default=QUICK, help=f"expression that selects tests; {QUICK!r} by default")
-    found.add_argument("--logs", type=Path, default=None, help="keep the output of each run in this folder")
-    return found
+    parser.add_argument("--workers", type=int, default=3, help="processes of pytest; 0 runs the tests in one")
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute beside the tests")
+    parser.add_argument(
+        "--cores", type=int, default=None, help="number of cores that the tests and the busy processes share"
+    )
+    parser.add_argument("--marker", default=QUICK, help=f"expression that selects tests; {QUICK!r} by default")
+    parser.add_argument("--logs", type=Path, default=None, help="keep the output of each run in this folder")
+    return parser
 
 
 @contextmanager
 def busy_processes(number: int, cores: int | None) -> Iterator[None]:
-    """Let processes compute meanwhile."""
+    """Run processes that compute, until the end of the context."""
     busy = [subprocess.Popen([*on_cores(cores), sys.executable, "-c", _SPIN]) for _ in range(number)]
     try:
         yield
@@ -105,10 +107,10 @@ def run_once(seed: int, options: argparse.Namespace) -> tuple[int, dict[str, str
         if not report.exists():
             print(done.stdout)
             return done.returncode, {}
-        return done.returncode, outcomes(report)
+        return done.returncode, read_outcomes(report)
 
 
-def outcomes(report: Path) -> dict[str, str]:
+def read_outcomes(report: Path) -> dict[str, str]:
     """Return `passed`, `failed` or `skipped` for each test of a report."""
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):

@@ -46,7 +46,7 @@ REWARDS = {
     "class of a group reward": ["reward=null", "group_reward=./own.py:Half"],
     "reward and group reward": ["group_reward=./own.py:whole"],
 }
-"""Overrides of the example that choose what scores its episodes."""
+"""Overrides of the example that choose the reward of its episodes."""
 SCORED = {
     "own reward": {0.25},
     "own group reward": {2.0},
@@ -72,7 +72,7 @@ def on_ray(reward: str, workers: int) -> list[str]:
 @pytest.mark.parametrize("reward", REWARDS)
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_parts_of_a_run_on_ray(own_code: Path, reward: str, workers: int) -> None:
-    """A worker and a reward worker build their parts and no agent that no task names; a plan accepts the same runs."""
+    """A worker and a reward worker build their parts, but no agent that no task names; a plan accepts the same runs."""
     if not workers and "group" in reward:
         with pytest.raises(TurnwiseError, match="must be at least 1 on Ray with a group_reward"):
             load_resolved(own_code, on_ray(reward, workers))
@@ -86,7 +86,7 @@ def test_parts_of_a_run_on_ray(own_code: Path, reward: str, workers: int) -> Non
     assert {"environment", "external", "parallel_thinking", "tool_agent"} <= set(components.programs)
     assert components.programs["tool_agent"].agent is not None
     with pytest.raises(TurnwiseError):
-        components.programs["environment"]  # it is there, and needs an option: building it would have failed
+        components.programs["environment"]  # it is there, but cannot be built without an option
     assert (config.reward is None) == (blueprint.make_reward() is None)
     assert (config.group_reward is None) == (blueprint.make_group_reward() is None)
     assert main(["plan", str(own_code), *on_ray(reward, workers)]) == 0
@@ -97,7 +97,7 @@ def test_parts_of_a_run_on_ray(own_code: Path, reward: str, workers: int) -> Non
 @pytest.mark.parametrize("reward", ["reward", "group reward", "own group reward"])
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_run_with_reward_workers(own_code: Path, tmp_path: Path, reward: str) -> None:
-    """`turnwise rollout` on Ray scores every episode in reward workers, with whatever reward."""
+    """`turnwise rollout` on Ray scores every episode in reward workers, with each kind of reward."""
     out = tmp_path / "out"
     assert main(["rollout", str(own_code), *on_ray(reward, 1), "--out", str(out)]) == 0
     results = list(read_results(out / "trajectories.parquet"))

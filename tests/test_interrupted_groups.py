@@ -1,4 +1,4 @@
-"""A group reward scores each group once, whatever pauses, interrupts, checkpoints and resumes come between."""
+"""A group reward scores each group once, despite pauses, interrupts, checkpoints and resumes."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Run:
 def run_of(fails, min_fraction, slow=()):
     """Return a process in which the members `slow` hang, until `agent.slow` is cleared."""
     agent, reward = OneTurn(frozenset(fails), set(slow)), Relative(min_fraction)
-    # Its tokens do not depend on where an interrupt cuts a turn, which a pause may do in any part.
+    # Its tokens do not depend on the place where an interrupt or a pause cuts a turn.
     engine = ScriptedEngine(policy=TracingPolicy(end_token_id=255, mean_tokens=12))
     engine.token_latency_s = lambda request, _index: HANGS_S if _member(request) in agent.slow else 0.0
     parts = WorkerComponents(
@@ -127,7 +127,7 @@ TASKS = [Task(messages=({"role": "user", "content": "?"},), uid=uid) for uid in 
 
 
 def rollout(runs, folder):
-    """Roll out in parts: each is aborted once the members that do not hang have ended, and the next one resumes it."""
+    """Roll out in parts: each is aborted when the members that do not hang have ended, and the next part resumes it."""
     tasks, unfinished, ended = TASKS, (), []
     for part, run in enumerate(runs):
         with run.manager as manager:
@@ -182,7 +182,7 @@ def sync_training(runs, folder):
 
 @define
 class SyncTraining:
-    """What a training of mode `sync` has in a checkpoint, as its loop writes and reads it."""
+    """The state of a training of mode `sync` in a checkpoint, as its loop writes and reads it."""
 
     run: Run
     buffer: TrajectoryBuffer = field(factory=lambda: TrajectoryBuffer(N, 4))
@@ -219,7 +219,7 @@ class SyncTraining:
 
 
 def async_training(runs, folder):
-    """Train in mode `async`: a checkpoint pauses the rollout, which goes on in the same process or in another one."""
+    """Train in mode `async`: checkpoints pause the rollout, which continues in the same process."""
     first, buffer, taken = runs[0], TrajectoryBuffer(N, 4), []
     with first.manager as manager:
         producer = GroupProducer(manager, TaskStream(TASKS, 0), buffer, 2, 2, lambda _episode: None)
@@ -295,7 +295,7 @@ def outcome(episodes):
 )
 @settings(max_examples=6)
 def test_interrupts_change_no_reward(drive, fails, min_fraction, moments):
-    """Rewards, advantages, faults and tokens equal those of the undisturbed run; no group is scored twice."""
+    """Rewards, advantages, faults and tokens equal the undisturbed run's, and no group is scored twice."""
     undisturbed = run_of(fails, min_fraction)
     with undisturbed.manager as manager:
         expected = outcome(manager.rollout(TASKS, global_step=0 if drive in (rollout, threshold) else 1))

@@ -44,7 +44,7 @@ REWARDS = {0: "WorkerActor", 1: "RewardActor"}
 
 
 def run(folder: Path, *changes: str) -> list[str]:
-    """Run `turnwise rollout` in a process of its own, and return the lines of its standard error."""
+    """Run `turnwise rollout` in another process, and return the lines of its standard error."""
     config = write_scripted_run(
         folder,
         num_tasks=NUM_EPISODES // 2,
@@ -68,7 +68,7 @@ def check(lines: list[str], *, on_ray: bool) -> list[dict[str, object]]:
     entries = [json.loads(line) for line in lines if "timestamp" in line]
     rest = [line for line in lines if "timestamp" not in line]
     assert [] == [line for line in rest if "event" in line]
-    assert on_ray or not rest  # Ray writes lines of its own
+    assert on_ray or not rest  # Ray writes other lines too
     assert all({"event", "level", "timestamp"} <= entry.keys() for entry in entries)
     finished = {entry["key"] for entry in entries if entry["event"] == "episode finished"}
     for event in ("looked up", "scored"):
@@ -78,7 +78,7 @@ def check(lines: list[str], *, on_ray: bool) -> list[dict[str, object]]:
 
 
 def test_each_line_is_json(tmp_path: Path) -> None:
-    """In one process, standard error has nothing but objects, each on one line, and a key joins those of an episode."""
+    """In one process, standard error has only objects, each on one line, and the lines of an episode share a key."""
     check(run(tmp_path), on_ray=False)
 
 
@@ -86,7 +86,7 @@ def test_each_line_is_json(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("reward_workers", REWARDS)
 def test_each_line_of_an_actor_is_json(tmp_path: Path, reward_workers: int) -> None:
-    """On Ray, lines of workers, replicas and reward workers are such objects too, and name their process."""
+    """On Ray, log lines of workers, replicas and reward workers are objects too, and name their process."""
     workers = ["runtime.num_workers=2", "runtime.num_replicas=2", f"runtime.reward_workers={reward_workers}"]
     entries = check(run(tmp_path, "runtime=ray", *workers), on_ray=True)
 

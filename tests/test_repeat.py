@@ -18,14 +18,14 @@ FILES = st.lists(st.tuples(st.integers(0, 4), st.sampled_from([None, int, str]))
 
 
 def find_shuffled(request: pytest.FixtureRequest) -> object:
-    """Return the function of the conftest of the root."""
+    """Return the function `shuffled` of the root's conftest."""
     [conftest] = [each for each in request.config.pluginmanager.get_plugins() if hasattr(each, "shuffled")]
     return conftest.shuffled
 
 
 @given(FILES, st.integers(0, 2**32), st.randoms(use_true_random=False))
 def test_an_order_depends_on_the_seed_alone(request, places, seed, choices: random.Random) -> None:
-    """Every test runs once; those of a file and of a class stay together; the order before has no influence."""
+    """Every test runs once, tests of a file and of a class stay together, and the earlier order has no influence."""
     shuffled = find_shuffled(request)
     items = [SimpleNamespace(path=path, cls=kind, nodeid=f"{n}") for n, (path, kind) in enumerate(places)]
     other = choices.sample(items, len(items))
@@ -40,8 +40,8 @@ def test_an_order_depends_on_the_seed_alone(request, places, seed, choices: rand
 
 
 @pytest.mark.own_process
-def test_a_test_has_a_process_of_its_own() -> None:
-    """A marked test runs where no other test has run or will, so nothing but itself changes what it measures."""
+def test_a_marked_test_has_its_own_process() -> None:
+    """A marked test runs in a process without other tests, so nothing else changes its measurements."""
     assert "TURNWISE_TEST_OWN_PROCESS" in os.environ
 
 

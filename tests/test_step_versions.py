@@ -2,8 +2,7 @@
 Training in step: an update between two batches leaves every token of a batch with one version.
 
 The tokens depend on the weights, so a token is compared with the weights of the version that it claims. The engines and
-the updates take time: were a batch to begin before its update has ended everywhere, it would have tokens of the old
-weights.
+the updates take time: a batch that started before its update had ended everywhere would have tokens of the old weights.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ weights_of = cache(partial(bigram_weights, VOCAB_SIZE))
 
 
 class SlowToUpdate(BigramEngine):
-    """An engine that takes a while before and after it has new weights, and holds all calls but the first three."""
+    """An engine that waits before and after it has new weights, and holds all calls but the first three."""
 
     folder, num_calls = "", 0
 
@@ -103,7 +102,7 @@ def update(manager):
 
 
 def claimed_versions(results):
-    """Return the versions that sampled tokens claim, and how many tokens other weights have sampled than they claim."""
+    """Return the versions that sampled tokens claim, and the number of tokens from other weights than they claim."""
     found, num_wrong = set(), 0
     for result in results:
         assert result.status in FINISHED
@@ -119,7 +118,7 @@ def claimed_versions(results):
 
 
 def test_a_batch_in_step_has_one_version(manager):
-    """Each batch was sampled from the weights of the update before it, by every replica, and says so."""
+    """Every replica samples a batch from the weights of the update before it, and the tokens say so."""
     for _step in range(4):
         version = update(manager)
         results = manager.rollout(make_tasks(NUM_TASKS), global_step=version)

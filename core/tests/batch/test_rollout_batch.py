@@ -266,7 +266,7 @@ class TestCollate:
                 record.add_action(np.arange(length), -np.ones(length), 1)
                 record.add_observation(np.arange(length))
             episodes = [episode(record) for _row in range(8)]
-            collate(episodes, pad_token_id=PAD)  # what is made once
+            collate(episodes, pad_token_id=PAD)  # so that caches are full
             lines = 0
 
             def count(_frame, event, _argument):

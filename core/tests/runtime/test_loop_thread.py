@@ -39,7 +39,7 @@ def test_a_broken_loop_is_reported_to_every_waiter():
 
 
 def test_an_interrupt_waits_for_the_end_of_a_call():
-    """Ctrl-C cancels the coroutine and is raised when that has ended: nothing of it works behind its caller."""
+    """Ctrl-C cancels the coroutine, and is raised only when the coroutine has ended."""
     thread, log = LoopThread(), []
 
     async def work():
@@ -59,7 +59,7 @@ def test_an_interrupt_waits_for_the_end_of_a_call():
 
 
 def test_results_and_errors_of_a_call_to_its_end():
-    """They are those of the coroutine."""
+    """The call returns the result of the coroutine, or raises its error."""
     thread = LoopThread()
 
     async def add(one, other):

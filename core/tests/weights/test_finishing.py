@@ -1,7 +1,8 @@
-"""Work that outlives the cancellation of its caller, and weights that can be taken back."""
+"""Work that outlives the cancellation of its caller, and weights whose reading can be cancelled."""
 
 import asyncio
 import threading
+from contextvars import ContextVar
 
 import pytest
 
@@ -91,12 +92,17 @@ def test_the_end_of_the_loop_waits_for_a_thread():
 
 
 def test_a_thread_has_the_context_of_its_caller_and_its_result_comes_back():
-    """Results and errors cross the border of the thread."""
+    """A function in a thread reads the context variables of its caller, and its results and errors come back."""
+    variable = ContextVar("variable", default="unset")
+
+    async def call():
+        variable.set("of the caller")
+        return await finish_in_thread(variable.get)
 
     def fail():
         raise EngineError("the disk is full")
 
-    assert 3 == asyncio.run(finish_in_thread(lambda: 3))
+    assert "of the caller" == asyncio.run(call())
     with pytest.raises(EngineError, match="the disk is full"):
         asyncio.run(finish_in_thread(fail))
 

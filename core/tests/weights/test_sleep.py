@@ -213,7 +213,7 @@ class GatedEngine(FakeEngine):
     [("sleep", 2, 2), ("wake_up", ("weights", "kv_cache"), 0), ("update_weights", (), 0)],
 )
 def test_a_cancelled_call_ends_before_the_next_begins(name, argument, level):
-    """The state is that of the engine, which has finished the call; a cancelled update cannot land later."""
+    """The engine has finished the call, and the state says so; a cancelled update cannot land later."""
 
     async def main():
         engine = GatedEngine()
@@ -267,7 +267,7 @@ def test_a_cancelled_update_is_not_read_on():
     [
         ([1, 2, 1], [1, 2]),  # the late one was given up
         ([2, 2], [2]),  # sent twice
-        ([1, "error", 1], [1]),  # a newer one has begun, whatever became of it
+        ([1, "error", 1], [1]),  # a newer one has started, although it failed
         (["error", 2], [2]),  # a failed update may be repeated
         ([2, "sleep", 2], [2, 2]),  # the sleep has dropped them
     ],
@@ -305,7 +305,7 @@ def test_versions_only_rise(versions, served):
 
 
 def test_a_late_update_is_refused_also_if_the_newer_one_waits():
-    """Both wait for a sleep; the order in which they get on does not matter."""
+    """Both wait for a wake-up; the order in which they continue does not matter."""
 
     async def main():
         engine = GatedEngine()

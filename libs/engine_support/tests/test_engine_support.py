@@ -167,7 +167,7 @@ def test_each_token_has_the_version_of_its_span(parts):
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9)), max_size=6), st.integers(0, 12))
 def test_spans_of_an_output_end_with_its_tokens(parts, num_tokens):
-    """Spans are those of the first tokens, in order, whatever has been sampled after them."""
+    """The spans cover the first tokens in order, and no token that was sampled after them."""
     starts, versions = [], []
     for length, version in parts:
         starts.append((len(versions), version))

@@ -57,7 +57,7 @@ def episode(uid, number, status=Status.COMPLETED):
 
 
 def plain(result):
-    """Return what an episode has, as values that can be compared."""
+    """Return an episode as values that can be compared."""
     names = ("task", "rollout_n", "status", "fault", "scores", "metrics", "agent_name", "objective")
     return [getattr(result, name) for name in names], [each.to_dict() for each in result.trajectories]
 
@@ -77,7 +77,7 @@ def test_ended_members_are_read_as_they_were_written(tmp_path):
 
 
 def test_a_group_that_continues_takes_its_ended_members_back():
-    """They are as before their group was scored; one that failed with its group runs again; other groups stay."""
+    """Members lose the score of their group, a member that failed with its group runs again, and other groups stay."""
     reward = Best()
     groups = GroupScoring(reward, "it", GroupOptions(n=3, seed=7), Observers(), 1.0)
     call = GroupCall(label="it", num_members=len, put=print, hold=print, ask=_ask(reward))

@@ -53,7 +53,7 @@ class LostUpdateMended(LostUpdate):
 
 
 class LostWakeUp(_Scenario):
-    """A thread looks for an item and then waits for news of one; the news may come in between."""
+    """A thread looks for an item and then waits for a notification, which may come in between."""
 
     keeps_lock = False
 
@@ -81,7 +81,7 @@ class LostWakeUp(_Scenario):
 
 
 class LostWakeUpMended(LostWakeUp):
-    """The look and the wait are under one lock."""
+    """One lock is held from the look to the wait."""
 
     keeps_lock = True
 
@@ -107,13 +107,13 @@ class Deadlock(_Scenario):
 
 
 class DeadlockMended(Deadlock):
-    """Both take them in one order."""
+    """Both take them in the same order."""
 
     orders = ((0, 1), (0, 1))
 
 
 class AbandonedThread(_Scenario):
-    """A cancelled call of a thread goes on, and writes after its successor."""
+    """A cancelled call leaves its thread running, which writes after the next call."""
 
     waits = False
 
@@ -152,7 +152,7 @@ class AbandonedThreadMended(AbandonedThread):
 
 
 class CheckThenAct(_Scenario):
-    """Two threads take an item if there is one; the queue is looked at before."""
+    """Two threads check that a queue has an item, and then take it."""
 
     looks_first = True
 
@@ -176,7 +176,7 @@ class CheckThenAct(_Scenario):
 
 
 class CheckThenActMended(CheckThenAct):
-    """They only take."""
+    """They take an item without the check."""
 
     looks_first = False
 

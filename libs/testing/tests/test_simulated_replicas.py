@@ -1,4 +1,4 @@
-"""The runtime of a cluster keeps its records true under lost links, dying actors, updates, sleep and aborts."""
+"""Simulated replicas: records stay right under lost links, dying actors, updates, sleep and aborts."""
 
 import pytest
 
@@ -6,14 +6,14 @@ from turnwise_testing.simulation.pool import simulate
 
 
 def failures_of(seeds):
-    """Return what failed, with the arguments that run it again."""
+    """Return the failures of some seeds, with the arguments that repeat them."""
     tally = simulate("replicas", seeds, 1)
     assert len(seeds) == tally.passed + len(tally.failures)
     return [f"{each.replay}\n{each.error}" for each in tally.failures]
 
 
 def test_episodes_over_replicas_do_not_depend_on_the_order_of_events():
-    """Tokens have the context and the weights that their records claim, and every episode ends once, as if alone."""
+    """Tokens have the context and the weights that their records claim, and every episode ends once, as undisturbed."""
     assert [] == failures_of(range(30))
 
 

@@ -1,4 +1,4 @@
-"""The simulation itself: a seed repeats a run, polite runs are asyncio's, and planted faults are found."""
+"""The simulation itself: a seed repeats a run, polite runs have asyncio's order, and planted faults are found."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ RACES = Path(__file__).parent / "simulated_races.py"
 
 
 def run_code(code):
-    """Return what code prints in a process with simulated locks and clocks."""
+    """Run code in a process with simulated locks and clocks, and return the JSON that it prints."""
     install = "from turnwise_testing.simulation.patches import install\ninstall()\n"
     run = subprocess.run(
         [sys.executable, "-c", install + code],
@@ -79,7 +79,7 @@ def test_a_failure_repeats():
 
 
 def test_a_seed_that_hangs_is_reported_and_the_others_run(monkeypatch):
-    """No scheduler stops code that never gives its turn away; its process ends, and another one runs the rest."""
+    """Nothing stops code that never gives its turn away; its process ends, and another one runs the rest."""
     monkeypatch.setenv("TURNWISE_SIMULATION_HANG_CPU_S", "1")
 
     tally = simulate(f"{RACES}:Spin", range(4), 1)
@@ -109,7 +109,7 @@ async def main():
 
 
 def test_polite_runs_have_the_order_of_asyncio():
-    """Without a disturbance, tasks and timers continue in the order of asyncio's own loop."""
+    """Without a disturbance, tasks and timers continue as on asyncio's loop."""
     simulated = run_code(ORDER + "Scheduler(0).run(lambda: asyncio.run(main()))\nprint(json.dumps(order))")
     real = run_code(ORDER + "asyncio.run(main())\nprint(json.dumps(order))")
 
@@ -157,7 +157,7 @@ def test_names_are_checked():
     assert "no scenario 'rolouts'; expected one of rollouts" in run.stderr
 
 
-def test_loops_outside_are_asyncios():
+def test_other_threads_have_asyncios_loop():
     """Installed patches change nothing outside of simulated threads."""
     code = """
 import asyncio, json, threading

@@ -196,7 +196,7 @@ def serve():
 
 @pytest.fixture
 def busy_server(monkeypatch):
-    """Keeps handlers from running on after the last byte of a response, as a busy event loop does, until they end."""
+    """Stops handlers after the last byte of a response, as a busy event loop does; they only end by a cancellation."""
     write_eof = web.StreamResponse.write_eof
 
     async def write_and_wait(self, data=b""):

@@ -44,7 +44,7 @@ def run(call):
 
 
 async def swallow(task, client):
-    """Take a refusal for a bad answer, and score it."""
+    """Report a score although the only call was refused."""
     body = {"model": client.model, "messages": [{"role": "user", "content": "Hi."}], "stop": ["x"]}
     headers = {"Authorization": f"Bearer {client.api_key}"}
     async with (

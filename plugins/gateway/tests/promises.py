@@ -5,7 +5,7 @@ Runs the tests of the table of promises, and says for each promise whether its t
     python plugins/gateway/tests/promises.py REPORT ...     # reads reports that `pytest --junit-xml` has written
 
 A promise is shown if each of its tests has passed at least once and failed in no case. Tests that are marked † run a
-client that `make gateway-clients` installs: where it is missing they may be skipped, if another test of the promise has
+client that `make gateway-clients` installs. Without the client they may be skipped, if another test of the promise has
 passed. The exit code is 1 if a promise is not shown.
 """
 
@@ -62,11 +62,11 @@ def read_tests(text: str) -> tuple[NamedTest, ...]:
 
 
 Outcomes = Mapping[tuple[str, str], Sequence[str]]
-"""The outcomes of a test's cases, such as `passed`, by its file as a module and its function."""
+"""The outcomes of a test's cases, such as `passed`, by the module and the name of the test."""
 
 
 def read_reports(reports: Iterable[Path]) -> Outcomes:
-    """Return the outcomes of each test; the last report counts that has a case, such as one of a repeated run."""
+    """Return the outcomes of each test; of a case in several reports, such as a repeated one, the last counts."""
     cases: dict[tuple[str, str], str] = {}
     for report in reports:
         for case in ElementTree.parse(report).iter("testcase"):
@@ -80,7 +80,7 @@ def read_reports(reports: Iterable[Path]) -> Outcomes:
 
 
 def judge(promise: Promise, outcomes: Outcomes) -> list[str]:
-    """Return why a promise is not shown; empty if it is."""
+    """Return the reasons for which a promise is not shown; empty if it is shown."""
     complaints, num_passed = [], 0
     for test in promise.tests:
         seen = outcomes.get((test.path.removesuffix(".py").replace("/", "."), test.name), ())

@@ -1,4 +1,4 @@
-"""The control port of episodes that outside agents pull, as such an agent sees it."""
+"""An outside agent at the control port, for tests of episodes that agents pull."""
 
 from __future__ import annotations
 
@@ -23,9 +23,15 @@ class Control:
         self.http, self.file = http, file
 
     async def post(self, path: str, status: int = 200, **body: object) -> dict[str, Any]:
+        return await self._send("POST", path, status, body)
+
+    async def get(self, path: str) -> dict[str, Any]:
+        return await self._send("GET", path, 200)
+
+    async def _send(self, method: str, path: str, status: int, body: object = None) -> dict[str, Any]:
         access = json.loads(self.file.read_text())
         headers = {"Authorization": f"Bearer {access['secret']}"}
-        async with self.http.post(access["url"] + path, json=body, headers=headers) as response:
+        async with self.http.request(method, access["url"] + path, json=body, headers=headers) as response:
             assert status == response.status, await response.text()
             return await response.json() if response.status != 204 else {}
 
@@ -40,21 +46,13 @@ class Control:
         """Converse with the model about the task of a lease."""
         await converse(SimpleNamespace(**leased["task"]), SimpleNamespace(**leased["session"]))
 
-    async def get(self, path: str) -> dict[str, Any]:
-        access = json.loads(self.file.read_text())
-        async with self.http.get(
-            access["url"] + path, headers={"Authorization": f"Bearer {access['secret']}"}
-        ) as response:
-            assert response.status == 200
-            return await response.json()
-
     async def end(self, leased: dict[str, Any], how: str = "complete", **body: object) -> dict[str, Any]:
         """Report the end of a lease."""
         return await self.post(f"/leases/{leased['lease']['id']}/{how}", fence=leased["lease"]["fence"], **body)
 
 
 async def error_of(work: Awaitable[None]) -> str:
-    """Return the refusal that work ends with."""
+    """Return the text of the refusal that ends some work."""
     with pytest.raises(RefusedError) as error:
         await work
     return str(error.value)

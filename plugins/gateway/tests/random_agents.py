@@ -140,7 +140,7 @@ class RandomAgent:
             self._take(conversation, again.reply, context)
 
     async def _keyed(self, session, conversation, number):
-        """Send a request once more under its key, while it is answered."""
+        """Repeat a request with its key, while it is answered."""
         call = make_call(*conversation.messages, key=f"key {number}")
         async with asyncio.TaskGroup() as group:
             first = group.create_task(self._try(session, call))
@@ -157,7 +157,7 @@ class RandomAgent:
                 self._take(conversation, answer.reply, context)
 
     async def _lost(self, session, conversation, number):
-        """Lose a response whose bytes had all left, and send the request once more."""
+        """Lose a response after its last byte, and perhaps repeat the request."""
         call = make_call(*conversation.messages)
         try:
             answer = await session.answer(call)

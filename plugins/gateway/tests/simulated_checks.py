@@ -1,4 +1,4 @@
-"""The promises of gateway sessions, checked on an episode and on what its clients saw."""
+"""The promises of gateway sessions, checked on an episode and on the replies of its clients."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -39,11 +39,11 @@ def check(result: EpisodeResult, all_attempts: Sequence[Attempt], handed: Mappin
     reason = result.fault.message if result.fault else ""
     if result.status is Status.TIMED_OUT:
         raise AssertionError(f"hangs: nothing but its deadline ended the episode: {reason}")
-    # The newest, because no lease follows one whose end was accepted; an agent may have died before it knew.
+    # The newest, because no lease follows an accepted end; an agent may have died before it read the response.
     last = next((attempt for attempt in reversed(attempts) if attempt.is_ending), None)
     if last is None:
         if result.status is Status.COMPLETED:
-            raise AssertionError("status: an episode that nobody ended is completed")
+            raise AssertionError("status: an episode is completed without an end by its agent")
         return
     if len(trained) == 0 and result.status is Status.COMPLETED and last.scores:
         raise AssertionError(f"nothing sampled: an episode with reward {result.reward} has no trained token")
@@ -56,7 +56,7 @@ def check(result: EpisodeResult, all_attempts: Sequence[Attempt], handed: Mappin
 
 
 def check_independent(attempt: Attempt) -> None:
-    """Each request has a turn of its own."""
+    """Raise unless each request has another turn."""
     requests: dict[str, str] = {}
     for read in attempt.reads:
         if requests.setdefault(read.id, read.request) != read.request:
@@ -64,7 +64,7 @@ def check_independent(attempt: Attempt) -> None:
 
 
 def check_trained(last: Attempt, trained: Counter[str], handed: Mapping[str, str]) -> None:
-    """Each turn that a client read is trained once, and no turn that nobody can have read."""
+    """Raise unless each turn that a client read is trained once, and no turn that no client can have read."""
     for read in last.required:
         if trained[read.mark] == 0:
             raise AssertionError(f"read turns: the turn of {read.request} was read and is not trained")
@@ -76,7 +76,7 @@ def check_trained(last: Attempt, trained: Counter[str], handed: Mapping[str, str
 
 
 def check_scores(result: EpisodeResult, last: Attempt) -> None:
-    """Each accepted score lies on the thing that it names."""
+    """Raise unless each accepted score lies on its turn, its record or the session."""
     if not last.scores:
         return
     if last.kind == "session":

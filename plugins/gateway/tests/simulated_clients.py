@@ -12,7 +12,7 @@ from session_scenarios import ADD, user
 from simulated_network import Client, Network, Response
 
 MARK = re.compile(r"T([0-9a-f]{8})")
-"""Each sampled turn has another text, with such a number."""
+"""The number in the text of a sampled turn; each turn has another one."""
 
 
 def mark_of(content: str) -> str:
@@ -32,13 +32,13 @@ class Plan:
 
     Attributes:
         name: of its conversation.
-        prompt: its first message; clients with one prompt take samples of it.
+        prompt: its first message; clients with the same prompt take samples of it.
         turns: of each conversation.
         repeats: conversations with the prompt, one after the other.
-        stream: it reads events.
-        keyed: its requests have a key.
-        marks: it says which requests it repeats, as the SDKs do.
-        keeps: connections that stay open behind a reply: `one`, which the next request takes, `all`, or `none`.
+        stream: replies are streams of events.
+        keyed: requests have an `Idempotency-Key`.
+        marks: repeated requests have the header of the SDKs.
+        keeps: connections that stay open after a reply: `one`, which the next request uses, `all`, or `none`.
     """
 
     name: str
@@ -63,19 +63,19 @@ class Read:
 @define(eq=False)
 class Attempt:
     """
-    What the clients of a session did.
+    The history of the clients of a session.
 
     Attributes:
         uid: of the task.
         session: name of the session.
         kind: of the scores: `none`, `session`, `records` or `turns`.
         reads: replies that clients have read.
-        required: the ones that they had read when the agent said that it has ended.
-        scores: that were accepted, by the mark of the turn, or under an empty mark for the session.
+        required: replies that they had read before the agent reported its end.
+        scores: accepted scores by the mark of the turn, or under an empty mark for the session.
         in_doubt: scores that were sent, without a response yet.
-        is_ending: its end was sent.
-        is_completed: its end was accepted.
-        is_altered: a client left a request, so that other turns may have been sampled than without it.
+        is_ending: the agent has reported its end.
+        is_completed: the report was accepted.
+        is_altered: a client left a request, so other turns may have been sampled.
         violations: of promises that only a client sees.
     """
 
@@ -157,7 +157,7 @@ class Player:
         for number in range(6):
             if number and plan.marks:
                 headers["x-stainless-retry-count"] = str(number)
-            if self.network.draws(0.1):  # refused on the way, so that the session never sees it
+            if self.network.draws(0.1):  # refused before the session sees it
                 continue
             response = await self._send(plan, headers, body, connections)
             if response is not None:

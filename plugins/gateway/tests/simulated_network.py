@@ -2,23 +2,24 @@
 A network in memory, for servers and clients on one simulated event loop: TCP as aiohttp's server sees it.
 
 Bytes and the ends of connections arrive late, the system may take a response in two parts, and a client that closes its
-end with unread bytes, or gets bytes afterwards, resets the connection. `handed` has the replies of the model whose last
-byte the system took.
+end with unread bytes, or gets bytes afterwards, resets the connection.
 """
 
 import asyncio
 import json
 import random
 import socket
-from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from attrs import define, field, frozen
 
+from turnwise_testing.simulation.network import OrderedPipe
+
 SLOW = (0.0, 0.0, 0.01, 1.0)
-"""Longest delays in seconds, of which each connection has one."""
+"""Longest delays in seconds; each connection has one of them."""
 
 
 @frozen
@@ -119,7 +120,7 @@ class Network:
         self._factories.pop(port, None)
 
     def connect(self, url: str) -> "Client":
-        """Return a connection; `ConnectionRefusedError` if nobody listens."""
+        """Return a connection; `ConnectionRefusedError` without a listener."""
         port = urlsplit(url).port or 0
         if port not in self._factories:
             raise ConnectionRefusedError(url)
@@ -150,24 +151,9 @@ class Listener(asyncio.AbstractServer):
     async def wait_closed(self) -> None: ...
 
 
-@define(eq=False)
-class _Wire:
-    """One direction of a connection: things arrive late, and in their order."""
-
-    network: Network
-    slow_s: float
-    _last: float = 0.0
-    _carried: deque[tuple[Any, ...]] = field(factory=deque)
-
-    def carry(self, function: Callable[..., None], *arguments: object) -> None:
-        loop = asyncio.get_running_loop()
-        self._last = max(self._last, loop.time() + self.network.delay(self.slow_s))
-        self._carried.append((function, *arguments))
-        loop.call_at(self._last, self._arrive)  # timers of one time have no order, but the queue has one
-
-    def _arrive(self) -> None:
-        function, *arguments = self._carried.popleft()
-        function(*arguments)
+def _make_wire(network: Network, slow_s: float) -> OrderedPipe:
+    """Return one direction of a connection, which carries calls of the other end."""
+    return OrderedPipe(partial(network.delay, slow_s), lambda call: call())
 
 
 class ServerEnd(asyncio.Transport):
@@ -176,7 +162,7 @@ class ServerEnd(asyncio.Transport):
     def __init__(self, client: "Client", protocol: Any, slow_s: float) -> None:
         super().__init__()
         self._client, self._protocol, self._network = client, protocol, client.network
-        self._wire = _Wire(self._network, slow_s)
+        self._wire = _make_wire(self._network, slow_s)
         self._slow_s = slow_s
         self._high, self._buffer, self._taken = 65_536, b"", b""
         self._is_closing = self._is_lost = self._is_paused = False
@@ -216,7 +202,7 @@ class ServerEnd(asyncio.Transport):
         if self._is_lost:
             return
         data, self._buffer = self._buffer, b""
-        self._wire.carry(self._client.receive, data)
+        self._wire.send(partial(self._client.receive, data))
         self._note(data)
         if self._is_paused:
             self._is_paused = False
@@ -260,7 +246,7 @@ class ServerEnd(asyncio.Transport):
     def _lose(self, error: Exception | None) -> None:
         if not self._is_lost:
             self._is_lost = True
-            self._wire.carry(self._client.lose)
+            self._wire.send(self._client.lose)
             self._protocol.connection_lost(error)
 
 
@@ -269,7 +255,7 @@ class Client:
 
     def __init__(self, network: Network, protocol: Any, slow_s: float) -> None:
         self.network = network
-        self._wire = _Wire(network, slow_s)
+        self._wire = _make_wire(network, slow_s)
         self._data, self._is_closed, self._is_lost = b"", False, False
         self._changed = asyncio.Event()
         self._server = ServerEnd(self, protocol, slow_s)
@@ -283,7 +269,7 @@ class Client:
         parts = urlsplit(url)
         fields = {"Host": parts.netloc, "Content-Length": str(len(body)), **headers}
         lines = [f"{method} {parts.path or '/'} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
-        self._wire.carry(self._server.receive, "\r\n".join([*lines, "", ""]).encode() + body)
+        self._wire.send(partial(self._server.receive, "\r\n".join([*lines, "", ""]).encode() + body))
         while (found := split_response(self._data)) is None:
             if not self.is_open:
                 raise ConnectionResetError(url)
@@ -295,7 +281,7 @@ class Client:
     def receive(self, data: bytes) -> None:
         """Take bytes of the server; a closed end answers them with a reset."""
         if self._is_closed:
-            self._wire.carry(self._server.reset, ConnectionResetError("reset by the client"))
+            self._wire.send(partial(self._server.reset, ConnectionResetError("reset by the client")))
         else:
             self._data += data
             self._changed.set()
@@ -310,6 +296,6 @@ class Client:
         if not self._is_closed:
             self._is_closed = True
             if self._data:
-                self._wire.carry(self._server.reset, ConnectionResetError("reset by the client"))
+                self._wire.send(partial(self._server.reset, ConnectionResetError("reset by the client")))
             else:
-                self._wire.carry(self._server.end)
+                self._wire.send(self._server.end)

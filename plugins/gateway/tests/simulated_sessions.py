@@ -1,8 +1,8 @@
 """
 A simulated scenario of gateway sessions: the real agent, server, control port and pool, over a network in memory.
 
-Each turn that a client has read is trained exactly once, and no other turn is; tokens follow the context of their
-record; scores lie on the turn that they name; samples are independent; and where nobody leaves a request, the sampled
+Each turn that a client has read is trained exactly once, and no other turn is. Tokens follow the context of their
+record, scores lie on the turn that they name, and samples are independent. If no client leaves a request, the sampled
 turns do not depend on the order of events.
 """
 
@@ -98,7 +98,7 @@ def choose(request: GenerateRequest) -> list[int]:
 
 
 class LocalSite:
-    """The place of the only worker, without locks and sockets."""
+    """Stands for `PullSite`: the files and ports of the only worker, without locks and sockets."""
 
     network: Network
     folder: Path
@@ -125,7 +125,7 @@ class LocalSite:
 
 @define(eq=False)
 class World:
-    """One run: its network, its sessions and what their clients saw."""
+    """One run: its network, its sessions and the history of their clients."""
 
     content: Content
     network: Network
@@ -150,7 +150,7 @@ class World:
             await asyncio.wait(self._background)
 
     async def play(self, player: Player) -> None:
-        """Run the clients of a session, or some of them; the others may go on behind the end of the agent."""
+        """Run the clients of a session until all have ended, or sometimes the first; others may outlive the agent."""
         tasks = [self.spawn(player.play(plan)) for plan in self.content.plans]
         try:
             if self.network.draws(0.15):
@@ -170,7 +170,7 @@ class World:
                 task.result()
 
     async def call_function(self, task: Any, client: Any) -> float | None:
-        """Be the agent of an episode in the worker's process."""
+        """Act as the agent of an episode in the worker's process."""
         attempt = Attempt(task.uid, client.openai_base_url.split("/")[-2], self.kind_of(task.uid))
         self.attempts.append(attempt)
         await self.play(Player(self.network, attempt, client.openai_base_url, client.api_key))
@@ -182,7 +182,7 @@ class World:
         return 0.5
 
     async def work(self, control: Control) -> None:
-        """Be an outside agent, which runs one episode after the other."""
+        """Act as an outside agent, which runs one episode after the other."""
         with suppress(ConnectionError):
             while not self.is_over:
                 response = await control.send("/tasks/lease", {"worker": "w", "wait_s": 20})
@@ -205,7 +205,7 @@ class World:
             task.cancel()
             fence = leased["lease"]["fence"]
             await control.send(f"/leases/{attempt.session}/fail", {"fence": fence, "reason": "lost", "owner": "infra"})
-        elif self.network.draws(0.5):  # it dies; else it goes on, and comes back late
+        elif self.network.draws(0.5):  # it dies; else it continues, and reports late
             task.cancel()
 
     async def _finish(self, control: Control, leased: dict[str, Any], player: Player) -> None:
@@ -316,5 +316,5 @@ class Sessions:
 
 
 def _conversations(attempt: Attempt) -> list[tuple[str, ...]]:
-    """Return the turns that the clients read by their prompt, and not which sample is which."""
+    """Return the prompt and the mark of each turn that was read, sorted, because samples may come in any order."""
     return sorted((read.request.partition(".")[0].split()[0], read.mark) for read in attempt.reads)

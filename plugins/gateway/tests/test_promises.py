@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path
 
 import promises
@@ -31,7 +30,7 @@ def test_each_promise_has_a_row() -> None:
     assert len(rows) == len(ALL)
     assert [] == [promise.number for promise in ALL if all(test.needs_client for test in promise.tests)]
     assert sum(row.count("::") for row in rows) == sum(len(promise.tests) for promise in ALL)
-    assert re.search(r"†", text)
+    assert "†" in text
 
 
 PROMISE = Promise(

@@ -21,12 +21,12 @@ def test_sessions_under_random_orders():
 
 
 @pytest.mark.parametrize("seed", [52, 68, 103])
-def test_an_episode_ends_whatever_its_last_attempt_met(seed):
-    """An attempt ends when its score comes with the end of its lease, or its end with the start of a call."""
+def test_every_episode_ends(seed):
+    """An attempt ends also when its score meets the end of its lease, or when its end meets the start of a call."""
     run(range(seed, seed + 1))
 
 
 @pytest.mark.slow
 def test_sessions_under_many_random_orders():
-    """As above, for some hundreds of seeds."""
+    """The same for hundreds of other orders."""
     run(range(1000, 1400))

@@ -35,12 +35,12 @@ from turnwise_testing.simulation.run_parts import (
     RunContent,
     make_engine,
     make_manager,
-    wander,
+    make_program,
 )
 from turnwise_testing.simulation.tracing import check_episode
 
 EpisodeName = tuple[str, int, int]
-"""Task, number in the group, and training step that asked for the episode."""
+"""Task, number in the group, and training step of the request."""
 
 
 class Rank(GroupReward):
@@ -52,7 +52,7 @@ class Rank(GroupReward):
 
 
 class CrashError(Exception):
-    """Stands for a process that is killed between two steps."""
+    """A process was killed between two steps."""
 
 
 @define
@@ -106,8 +106,8 @@ class Trainings:
     """
     A training of a few steps, in mode `sync` or `async`.
 
-    Each step trains whole groups, each episode once, with the rewards that its group has when nothing disturbs it. In
-    mode `sync`, each step has the groups of the undisturbed training.
+    Each step trains whole groups, each episode once, with the rewards of an undisturbed group. In mode `sync`, each
+    step has the groups of the undisturbed training.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -131,9 +131,9 @@ class Trainings:
         for name, found in disturbed["trained"].items():
             wanted = undisturbed["alone"][name]
             if wanted != found:
-                raise AssertionError(f"episode {name} is trained as another one:\n  {wanted}\n  {found}")
+                raise AssertionError(f"episode {name} is not trained as it is without faults:\n  {wanted}\n  {found}")
         if self._mode == "sync" and undisturbed["steps"] != disturbed["steps"]:
-            raise AssertionError(f"other groups in a step: {undisturbed['steps']}, {disturbed['steps']}")
+            raise AssertionError(f"the steps have other groups: {undisturbed['steps']}, {disturbed['steps']}")
 
     def _checked(self, faults: random.Random, ledger: Ledger) -> dict[EpisodeName, EpisodeOutcome]:
         found: dict[EpisodeName, EpisodeOutcome] = {}
@@ -155,9 +155,12 @@ class Trainings:
         return {step: [each.uid for each in episodes] for step, episodes in trained.items()}
 
     def _outcomes_alone(self, ledger: Ledger) -> dict[EpisodeName, EpisodeOutcome]:
-        """Roll each group out in a call of its own."""
+        """Return the outcomes of groups that nothing disturbs."""
         manager = make_manager(
-            self._content, make_engine(self._content, None, ledger), wander(None), group_reward=self._group_reward()
+            self._content,
+            make_engine(self._content, None, ledger),
+            make_program(None),
+            group_reward=self._group_reward(),
         )
         found = {}
         with manager:
@@ -218,7 +221,7 @@ class Trainings:
             checkpoint=CheckpointConfig(every=self._checkpoint_every, keep_best=False),
         )
         engine = make_engine(self._content, faults, ledger)
-        manager = make_manager(self._content, engine, wander(faults), group_reward=self._group_reward())
+        manager = make_manager(self._content, engine, make_program(faults), group_reward=self._group_reward())
         limit = (self._staleness + 1) * self._tasks_per_step
         buffer = TrajectoryBuffer(self._content.n, limit, max_staleness=self._staleness, stale="correct")
         stop, stream = Interrupt(), TaskStream(self._content.tasks, 0)

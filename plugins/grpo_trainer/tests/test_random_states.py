@@ -1,4 +1,4 @@
-"""Random states: a resumed training draws the numbers that it would have drawn, in every process."""
+"""Random states: a resumed training draws the same numbers as an undisturbed one, in every process."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def train(spec, batch, folder=None):
 
 
 def test_a_resumed_training_draws_the_same_dropout(tmp_path, spec, conversations):
-    """The adapters equal those of the undisturbed training, to the bit."""
+    """The adapters are the same as without the restart, to the bit."""
     whole, resumed = train(spec, conversations), train(spec, conversations, tmp_path)
 
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 def test_the_seed_of_the_run_decides(spec, conversations):
-    """Equal seeds give equal adapters and equal random numbers, others give others; the seed is `rollout.seed`."""
+    """Equal seeds give equal adapters and random numbers, other seeds give others; the seed is `rollout.seed`."""
     torch.manual_seed(1)
     (first, number), (again, same), (_, other) = ((adapters(load(spec, seed)), draw()[0]) for seed in (5, 5, 6))
 
@@ -76,7 +76,7 @@ def test_the_seed_of_the_run_decides(spec, conversations):
 
 
 def test_each_process_has_its_generators(tmp_path, spec):
-    """Torch, numpy and Python continue in each process where they were, whichever process writes last."""
+    """The generators of torch, numpy and Python continue in each process, whichever process writes last."""
     learner = load(spec)
     expected = {}
     for rank in (0, 1):
@@ -109,7 +109,7 @@ def test_another_number_of_processes_is_logged(tmp_path, spec):
 
 @pytest.mark.slow
 def test_resumed_processes_draw_the_same_dropout(tmp_path, model_dir, conversations):
-    """The adapters of two processes equal those of the undisturbed training, to the bit."""
+    """The adapters of two processes are the same as without the restart, to the bit."""
     shutil.copytree(model_dir, tmp_path / "model")
     evolve(conversations).save(tmp_path / "batch.safetensors")
     for restart in ("no", "yes"):

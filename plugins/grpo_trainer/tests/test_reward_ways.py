@@ -1,4 +1,4 @@
-"""Every estimator sees the reward of each episode, whatever records have it and whatever changes it on the way."""
+"""Every estimator sees the whole reward of each episode, on any record and after each change of the rewards."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def line_totals(batch):
 @given(rewards=st.lists(st.sampled_from([-1.0, 0.0, 0.5, 2.0]), min_size=GROUP, max_size=GROUP), late=st.booleans())
 @settings(max_examples=6)
 def test_the_reward_that_an_estimator_sees(case, shape, rewards, late):
-    """It is the episode's reward in each line; the punishment of a row adds to its line, the largest to the episode."""
+    """Each line has the episode's reward; the punishment of a row adds to its line, and the largest to the episode."""
     batch = collate(make_episodes(case, rewards, late=late), pad_token_id=0)
     episodes, owned = batch.episode_index.tolist(), dict(enumerate(rewards))
     added = [0.0] * len(batch)
@@ -192,7 +192,7 @@ def _check_tokens(batch):
 
 @pytest.mark.parametrize("estimator", ["reinforce_plus_plus", "gae"])
 def test_the_row_that_is_too_long_is_punished(estimator):
-    """Of rows that are lines of their own, only a row that is too long loses advantage, not the last one."""
+    """If each row is a line, only a row that is too long loses advantage, and not the last row."""
     batch = collate(make_episodes("expanded", [1.0, 1.0], late=False), pad_token_id=0)
     long = batch.response_lens == int(batch.response_lens.max())
     config = OverlongConfig(cache_length=1, max_length=int(batch.response_lens.max()))

@@ -1,4 +1,4 @@
-"""The agent over a replica in another process: it continues the record, also where the record leaves tokens out."""
+"""The agent over a replica: the replica continues the record, also where the record leaves tokens out."""
 
 import asyncio
 import pickle

@@ -54,7 +54,7 @@ class Setting:
 
 
 GROWING_S = (0.5, 2.0, 10.0, 60.0)
-"""Limits of a program that ends only by one, and does something before: the first one that leaves it the time to."""
+"""Time limits in seconds for a program that acts and then never ends: a test takes the first that lets it act."""
 SETTINGS = [Setting(tier, user, abi) for tier in (1, 2) for user in ("root", "ordinary") for abi in (1, 2, None)]
 
 

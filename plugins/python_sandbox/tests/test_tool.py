@@ -86,7 +86,7 @@ def test_only_a_persistent_tool_keeps_variables(tool: PythonTool) -> None:
 def test_an_exceeded_limit_is_explained(tool: PythonTool) -> None:
     """The observation of a stopped program has its output, then the reason."""
     code = "import signal\nsignal.signal(2, signal.SIG_IGN)\nprint('start')\nwhile True: pass"
-    for timeout_s in (2.0, 8.0, 60.0):  # the first that a busy machine needs to print a line
+    for timeout_s in (2.0, 8.0, 60.0):  # the first in which a busy machine prints a line
         sandbox = evolve(SMALL, timeout_s=timeout_s)
         (stopped,) = call(PythonTool(evolve(tool._config, sandbox=sandbox), Resources()), code)
         if "start" in stopped.text:

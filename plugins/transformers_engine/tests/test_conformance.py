@@ -29,7 +29,7 @@ class TestTransformers(EngineSuite):
 
 @pytest.mark.slow
 class TestGenericDecoder(TestTransformers):
-    """The same with transformers' own decoder, which the first class does not use on this model."""
+    """The same with the decoder of transformers, which the first class does not use for this model."""
 
     @pytest.fixture
     def config(self, tiny_model):

@@ -107,7 +107,7 @@ def test_a_blocked_scheduler_without_requests_serves_again(tiny_model, serve_gen
 
 
 def test_a_result_has_the_version_of_each_token(ask):
-    """Tokens that are read before the last ones were sampled leave later versions out; no token has any version."""
+    """Tokens of an early read have no later versions, and a result without tokens has the given version."""
     progress = Progress()
     pending = Pending(request=ask(), handle="a#0", ended=None, output=progress, spans=progress.spans)
     for version in (1, 1, 2, 4):

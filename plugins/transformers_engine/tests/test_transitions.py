@@ -1,4 +1,4 @@
-"""Sleep, wake-up and updates as one change each: after an error or a cancellation at any point one version, or none."""
+"""Sleep, wake-up and updates that fail or are cancelled at any point leave the weights of one version, or of none."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ ADAPTER = [
 
 
 class Failing:
-    """Raises at its first call, and then does what it replaces."""
+    """Raises at its first call, and then calls the function that it replaces."""
 
     def __init__(self, real):
         self.real, self.calls = real, 0
@@ -129,7 +129,7 @@ def test_a_sleep_that_fails_midway_never_serves_freed_memory(
 
 
 def test_memory_that_could_not_be_restored_is_restored_later(tiny_model, serve, ask, monkeypatch, assert_logprobs):
-    """A second wake-up finds what the first could not allocate; the branch of a GPU is taken on a CPU."""
+    """A second wake-up restores the memory that the first could not allocate, also of a GPU, which a CPU stands for."""
     monkeypatch.setattr(memory_state, "drops_weights", lambda _level: True)
     real = MemoryState._free_weights
     monkeypatch.setattr(MemoryState, "_free_weights", lambda self, *, backup: real(self, backup=True))
@@ -147,7 +147,7 @@ def test_memory_that_could_not_be_restored_is_restored_later(tiny_model, serve, 
 
 
 def test_an_interrupted_update_of_adapters_keeps_newer_bases(tiny_model, tiny_reference, serve, monkeypatch):
-    """W0 of a later adapter is that of the last whole weights, not of the weights that the interrupted one has read."""
+    """W0 of a later adapter is from the last whole weights, not from the weights of the interrupted update."""
     whole = dict(tiny_reference.weights(variant=1))
     held = Held([None] * 3)
 
@@ -211,7 +211,7 @@ def test_layouts_around_updates(tiny_model, tiny_reference, serve, ask):
 
 
 def test_a_wrong_version_is_explained(tiny_reference, tiny_model, serve, ask):
-    """The text has the token, the version that it claims, and how far it is from that and its neighbours."""
+    """The text has the token, its claimed version, and its distances from this version and its neighbours."""
     probe = EngineProbe(vocab_size=512, reference=tiny_reference, logprob_bound=1e-4)
 
     async def scenario(engine):

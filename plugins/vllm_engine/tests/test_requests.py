@@ -105,6 +105,6 @@ def test_versions_are_read_from_vllms_spans(ask):
 
 
 def test_a_version_is_not_guessed(ask):
-    """The current version may not be the one that has sampled the tokens."""
+    """An earlier version than the current one may have sampled the tokens."""
     with pytest.raises(EngineError, match="the weight versions of 0 tokens are known, but 2 were sampled"):
         parse_result(ask(), output([1, 2], spans=[]), version=4)

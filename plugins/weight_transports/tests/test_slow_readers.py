@@ -34,7 +34,7 @@ class SlowEngine:
 @pytest.mark.parametrize("kind", ["shm", "disk"])
 @pytest.mark.parametrize("moment", range(len(NAMES)))
 def test_a_slow_reader_gets_one_version_or_an_error(kind, moment, tmp_path):
-    """Memory and files of a version are never used again, so it cannot read a mixture of two."""
+    """Memory and files of a version are never used again, so no reader gets a mixture of two versions."""
     versions = {v: {name: np.full(16, 10.0 * v + i) for i, name in enumerate(NAMES)} for v in (1, 2)}
 
     outcomes = []

@@ -1,11 +1,11 @@
 """
-The way of an episode's reward to the tokens of its rows.
+Places the reward of an episode on the tokens of its rows.
 
 The episode owns the reward: it is the sum of the scores of all its records, whether they are trained or not. A *line*
 is the rows of an episode that follow each other in time. All rows of an episode are one line, unless some of them were
 expanded from parallel paths: then each row is a line. Every line with a sampled token has the whole reward, with one
 exception. In an episode with expanded rows, scores of turns and tokens lie on the row that trains their tokens, so the
-lines have them together.
+lines share them.
 """
 
 from __future__ import annotations
@@ -71,22 +71,22 @@ def _own_scores(row: ScoredRow) -> FloatArray:
 
 
 def _place_rest(result: EpisodeResult, rows: Sequence[ScoredRow], values: Sequence[FloatArray]) -> None:
-    """Add to a line's values what its rows have no sampled token for."""
-    spoken = [number for number, row in enumerate(rows) if row.record.response_mask.any()]
-    written = spoken or [number for number, row in enumerate(rows) if row.record.num_response_tokens]
-    if not written:
+    """Add the scores without a sampled token to the values of a line."""
+    sampled_rows = [number for number, row in enumerate(rows) if row.record.response_mask.any()]
+    scored = sampled_rows or [number for number, row in enumerate(rows) if row.record.num_response_tokens]
+    if not scored:
         return
-    placed = {rows[number].source for number in written}
+    placed = {rows[number].source for number in scored}
     rest = sum(_rest(result, number) for number in range(len(result.scores)) if number not in placed)
-    for number in set(range(len(rows))) - set(written):
+    for number in set(range(len(rows))) - set(scored):
         values[number][:] = 0.0
     if rest:
-        last = written[-1]
+        last = scored[-1]
         values[last][_last_token(rows[last].record)] += rest
 
 
 def _rest(result: EpisodeResult, number: int) -> float:
-    """Return the part of a record's score that belongs to every line: scores of trained tokens lie on their rows."""
+    """Return the part of a record's score that every line has; scores of trained tokens stay on their rows."""
     score = result.scores[number]
     record = result.trajectories[number]
     on_own_rows = result.trained[number] and record.response_mask.any() and not isinstance(score, TrajectoryScore)

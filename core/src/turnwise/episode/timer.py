@@ -41,10 +41,10 @@ class EpisodeTimer:
     _episode_deadline: float = field(default=inf, init=False)
     _turn_deadline: float = field(default=inf, init=False)
     _abort_deadline: float = field(default=inf, init=False)
-    # Whether the request that returned last was late: a later one on another record moves the deadline of the turn, but
-    # no request in flight gets more time.
+    # Whether the last request that returned was late. A later request on another record moves the deadline of the turn,
+    # but gives no more time to requests in flight.
     _was_late: bool = field(default=False, init=False)
-    _late: set[str] = field(factory=set, init=False)  # requests in flight that are
+    _late: set[str] = field(factory=set, init=False)  # ids of late requests in flight
     # Request ids, and when to ask the engine to abort them; infinite once it was asked.
     _in_flight: dict[str, float] = field(factory=dict, init=False)
     _all_returned: asyncio.Event = field(factory=asyncio.Event, init=False)

@@ -13,8 +13,8 @@ from structlog.typing import Processor
 
 from turnwise.options import LogFormat
 
-WHOLE_LINES: Final = threading.RLock()
-"""Held while a line is written, so that no thread writes into the line of another; a signal handler may log, too."""
+LINE_LOCK: Final = threading.RLock()
+"""Held while a line is written, so that lines of threads do not mix; reentrant, because signal handlers may log."""
 
 
 def configure_logging(level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None) -> None:
@@ -29,7 +29,7 @@ def configure_logging(level: str = "info", log_format: LogFormat = "auto", strea
 
     def write(*event: Any) -> NoReturn:
         out = stream or sys.stderr  # looked up for each line: notebooks and tests replace standard error
-        with WHOLE_LINES, suppress(OSError):  # the reader of the log may end before the run
+        with LINE_LOCK, suppress(OSError):  # the reader of the log may end before the run
             out.write(f"{event[2]}\n")
             out.flush()
         raise structlog.DropEvent  # its logger prints to standard output if that was replaced during its import

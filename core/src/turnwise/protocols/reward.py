@@ -40,7 +40,7 @@ class GroupCall:
         label: of the reward with its plugin, for errors.
         num_members: returns how many episodes a group has in this call, as far as it is known.
         put: delivers an episode, scored or failed.
-        hold: delivers an episode that has ended in a group that is interrupted: it waits, unfinished, for the others.
+        hold: delivers an ended episode of an interrupted group as unfinished, because it waits for the other members.
         ask: returns the answer of `score_group` within seconds, from a reward worker if there is one; raises
             `TimeoutError` or `BoundaryError`.
     """
@@ -72,14 +72,14 @@ class GroupReward(Protocol):
 
     def collect(self, call: GroupCall) -> AbstractAsyncContextManager[Callable[[int, EpisodeResult], None]]:
         """
-        Return a context whose function gets each episode of a call when it ends; at its end, all are delivered.
+        Return a context whose function gets each episode of a call when it ends; the end of the context delivers all.
 
-        A group is scored once, when all its members have ended. A group with unfinished members is not: its ended
-        members are delivered by `call.hold`, and come again in the call that resumes the group.
+        A group is scored once, when all its members have ended. A group with unfinished members has no score:
+        `call.hold` delivers its ended members, and the call that resumes the group gets them again.
         """
 
     def unscored(self, episode: EpisodeResult) -> EpisodeResult | None:
-        """Return an ended episode as it was before its group was scored; None if it must run again for that."""
+        """Return an ended episode as it was before its group was scored; None if the episode must run again."""
 
 
 @runtime_checkable

@@ -136,7 +136,7 @@ class EpisodeSpec:
         validation: sample with the validation parameters.
         seed: seed of the run; every request derives its own from it.
         sampling: sampling parameters.
-        num_members: episodes of its group in the call that was interrupted; 0 for an episode that was not.
+        num_members: number of episodes of its group in the interrupted call; 0 for an episode that was not interrupted.
         unfinished: saved state to resume from; None starts with the prompt.
     """
 

@@ -60,7 +60,7 @@ class EpisodeFeed:
         self._changed.set()
 
     def deliver_ended(self, deliver: Callable[[int, EpisodeResult], None]) -> None:
-        """Deliver the episodes that ended in an earlier call, which no runtime takes."""
+        """Deliver the episodes that ended in an earlier call; they do not run again."""
         ended, self._ended = self._ended, []
         for number, result in ended:
             deliver(number, result)

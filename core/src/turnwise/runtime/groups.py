@@ -26,7 +26,7 @@ from turnwise.types import Fault, Status
 _HELD: Final = Fault(
     owner="infra",
     kind="GroupInterrupted",
-    message="the episode has ended, but its group was interrupted; the group is scored when all of it has ended",
+    message="the episode has ended, but its group was interrupted; the group is scored when all members have ended",
 )
 
 
@@ -50,8 +50,8 @@ class GroupScoring:
         """
         Run a feed as `Runtime.run` does, and deliver each episode when its group is scored.
 
-        The members of a group that is interrupted are all delivered as unfinished, also the ended ones: no part
-        of a group has a score, and the call that resumes it has all of it.
+        All members of an interrupted group are delivered as unfinished, also the ended ones: a part of a group gets no
+        score, and the call that resumes the group has all members.
         """
 
         def num_members(key: GroupKey) -> int:
@@ -78,8 +78,8 @@ class GroupScoring:
         """
         Take back the ended episodes of groups that continue, so that the whole group is scored when it is resumed.
 
-        Trainings and rollouts call it with the episodes of their files. Those of one run hold no such group, unless it
-        was killed, failed members run again, or the run had another group reward or none.
+        Trainings and rollouts call it with the episodes of their files. The files have such a group only if the run was
+        killed, failed members run again, or the earlier run had another group reward or none.
 
         Returns:
             The ended episodes of other groups, and the unfinished episodes with the ones taken back.

@@ -28,7 +28,7 @@ class LocalRuntime:
     num_workers: int = 1
     judge: Engine | None = None
     make_source: Callable[[Weights], WeightSource] = source_of
-    # In the order of their start, so that an abort always ends them in one order.
+    # In the order of their start, in which an abort ends them.
     _workers: list[Worker] = field(factory=list, init=False)
     _memory: EngineMemory = field(init=False)
 

@@ -16,8 +16,8 @@ from turnwise.errors import InfrastructureError, describe
 
 T = TypeVar("T")
 
-_LOOK_S: Final = 1.0
-"""Seconds between two looks whether the loop still runs."""
+_CHECK_S: Final = 1.0
+"""Seconds between two checks that the loop still runs."""
 _CANCEL_S: Final = 10.0
 """Longest wait in seconds for cancelled tasks at the end."""
 
@@ -84,17 +84,17 @@ class LoopThread:
 
     def call_to_end(self, coroutine: Coroutine[object, object, T]) -> T:
         """
-        Run a coroutine as `call` does, but let an interrupt return only when the coroutine has ended.
+        Run a coroutine as `call` does, but raise an interrupt only when the coroutine has ended.
 
-        So nothing of it is at work behind its caller, such as a thread that still reads the caller's weights. A second
-        interrupt returns at once.
+        So the coroutine leaves no work behind, such as a thread that still reads the caller's weights. A second
+        interrupt is raised at once.
         """
         call = _CancellableCall(coroutine)
         try:
             return self.submit(call.run()).result()
         except BaseException:
             self.call_soon(call.cancel)
-            while not call.ended.wait(_LOOK_S) and self._thread.is_alive():
+            while not call.ended.wait(_CHECK_S) and self._thread.is_alive():
                 pass
             raise
 

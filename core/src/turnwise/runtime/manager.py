@@ -21,7 +21,7 @@ from attrs import define, field
 
 from turnwise.errors import PromptTooLongError, TurnwiseError
 from turnwise.events.dispatch import Observers
-from turnwise.events.observer import RunStarted, WeightsUpdated, unix_s
+from turnwise.events.observer import RunStarted
 from turnwise.protocols import Chat
 from turnwise.protocols.weights import TAGS, UpdateReport
 from turnwise.record.result import EpisodeResult
@@ -34,7 +34,7 @@ from turnwise.runtime.loop_thread import LoopThread, T
 from turnwise.runtime.partial import CompletionThreshold, PartialCall, RolloutOptions, UnfinishedEpisodes
 from turnwise.runtime.plan import RolloutPlan
 from turnwise.types import Capabilities, Status, Task
-from turnwise.weights.memory import report_stage
+from turnwise.weights.memory import report_stage, report_update
 from turnwise.weights.sources import Weights
 
 if TYPE_CHECKING:
@@ -73,12 +73,12 @@ class RolloutManager:
     weight_version: int = field(default=0, init=False)
     _unfinished: UnfinishedEpisodes = field(factory=UnfinishedEpisodes, init=False)
     _counts: Counter[str] = field(factory=Counter, init=False)
-    _lock: threading.Lock = field(factory=threading.Lock, init=False)  # of `_thread` and `_counts`
+    _lock: threading.Lock = field(factory=threading.Lock, init=False)  # guards `_thread` and `_counts`
     # Held during an update, sleep or wake-up, because each depends on the state that another changes.
     _switching: threading.RLock = field(factory=threading.RLock, init=False)
     _starting: threading.Lock = field(factory=threading.Lock, init=False)
     _thread: LoopThread | None = field(default=None, init=False)
-    _calls: dict[PartialCall, None] = field(factory=dict, init=False)  # as they started; on the runtime's loop alone
+    _calls: dict[PartialCall, None] = field(factory=dict, init=False)  # in order; on the runtime's loop alone
 
     @classmethod
     def from_config(cls, config: RunConfig, host: Host | None = None, **parts: Unpack[OwnParts]) -> RolloutManager:
@@ -114,7 +114,7 @@ class RolloutManager:
         """Stop the runtime and free everything; a second call does nothing."""
         if self._thread is not None and self._counts:
             structlog.get_logger().info("episodes in all", **self._final_stats())
-        # Taken away first: a call in another thread gets an error and not a closed loop, and a second `stop` nothing.
+        # Taken away first: a call in another thread gets an error and no closed loop, and a second `stop` does nothing.
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None:
@@ -166,7 +166,7 @@ class RolloutManager:
         threshold = CompletionThreshold.from_options(options)
         global_step, validation = options.get("global_step", 0), options.get("validation", False)
         self._running_thread()
-        # First of all, because another call may come while `specs` reads the tasks.
+        # Before `specs` reads the tasks, because another call may start meanwhile.
         with self._unfinished.taken(options.get("resume", False)) as resumed:
             specs = self.plan.specs(tasks, resumed, global_step=global_step, validation=validation)
         with self._lock:
@@ -233,15 +233,13 @@ class RolloutManager:
 
         Returns:
             `completed`, `truncated`, `timed_out`, `aborted` and `failed` episodes, and how many were `interrupted` by
-            `min_fraction`, `resumed`, and `dropped` by the prompt policy. Under Ray also episodes that were `retried`
-            because their worker died, `quarantined` episodes that failed because workers died of them,
-            `worker_restarts`, `replica_restarts`, and `migrations` of requests to another replica.
+            `min_fraction`, `resumed`, and `dropped` by the prompt policy. Under Ray also `retried` episodes of dead
+            workers, `quarantined` ones that killed them, `worker_restarts`, `replica_restarts`, request `migrations`.
         """
         thread = self._thread
         recoveries = thread.call(self.runtime.counts()) if thread is not None else {}
-        return {**{str(status): self._counts[status] for status in Status}, **recoveries} | {
-            name: self._counts[name] for name in ("interrupted", "resumed", "dropped")
-        }
+        others = {name: self._counts[name] for name in ("interrupted", "resumed", "dropped")}
+        return {str(status): self._counts[status] for status in Status} | recoveries | others
 
     def forget(self, unfinished: Iterable[UnfinishedEpisode]) -> None:
         """Drop some unfinished episodes; unknown ones are ignored."""
@@ -258,15 +256,18 @@ class RolloutManager:
         return self._running_thread().call(self.runtime.addresses())
 
     def abort(self) -> Future[None] | None:
-        """Stop running episodes soon and close task feeds. The result is done when this can reach no later episode."""
-        # Not awaited here: signal handlers must not wait for the loop.
-        return self._thread.submit(self._abort()) if self._thread else None
+        """
+        Stop every running episode soon and close every task feed; the calls that wait for them return.
+
+        The future is done when the abort has reached all episodes: later ones continue. None if nothing runs. Do not
+        wait for it in a signal handler.
+        """
+        thread = self._thread  # another thread may stop the manager meanwhile
+        return thread.submit(self._abort()) if thread else None
 
     def update_weights(self, weights: Weights, *, version: int | None = None) -> UpdateReport:
         """
         Update the weights of every replica, also while episodes run in other threads, and wait for all replicas.
-
-        An interrupt is raised when nothing reads the weights any more; a second one is raised at once.
 
         Args:
             weights: weights with the names of the Hugging Face state dict: (name, array) pairs, a torch module, a
@@ -275,6 +276,7 @@ class RolloutManager:
 
         Raises:
             EngineError: every replica failed, and serves its earlier weights.
+            KeyboardInterrupt: when nothing reads the weights any more; a second one at once.
             ValueError: the version is not above the last one.
         """
         with self._switching:
@@ -284,12 +286,9 @@ class RolloutManager:
             thread = self._running_thread()
             # Before the update: after a failure some replicas may serve this version, so no other weights may have it.
             self.weight_version = number
-            started_at = unix_s(time.perf_counter())
+            started = time.perf_counter()
             report = thread.call_to_end(self.runtime.update_weights(weights, number))
-        event = partial(WeightsUpdated, version=report.version, num_bytes=report.num_bytes, started_at=started_at)
-        for each in report.replicas:
-            if not each.error:
-                self.observers.emit("on_weights_updated", event(seconds=each.seconds, replica=each.replica))
+        report_update(self.observers, report, started)
         return report
 
     def resize(self, num_replicas: int) -> None:
@@ -326,16 +325,14 @@ class RolloutManager:
         """Return the batch of some episodes, with the fields of the postprocessors."""
         from turnwise.batch.rollout_batch import RolloutBatch  # torch is only needed here
 
-        prompt_length, response_length = self.plan.prompt_length, self.plan.response_length
-        packed = self.collate_packed(results)
-        return RolloutBatch.from_packed(packed, prompt_length=prompt_length, response_length=response_length)
+        plan, packed = self.plan, self.collate_packed(results)
+        return RolloutBatch.from_packed(packed, prompt_length=plan.prompt_length, response_length=plan.response_length)
 
     def collate_packed(self, results: Sequence[EpisodeResult]) -> PackedBatch:
         """Return the batch of some episodes without pads, with the fields of the postprocessors."""
         from turnwise.batch.packed_batch import collate_packed  # torch is only needed here
 
-        batch = collate_packed(results, pad_token_id=self.plan.pad_token_id)
-        return self.plan.postprocessed(batch)
+        return self.plan.postprocessed(collate_packed(results, pad_token_id=self.plan.pad_token_id))
 
     def _launch(self, call: PartialCall, finished: FinishedEpisodes) -> Future[None]:
         """Start a call; its episodes, and then an error or the end, come to `finished` from the runtime's thread."""

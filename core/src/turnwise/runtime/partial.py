@@ -77,7 +77,7 @@ class UnfinishedEpisodes:
             self._episodes.append(episode)
 
     def forget(self, episodes: Iterable[UnfinishedEpisode]) -> list[UnfinishedEpisode]:
-        """Remove some episodes, and return the ones that were here."""
+        """Remove some episodes, and return the removed ones; unknown ones are ignored."""
         ids = set(map(id, episodes))
         with self._lock:
             removed = [each for each in self._episodes if id(each) in ids]
@@ -87,10 +87,10 @@ class UnfinishedEpisodes:
     @contextmanager
     def taken(self, resume: bool | Iterable[UnfinishedEpisode]) -> Iterator[tuple[UnfinishedEpisode, ...]]:
         """
-        Take all episodes, or given ones, which may also be others, for a call.
+        Take all episodes, or given ones, for a call. Given ones may come from elsewhere, such as a file.
 
-        They are taken before the call is checked, because another call may come meanwhile; after an error in the body
-        they are here again. The episodes that two calls name themselves run twice.
+        They are taken before the call is checked, because another call may start meanwhile; after an error in the body
+        they are here again. An episode that two calls name runs twice.
         """
         if isinstance(resume, bool):
             with self._lock:
@@ -160,7 +160,7 @@ class PartialCall:
             asyncio.get_running_loop().call_later(self.threshold.grace_s, self.interrupt.set)
 
     def _with_group_size(self, result: EpisodeResult) -> EpisodeResult:
-        """Return a result whose unfinished episode knows the size of its group, from which it may be resumed apart."""
+        """Return the result with the size of its group in the unfinished episode, which may be resumed alone."""
         if result.unfinished is None:
             return result
         spec = result.unfinished.spec

@@ -88,7 +88,7 @@ class WorkerComponents:
 
 @frozen(eq=False)
 class _RewardedPrograms(Mapping[str, EpisodeProgram]):
-    """Programs with another reward. As before, a program is built at its first lookup, and by no other call."""
+    """Programs with another reward. A program is still built at its first lookup, and by no other call."""
 
     _programs: Mapping[str, EpisodeProgram]
     _reward: Reward

@@ -1,4 +1,4 @@
-"""Work that is never abandoned: what changes the state of an engine ends before anybody else may look at it."""
+"""Waits for work to its end despite cancellations, so that the next call finds no engine in the middle of a change."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def finish(
             on_cancel()
     if cancelled is None:
         return future.result()
-    # Retrieved also if nobody is told: asyncio would log it.
+    # Retrieved in any case: asyncio logs exceptions that are never retrieved.
     error = None if future.cancelled() else future.exception()
     if error is None and not future.cancelled():
         discard(future.result())
@@ -54,7 +54,7 @@ async def finish_in_thread(function: Callable[[], T], *, discard: Callable[[T], 
     """
     Call a function in a thread, as `asyncio.to_thread` does, but return only after the function has.
 
-    A cancelled `asyncio.to_thread` leaves its thread running, which would change the engine behind the next caller.
+    A cancelled `asyncio.to_thread` leaves its thread running, which would change the engine during the next call.
     """
     called: concurrent.futures.Future[T] = concurrent.futures.Future()
     context = contextvars.copy_context()
@@ -80,7 +80,7 @@ class CancellableWeights:
     """
     Weights whose reading fails once their update is cancelled. An engine that cannot read its weights changes nothing.
 
-    It has all attributes of the weights.
+    All other attributes are the attributes of the weights.
     """
 
     _weights: Iterable[Weight]

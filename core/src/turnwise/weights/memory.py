@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 from attrs import define, field, frozen
 
 from turnwise.errors import TurnwiseError
 from turnwise.events.dispatch import Observers
-from turnwise.events.observer import MemorySwitched, unix_s
+from turnwise.events.observer import MemorySwitched, WeightsUpdated, unix_s
 from turnwise.protocols.weights import TAGS, UpdateReport
 from turnwise.weights.memory_states import TRANSITIONS, Call, Stage, Step, SwitchState
 from turnwise.weights.sleep import drops_weights
@@ -83,6 +84,14 @@ def report_stage(observers: Observers, stage: str, memory_bytes: Callable[[], in
     yield
     seconds = time.perf_counter() - started
     _emit(observers, stage, started, seconds, (before, memory_bytes()))
+
+
+def report_update(observers: Observers, report: UpdateReport, started: float) -> None:
+    """Emit an event for each replica that was updated; `started` is a time of `time.perf_counter`."""
+    event = partial(WeightsUpdated, version=report.version, num_bytes=report.num_bytes, started_at=unix_s(started))
+    for each in report.replicas:
+        if not each.error:
+            observers.emit("on_weights_updated", event(seconds=each.seconds, replica=each.replica))
 
 
 @frozen(kw_only=True)

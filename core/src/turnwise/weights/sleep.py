@@ -172,14 +172,14 @@ class EngineMemory:
         Update the engine; a cancelled update has changed all or nothing when this returns.
 
         Raises:
-            EngineError: an update to a newer version has begun before, or this version is there already. The sender has
-                given this one up, such as a replica that was too slow, and others have other weights by now.
+            EngineError: a newer update has started before, or the engine has this version already. The sender has given
+                a late update up, and other replicas have newer weights by now.
         """
         self._refuse_late(version)
         self._newest = version
         # Under the lock, because a sleep would free the memory that an update writes.
         async with self._lock:
-            # Again, for what has begun while this one waited.
+            # Again, because a newer update may have started meanwhile.
             self._refuse_late(version)
             self.state.check_update()
             source = CancellableWeights(weights)
@@ -197,6 +197,6 @@ class EngineMemory:
             reason = f"weight version {version} came twice"
         else:
             return
-        # The sender may have stopped listening.
+        # Logged, because the sender may not wait for the reply any more.
         structlog.get_logger().warning("weights dropped", reason=reason, version=version)
         raise EngineError(f"{reason}, and was dropped")

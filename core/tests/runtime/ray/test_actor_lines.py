@@ -1,5 +1,7 @@
-"""Lines of actors in the driver: a line of the log is one JSON object, and others are Ray's."""
+"""Lines of actors in the driver: a line of the log is one JSON object, and Ray prints the others."""
 
+import contextlib
+import io
 import json
 
 from hypothesis import given
@@ -23,7 +25,7 @@ def data_of(*lines, **changes):
 
 
 def test_a_log_line_is_one_object(capsys):
-    """It has the actor and the process, and on another machine its address; what the line says wins."""
+    """It has the actor and the process, and on another machine the address; keys of the line itself win."""
     show = ActorLines(lambda _data: None)
     show(data_of(LINE))
     show(data_of(LINE.replace('"k"', '"é"'), ip="b", is_err=False))
@@ -39,9 +41,6 @@ def test_a_log_line_is_one_object(capsys):
 @given(st.lists(st.one_of(st.just(LINE), OTHERS), max_size=12))
 def test_no_line_is_lost_or_moved(lines):
     """Ray prints all lines that are not of the log, and the order stays."""
-    import contextlib
-    import io
-
     stream = io.StringIO()
     show = ActorLines(lambda data: stream.write("".join(f"other: {line}\n" for line in data["lines"])))
     with contextlib.redirect_stderr(stream):

@@ -235,7 +235,7 @@ class TestMemoryOfAPool:
         assert [("sleep", 2), ("wake_up", ("weights",)), ("wake_up", ("kv_cache",))] == early.calls == late.calls
 
     def test_a_replica_keeps_the_weights_that_came_after_the_sleep(self):
-        """A sleep that drops weights comes before those that the others have got since; nothing drops them again."""
+        """A new replica sleeps before it gets the weights that came after the sleep, and keeps them."""
 
         async def body(weights, slots):
             await weights.sleep(slots, 2, (1, 2))

@@ -33,7 +33,7 @@ def make_group(posted):
 
 
 def test_a_replica_that_the_driver_killed_blames_no_request(kills):
-    """A replica is killed because it was late with weights. The next death is one that requests may have caused."""
+    """The driver kills a replica that is late with weights. Requests may have caused the next death."""
     posted = []
     group = make_group(posted)
     (slot,) = group.slots
@@ -48,7 +48,7 @@ def test_a_replica_that_the_driver_killed_blames_no_request(kills):
 
 
 def test_a_replica_that_leaves_blames_no_request(kills):
-    """A node is drained."""
+    """Requests did not cause the end of a replica whose node is drained."""
     posted = []
     group = make_group(posted)
     group.slots[0].leave("its node is drained")

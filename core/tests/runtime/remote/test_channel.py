@@ -299,7 +299,7 @@ class Unsendable:
 
 
 def raw(length, content):
-    """Return what writes bytes that `Channel.send` would not write."""
+    """Return a function that writes bytes which `Channel.send` would not write."""
     return lambda channel: channel._writer.write(length.to_bytes(8, "little") + content)
 
 
@@ -318,7 +318,7 @@ BREAKS = {
 @pytest.mark.parametrize("name", [None, "w"], ids=["before the name", "after it"])
 @pytest.mark.parametrize("fault", BREAKS)
 def test_a_message_that_breaks_a_channel_closes_it_with_one_line(fault, name, capsys, monkeypatch):
-    """The other end hears why; the server serves others, and no task ends with an error that nobody reads."""
+    """The other end gets the reason, the server serves others, and no task ends with an unread error."""
     if name is None and "send" in fault:
         pytest.skip("a name is a text")
     failures, sent = [], BREAKS[fault]
@@ -354,7 +354,7 @@ def test_a_message_that_breaks_a_channel_closes_it_with_one_line(fault, name, ca
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
 def test_both_ends_find_a_peer_that_has_vanished():
-    """Idle or with data in flight: the system sends no keepalive probes in the latter case."""
+    """With idle connections and with data in flight, for which the system sends no keepalive probes."""
 
     async def body():
         async with serving() as (heard, address):

@@ -1,4 +1,4 @@
-"""Whatever happens to messages, channels and records, an engine continues exactly the ids that a worker asked for."""
+"""An engine continues exactly the ids that a worker asked for, despite lost channels and changed records."""
 
 import asyncio
 import pickle
@@ -62,7 +62,7 @@ class Router:
         return indices[self.next % len(indices)]
 
     def release(self, key):
-        """Forget nothing."""
+        """Do nothing."""
 
 
 class Channel:
@@ -109,7 +109,7 @@ class Wire(RuleBasedStateMachine):
                     break
                 self.move_everything()
             assert [] == sorted(self.tasks)
-            self.contexts_are_those_that_were_asked_for()
+            self.engines_continue_the_requested_ids()
             assert [({}, 0)] * 2 == [(server._running, server.load.num_tokens) for server in self.servers]
         finally:
             for task in asyncio.all_tasks(self.loop):
@@ -181,7 +181,7 @@ class Wire(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), change=CHANGES, new=TOKENS, replica=st.integers(0, 1), ids=TOKENS)
     def take_turn(self, name, change, new, replica, ids):
-        """Run a whole turn of a record, and end whatever else runs."""
+        """Run a whole turn of a record, and end all other requests."""
         self.ask(name, change, new, replica, own=True)
         self.move_all()
         self.end_all(ids)
@@ -284,7 +284,7 @@ class Wire(RuleBasedStateMachine):
         self.settle()
 
     @invariant()
-    def contexts_are_those_that_were_asked_for(self):
+    def engines_continue_the_requested_ids(self):
         """No engine saw other ids than its worker asked for, and no callback failed."""
         assert [[], []] == [engine.wrong for engine in self.engines]
         assert [] == self.errors

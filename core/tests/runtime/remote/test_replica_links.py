@@ -156,7 +156,7 @@ def test_a_request_that_comes_again_waits_for_its_first_attempt():
 
 
 def break_results(replica):
-    """Let the replica send what no worker can read."""
+    """Let the replica send bytes that no worker can read."""
 
     def open_broken(number, _name, send):
         channel = send.__self__
@@ -255,7 +255,7 @@ def test_a_retired_replica_gets_no_new_channel():
 
 
 def test_a_replica_that_retires_while_its_channel_opens_gets_no_request(monkeypatch):
-    """It stops when it has no more requests, and would refuse those of a new channel."""
+    """It stops when it has no more requests, and would refuse the requests of a new channel."""
     opening, go_on = asyncio.Event(), asyncio.Event()
     open_channel = replica_links.open_channel
 

@@ -204,7 +204,7 @@ class GrowingPool:
 @settings(max_examples=60)
 @given(steps=STEPS)
 def test_all_replicas_that_serve_have_the_same_weights(make, keep_last, steps):
-    """Whatever names the updates had, and whenever a replica started: it has them all, or does not serve yet."""
+    """With any names in the updates, and any start of a replica: it has all of them, or does not serve yet."""
     transport = make()
 
     async def main():
@@ -222,7 +222,7 @@ def test_all_replicas_that_serve_have_the_same_weights(make, keep_last, steps):
 
 @pytest.mark.parametrize("interrupted", [False, True], ids=["timeout", "interrupt"])
 def test_weights_are_lent_until_every_reader_has_ended(interrupted, monkeypatch):
-    """Also after a timeout or an interrupt, after which a late replica is killed: nothing reads what changes then."""
+    """A timeout or an interrupt kills a late replica first, so nothing reads weights that change afterwards."""
     monkeypatch.setattr(weight_updates, "_INTERRUPTED_S", 0.0)
     transport, killed, started, ended = Transport(), [], asyncio.Event(), asyncio.Event()
 

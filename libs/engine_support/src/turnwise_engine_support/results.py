@@ -19,8 +19,8 @@ VersionStart = tuple[int, int]
 
 
 def version_spans(starts: Sequence[VersionStart], num_tokens: int) -> list[VersionSpan]:
-    """Return the spans of the first tokens of an output; `starts` rise, and may continue behind these tokens."""
-    known = [(start, version) for start, version in list(starts) if start < num_tokens]  # a thread may append to it
+    """Return the spans of the first tokens of an output; `starts` rise, and may continue after these tokens."""
+    known = [(start, version) for start, version in list(starts) if start < num_tokens]  # a copy: a thread may append
     ends = [start for start, _ in known[1:]] + [num_tokens]
     return [(version, start, end) for (start, version), end in zip(known, ends, strict=False)]
 
@@ -35,8 +35,8 @@ def weight_versions(spans: Iterable[VersionSpan], num_tokens: int, current: int)
         current: version to return if there are no tokens.
 
     Raises:
-        EngineError: the spans do not cover exactly these tokens. A version that is only assumed would correct the
-            gradients of a training wrongly, without a sign.
+        EngineError: the spans do not cover exactly these tokens. An assumed version would silently correct the
+            gradients of a training wrongly.
     """
     if not num_tokens:
         return current

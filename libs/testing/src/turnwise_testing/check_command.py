@@ -37,15 +37,15 @@ class CheckCommand:
             "--simulate",
             nargs="*",
             metavar="SCENARIO",
-            help="simulate runs in random orders of events: rollouts, agent:NAME, agent:NAME:CONFIG, FILE.py:CLASS or "
-            "MODULE:CLASS; without a name, all scenarios of the core",
+            help="simulate runs in random orders of events: rollouts, replicas, agent:NAME, agent:NAME:CONFIG, "
+            "FILE.py:CLASS or MODULE:CLASS; without a name, rollouts and replicas",
         )
         simulation.add_argument("--seeds", type=int, default=200, help="runs of each scenario (default: 200)")
-        simulation.add_argument("--first-seed", type=int, help="of the first run (default: a random one)")
-        simulation.add_argument("--processes", type=int, default=1, help="that run at the same time (default: 1)")
+        simulation.add_argument("--first-seed", type=int, help="seed of the first run (default: random)")
+        simulation.add_argument("--processes", type=int, default=1, help="processes that share the seeds (default: 1)")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Print a line per check or scenario; 1 when one failed."""
+        """Print a line for each check or scenario; return 1 when one failed."""
         if arguments.simulate is not None:
             return _simulate(arguments)
         if arguments.name is None:
@@ -70,11 +70,11 @@ def _simulate(arguments: argparse.Namespace) -> int:
     from turnwise_testing.simulation.report import simulate_all
 
     if arguments.name is not None:
-        raise ConfigError(f"--simulate takes its scenarios behind it: --simulate agent:{arguments.name}")
+        raise ConfigError(f"the scenario comes after --simulate: --simulate agent:{arguments.name}")
     for name in ("seeds", "processes"):
         if getattr(arguments, name) < 1:
             raise ConfigError(f"--{name} must be at least 1, not {getattr(arguments, name)}")
-    # Other seeds each time, so that every run of a suite looks at new orders; a failure names its seed.
+    # Other seeds each time, so that every call runs new orders; a failure prints its seed.
     first = secrets.randbelow(2**31) if arguments.first_seed is None else arguments.first_seed
     seeds = range(first, first + arguments.seeds)
     return FAILED if simulate_all(arguments.simulate, seeds, arguments.processes) else OK

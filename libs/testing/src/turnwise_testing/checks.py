@@ -81,7 +81,7 @@ def run_within(call: Callable[[], T], promise: str, timeout_s: float = CHECK_TIM
     thread.start()
     thread.join(timeout_s)
     if thread.is_alive():
-        # A thread that an earlier check left behind still waits where it did.
+        # Threads of earlier checks may still wait at the places that were seen before.
         places = [place for ident, place in _waiting_places().items() if place != left_behind.get(ident)]
         text = f", and {places[0]} still waits" if places else ""
         raise AssertionError(f"nothing came within {timeout_s:g} s{text}; the promise: {promise}")
@@ -89,7 +89,7 @@ def run_within(call: Callable[[], T], promise: str, timeout_s: float = CHECK_TIM
 
 
 def _waiting_places() -> dict[int, str]:
-    """Return the plugin's line that each thread of a check is in, by the thread; without threads that are in none."""
+    """Return the plugin's line in which each thread of a check waits, by thread."""
     names = {each.ident: each.name for each in threading.enumerate()}
     frames = sys._current_frames()  # noqa: SLF001 - the documented way to see another thread
     ours = {ident: _own_line(frame) for ident, frame in frames.items() if names.get(ident) in _THREADS}

@@ -1,8 +1,8 @@
 """
 Delays at the hand-overs between threads, tasks and processes: an engine must be right under every order of events.
 
-A test on a quiet machine sees one order. Here each hand-over can take long, as on a busy machine, and in the meantime
-everything else continues. The order of what one thread hands over stays.
+A test on a quiet machine sees one order. Here each hand-over can take long, as on a busy machine, and everything else
+continues meanwhile. Hand-overs of one thread keep their order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextvars import Context
 from functools import partial
 from typing import Any, Final, TypeVar, TypeVarTuple
 
-from attrs import field, frozen
+from attrs import frozen
 
 from turnwise_testing.engine_probe import Reference
 
@@ -34,9 +34,9 @@ class Delays:
     Attributes:
         to_thread: from a call of a pool's thread to its start.
         from_thread: from a call of the event loop, by another thread, to its start.
-        standstill: how long the engine's processes are stopped, again and again.
+        standstill: length of each stop of the engine's processes; stops repeat.
         switch: seconds after which Python may let another thread run; None leaves it alone.
-        weights: before the first of new weights, after it, and after the last.
+        weights: before the first new weight, after it, and after the last.
     """
 
     to_thread: float = 0.0
@@ -79,7 +79,7 @@ class DelayedLoop(asyncio.SelectorEventLoop):
     An event loop whose hand-overs take time.
 
     Attributes:
-        delays: now.
+        delays: of the running check.
     """
 
     delays: Delays = NO_DELAYS
@@ -87,10 +87,10 @@ class DelayedLoop(asyncio.SelectorEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """Schedule a call by another thread, which the loop hears of late."""
+        """Schedule a call by another thread; the loop notices it late."""
         if not self.delays.from_thread:
             return super().call_soon_threadsafe(callback, *args, context=context)
-        return super().call_soon_threadsafe(self._hear_late, partial(callback, *args), context)
+        return super().call_soon_threadsafe(self._call_late, partial(callback, *args), context)
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """Call a function in a thread of a pool, which starts late."""
@@ -104,19 +104,19 @@ class DelayedLoop(asyncio.SelectorEventLoop):
 
         return super().run_in_executor(executor, call)
 
-    def _hear_late(self, call: Callable[[], object], context: Context | None) -> None:
+    def _call_late(self, call: Callable[[], object], context: Context | None) -> None:
         self.call_later(self.delays.from_thread, call, context=context)
 
 
 @frozen
 class DelayedReference:
-    """A reference whose weights come late: before the first, after it, and after the last."""
+    """A reference whose weights come late: it waits before the first, after it, and after the last."""
 
     _reference: Reference
-    _seconds: float = field()
+    _seconds: float
 
     def weights(self, *, variant: int) -> Iterable[tuple[str, Any]]:
-        """Return the weights; to iterate over them takes its time."""
+        """Return the weights; iterating over them is slow."""
         return _Late(self._reference.weights(variant=variant), self._seconds)
 
     def scores(self, *args: Any, **options: Any) -> Any:
@@ -139,7 +139,7 @@ class _Late:
 
 
 def _stand_still(seconds: float, ended: threading.Event) -> None:
-    """Stop and continue the children of this process, as a system does that has other things to run."""
+    """Stop and continue the children of this process, as a busy system does."""
     import psutil  # engines with processes of their own need it too
 
     while not ended.wait(seconds):

@@ -1,5 +1,5 @@
 """
-Checks of what happens between two calls: requests around an update, and updates and sleeps that are cancelled.
+Checks of calls that meet: requests around an update, and updates and sleeps that are cancelled.
 
 They hold in every order of events, so `turnwise_testing.delays` runs them under delays too.
 """
@@ -24,7 +24,7 @@ from turnwise_testing.token_versions import expect_versions
 _PAUSE_S: Final = 0.004
 """Seconds between two requests around an update."""
 _LATE_S: Final = 0.1
-"""Seconds that the source of a cancelled update is late for the next one."""
+"""Seconds by which the source of a cancelled update is late."""
 _WATCHDOG_S: Final = 60.0
 
 
@@ -50,7 +50,7 @@ async def check_requests_around_an_update(engine: Engine, probe: EngineProbe) ->
 
 @engine_check(needs="weight_updates", reference=True)
 async def check_cancelled_update_serves_one_version(engine: Engine, probe: EngineProbe) -> None:
-    """A cancelled update changes all, nothing, or makes the engine refuse requests; it never lands later."""
+    """A cancelled update changes all weights or none, or makes the engine refuse requests; it never lands later."""
     first = await _version(engine, probe)
     for step, place in enumerate((0, 1, None), start=1):
         cancelled, newer = first + 2 * step - 1, first + 2 * step
@@ -59,8 +59,8 @@ async def check_cancelled_update_serves_one_version(engine: Engine, probe: Engin
             update = group.create_task(engine.update_weights(weights, cancelled))
             await probe.within(weights.wait_until_read(), "an update that reads its weights")
             update.cancel()
-            # If the engine does not wait for the source, the next update is there first.
-            group.create_task(weights.go_on_later())
+            # If the engine does not wait for the source, the next update ends first.
+            group.create_task(weights.continue_later())
             await asyncio.wait((update,), timeout=_LATE_S / 2)
             if update.done():
                 await _expect_one_of(engine, probe, {newer - 2: 2 * step - 2, cancelled: 2 * step - 1})
@@ -74,7 +74,7 @@ async def check_cancelled_update_serves_one_version(engine: Engine, probe: Engin
 
 @engine_check(sleep_level=1, needs="weight_updates", reference=True)
 async def check_cancelled_sleep_keeps_the_weights(engine: Engine, probe: EngineProbe) -> None:
-    """After a cancelled sleep or wake-up the engine answers rightly, or is asleep; then it wakes up."""
+    """After a cancelled sleep or wake-up the engine answers correctly, or is asleep and wakes up."""
     first = await _version(engine, probe)
     for passes in (0, 1, 3, 8):
         for change in (engine.sleep(1), engine.wake_up()):
@@ -86,7 +86,7 @@ async def check_cancelled_sleep_keeps_the_weights(engine: Engine, probe: EngineP
 
 @engine_check(sleep_level=2, needs="weight_updates", reference=True)
 async def check_cancelled_level_2_never_serves_lost_weights(engine: Engine, probe: EngineProbe) -> None:
-    """After a cancelled sleep at level 2 it answers rightly or refuses, until an update brings the weights."""
+    """After a cancelled sleep at level 2 it answers correctly or refuses, until an update brings the weights."""
     first = await _version(engine, probe)
     for step, passes in enumerate((0, 2, 8), start=1):
         await _cancel_after(engine.sleep(2), passes)
@@ -102,12 +102,12 @@ async def check_cancelled_level_2_never_serves_lost_weights(engine: Engine, prob
 
 @define(eq=False)
 class _Held:
-    """Weights whose reader waits before the weight at `place`, or after the last one if there is none at it."""
+    """Weights whose reader waits before the weight at `place`, or at the end if there is no such weight."""
 
     weights: Iterable[tuple[str, Any]]
     place: int | None
     read: threading.Event = field(factory=threading.Event, init=False)
-    go_on: threading.Event = field(factory=threading.Event, init=False)
+    may_continue: threading.Event = field(factory=threading.Event, init=False)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         for number, each in enumerate(self.weights):
@@ -119,15 +119,15 @@ class _Held:
 
     def _hold(self) -> None:
         self.read.set()
-        self.go_on.wait(_WATCHDOG_S)
+        self.may_continue.wait(_WATCHDOG_S)
 
     async def wait_until_read(self) -> None:
         while not self.read.is_set():  # noqa: ASYNC110 - a thread sets it
             await asyncio.sleep(0.001)
 
-    async def go_on_later(self) -> None:
+    async def continue_later(self) -> None:
         await asyncio.sleep(_LATE_S)
-        self.go_on.set()
+        self.may_continue.set()
 
 
 def _weights(probe: EngineProbe, variant: int) -> Iterable[tuple[str, Any]]:
@@ -144,7 +144,7 @@ async def _version(engine: Engine, probe: EngineProbe) -> int:
 
 
 def _sampling(engine: Engine, num_tokens: int) -> SamplingParams:
-    # At temperature 1 almost every token tells one version from another.
+    # At temperature 1 almost every token differs between versions.
     return SamplingParams(temperature=1.0 if engine.capabilities.logprobs else 0.0, max_tokens=num_tokens)
 
 

@@ -45,7 +45,7 @@ class LoadFigures:
         num_tokens_before: tokens of all versions but the first.
         update_s: median seconds of an update.
         longest_update_s: seconds of the longest one.
-        first_wrong: about a token that is not right; empty if all are.
+        first_wrong: text about the first wrong token; empty if all tokens are right.
     """
 
     num_updates: int

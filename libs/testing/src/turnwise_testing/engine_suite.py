@@ -246,21 +246,21 @@ class EngineSuite(PluginSuite):
         run(checker, "requests_around_an_update")
 
     def test_cancelled_update_serves_one_version(self, checker: EngineChecker) -> None:
-        """A cancelled update changes all, nothing, or makes the engine refuse requests; it never lands later."""
+        """A cancelled update changes all weights or none, or makes the engine refuse requests; it never lands later."""
         run(checker, "cancelled_update_serves_one_version")
 
     def test_cancelled_sleep_keeps_the_weights(self, checker: EngineChecker) -> None:
-        """After a cancelled sleep or wake-up the engine answers rightly, or is asleep; then it wakes up."""
+        """After a cancelled sleep or wake-up the engine answers correctly, or is asleep and wakes up."""
         run(checker, "cancelled_sleep_keeps_the_weights")
 
     def test_cancelled_level_2_never_serves_lost_weights(self, checker: EngineChecker) -> None:
-        """After a cancelled sleep at level 2 it answers rightly or refuses, until an update brings the weights."""
+        """After a cancelled sleep at level 2 it answers correctly or refuses, until an update brings the weights."""
         run(checker, "cancelled_level_2_never_serves_lost_weights")
 
     @pytest.mark.parametrize("delays", DELAYS)
     @pytest.mark.parametrize("name", DELAYED_CHECKS)
     def test_holds_under_delays(self, checker: EngineChecker, name: str, delays: str) -> None:
-        """The checks of weights, versions, sleep and aborts hold also where hand-overs take long."""
+        """The checks of weights, versions, sleep and aborts also hold if hand-overs take long."""
         run(checker, name, DELAYS[delays])
 
     def test_layout_without_paths_is_plain_text(self, checker: EngineChecker) -> None:

@@ -317,7 +317,7 @@ class ScriptedEngine:
         versions: int | TokenArray,
         failure: Failure | None = None,
     ) -> GenerateResult:
-        logprobs = _logprobs(len(request.token_ids), len(ids))
+        logprobs = self._logprobs(request, ids, versions)
         if failure is Failure.TOO_FEW_LOGPROBS:
             logprobs = logprobs[:-1]
         elif failure is Failure.TOO_MANY_LOGPROBS:
@@ -325,6 +325,13 @@ class ScriptedEngine:
         return GenerateResult(
             token_ids=ids, logprobs=logprobs, finish_reason=finish[0], stop_reason=finish[1], weight_version=versions
         )
+
+    def _logprobs(self, request: GenerateRequest, ids: TokenArray, versions: int | TokenArray) -> FloatArray:
+        """Return (num_tokens,) float32 in [-2, 0), set by place alone: a turn cut in two gets the same ones."""
+        start = len(request.token_ids) % _PERIOD
+        if start + len(ids) > len(_LOGPROBS):
+            return np.resize(_LOGPROBS[start : start + _PERIOD], len(ids))
+        return _LOGPROBS[start : start + len(ids)]
 
 
 def _names_of(weights: Iterable[tuple[str, Any]]) -> list[str]:
@@ -372,14 +379,6 @@ def _cut(ids: TokenArray, stop_ids: tuple[int, ...], max_tokens: int) -> tuple[T
             if token_id in stops:
                 return ids[: index + 1], FinishReason.STOP, token_id
     return ids, FinishReason.STOP if ended_itself else FinishReason.LENGTH, None
-
-
-def _logprobs(num_context: int, num_tokens: int) -> FloatArray:
-    """Return (num_tokens,) float32 in [-2, 0), set by place alone: a turn cut in two gets the same ones."""
-    start = num_context % _PERIOD
-    if start + num_tokens > len(_LOGPROBS):
-        return np.resize(_LOGPROBS[start : start + _PERIOD], num_tokens)
-    return _LOGPROBS[start : start + num_tokens]
 
 
 def _num_before(seconds: float, schedule: Sequence[float] | None, num_tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""Whether tokens come from the weights that they claim, and what to say of a token that does not."""
+"""Checks that tokens come from the weights that they claim, and explains a token that does not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def expect_versions(
     Args:
         probe: with a reference.
         answers: requests and their results.
-        variants: variant of the reference's weights by version; all that were brought.
+        variants: variant of the reference's weights by version, for all versions so far.
     """
     for request, result in answers:
         claimed = np.broadcast_to(result.weight_version, result.token_ids.shape)
@@ -38,25 +38,24 @@ def differences(
     probe: EngineProbe, request: GenerateRequest, result: GenerateResult, variant: int
 ) -> NDArray[np.float64]:
     """
-    Return (n,) how far each token is from a variant's weights; up to 1 it comes from them.
+    Return (n,) distances of the tokens from a variant's weights; a token with at most 1 comes from them.
 
     A token of a request at temperature 0 must be the most likely one, or tie with it. Any other must have the
     log-probability of the forward pass.
     """
     assert probe.reference is not None
-    gaps: NDArray[np.float64]
     ids = [*request.token_ids.tolist(), *result.token_ids.tolist()]
     temperature = request.sampling.temperature or 1.0
     scores, best = probe.reference.scores(ids, len(request.token_ids), temperature=temperature, variant=variant)
     sampled = bool(request.sampling.temperature)
-    gaps = (np.abs(scores - result.logprobs) if sampled else best - scores).astype(np.float64)
+    gaps: NDArray[np.float64] = (np.abs(scores - result.logprobs) if sampled else best - scores).astype(np.float64)
     return gaps / (probe.logprob_bound if sampled else 2 * probe.logprob_bound)
 
 
 def explain(
     probe: EngineProbe, request: GenerateRequest, result: GenerateResult, index: int, variants: Mapping[int, int]
 ) -> str:
-    """Return the token, the version that it claims, and how far it is from that and the neighbouring versions."""
+    """Return a text with the token, its claimed version, and its distances from this version and its neighbours."""
     claimed = int(np.broadcast_to(result.weight_version, result.token_ids.shape)[index])
     near = [version for version in (claimed - 1, claimed, claimed + 1) if version in variants]
     bound = probe.logprob_bound * (1 if request.sampling.temperature else 2)

@@ -141,9 +141,9 @@ async def _call_function(function: AgentFunction, episode: Episode, client: Mode
 
 
 def report_score(episode: Episode, score: float) -> None:
-    """Note the score that an agent gives its episode, for the reward `reported`; `ValueError` if it cannot be one."""
+    """Note the score that an agent gives its episode, for the reward `reported`; `ValueError` if no record holds it."""
     if not abs(score) <= MAX_NUMBER:
-        raise ValueError(f"the agent reported the score {score}, which is not finite or too large")
+        raise ValueError(f"the agent reported the score {score}, which is too large or not finite")
     episode.memory["reported_score"] = score
 
 

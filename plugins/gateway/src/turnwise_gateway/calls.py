@@ -54,8 +54,8 @@ class ModelCall:
         logprobs: the reply carries log-probabilities.
         stream: the reply is sent as server-sent events.
         digest: of the body without `stream` and `stream_options`; equal requests have equal digests.
-        key: of the request; a client that sends it once more sends the same key. Empty for a client that sends none,
-            whose requests have no identity: an equal one may be a repetition or a further sample.
+        key: names the request; a client that repeats the request sends the same key. Empty if the client sends none:
+            then an equal request may be a repetition or a further sample.
         headers: of the request, names in lower case; a session reads the lineage of sub-agents from them.
         model: name that the agent sent; replies repeat it.
         ignored: fields that have no effect here; a session counts them.
@@ -237,11 +237,11 @@ class ScoredBackend(SessionBackend, Protocol):
 
     @property
     def transcript(self) -> Sequence[DeliveredTurn]:
-        """The turns that are part of a record, in the order in which they became it; only ever longer."""
+        """The turns that are part of a record, in the order in which they were appended; it only grows."""
 
     def deliver(self, turn_id: str) -> bool:
         """
-        Say that the client has shown that it read a turn, by naming it.
+        Say that a score has named a turn, so its client has read it.
 
         Returns:
             Whether the turn is part of a record: it was sampled here, and a client got it.

@@ -14,7 +14,7 @@ def note_score(session: Session, score: object, metrics: Mapping[str, float]) ->
     Note score and metrics that were reported from outside.
 
     Args:
-        session: that is scored; it is closed, so that no turn comes after this.
+        session: closed, so that no turn follows.
         score: in the form that `ScoreBoard.reported` describes; None for none.
         metrics: numbers for the logs.
     """

@@ -282,7 +282,7 @@ def test_stream_is_not_in_the_digest():
     [({}, ""), ({"Idempotency-Key": "a"}, "a"), ({"X-Stainless-Retry-Count": "1"}, "")],
 )
 def test_keys_of_requests(headers, key):
-    """A key names a request; the count of retries does not, for it says nothing about which request comes again."""
+    """A key names a request; a count of retries does not, because it does not tell which request comes again."""
     assert key == read("chat", headers).key
 
 

@@ -21,7 +21,7 @@ from turnwise_reported_reward.reward import ReportedReward
 def test_scores_of_turns_lie_on_them_in_any_order(
     run_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    """Also when the server learns of a turn's delivery after its echo and after turns of a sub-agent; over HTTP."""
+    """Each score reaches its turn, also if the server notes a delivery after its echo and after a sub-agent's turn."""
     goes_on, write_eof, is_first = asyncio.Event(), web.StreamResponse.write_eof, iter([True])
 
     async def write_and_wait(self: web.StreamResponse, data: bytes = b"") -> None:
@@ -39,7 +39,7 @@ def test_scores_of_turns_lie_on_them_in_any_order(
         async def ask(*messages: dict[str, Any]) -> tuple[dict[str, Any], str]:
             url, key = leased["session"]["openai_base_url"], leased["session"]["api_key"]
             body, headers = {"model": "m", "messages": list(messages)}, {"Authorization": f"Bearer {key}"}
-            # Each on a connection of its own, for the server still holds the first one.
+            # Each on another connection, because the server still holds the first one.
             http = await connections.enter_async_context(aiohttp.ClientSession())
             async with http.post(f"{url}/chat/completions", json=body, headers=headers) as response:
                 reply = await response.json()

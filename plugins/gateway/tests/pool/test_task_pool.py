@@ -186,7 +186,7 @@ def test_drain_waits_for_every_lease(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_the_result_after_a_lease_waits_for_its_end(tmp_path: Path, clock: Clock) -> None:
-    """News of a last attempt may be late before the pool has ended its lease; the result comes with that end."""
+    """A report of a last attempt may be late before the pool has ended the lease; the result comes with this end."""
 
     async def run() -> None:
         async with pool_in(tmp_path, clock) as pool:

@@ -85,7 +85,7 @@ def test_read_replies_are_confirmed(gateway, dialect, stream):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", PATHS)
 def test_clients_that_leave_after_the_last_byte_have_the_reply(gateway, busy_server, dialect, stream, closes):
-    """A client that reads all and leaves has the turn, however late the server looks at its connection."""
+    """A client that reads all and leaves has the turn, also if the server is late to notice it."""
     connection = post(gateway, dialect, stream, {"Connection": "close"} if closes else {})
     found = b""
     while not is_whole(found, stream):
@@ -100,7 +100,7 @@ def test_clients_that_leave_after_the_last_byte_have_the_reply(gateway, busy_ser
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", PATHS)
 def test_a_response_that_was_not_read_is_lost(gateway, request, dialect, stream, busy):
-    """All bytes have left, and the client ends without reading them: the turn counts, and may be asked for again."""
+    """All bytes have left, and the client ends without reading them: the turn counts, and a repetition gets it."""
     if busy:
         request.getfixturevalue("busy_server")
     connection = post(gateway, dialect, stream)

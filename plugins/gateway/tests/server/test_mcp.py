@@ -163,7 +163,7 @@ def test_a_call_whose_response_was_lost_does_not_run_again(gateway, request, bus
 
 
 def test_a_call_with_the_same_key_runs_once(gateway):
-    """A message under a key runs its tool once, however often it comes; an equal one under another key is another."""
+    """A message with a key runs its tool once, however often it comes; with another key, it runs the tool again."""
     gateway.backend.tool_script = lambda _call: ToolResult(text=str(len(gateway.backend.calls)))
     headers = [{"Idempotency-Key": key} for key in "aab"]
     found = [post(gateway.url, gateway.key, CALL, **each)[1]["result"]["content"][0]["text"] for each in headers]
@@ -172,7 +172,7 @@ def test_a_call_with_the_same_key_runs_once(gateway):
 
 
 def test_a_call_with_the_same_key_waits_for_the_first(gateway):
-    """Two messages at once under one key run the tool once."""
+    """Two messages at once with one key run the tool once."""
     started, goes_on = threading.Event(), threading.Event()
 
     def add(_call):

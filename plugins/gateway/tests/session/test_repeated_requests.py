@@ -40,7 +40,7 @@ async def ask(session, **changes):
 
 
 def test_samples_of_one_prompt_are_independent():
-    """A marked request whose first try never came here gets a turn of its own: beside others, and after them."""
+    """A marked request whose first try never arrived gets a new turn, beside other requests and after them."""
     found = []
 
     async def scenario(session):
@@ -57,7 +57,7 @@ def test_samples_of_one_prompt_are_independent():
 @pytest.mark.parametrize("state", ["sampled", "on its way", "left", "lost", "delivered"])
 @pytest.mark.parametrize("key", ["", "a"])
 def test_a_repeated_request_gets_its_turn(key, state):
-    """Under a key in every state of the turn; without one when no client has it, and it is trained once."""
+    """With a key in every state of the turn, else only if no client has read it; the turn is trained once."""
     replies = []
 
     async def scenario(session):
@@ -152,7 +152,7 @@ async def create(dialect, url, key, transport, **options):
 @pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
 @pytest.mark.parametrize("loses", ["requests", "responses"])
 def test_libraries_repeat_a_request(dialect, loses):
-    """The retry of a lost request is a new sample, and under a key that of a lost response gets the response."""
+    """The retry of a lost request is a new sample; with a key, the retry of a lost response gets the response."""
     found, tries = [], []
 
     async def scenario(session):

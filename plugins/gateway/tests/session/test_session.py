@@ -322,7 +322,7 @@ def test_an_echo_proves_the_delivery():
 
 
 def test_a_request_with_the_same_key_joins_the_call_in_flight():
-    """A request that comes again under its key waits for the running call; the engine samples once."""
+    """A repeated request with the same key waits for the running call; the engine samples once."""
 
     async def converse(session):
         async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""Scores by turn: each lies on the last token of the turn that it named, whatever happened before and after."""
+"""Scores of turns: each lies on the last token of its turn, in any order of events."""
 
 import asyncio
 import random
@@ -51,7 +51,7 @@ ACTIONS = (
 
 @define(eq=False)
 class Attempt:
-    """A session of the episode, and what its client and its scorer know of it."""
+    """A session of the episode, with the knowledge of its client and its scorer."""
 
     session: Session
     recorded: RecordedSession
@@ -70,7 +70,7 @@ class ScoringAgent:
 
     Attributes:
         choices: source of its decisions.
-        actions: that it takes.
+        actions: names of its actions, in order.
         attempts: at the episode; the last one counts.
     """
 
@@ -237,7 +237,7 @@ def test_each_score_lies_on_its_turn(seed, actions):
 
 
 def test_scores_of_records_follow_the_records_of_the_attempt():
-    """Also when a call of the attempt before opens a record after the next attempt has begun."""
+    """Also if a call of an earlier attempt opens a record after the start of the next attempt."""
 
     async def two_attempts(session):
         later = Session(session.episode, session.parts, "later", session.spawn)
@@ -252,7 +252,7 @@ def test_scores_of_records_follow_the_records_of_the_attempt():
 
 
 def test_a_turn_without_tokens_takes_no_score():
-    """A turn that the engine ended before its first token has no place for a score, and shifts no other one."""
+    """A turn that the engine ended before its first token has no place for a score, and moves no other score."""
 
     async def scenario(session):
         recorded = RecordedSession(Attempted(id="s", uid="u", global_step=0, rollout_n=0), session)
@@ -274,7 +274,7 @@ def test_a_turn_without_tokens_takes_no_score():
 
 @pytest.mark.parametrize("is_read", [True, False])
 def test_a_score_shows_that_its_turn_was_read(is_read):
-    """A turn that is on its way and has a score is delivered; one whose client left without it takes no score."""
+    """A score delivers a turn that is on its way; a turn that its client left behind takes no score."""
 
     async def scenario(session):
         recorded = RecordedSession(Attempted(id="s", uid="u", global_step=0, rollout_n=0), session)

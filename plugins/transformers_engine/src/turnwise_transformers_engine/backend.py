@@ -48,7 +48,7 @@ class Backend(Protocol):
         """Whether a request uses memory; only while paused."""
 
     def drop_keys_values(self) -> None:
-        """Drop all that was computed from the weights, while paused; requests in flight are prefilled again."""
+        """Drop all keys and values after an update, while paused; requests in flight are prefilled again."""
 
     def free_cache(self) -> None:
         """Free the KV cache, while paused and without requests."""

@@ -1,9 +1,9 @@
 """
 The embedded engine: checks requests, and passes them to a backend or, if they have a layout, to the layout decoder.
 
-A backend runs its steps on a thread, and sleep, wake-up and update change memory on another. Everything else here runs
-on the event loop. Requests that would crash a backend are refused here: its cache cannot hold them, or their ids are
-unknown.
+A backend runs its steps on a thread, and sleep, wake-up and update change memory on another thread. Everything else
+here runs on the event loop. Requests that would crash a backend are refused here: its cache cannot hold them, or their
+ids are unknown.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class TransformersEngine:
         self._pending: dict[str, Pending] = {}
         self._handles = count()
         self._served = ServedWeights()
-        # Sleep, wake-up and update pause the backend, so only one of them runs at a time, and each to its end: the next
-        # must not find the thread of a cancelled one at work.
+        # Sleep, wake-up and update pause the backend, so only one of them runs at a time. Each runs to its end: the
+        # thread of a cancelled one must not work during the next.
         self._switching = asyncio.Lock()
         self.sleep_state = SleepState("the transformers engine")
         self._memory: MemoryState | None = None
@@ -185,8 +185,8 @@ class TransformersEngine:
         Replace weights by name, all or none, and drop the KV cache of the old ones.
 
         They are copied to host memory first, so a failing source changes nothing. Requests in flight are prefilled
-        again under the new weights, and their results have a version per token. A cancelled update is over when this
-        returns: it has changed nothing, or all.
+        again under the new weights, and their results have a version per token. When a cancelled update returns, it has
+        changed all or nothing.
         """
         async with self._switching:
             memory = self._running_memory()

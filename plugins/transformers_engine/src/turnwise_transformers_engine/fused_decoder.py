@@ -253,7 +253,7 @@ class FusedDecoder:
         columns = make_columns([row.values for row in rows], counts)
         tokens, logprobs = sample_rows(logits[done] if len(done) < len(chunks) else logits, columns)
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
-            # An update drops all keys and values, so each row comes by here before its first token of a version.
+            # An update drops all keys and values, so each row passes here before its first token of a version.
             row.progress.start_version(self.served.version)
             row.add_token(token, logprob)
             assert row.group is not None

@@ -257,7 +257,7 @@ class LayoutDecoder:
         decodes = row in self._decoding
         if not row.ended:
             if not decodes:
-                # An update drops all keys and values, so each row comes by here before its first token of a version.
+                # An update drops all keys and values, so each row passes here before its first token of a version.
                 row.progress.start_version(self.served.version)
             row.add_token(token, logprob)
         over = row.ended or row.progress.finished

@@ -59,7 +59,7 @@ class ManagerBackend:
 
     def start(self, call_soon: Callable[..., object]) -> None:
         self._call_soon = call_soon
-        # Taken over, because the version must be read where the tokens are sampled, and before the next pause.
+        # Replaced, because the version must be read on the thread that samples the tokens, and before the next pause.
         self.manager.output_router.deliver_batch = self._deliver
         self.manager.output_router.deliver = lambda output: self._deliver([output])
         # The manager's thread inherits `daemon` from the thread that starts it. An engine that is never stopped must

@@ -106,7 +106,7 @@ class MemoryState:
         import torch
 
         model = self.backend.model
-        # Each note comes before its deed, so that after an error in between waking up repairs too much at worst.
+        # Each flag is set before memory is freed: after an error in between, a wake-up restores too much at worst.
         self._weights_freed = True
         if not backup:
             self.missing = self._all_names()
@@ -132,7 +132,7 @@ class MemoryState:
                 parameter.data = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
                 if (backup := self._backup.get(key)) is not None:
                     parameter.data.copy_(backup)
-                # Not before: a second attempt must find what the first could not allocate.
+                # Only now: a second attempt must find the memory that the first could not allocate.
                 del self._freed_shapes[key]
                 self._backup.pop(key, None)
         self.backend.bind_weights()

@@ -28,7 +28,7 @@ class Pending:
             same request id.
         ended: resolves when the request has ended; true if it was aborted.
         output: the backend's latest output: all tokens so far, and their log-probabilities.
-        spans: index of the first token of each weight version, and the version; what samples the tokens appends to it.
+        spans: index of the first token of each weight version, and the version; a decoder appends to it.
         num_cached_tokens: context tokens found in the prefix cache.
         prefilled: resolves when the context has been prefilled, or will not be; None if no other request waits for it.
     """
@@ -85,7 +85,7 @@ class Pending:
             self.ended.set_exception(error)
 
     def result(self, *, aborted: bool, version: int) -> GenerateResult:
-        """Return the result of the request; `version` is that of a result without tokens."""
+        """Return the result of the request; a result without tokens has `version`."""
         token_ids = np.array(self._sampled_ids(), np.int32)
         logprobs = [] if self.output is None else self.output.logprobs[: len(token_ids)]
         last = int(token_ids[-1]) if len(token_ids) else None

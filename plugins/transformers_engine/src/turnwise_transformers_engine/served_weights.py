@@ -10,12 +10,12 @@ class ServedWeights:
     """
     The weights in the model's memory.
 
-    They change only while every decoder is paused. So what a decoder reads here in a step is true of the tokens that
-    the step samples, whichever thread asks, and nobody else keeps the number.
+    They change only while every decoder is paused. So the version that a decoder reads here during a step, on any
+    thread, belongs to the tokens of this step. No other object keeps the number.
 
     Attributes:
         version: of the last update.
-        torn: why the memory holds no version's weights; empty if it does. No decoder runs a step otherwise.
+        torn: reason why the memory has the weights of no version, while which no decoder runs a step; else empty.
     """
 
     version: int = 0

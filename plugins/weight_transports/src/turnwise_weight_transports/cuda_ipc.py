@@ -88,10 +88,10 @@ class CudaIpcTransport:
 
 def _receive(manifest: WeightManifest) -> Iterator[Weight]:
     """
-    Yield the lent weights; `EngineError` at the end if their owner has changed one before its reader had copied it.
+    Yield the lent weights; `EngineError` at the end if their owner changed one before the reader had copied it.
 
     A reader copies a weight before it asks for the next one, so a checksum that is computed then covers the copy: on a
-    GPU it runs after the copy, on the same stream. All are read at the end, because each read waits for the GPU.
+    GPU it runs after the copy, on the same stream. All checksums are read at the end: each read waits for the GPU.
     """
     import torch
 
@@ -111,7 +111,7 @@ def _checksum(tensor: Tensor, torch: ModuleType) -> Tensor:
 
 
 def _read_checksums(sums: Sequence[Tensor]) -> list[int]:
-    """Return checksums, which are read from each device at once."""
+    """Return checksums as numbers, with one read for each device."""
     import torch
 
     on_host: dict[Any, list[int]] = {

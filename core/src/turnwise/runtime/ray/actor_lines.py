@@ -1,8 +1,8 @@
 """
 The log lines of actors, in the driver.
 
-Ray prints each line of an actor with the name of its process in colour before it, and no program can read a line of
-JSON behind that. Here the lines of the log are printed as they are, and the name of the process is a key of the object.
+Ray prints a coloured name of the process before each line of an actor, so no program can read a line of JSON. Here,
+lines of the log are printed without it, and the name of the process is a key of the object.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, Final
 import structlog
 from attrs import frozen
 
-from turnwise.events.logging import WHOLE_LINES
+from turnwise.events.logging import LINE_LOCK
 from turnwise.types import JsonDict
 
 PrintLines = Callable[[Mapping[str, Any]], object]
 """Prints lines that Ray has read from a process: `lines`, `pid`, `ip`, `is_err` and more."""
 
 _HANDLER: Final = "ray_print_logs"
-"""Ray's name of the function that prints the lines; it removes the function when it disconnects."""
+"""Ray's name of the function that prints the lines; Ray removes the function when it disconnects."""
 
 
 @frozen
@@ -41,8 +41,8 @@ class ActorLines:
         origin: JsonDict = {"actor": data.get("actor_name"), "pid": int(pid) if pid.isdecimal() else pid}
         if data.get("ip") != data.get("localhost"):
             origin["ip"] = data.get("ip")
-        # Ray writes a line in parts, and this thread is not the one that writes the log of this process.
-        with WHOLE_LINES, suppress(OSError):  # the reader of the log may end before the run
+        # Ray writes a line in parts, and other threads write the log of this process.
+        with LINE_LOCK, suppress(OSError):  # the reader of the log may end before the run
             for is_other, group in groupby(parsed, key=lambda each: each[1] is None):
                 if is_other:
                     self.print_others({**data, "lines": [line for line, _entry in group]})

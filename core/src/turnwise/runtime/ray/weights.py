@@ -87,7 +87,7 @@ class GroupWeights:
     ) -> UpdateReport:
         dead: dict[int, ActorHandle] = {}
         waiting: dict[int, ActorHandle] = {}
-        # A replica that has missed updates enters rotation only with all that they have changed.
+        # A replica that has missed updates enters rotation only after an update of all weights.
         complete = updater.is_complete(source)
 
         def kill_replica(index: int, reason: str) -> None:
@@ -106,12 +106,12 @@ class GroupWeights:
             await self._changed.wait_for(is_decided)
             handles = {slot.index: slot.handle for slot in live(slots)}
             waiting = dict(self._outdated) if complete else {}
-            self._check_any({**handles, **waiting})
+            self._check_not_partial({**handles, **waiting})
             replicas = {i: handle.update_weights.remote for i, handle in {**handles, **waiting}.items()}
             try:
                 return await updater.update(replicas, source, version, kill_replica, keep=self.keep_last)
             except TornWeightsError:
-                raise  # the replicas were alive, and are killed
+                raise  # these replicas were alive, and are killed
             except EngineError:
                 # Dead actors fail before their supervision knows it. Others have refused these weights.
                 if waiting or not handles or await _is_any_alive(handles.values()):
@@ -119,11 +119,12 @@ class GroupWeights:
                 dead = handles
 
     def _is_hopeless(self, slots: list[ActorSlot]) -> bool:
-        """Return whether no replica enters rotation by itself."""
+        """Return whether no replica will enter rotation without an update of all weights."""
         # None starts while the pool sleeps, and one that waits for all weights does not enter with some of them.
         return self.sleep_state.level > 0 or all(slot.given_up or slot.index in self._outdated for slot in slots)
 
-    def _check_any(self, replicas: Collection[int]) -> None:
+    def _check_not_partial(self, replicas: Collection[int]) -> None:
+        """Raise `EngineError` if no replica takes an update, because all of them wait for all weights."""
         if self._outdated and not replicas:
             raise EngineError("every replica waits for all weights, and this update has some of them")
 
@@ -166,8 +167,8 @@ class GroupWeights:
             # The pool may have fallen asleep while the replica started, and may wake up while it waits for weights.
             while True:
                 level, awake = wanted = self.sleep_state.level, self.sleep_state.awake
-                # Before a sleep that keeps them, and after one that drops them: once, because an engine refuses to
-                # return to an older one of the kept updates.
+                # Weights come before a sleep that keeps them, or after a sleep that drops them. They come once, because
+                # the kept updates start with older versions, to which an engine refuses to return.
                 if not has_weights and "weights" in reached[1] and (reached == wanted or not drops_weights(level)):
                     await self._give_weights(slot, handle)
                     has_weights = True
@@ -183,7 +184,7 @@ class GroupWeights:
             self._changed.notify_all()
 
     async def _give_weights(self, slot: ActorSlot, handle: ActorHandle) -> None:
-        """Bring a new replica to the last weights; without a copy of them, wait for the next, without the lock."""
+        """Bring a new replica to the last weights; if none are kept, wait for the next update, without the lock."""
         if not self.version or self.updater is None or await self._repeat(self.updater, slot.index, handle):
             return
         self._outdated[slot.index] = handle

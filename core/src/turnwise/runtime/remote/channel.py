@@ -63,7 +63,7 @@ class BrokenChannelError(Exception):
 
 @frozen
 class _Broken:
-    """The last message of an end that could not read or handle one: the reason."""
+    """The last message of an end that could not read or handle a message; it has the reason."""
 
     reason: str
 
@@ -104,7 +104,7 @@ class Channel:
 
         Raises:
             OSError, EOFError: the channel has ended.
-            BrokenChannelError: the message cannot be read, or this end or the peer has met another one that fails.
+            BrokenChannelError: the message cannot be read, or an earlier one failed at this end or at the peer.
         """
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))

@@ -1,9 +1,9 @@
 """
 Contexts that a worker and a replica both hold, and the proof that they are equal.
 
-A request contains only the tokens after a prefix that its replica holds. Both ends hash the ids that they hold, each of
-them once, and the replica continues a prefix only if the hashes are equal: a record may leave sampled tokens out, two
-requests of a record may overlap, and a lost channel may leave a request behind.
+A request contains only the tokens after a prefix that its replica holds. Both ends hash the ids that they hold, each id
+once, and the replica continues a prefix only if the hashes are equal. They differ if a record leaves sampled tokens
+out, if two requests of a record overlap, or if a lost channel leaves a request behind.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class SentContext:
 
     Attributes:
         request_id: of the last request.
-        result: sampled ids, once they are there.
+        result: sampled ids; empty until they have come.
     """
 
     request_id: str
     _ids: TokenArray
     _hash: blake2b  # of `_ids`
-    _address: int  # of `_ids`, if they are a record's
+    _address: int  # of `_ids`, if they belong to a record
     result: TokenArray = field(default=_NO_TOKENS)
 
     @classmethod
@@ -62,11 +62,11 @@ class SentContext:
         Returns None, and changes nothing, if the request does not continue the last one.
         """
         ids, start = request.token_ids, len(self._ids)
-        # A view of the same memory needs no look at its tokens: the memory of a record only grows. Writable ids are no
-        # record's, and get no address.
+        # A view of the same memory needs no comparison, because the memory of a record only grows. Writable ids belong
+        # to no record, and have no address.
         address = _find_address(ids) if ids.base is self._ids.base else 0
-        same = start <= len(ids) and (address or 1) == self._address
-        if not same and not np.array_equal(ids[:start], self._ids):
+        is_same = start <= len(ids) and (address or 1) == self._address
+        if not is_same and not np.array_equal(ids[:start], self._ids):
             return None
         new = np.ascontiguousarray(ids[start:])
         num_kept = _count_common(new, self.result)
@@ -91,7 +91,7 @@ def _find_address(ids: TokenArray) -> int:
 def _count_common(ids: TokenArray, others: TokenArray) -> int:
     """Return the length of the longest common prefix."""
     length = min(len(ids), len(others))
-    if ids[:length].tobytes() == others[:length].tobytes():  # as mostly; a comparison of arrays takes longer
+    if ids[:length].tobytes() == others[:length].tobytes():  # the usual case; a comparison of arrays takes longer
         return length
     return int((ids[:length] != others[:length]).argmax())
 

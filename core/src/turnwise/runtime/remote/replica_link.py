@@ -125,7 +125,7 @@ class ReplicaLink:
         self._messages.schedule()
 
     def cancel(self, request_id: str) -> None:
-        """Let the replica end a request that nobody waits for."""
+        """Let the replica end a request without a waiting task."""
         self.cancelled.append(request_id)
         self._messages.schedule()
 
@@ -156,7 +156,7 @@ class ReplicaLink:
     def _flush(self) -> None:
         # Without the requests that were cancelled before they were sent: they would leave a context on the replica.
         sent = [each for each in self._outbox if self.pending.get(each.request.request_id) is each]
-        # After its requests, a replica handles the aborts of a message: some have moved here after their abort.
+        # A replica handles requests before the aborts of the same message. Some requests were aborted at another link.
         aborted = [*self.aborted, *(each.request.request_id for each in sent if each.aborted)]
         message = pack_requests(
             [(each.request, self._find_prefix(each.request)) for each in sent],

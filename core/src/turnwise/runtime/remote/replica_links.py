@@ -21,7 +21,7 @@ _MAX_BROKEN: Final = 5
 """Channels that break one after the other, before the replica counts as dead for this worker."""
 
 _HEALTHY_S: Final = 60.0
-"""Seconds after which a channel has worked, so that its end is no repetition."""
+"""Age in seconds from which a channel has worked: its end starts a new count of broken channels."""
 
 
 @define(eq=False)
@@ -31,7 +31,7 @@ class ReplicaLinks:
 
     The end of a channel does not tell whether the replica has died. If it has, the driver says so, and the requests
     count its death. If it lives, the channel is opened again, and the requests of the old one run again without blame.
-    If message after message breaks the channel, one of its requests is to blame: the replica counts as dead here.
+    If messages break one channel after the other, a request is to blame, and the replica counts as dead here.
     """
 
     pool: ReplicaPool

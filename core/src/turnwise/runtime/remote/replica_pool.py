@@ -164,7 +164,7 @@ class ReplicaPool:
 
     def replica_down(self, index: int, reason: str, *, left: bool = False) -> None:
         """Stop using a replica; its requests are repeated on others. None is blamed if it `left`."""
-        # A new link, because the tasks in `request` still use the old one: each removes itself from it.
+        # A new link, because requests still use the old one: each removes itself from it.
         link = self._replace(index, self._make_link())
         self._last_error = reason
         self._note_dead()
@@ -176,7 +176,7 @@ class ReplicaPool:
         return ReplicaLink(send, reported, self.coalesce_s)
 
     def _replace(self, index: int, link: ReplicaLink) -> ReplicaLink:
-        """Put a link into a place, and return the earlier one."""
+        """Replace the link of a replica, and return the earlier one."""
         earlier, self._links[index] = self._links[index], link
         self._num_sent_tokens += earlier.num_sent_tokens
         return earlier

@@ -62,7 +62,7 @@ class _Client:
 @define(eq=False)
 class _Attempt:
     """
-    A request that waits or runs. A worker that has connected again sends its requests again: then each has two.
+    A request that waits or runs. A worker that connects again sends its requests again, which then have two attempts.
 
     Attributes:
         in_engine: whether the engine has it, and can abort it.
@@ -119,7 +119,7 @@ class ReplicaServer:
                 group.create_task(self._announce_to(worker))
 
     async def _announce_to(self, worker: int) -> None:
-        # Here, where the confirmation is awaited: any message may carry the barrier away as soon as it is set.
+        # Set where the confirmation is awaited: from now on any message may contain the barrier.
         if worker in self._clients:
             barrier = self._clients[worker].barrier = f"barrier {next(self._num_barriers)}"
             await self._is_confirmed(worker, barrier)
@@ -298,7 +298,7 @@ class ReplicaServer:
 
 
 def _cancel(attempts: Iterable[_Attempt], worker: int) -> None:
-    """Cancel the attempts of a worker, and not those of its other channels."""
+    """Cancel the attempts that came over one channel of a worker."""
     for attempt in attempts:
         if attempt.worker == worker:
             attempt.task.cancel()

@@ -13,13 +13,13 @@ from attrs import define, field
 from turnwise.errors import EngineError, TornWeightsError
 from turnwise.protocols.weights import ReplicaUpdate, UpdateReport, WeightManifest, WeightSource, WeightTransport
 from turnwise.runtime.remote.supervision import failure_reason
+from turnwise.weights.finishing import finish
 from turnwise.weights.sources import CopiedSource, PairsSource, Weights, source_of
 
 T = TypeVar("T")
 
 UpdateReplica = Callable[[WeightManifest], Awaitable[object]]
 """Updates one replica to a published version."""
-
 
 Kill = Callable[[int, str], None]
 """Kills a replica, for a reason; its update then ends with an error."""
@@ -44,7 +44,7 @@ class _KeptUpdate:
     publication: AsyncExitStack
 
     async def replace(self, names: Collection[str]) -> bool:
-        """Forget weights that a later update has replaced; return whether some are left."""
+        """Forget weights that a later update has replaced; return whether any are left."""
         self.names.difference_update(names)
         if isinstance(self.weights, PairsSource):
             self.weights = PairsSource(tuple(pair for pair in self.weights.pairs if pair[0] in self.names))
@@ -170,19 +170,17 @@ async def _complete(work: Coroutine[object, object, T], running: Collection[int]
     A cancelled call of an actor runs on, and would read memory that its owner changes. Replicas that are still
     `running` some time after a cancellation are killed, which ends their calls.
     """
-    loop, timer = asyncio.get_running_loop(), None
-    task = loop.create_task(work)
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            if timer is None:
-                timer = loop.call_later(_INTERRUPTED_S, _kill_all, running, kill)
-    if timer is None:
-        return task.result()
-    timer.cancel()
-    task.exception()  # asyncio logs an exception that is never retrieved
-    raise asyncio.CancelledError
+    timers: list[asyncio.TimerHandle] = []
+
+    def kill_later() -> None:
+        if not timers:
+            timers.append(asyncio.get_running_loop().call_later(_INTERRUPTED_S, _kill_all, running, kill))
+
+    try:
+        return await finish(work, on_cancel=kill_later)
+    finally:
+        for timer in timers:
+            timer.cancel()
 
 
 def _kill_all(running: Collection[int], kill: Kill) -> None:

@@ -1,4 +1,4 @@
-"""An agent, a tool and rewards for simulated episodes: they use every call of an episode, and never read time."""
+"""An agent, a tool and a reward for simulated episodes. They use every call of an episode and never read the time."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ def prompt_of(episode: Episode) -> TokenArray:
 
 class Wanderer:
     """
-    Makes a few moves, one a step. They follow from the task and the tokens so far, so a resumed episode repeats them.
+    Makes a few moves, one in each step. They follow from the task and the tokens so far, so a resumed episode repeats
+    them.
 
-    A task's `extra` has `moves`, which names the possible moves, and `num_moves`. The rollouts that `fails` numbers, if
-    there are any, fail in their last move.
+    A task's `extra` has the names of the possible `moves`, `num_moves`, and perhaps `fails`, the numbers of the
+    rollouts that fail in their last move.
     """
 
     async def step(self, episode: Episode) -> State:
@@ -80,11 +81,11 @@ class Wanderer:
 
     async def _tool(self, episode: Episode) -> None:
         result = await episode.generate()
-        await self._call(episode, int(result.token_ids.sum()) if len(result.token_ids) else 0)
+        await self._call(episode, int(result.token_ids.sum()))
 
     async def _tools(self, episode: Episode) -> None:
         result = await episode.generate()
-        value = int(result.token_ids.sum()) if len(result.token_ids) else 0
+        value = int(result.token_ids.sum())
         calls = [ToolCall(name="count", arguments={"value": value + number}) for number in range(2)]
         async with asyncio.TaskGroup() as group:
             answers = [group.create_task(episode.call_tool(call)) for call in calls]
@@ -113,7 +114,7 @@ def _ids_of_text(text: str) -> TokenArray:
 
 
 class Count:
-    """A tool that answers after a while, in a thread or on the event loop; its answer depends on its argument alone."""
+    """A tool that answers after a while, in a thread or on the event loop. Its answer depends on its argument alone."""
 
     name = "count"
 

@@ -1,4 +1,4 @@
-"""Interrupts of a thread that waits for a manager, as Ctrl-C makes them."""
+"""Interrupts a thread that waits for a manager, as Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turnwise.runtime.loop_thread import LoopThread
 
 @frozen(eq=False)
 class _Interrupted:
-    """A future whose waiter is interrupted."""
+    """A future that interrupts a thread when it waits too long for the result."""
 
     future: concurrent.futures.Future[Any]
     seconds: float
@@ -32,7 +32,7 @@ class _Interrupted:
 
 @contextmanager
 def interrupted_after(seconds: float) -> Iterator[None]:
-    """Raise `KeyboardInterrupt` in each wait of this thread for a manager's event loop that takes longer."""
+    """Raise `KeyboardInterrupt` whenever this thread waits longer for a manager's event loop."""
     submit, caller = LoopThread.submit, threading.current_thread()
 
     def submit_interrupted(self: LoopThread, coroutine: Coroutine[object, object, Any]) -> Any:

@@ -1,9 +1,9 @@
 """
 An event loop in virtual time that continues ready tasks in an order that a seed decides.
 
-Each task is a lane: its steps keep their order, and so do plain callbacks among themselves. Which lane continues is a
-random choice. asyncio continues all in the order in which they became ready, but real wakers, such as sockets, timers
-and other threads, come in many orders.
+Each task is a lane: its steps keep their order, and so do plain callbacks among themselves. A random choice decides
+which lane continues. asyncio continues tasks in the order in which they became ready, but sockets, timers and other
+threads wake them in many orders.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class _Task(asyncio.Task[Any]):
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """Has no selector: it waits in the scheduler for its timers and for calls from other threads."""
+    """An event loop without a selector: it waits in the scheduler for its timers and for calls from other threads."""
 
-    # asyncio's own, which typeshed leaves out.
+    # Attributes of asyncio's loop that typeshed leaves out.
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
     _stopping: bool
@@ -96,7 +96,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._take_due()
         if self._ready:
             handle = self._ready.popleft() if len(self._ready) == 1 else self._choose()
-            if _lane_of(handle) and (delay := scheduler.late_by()):
+            if _lane_of(handle) and (delay := scheduler.draw_delay()):
                 self.call_later(delay, self._ready.append, handle)
             elif not handle._cancelled:  # noqa: SLF001 - as in asyncio's own loop
                 handle._run()  # noqa: SLF001

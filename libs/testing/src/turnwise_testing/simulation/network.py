@@ -1,5 +1,5 @@
 """
-A network in memory for simulated event loops: connections whose bytes are late and which break in every way.
+A network in memory for simulated event loops: bytes come late, and connections break in every way.
 
 `Network.install` gives a loop the methods behind `asyncio.open_connection` and `asyncio.start_server`, so that code
 over streams runs unchanged. Bytes of one direction of a connection keep their order.
@@ -53,7 +53,7 @@ class OrderedPipe:
         self._items.clear()
 
     def _next(self) -> None:
-        # The oldest one, whichever timer fires first: timers of one moment have no order.
+        # The oldest item, whichever timer fires first: timers of one moment have no order.
         if self._items:
             self.deliver(self._items.popleft())
 
@@ -189,7 +189,7 @@ class Network:
 
     Attributes:
         delay: seconds until some bytes arrive; asked for each write.
-        keepalive_s: seconds after which a side finds a connection dead that it did not see breaking.
+        keepalive_s: seconds after which a side notices a loss that it did not see.
         owner: returns the process that opens a connection, so that `lose_all` finds its ends.
         clients: the ends of open connections that have connected to a server.
     """
@@ -235,7 +235,7 @@ class Network:
             raise ConnectionRefusedError("no process listens")
         client, accepted = _Transport(self, self.owner()), _Transport(self, server.owner)
         protocol = make_protocol()
-        # In the context of the server, because the tasks that serve the connection are its own.
+        # In the context of the server, because the tasks that serve the connection belong to it.
         server.context.copy().run(lambda: accepted.connect(server.make_protocol(), client))
         client.connect(protocol, accepted)
         self.clients.append(client)

@@ -1,10 +1,10 @@
-"""Simulated rollouts of a registered agent, for `turnwise check NAME --simulate`."""
+"""Simulated rollouts of a registered agent, for `turnwise check --simulate agent:NAME`."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final
 from zlib import crc32
 
@@ -34,7 +34,7 @@ class TextPolicy:
     A turn that an interrupt has cut continues with the rest of its text.
 
     Attributes:
-        chat: of the agent; a turn begins after the last start of an assistant's message.
+        chat: of the agent; a turn starts after the last head of an assistant's message.
         texts: of the turns.
     """
 
@@ -59,10 +59,10 @@ class TextPolicy:
         seed = ((request.sampling.seed or 0) - SEED_STRIDE * (len(ids) - begin)) % 2**31
         chosen = crc32(np.array([seed, *ids[:begin]], "<i8").tobytes())
         script = self._scripts[chosen % len(self._scripts)]
-        said = len(ids) - begin
-        if ids[begin:] != script[:said]:  # the agent has written into the turn itself
-            said = 0
-        return np.array(script[said : said + num_tokens] or script[-1:], np.int32)
+        num_said = len(ids) - begin
+        if ids[begin:] != script[:num_said]:  # the agent has written into the turn itself
+            num_said = 0
+        return np.array(script[num_said : num_said + num_tokens] or script[-1:], np.int32)
 
 
 def _end_of_last(part: list[int], ids: list[int]) -> int:
@@ -93,11 +93,13 @@ class AgentRollouts(Rollouts):
             max_tokens=512,
         )
 
-    def _program(self, faults: random.Random | None) -> EpisodeProgram:
+    def _make_program(self, faults: random.Random | None) -> EpisodeProgram:
         return EpisodeProgram(agent=self._agent, reward=Length(), tools=ToolBox(probe_resources().tools))
 
 
-_HOST: list[Host] = []
+@cache
+def _load_host() -> Host:
+    return load()
 
 
 def _build(name: str, config: str | None) -> Any:
@@ -108,7 +110,5 @@ def _build(name: str, config: str | None) -> Any:
         chosen = run.agent
         choice = chosen if isinstance(chosen, Choice) and chosen.name == name else choice
     else:
-        if not _HOST:
-            _HOST.append(load())
-        host = _HOST[0]
+        host = _load_host()
     return build_part(host, "agents", choice, probe_resources(), path=name)

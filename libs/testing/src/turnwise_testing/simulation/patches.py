@@ -1,8 +1,8 @@
 """
-Replaces the locks, threads and clocks of Python by ones that a simulation controls.
+Replaces Python's locks, threads and clocks by simulated ones.
 
 `install` must run before the modules under test are imported, because many keep a reference to `threading.Lock` or
-`time.monotonic`. So a simulation runs in a separate process. Outside of simulated threads everything works as before.
+`time.monotonic`. So a simulation runs in a separate process. Outside of simulated threads, Python's own ones work.
 Conditions, events, semaphores, queues and futures of the standard library are built on these locks and need no patch.
 """
 
@@ -16,8 +16,9 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Final, Self, SupportsIndex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, SupportsIndex
 
 from turnwise_testing.simulation.scheduler import Scheduler, SimulatedThread, running
 
@@ -74,7 +75,7 @@ class SimulatedLock:
         self._held = False
 
     def _wait(self, scheduler: Scheduler, thread: SimulatedThread, timeout: float) -> bool:
-        """Wait until the lock is free; False if it was not in time."""
+        """Wait until the lock is free; return False after the timeout."""
         end = scheduler.now + timeout
         while self._held:
             self._waiting.append(thread)
@@ -129,9 +130,9 @@ class SimulatedRLock:
     def _at_fork_reinit(self) -> None:
         self.__init__()  # type: ignore[misc]  # the child of a fork starts with a free lock
 
-    # `threading.Condition` gives the lock away and takes it back with these.
+    # `threading.Condition` releases the lock and takes it again with these methods.
 
-    def _release_save(self) -> tuple[int, SimulatedThread | None] | Any:
+    def _release_save(self) -> Any:
         if running() is None:
             return self._real._release_save()  # type: ignore[attr-defined]  # noqa: SLF001
         state = (self._count, self._owner)
@@ -153,11 +154,11 @@ class SimulatedRLock:
         return self._owner is found[1]
 
 
-class _Joined:
+class _ThreadEnd:
     """The end of a simulated thread, for `join` and `is_alive`."""
 
     def __init__(self) -> None:
-        self.ended = False
+        self.reached = False
         self.waiting: list[SimulatedThread] = []
 
 
@@ -170,34 +171,34 @@ def _patch_threads() -> None:
             real_start(self)
             return
         scheduler, thread = found
-        joined = _Joined()
-        setattr(self, _SIMULATED, joined)
+        end = _ThreadEnd()
+        setattr(self, _SIMULATED, end)
         self._started.set()  # type: ignore[attr-defined]
-        scheduler.spawn(functools.partial(_run_as_thread, self, joined, scheduler), self.name, self)
+        scheduler.spawn(functools.partial(_run_as_thread, self, end, scheduler), self.name, self)
         scheduler.pass_turn(thread)
 
     def join(self: threading.Thread, timeout: float | None = None) -> None:
-        joined, found = getattr(self, _SIMULATED, None), running()
-        if joined is None:
+        end, found = getattr(self, _SIMULATED, None), running()
+        if end is None:
             real_join(self, timeout)
-        elif found is not None and not joined.ended:
-            joined.waiting.append(found[1])
+        elif found is not None and not end.reached:
+            end.waiting.append(found[1])
             found[0].wait(found[1], timeout)
 
     def is_alive(self: threading.Thread) -> bool:
-        joined = getattr(self, _SIMULATED, None)
-        return real_is_alive(self) if joined is None else not joined.ended
+        end = getattr(self, _SIMULATED, None)
+        return real_is_alive(self) if end is None else not end.reached
 
     threading.Thread.start, threading.Thread.join = start, join  # type: ignore[method-assign]
     threading.Thread.is_alive = is_alive  # type: ignore[method-assign]
 
 
-def _run_as_thread(thread: threading.Thread, joined: _Joined, scheduler: Scheduler) -> None:
+def _run_as_thread(thread: threading.Thread, end: _ThreadEnd, scheduler: Scheduler) -> None:
     try:
         thread.run()
     finally:
-        joined.ended = True
-        for each in joined.waiting:
+        end.reached = True
+        for each in end.waiting:
             scheduler.wake(each)
 
 
@@ -243,18 +244,14 @@ def install() -> None:
     asyncio.set_event_loop_policy(SimulatedLoopPolicy())
 
 
-class seeded_random:  # noqa: N801 - a context manager, named as a function
-    """Seeds the module `random` for a simulation, and with it the ids of `uuid`; restores both at the end."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    def __enter__(self) -> Self:
-        self._state, self._urandom = random.getstate(), os.urandom
-        random.seed(self._seed)
-        os.urandom = random.randbytes
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        random.setstate(self._state)
-        os.urandom = self._urandom
+@contextmanager
+def seeded_random(seed: int) -> Iterator[None]:
+    """Seed the module `random` for a simulation, and with it the ids of `uuid`; restore both at the end."""
+    state, urandom = random.getstate(), os.urandom
+    random.seed(seed)
+    os.urandom = random.randbytes
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        os.urandom = urandom

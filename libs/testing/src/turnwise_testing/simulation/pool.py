@@ -1,4 +1,4 @@
-"""Runs simulations in several processes, for `turnwise check --simulate`, and collects what failed."""
+"""Runs simulations in several processes, for `turnwise check --simulate`, and collects the failures."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def simulate(
         max_failures: stop after so many; None runs all seeds.
 
     Raises:
-        RuntimeError: a process ended without a result; the text has what it printed.
+        RuntimeError: a process ended with an error; it has printed the reason.
     """
     tally = Tally()
     for start in range(0, len(seeds), _CHUNK * num_processes):
@@ -107,7 +107,7 @@ def _started(scenario: str, seeds: range, num_processes: int) -> Iterator[Iterat
 
 
 class _PartRun(threading.Thread):
-    """Runs some seeds in a process, and the rest in a new one after a seed that hung."""
+    """Runs some seeds in a process, and after a seed that hangs the rest in a new one."""
 
     def __init__(self, scenario: str, part: range, messages: SimpleQueue[dict[str, Any] | None]) -> None:
         super().__init__(daemon=True)
@@ -130,8 +130,8 @@ class _PartRun(threading.Thread):
         self.join()
 
     def _run_process(self, part: range) -> range:
-        """Run seeds, and return the ones that a hanging seed has left."""
-        # One order of sets and dicts in each process, or a seed would not give the same run again.
+        """Run seeds in a process; return the seeds that are left if one of them hung."""
+        # One hash seed for all processes, because the order of sets of texts is a part of a run.
         environment = os.environ | {"PYTHONHASHSEED": "0"}
         last: int | None = None
         command = _command(self._scenario, part)

@@ -16,8 +16,8 @@ from turnwise.runtime.worker import WorkerComponents
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import GenerateRequest
 from turnwise_testing.simulation.agents import END, Count, Length, Wanderer
-from turnwise_testing.simulation.replica_parts import SimulatedTransport, Trainer, WatchedEngine, weights_of
-from turnwise_testing.simulation.run_parts import Pace, RunContent
+from turnwise_testing.simulation.replica_parts import SimulatedTransport, Trainer, WatchedEngine
+from turnwise_testing.simulation.run_parts import Pace, RunContent, weights_of
 
 
 class RandomRouter:
@@ -30,7 +30,7 @@ class RandomRouter:
         return self._rng.choice([index for index, each in enumerate(replicas) if each.available])
 
     def release(self, trajectory_id: str) -> None:
-        """Do nothing: it remembers nothing."""
+        """Do nothing: the router remembers nothing."""
 
 
 @define(eq=False)
@@ -40,9 +40,9 @@ class SimulatedBlueprint:
 
     Attributes:
         faults: draws the latencies of engines and tools; None for none.
-        trainer: of the weights.
-        transport: of both sides.
-        engines: all that were ever built.
+        trainer: knows the weights of each version.
+        transport: of the driver and of all replicas.
+        engines: all engines so far.
     """
 
     content: RunContent

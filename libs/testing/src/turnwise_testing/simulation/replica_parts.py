@@ -1,4 +1,4 @@
-"""Parts of the simulated replicas: engines that watch over their weights, a trainer, and a transport between them."""
+"""Parts of the simulated replicas: engines that check their weights, a trainer, and a transport between them."""
 
 from __future__ import annotations
 
@@ -16,33 +16,26 @@ from turnwise.protocols.weights import Weight, WeightManifest, WeightTarget
 from turnwise.types import GenerateRequest, GenerateResult
 from turnwise.weights.sleep import drops_weights
 from turnwise.weights.sources import source_of
-from turnwise_testing.simulation.run_parts import NAMES
+from turnwise_testing.simulation.run_parts import NAMES, weights_of
 from turnwise_testing.simulation.tracing import TracingEngine, digest_of
 
 Content = Mapping[str, int]
 """The version of each weight that an engine has."""
 
 
-def weights_of(content: Content) -> dict[str, Any]:
-    """Return the (2,) arrays of a content; the values tell name and version."""
-    numbers = {name: number for number, name in enumerate(NAMES)}
-    return {name: np.full(2, version * 31 + numbers[name], np.float32) for name, version in content.items()}
-
-
 def content_of(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the version of each weight; `torn` for an array of two versions."""
-    numbers = {name: number for number, name in enumerate(NAMES)}
-    values = {name: {(int(value) - numbers[name]) // 31 for value in array} for name, array in weights.items()}
+    """Return the version of each weight, by the rule of `weights_of`; `torn` for an array of two versions."""
+    values = {name: {(int(value) - NAMES.index(name)) // 31 for value in array} for name, array in weights.items()}
     return {name: found.pop() if len(found) == 1 else "torn" for name, found in values.items()}
 
 
 @define(eq=False)
 class Trainer:
     """
-    A trainer that changes its weights in place, and knows the content of each version that it has sent.
+    A trainer that changes its weights in place, and knows the content of each version.
 
-    A version is made of the changed weights on top of the last version that an update reported as done. Replicas may
-    or may not have the weights of a failed update, so the next one contains them again.
+    A version has the changed weights, and all others from the last successful update. Replicas may or may not have the
+    weights of a failed update, so the next update contains them again.
 
     Attributes:
         contents: of each version.
@@ -55,7 +48,7 @@ class Trainer:
     digests: dict[int, int] = field(factory=dict)
     violations: list[str] = field(factory=list)
     version: int = 0
-    _done: int = 0
+    _last_success: int = 0
     _unclear: frozenset[str] = frozenset()
     _memory: dict[str, Any] = field(factory=lambda: weights_of(dict.fromkeys(NAMES, 0)))
 
@@ -67,25 +60,25 @@ class Trainer:
         self.version += 1
         self._unclear |= frozenset(names)
         changed = dict.fromkeys(sorted(self._unclear), self.version)
-        self.contents[self.version] = {**self.contents[self._done], **changed}
+        self.contents[self.version] = {**self.contents[self._last_success], **changed}
         self.digests[self.version] = digest_of(weights_of(self.contents[self.version]))
         for name, array in weights_of(changed).items():
             self._memory[name][:] = array
         return {name: self._memory[name] for name in changed}
 
-    def done(self, version: int) -> None:
+    def note_success(self, version: int) -> None:
         """Note that an update has succeeded."""
-        self._done, self._unclear = version, frozenset()
+        self._last_success, self._unclear = version, frozenset()
 
     def check(self, name: str, version: int, weights: Mapping[str, Any]) -> None:
-        """Note a violation unless a replica has all weights of the version that it serves."""
+        """Note a violation if a replica lacks a weight of the version that it serves."""
         if digest_of(weights) != self.digests[version]:
             found, wanted = content_of(weights), self.contents[version]
             is_torn = any(each == "torn" or each > version for each in found.values())
             kind = "torn weights" if is_torn else "old weights"
-            self.violate(f"{kind}: {name} serves version {version} as {found}, not as {dict(wanted)}")
+            self.note_violation(f"{kind}: {name} serves version {version} as {found}, not as {dict(wanted)}")
 
-    def violate(self, text: str) -> None:
+    def note_violation(self, text: str) -> None:
         self.violations.append(text)
 
 
@@ -95,7 +88,7 @@ class WatchedEngine(TracingEngine):
     A replica's engine, which reads an update in a thread, as engines with much memory do, and checks its weights.
 
     Attributes:
-        name: in texts.
+        name: in the texts of violations.
         trainer: knows the content of each version.
         step_s: seconds of sleep and wake-up.
     """
@@ -126,7 +119,7 @@ class WatchedEngine(TracingEngine):
         await super().update_weights(changed, version)
         self._has_weights = set(self.weights) == set(NAMES)
         if version < before:
-            self.trainer.violate(f"versions: {self.name} went from version {before} back to {version}")
+            self.trainer.note_violation(f"versions: {self.name} went from version {before} back to {version}")
 
     async def sleep(self, level: int) -> None:
         await asyncio.sleep(self.step_s())
@@ -142,11 +135,12 @@ class WatchedEngine(TracingEngine):
 @define(eq=False)
 class SimulatedTransport:
     """
-    Carries weights inside the process, as shared memory does (`lends` is false) or the trainer's device memory.
+    Carries weights inside the process.
 
     Attributes:
         read_s: seconds in which a reader reads one weight.
-        lends: readers read the arrays of the trainer, which change when the update is over.
+        lends: readers read the trainer's own arrays, which change after the update, as with `cuda_ipc`; else they read
+            a copy, as with shared memory.
         lasting: more readers may come while a version is published.
     """
 
@@ -164,7 +158,7 @@ class SimulatedTransport:
         try:
             yield WeightManifest(version=version, specs=source.specs, locator={"key": key})
         finally:
-            if not self.lends:  # memory that was lent stays where it is
+            if not self.lends:  # the trainer keeps the arrays that it lends
                 self._published[key] = []
 
     async def apply(self, engine: WeightTarget, manifest: WeightManifest) -> None:

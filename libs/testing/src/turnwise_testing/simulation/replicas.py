@@ -28,15 +28,21 @@ from turnwise_testing.simulation.interrupts import interrupted_after
 from turnwise_testing.simulation.network import Loss, Network
 from turnwise_testing.simulation.replica_blueprint import SimulatedBlueprint
 from turnwise_testing.simulation.replica_parts import SimulatedTransport, Trainer
-from turnwise_testing.simulation.run_parts import NAMES, EpisodeOutcome, Pace, RunContent
+from turnwise_testing.simulation.run_parts import (
+    NAMES,
+    EpisodeOutcome,
+    Pace,
+    RunContent,
+    compare_outcomes,
+    outcomes_of,
+)
 from turnwise_testing.simulation.simulated_ray import SimulatedActor, SimulatedRay
-from turnwise_testing.simulation.tracing import check_episode
 
 _ALL: Final = ("weights", "kv_cache")
 _ASLEEP: Final = ("every replica is asleep", "the weights were dropped")
-"""In the faults of episodes that a driver runs while its replicas sleep, or before it updates them after level 2."""
+"""Texts in the faults of episodes that run while the replicas sleep, or have no weights after a sleep at level 2."""
 _MAX_KILLS: Final = 2
-"""Replicas that die at random in a run. A request convicts itself if it runs while a third dies (`max_deaths`)."""
+"""Most replicas that a run kills. With a third death, the run would blame a request (`max_deaths`)."""
 
 
 class _SimulatedRuntime(RayRuntime):
@@ -51,7 +57,7 @@ class _SimulatedRuntime(RayRuntime):
 
 @frozen(kw_only=True)
 class PoolContent:
-    """Numbers of a simulated pool; the same for the undisturbed and the disturbed run."""
+    """Settings of a simulated pool; the same for the undisturbed and the disturbed run."""
 
     num_replicas: int
     num_workers: int
@@ -108,17 +114,9 @@ class Replicas:
         return run.outcomes()
 
     def compare(self, undisturbed: dict[str, EpisodeOutcome], disturbed: dict[str, EpisodeOutcome]) -> None:
-        if undisturbed.keys() != disturbed.keys():
-            missing, more = undisturbed.keys() - disturbed.keys(), disturbed.keys() - undisturbed.keys()
-            raise AssertionError(f"lost: episodes are missing: {sorted(missing)}, or too many: {sorted(more)}")
-        for name, wanted in undisturbed.items():
-            found = disturbed[name]
-            if any(text in found.fault for text in _ASLEEP):
-                continue  # it ran while the replicas slept
-            if found.fault and not wanted.fault:
-                raise AssertionError(f"outcome: episode {name} has failed: {found.fault}")
-            if found != wanted:
-                raise AssertionError(f"outcome: episode {name} depends on the order of events:\n  {wanted}\n  {found}")
+        asleep = {name for name, each in disturbed.items() if any(text in each.fault for text in _ASLEEP)}
+        # An episode that ran while the replicas slept may fail; it must still be there.
+        compare_outcomes(undisturbed, disturbed | {name: undisturbed[name] for name in asleep & undisturbed.keys()})
 
 
 class _Run:
@@ -179,7 +177,7 @@ class _Run:
             self._wait()
             faults.choice((self._update, self._update, self._interrupt_update, self._nap))()
         while not self._keep_last and not self._has_ended.wait(30.0):
-            self._update(NAMES)  # new replicas wait for it
+            self._update(NAMES)  # new replicas wait for an update
 
     def break_things(self) -> None:
         """Lose links, kill, move, add and remove actors, and abort, at random moments."""
@@ -187,12 +185,12 @@ class _Run:
         for _ in range(faults.randint(0, 5)):
             self._wait()
             action = faults.choice(
-                (self._lose_link, self._lose_link, self._kill, self._drain, self._resize, self._abort)
+                (self._lose_link, self._lose_link, self._kill, self._drain, self._resize, self.manager.abort)
             )
             action()
 
     def finish(self, threads: Sequence[threading.Thread]) -> None:
-        """Wait for all threads, the last of which may be the trainer's, and resume until every episode has finished."""
+        """Wait for all threads, of which the last may be the trainer's, and resume until every episode has finished."""
         *others, last = threads
         for thread in others:
             thread.join()
@@ -212,16 +210,14 @@ class _Run:
                 for result in self.manager.iterate([], resume=True):
                     self._take(result)
         else:
-            raise AssertionError(
-                f"lost: these episodes stay unfinished: {[each.uid for each in self.manager.unfinished]}"
-            )
+            raise AssertionError(f"these episodes stay unfinished: {[each.uid for each in self.manager.unfinished]}")
 
     def _check_idle(self) -> None:
         time.sleep(60.0)  # longer than the keepalive of a dead connection
         for actor in [each for each in self.ray.live(ReplicaActor) if each.instance is not None]:
             load = actor.instance._server.load  # noqa: SLF001 - of the real actor
             if load.num_requests or load.num_tokens:
-                self.trainer.violate(
+                self.trainer.note_violation(
                     f"leak: {actor.name} still counts {load.num_requests} requests with {load.num_tokens} tokens"
                 )
 
@@ -230,20 +226,10 @@ class _Run:
         digests = dict(self.trainer.digests)
         mixed = {digest for engine in self.blueprint.engines for digest in engine.served}.difference(digests.values())
         digests |= {-1 - number: digest for number, digest in enumerate(sorted(mixed))}
-        outcomes: dict[str, EpisodeOutcome] = {}
         if self.trainer.violations:
             kinds = {text.partition(":")[0]: text for text in reversed(self.trainer.violations)}
-            raise AssertionError("; ".join(kinds.values()))
-        for result in self.results:
-            try:
-                check_episode(result, digests)
-            except AssertionError as error:
-                kind = "prefix" if "other tokens" in str(error) else "claim"
-                raise AssertionError(f"{kind}: {error}") from None
-            if result.uid in outcomes:
-                raise AssertionError(f"twice: episode {result.uid} was returned twice")
-            outcomes[result.uid] = EpisodeOutcome.of(result)
-        return outcomes
+            raise AssertionError("; ".join(kinds.values()))  # the first of each kind
+        return outcomes_of(self.results, digests)
 
     def _take(self, result: EpisodeResult) -> None:
         if result.unfinished is None:
@@ -277,7 +263,7 @@ class _Run:
             self.manager.update_weights(weights, version=version)
         except EngineError:
             return False
-        self.trainer.done(version)
+        self.trainer.note_success(version)
         return True
 
     def _interrupt_update(self) -> None:
@@ -285,15 +271,15 @@ class _Run:
             self._update()
 
     def _nap(self) -> None:
-        """Sleep, mostly after an abort as a trainer does, update and wake up."""
+        """Abort, sleep, update and wake up, as a trainer does."""
         faults = self._faults()
         level = faults.choice((1, 2))
-        self._abort()
+        self.manager.abort()
         with suppress(EngineError, KeyboardInterrupt), self._ctrl_c() if faults.random() < 0.2 else nullcontext():
             self.manager.sleep(level)
         self._wait()
         self._until_done(lambda: self.manager.wake_up(("weights",)))
-        # It fails if every replica has died: none starts before the pool is awake.
+        # The update fails if every replica has died: none starts before the pool is awake.
         is_done = (level == 1 and faults.random() < 0.5) or self._update(NAMES)
         self._wait()
         self._until_done(lambda: self.manager.wake_up(_ALL))
@@ -301,28 +287,25 @@ class _Run:
             self._until_done(lambda: self._update(NAMES))
 
     def _until_done(self, call: Callable[[], bool | None]) -> None:
-        """Call until it succeeds: it does not raise an engine's error, or return False."""
+        """Call until the call neither raises `EngineError` nor returns False."""
         for _ in range(50):
             with suppress(EngineError):
                 if call() is not False:
                     return
             time.sleep(1.0)
-        raise AssertionError("recovery: the replicas neither wake up nor take weights")
+        raise AssertionError("the replicas neither wake up nor accept weights")
 
     def _ctrl_c(self) -> AbstractContextManager[None]:
-        """Interrupt the calls of this thread a random while after their start."""
+        """Interrupt the calls of this thread after a random time."""
         return interrupted_after(self._faults().random() * self._faults().choice((0.01, 1.0)))
 
-    # The world
+    # Faults of the cluster
 
     def _on_loop(self, act: Callable[[], None]) -> None:
         async def call() -> None:
             act()
 
         self.manager.call(call())
-
-    def _abort(self) -> None:
-        self.manager.abort()
 
     def _resize(self) -> None:
         with suppress(EngineError):

@@ -16,12 +16,12 @@ from turnwise_testing.simulation.worker import SCENARIOS
 _EVERY_S: Final = 10.0
 """Seconds between two lines of progress."""
 _SHOWN: Final = 3
-"""Failures of a scenario that are printed in full; of the others the line that repeats them."""
+"""Failures of a scenario that are printed with their error; of the others, only the command is."""
 
 
 def simulate_all(names: Sequence[str], seeds: range, num_processes: int) -> int:
     """
-    Run scenarios and print a line for each, and for each failing seed the command that repeats it.
+    Run scenarios; print a line for each scenario, and a command that repeats each failing seed.
 
     Args:
         names: of the scenarios; none runs all of `SCENARIOS`.

@@ -19,14 +19,14 @@ from turnwise_testing.simulation.run_parts import (
     compare_outcomes,
     make_engine,
     make_manager,
+    make_program,
     outcomes_of,
-    wander,
 )
 
 
 class Rollouts:
     """
-    A manager runs some calls at once. Others interrupt them, resume what was interrupted, and update the weights.
+    A manager runs some calls at once. Other threads interrupt them, resume interrupted episodes and update the weights.
 
     Every episode is returned once, its tokens fit their context and their weights, and it has the outcome of the
     undisturbed run.
@@ -40,7 +40,7 @@ class Rollouts:
     def run(self, faults: random.Random | None) -> dict[str, EpisodeOutcome]:
         ledger = Ledger()
         engine = make_engine(self._content, faults, ledger)
-        manager = make_manager(self._content, engine, self._program(faults))
+        manager = make_manager(self._content, engine, self._make_program(faults))
         results: list[EpisodeResult] = []
         with manager:
             calls = [self._content.tasks[number :: self._num_calls] for number in range(self._num_calls)]
@@ -57,12 +57,12 @@ class Rollouts:
             run.finish()
         outcomes = outcomes_of(run.results, ledger.digests)
         if faults is None and (failed := [each.fault for each in outcomes.values() if each.status == Status.FAILED]):
-            # Else two runs in which everything fails would be equal.
+            # Two runs in which everything fails would be equal.
             raise AssertionError(f"{len(failed)} of {len(outcomes)} episodes fail undisturbed: {failed[0]}")
         return outcomes
 
-    def _program(self, faults: random.Random | None) -> EpisodeProgram:
-        return wander(faults)
+    def _make_program(self, faults: random.Random | None) -> EpisodeProgram:
+        return make_program(faults)
 
     def compare(self, undisturbed: Any, disturbed: Any) -> None:
         compare_outcomes(undisturbed, disturbed)
@@ -77,7 +77,7 @@ class _Run:
         self.manager, self.ledger, self.faults, self.results = manager, ledger, faults, results
 
     def call(self, tasks: Sequence[Task]) -> None:
-        """Run tasks, and resume some of the unfinished episodes, in one of the manager's ways."""
+        """Run tasks, perhaps as a partial rollout, and perhaps resume the unfinished episodes."""
         options: dict[str, Any] = {}
         if self.faults is not None and self.faults.random() < 0.4:
             options["min_fraction"] = self.faults.choice((0.25, 0.5, 0.75))
@@ -116,6 +116,6 @@ class _Run:
                 self._take(result)
 
     def _take(self, result: EpisodeResult) -> None:
-        # The manager keeps an interrupted episode in `unfinished`, and it comes again.
+        # The manager keeps an interrupted episode in `unfinished`, and returns it again after a resume.
         if result.unfinished is None:
             self.results.append(result)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from attrs import evolve, field, frozen
 
-from turnwise import EpisodeResult, RolloutManager, SamplingParams, Status, Task
+from turnwise import EpisodeResult, RolloutManager, SamplingParams, Task
 from turnwise.episode.driver import EpisodeProgram
 from turnwise.episode.setup import Limits
 from turnwise.events.dispatch import Observers
@@ -24,8 +24,8 @@ from turnwise_testing.scripted import SCRIPTED_CAPABILITIES
 from turnwise_testing.simulation.agents import END, MOVES, Count, Length, Wanderer
 from turnwise_testing.simulation.tracing import TracingEngine, TracingPolicy, check_episode, digest_of
 
-NAMES = ("embedding", "layer", "head")
-SCORED = frozenset({Status.COMPLETED, Status.TRUNCATED, Status.TIMED_OUT})
+NAMES: Final = ("embedding", "layer", "head")
+"""Of the weights."""
 
 
 @frozen(kw_only=True)
@@ -82,7 +82,7 @@ def make_task(uid: str, moves: Iterable[str], num_moves: int) -> Task:
 
 @frozen
 class Pace:
-    """Random durations in seconds, or none; `draw` gives each run a slow or a fast part."""
+    """Random durations in seconds; 0 without faults. `draw` makes a part of a run slow, fast or immediate."""
 
     rng: random.Random | None
     scale_s: float = 0.0
@@ -98,7 +98,7 @@ class Pace:
 @frozen
 class Ledger:
     """
-    The weights of each version of a run, which are drawn from the version alone.
+    The weights of each version of a run; they depend on the version alone.
 
     Attributes:
         digests: `digest_of` the weights of each version.
@@ -110,13 +110,18 @@ class Ledger:
         self.digests[0] = digest_of(self.weights(0))
 
     def weights(self, version: int) -> dict[str, Any]:
-        return {name: np.full(2, version * 31 + number, np.float32) for number, name in enumerate(NAMES)}
+        return weights_of(dict.fromkeys(NAMES, version))
 
     def next(self, version: int) -> dict[str, Any]:
         """Return the weights of a version, and note their digest."""
         weights = self.weights(version)
         self.digests[version] = digest_of(weights)
         return weights
+
+
+def weights_of(content: Mapping[str, int]) -> dict[str, Any]:
+    """Return (2,) arrays by name for the version of each; their values tell name and version."""
+    return {name: np.full(2, version * 31 + NAMES.index(name), np.float32) for name, version in content.items()}
 
 
 def make_engine(content: RunContent, faults: random.Random | None, ledger: Ledger) -> TracingEngine:
@@ -132,7 +137,7 @@ def make_engine(content: RunContent, faults: random.Random | None, ledger: Ledge
     )
 
 
-def wander(faults: random.Random | None) -> EpisodeProgram:
+def make_program(faults: random.Random | None) -> EpisodeProgram:
     """Return the program of the agent `Wanderer`, with a tool of random latency when there are faults."""
     return EpisodeProgram(agent=Wanderer(), reward=Length(), tools=ToolBox([Count(Pace.draw(faults))]))
 
@@ -164,7 +169,7 @@ def make_manager(
 
 @frozen
 class EpisodeOutcome:
-    """What must be equal for an episode in every order of events: its rows, its status and its reward."""
+    """The part of an episode's result that no order of events may change: rows, status and reward."""
 
     status: str
     rows: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]

@@ -1,5 +1,5 @@
 """
-One simulated run: a scenario with random content, run politely and then disturbed, and compared.
+Runs one seed: a scenario with random content in the polite order and in a random one, and compares the outcomes.
 
 A scenario draws its content from a seed. It runs twice: in the polite order without faults, and in a random order with
 delays and faults. Wherever order must not matter, both must have the same outcome.
@@ -22,21 +22,21 @@ T = TypeVar("T")
 
 class Scenario(Protocol):
     """
-    Content of a simulated run. It is built from `random.Random(seed)` and draws its content at once.
+    The content of a simulated run. Its constructor gets a random generator, and draws the content from it.
 
     `run` is called in the first thread of a simulation. It may start threads and event loops.
     """
 
     def run(self, faults: random.Random | None) -> object:
         """
-        Run once and return the outcome. Invariants of the run are checked here, by `AssertionError`.
+        Run once, and return the outcome. Raise `AssertionError` for a broken invariant of the run.
 
         Args:
             faults: draws faults and their moments; None for the undisturbed run.
         """
 
     def compare(self, undisturbed: object, disturbed: object) -> None:
-        """Raise `AssertionError` if the outcomes differ where they must not."""
+        """Raise `AssertionError` if the outcomes differ in a part that the order of events must not change."""
 
 
 @frozen(kw_only=True)
@@ -58,7 +58,7 @@ class SeedReport:
 
 
 def run_seed(make: Callable[[random.Random], Scenario], seed: int) -> SeedReport:
-    """Run a scenario with a seed, and report how it went; nothing that the run raises passes."""
+    """Run a scenario with a seed, and return its report; an error of the run is the report's failure."""
     rng = random.Random(seed)
     disturbance = Disturbance.draw(rng)
     scenario = make(random.Random(rng.random()))

@@ -1,8 +1,8 @@
 """
 Runs the threads of a simulation one at a time, in an order and on a clock that a seed decides.
 
-Each simulated thread is a real thread that waits at its gate until the scheduler lets it run. It gives the turn away
-only where it blocks, or where it hands something to another thread: at locks, queues, futures, sleeps and event loops.
+Each simulated thread is a real thread that waits at its gate until the scheduler lets it run. It gives its turn away
+only when it blocks or hands something to another thread: at locks, queues, futures, sleeps and event loops.
 All of these rest on the locks and clocks of `turnwise_testing.simulation.patches`. The clock moves only when every
 thread waits, so a simulated hour of waiting costs nothing, and the same seed gives the same run.
 """
@@ -22,7 +22,7 @@ from zlib import crc32
 from attrs import define, frozen
 
 START_S: Final = 1_000_000.0
-"""Reading of the virtual clock at the start; far from 0, where code might take a time for a missing value."""
+"""Reading of the virtual clock at the start; far from 0, which code might take for a missing value."""
 _FOREVER: Final = float("inf")
 
 
@@ -31,13 +31,13 @@ class SimulationStuckError(AssertionError):
 
 
 class SimulationEnded(BaseException):
-    """Ends the threads that are left when a simulation has ended; plugin code must not catch it."""
+    """Ends the threads that are left when a simulation has ended; code under test must not catch it."""
 
 
 @frozen(kw_only=True)
 class Disturbance:
     """
-    How far a run departs from the polite order, in which threads and tasks continue as soon and as early as possible.
+    The departure of a run from the polite order, in which threads and tasks continue as early as possible, in order.
 
     Attributes:
         switch: probability that a thread gives its turn away at a hand-over.
@@ -76,7 +76,7 @@ class _State(Enum):
 
 @define(eq=False)
 class SimulatedThread:
-    """A thread of a simulation: its gate, and until when it waits."""
+    """A thread of a simulation, with its gate and the end of its wait."""
 
     name: str
     number: int
@@ -122,7 +122,7 @@ class Scheduler:
 
         Raises:
             SimulationStuckError: the run did not end.
-            BaseException: what the function raised.
+            BaseException: raised by the function.
         """
         self._finished.acquire()
 
@@ -154,7 +154,7 @@ class Scheduler:
         """
         public = public or threading.Thread(name=name, daemon=True)
         thread = SimulatedThread(
-            name, self._num_threads, _thread.allocate_lock(), public, ready_at=self.now + self._delay()
+            name, self._num_threads, _thread.allocate_lock(), public, ready_at=self.now + self.draw_delay()
         )
         self._num_threads += 1
         thread.gate.acquire()
@@ -187,7 +187,7 @@ class Scheduler:
     def wake(self, thread: SimulatedThread) -> None:
         """Let a waiting thread continue, at once or after a delay that the seed decides."""
         if thread.state is _State.WAITING:
-            thread.state, thread.ready_at = _State.READY, self.now + self._delay()
+            thread.state, thread.ready_at = _State.READY, self.now + self.draw_delay()
 
     def choose(self, number: int) -> int:
         """Return a random number below `number`, and note the choice."""
@@ -199,10 +199,6 @@ class Scheduler:
         """Add a value to the digest of the run."""
         self.digest = crc32(value.to_bytes(4, "little"), self.digest)
 
-    def late_by(self) -> float:
-        """Return the random delay in seconds of a task that could continue; mostly 0."""
-        return self._delay()
-
     def count_step(self) -> None:
         """Count a step of the run; an endless one fails."""
         self.num_steps += 1
@@ -212,7 +208,8 @@ class Scheduler:
                 f"the run had not ended after {self.num_steps} steps and {self.now - START_S:.0f} virtual seconds"
             )
 
-    def _delay(self) -> float:
+    def draw_delay(self) -> float:
+        """Return the random delay in seconds of a thread or a task that could continue; mostly 0."""
         disturbance = self.disturbance
         if disturbance.late and self.rng.random() < disturbance.late:
             return self.rng.random() * disturbance.late_s
@@ -221,7 +218,7 @@ class Scheduler:
     def _run_thread(self, thread: SimulatedThread, function: Callable[[], None]) -> None:
         thread.ident = _thread.get_ident()
         self._by_ident[thread.ident] = thread
-        # Else `current_thread` would make an object for it, and take locks, if no earlier thread had its number.
+        # Without an entry, `current_thread` would make an object, and take locks in doing so.
         active: dict[int, threading.Thread] = threading._active  # type: ignore[attr-defined]  # noqa: SLF001
         active[thread.ident] = thread.public
         thread.public._ident = thread.ident  # type: ignore[attr-defined]  # noqa: SLF001

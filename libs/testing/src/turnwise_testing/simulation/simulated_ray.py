@@ -2,8 +2,7 @@
 Actors of Ray on one simulated event loop, so that the whole Ray runtime runs in a simulation.
 
 Each actor has an inbox. The calls of a caller start in their order, arguments and results are pickled, and replies are
-late. A killed actor loses its connections, its tasks and its replies; what it has started in threads runs on, without
-anyone who hears of it.
+late. A killed actor loses its connections, its tasks and its replies. Its threads run on, and their results are lost.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ class SimulatedActor:
                 self._fail(reply)
 
     async def _run(self, name: str, pickled: bytes, reply: _Reply, started: asyncio.Event) -> None:
-        started.set()  # and up to the first wait of the call nothing else runs
+        started.set()  # nothing else runs until the first wait of the call
         outcome, error = None, None
         try:
             outcome = pickle.loads(pickle.dumps(await getattr(self.instance, name)(*pickle.loads(pickled))))
@@ -153,7 +152,7 @@ class SimulatedRay:
         start_s: seconds until an actor starts.
         nodes: names of the machines.
         draining: nodes that will be removed, with their deadlines in Unix milliseconds.
-        actors: all that were ever started, in their order.
+        actors: all actors so far, in the order of their start.
     """
 
     network: Network
@@ -187,7 +186,7 @@ class SimulatedRay:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Replace the module `ray`, and what actors do to their process. This process cannot use Ray any more."""
+        """Replace the module `ray` and the setup of an actor's process. This process cannot use Ray any more."""
         modules: tuple[Any, ...] = (replica_actor, worker_actor)
         prepare_process = modules[0].prepare_process
         sys.modules["ray"] = self._module()  # a namespace is enough for `import`
@@ -198,7 +197,7 @@ class SimulatedRay:
         finally:
             for module in modules:
                 module.prepare_process = prepare_process
-            # The real one must not come back: tasks that a stuck run leaves behind would start a cluster to kill in.
+            # Not the real module again: tasks that a stuck run leaves behind would start a real cluster.
             sys.modules["ray"] = SimpleNamespace(kill=lambda _handle: None)  # type: ignore[assignment]
 
     def _module(self) -> Any:
@@ -226,7 +225,7 @@ class SimulatedRay:
         node = staying[len(self.actors) % len(staying)]
         actor = SimulatedActor(self, kind, str(options["name"]), node)
         self.actors.append(actor)
-        # Of the actor from its start, so that its death ends it.
+        # The task belongs to the actor from the first step on, so that the actor's death ends it.
         token = _RUNNING.set(actor)
         try:
             asyncio.get_running_loop().create_task(actor.live(arguments))
@@ -242,4 +241,4 @@ def _runtime_context() -> Any:
 
 
 def _noop() -> None:
-    """Leave the process as it is: it is not the actor's own."""
+    """Do nothing: the process does not belong to the actor."""

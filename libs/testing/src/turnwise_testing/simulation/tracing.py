@@ -2,8 +2,8 @@
 A fake engine whose log-probabilities prove the context and the weights of each token.
 
 A log-probability is a hash of all that the token was sampled from: the ids and positions that it sees, the token and
-the weights. `check_record` computes the hashes again from the record, so a token that was sampled after another prefix
-than the record's, under another layout, or from other weights than its version claims, is found with near certainty.
+the weights. `check_record` computes the hashes again from the record. So it finds, with near certainty, a token that
+was sampled after another prefix, under another layout, or from other weights than its version claims.
 Tokens depend on the context and on the request's seed alone: never on time, order, weights or cuts of a turn.
 """
 
@@ -16,14 +16,14 @@ from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from turnwise.layout import Layout, Objective
 from turnwise.record.columns import Origin
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
-from turnwise.types import FinishReason, GenerateRequest, GenerateResult, TokenArray
-from turnwise_testing.scripted import Failure, ScriptedEngine
+from turnwise.types import FloatArray, GenerateRequest, TokenArray
+from turnwise_testing.scripted import ScriptedEngine
 
 SEED_STRIDE: Final = 2_654_435_761
 """The core adds this to the seed for each token of a turn that an interrupt has cut, so a cut changes no token."""
@@ -99,8 +99,8 @@ class TracingEngine(ScriptedEngine):
     A scripted engine with traced log-probabilities and real weights.
 
     Attributes:
-        weights: arrays by name; an update replaces the ones that it contains.
-        update_s: seconds that an update takes before it is visible; a function is asked at each update.
+        weights: arrays by name; an update replaces its names.
+        update_s: returns the seconds before an update is visible; called for each update.
     """
 
     policy: Any = field(factory=TracingPolicy, kw_only=True)
@@ -120,21 +120,13 @@ class TracingEngine(ScriptedEngine):
         self._digests[version] = digest_of(self.weights)
         await super().update_weights(iter(()), version)
 
-    def _result(
-        self,
-        request: GenerateRequest,
-        ids: TokenArray,
-        finish: tuple[FinishReason, int | None],
-        versions: int | TokenArray,
-        failure: Failure | None = None,
-    ) -> GenerateResult:
+    def _logprobs(self, request: GenerateRequest, ids: TokenArray, versions: int | TokenArray) -> FloatArray:
         state, position = _hash_context(request.token_ids, request.layout)
         logprobs = []
         for offset, (token, version) in enumerate(zip(ids.tolist(), np.broadcast_to(versions, len(ids)), strict=True)):
             logprobs.append(_logprob(state, token, self._digests[int(version)]))
             state = crc32(_PAIR.pack(token, position + offset), state)
-        result = super()._result(request, ids, finish, versions, failure)
-        return evolve(result, logprobs=np.array(logprobs[: len(result.logprobs)], np.float32))
+        return np.array(logprobs, np.float32)
 
 
 def check_record(record: Trajectory, objective: Objective, digests: Mapping[int, int]) -> None:
@@ -158,7 +150,7 @@ def check_record(record: Trajectory, objective: Objective, digests: Mapping[int,
         reason = (
             f"it claims version {version} and was sampled from version {fitting[0]}"
             if fitting
-            else "it was sampled after other tokens than those of its record"
+            else "it was sampled after other tokens than its record has"
         )
         raise AssertionError(f"token {index} of {len(record)} (id {token}): {reason}")
 

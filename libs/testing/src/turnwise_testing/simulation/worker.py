@@ -1,4 +1,4 @@
-"""Runs seeds of scenarios in this process and prints a JSON line for each; `pool` starts such processes."""
+"""Runs seeds of scenarios in this process and prints a JSON line for each; `pool` starts the process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HUNG: Final = 75
 """Exit code of a process whose seed hung; it has reported the seed."""
 _MAX_LINES: Final = 60
 _SEEDS_PER_LINE: Final = 20
-"""Passing seeds that one line counts; a line for each would cost more than some runs. The environment can change it."""
+"""Passing seeds of a line: a line for each would cost more than some runs. `TURNWISE_SIMULATION_LINES` changes it."""
 
 
 def load_scenario(name: str) -> Callable[[random.Random], Scenario]:
@@ -54,14 +54,14 @@ def load_scenario(name: str) -> Callable[[random.Random], Scenario]:
     module, _, attribute = SCENARIOS.get(name, name).rpartition(":")
     if module.endswith(".py"):
         file = Path(module).resolve()
-        sys.path.insert(0, str(file.parent))  # as pytest does, so that a test folder finds its own fakes
+        sys.path.insert(0, str(file.parent))  # as pytest does, so that a scenario finds the modules beside it
         module = file.stem
     made: Callable[[random.Random], Scenario] = getattr(importlib.import_module(module), attribute)
     return made
 
 
 def main(arguments: list[str]) -> int:
-    """Run `SCENARIO FIRST COUNT STRIDE`; print one line for each failure, and one for each 20 seeds without."""
+    """Run `SCENARIO FIRST COUNT STRIDE`; print a line for each failure, and a line for 20 passing seeds."""
     parser = argparse.ArgumentParser()
     parser.add_argument("scenario")
     parser.add_argument("first", type=int)
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("stride", type=int)
     options = parser.parse_args(arguments)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    # A simulation that fails leaves coroutines and tasks behind; its own error is the one to read.
+    # A failing simulation leaves coroutines and tasks behind, whose warnings would hide its error.
     warnings.simplefilter("ignore", ResourceWarning)
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
     make = load_scenario(options.scenario)
@@ -100,7 +100,7 @@ def _print(report: SeedReport | None, passed: int, started: float) -> None:
 
 @contextmanager
 def _watched(seed: int, passed: int, started: float) -> Iterator[None]:
-    """Report a seed that neither ends nor waits: no scheduler can stop code that never gives its turn away."""
+    """Report a seed that neither ends nor waits: the scheduler cannot stop code that never gives its turn away."""
     ended, cpu_s = threading.Event(), time.process_time()
 
     def watch() -> None:

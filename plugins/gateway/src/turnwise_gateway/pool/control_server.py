@@ -78,7 +78,7 @@ class ControlServer:
 
 
 def build_runner(app: web.Application) -> web.AppRunner:
-    """Return what serves the application of a control port."""
+    """Return a server of the application of a control port."""
     # An agent that hangs up while it waits takes no task: its handler is cancelled.
     return web.AppRunner(
         app, access_log=None, logger=SERVER_LOGGER, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S

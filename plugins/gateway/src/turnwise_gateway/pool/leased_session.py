@@ -67,7 +67,7 @@ class RecordedSession(Generic[A_co]):
 
     def find_turn(self, turn: int | str) -> str | None:
         """
-        Return the id of a turn with tokens that a client has read, by which scores name it.
+        Return the id by which scores name a turn; None unless a client has read it and it has tokens.
 
         Args:
             turn: its number in the transcript, or its id; clients see the id behind the prefix of their dialect.
@@ -92,7 +92,7 @@ class RecordedSession(Generic[A_co]):
 
 
 def _has_tokens(turn: DeliveredTurn) -> bool:
-    """Return whether there is a token that a score can lie on."""
+    """Return whether the turn has a token on which a score can lie."""
     return len(turn.reply.token_ids) > 0
 
 

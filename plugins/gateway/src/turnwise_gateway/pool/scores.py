@@ -11,6 +11,7 @@ from attrs import define, field, frozen
 from turnwise_gateway.pool.store import PoolError, Verdict
 
 MAX_NUMBER: Final = float(np.finfo(np.float32).max)
+"""Largest score, because records hold scores as float32."""
 
 Target = Literal["session", "records", "turns"]
 
@@ -60,7 +61,7 @@ def check_index(name: str, value: object) -> None:
 
 
 def check_number(name: str, value: object) -> None:
-    """Raise a `PoolError` unless the value is a finite number that scores can have: they are of 32 bits."""
+    """Raise a `PoolError` unless the value is a finite number of at most `MAX_NUMBER`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
         raise PoolError(f"{name!r} must be a finite number of at most {MAX_NUMBER:.2g}: {str(value)[:40]!r}")
 
@@ -107,7 +108,7 @@ class ScoreBoard:
         Return the scores as JSON; None when nothing was scored.
 
         They are the number for the session, ``{"turns": {ID: SCORE}}`` with the turns that have a score, or
-        ``{"records": [...]}`` with a number for each record, where those without a score have 0.
+        ``{"records": [...]}`` with a number for each record, 0 for a record without a score.
 
         Raises:
             PoolError: a score is for a record that the session does not have.

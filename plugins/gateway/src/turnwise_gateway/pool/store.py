@@ -198,7 +198,7 @@ class TaskStore(Protocol):
         """Return `LATE` for any lease that the store has given out, and `UNKNOWN` for a name that no lease has."""
 
     def is_leased(self, lease: Lease) -> bool:
-        """Return whether a lease has not ended; one whose time is over ends with the next `expire`."""
+        """Return whether a lease has not ended; an expired lease ends with the next `expire`."""
 
     def abandon(self, uid: str, global_step: int, rollout_n: int, *, owner: Owner, reason: str) -> bool:
         """End a rollout as dead, whoever has a lease of it; return whether it had not ended."""

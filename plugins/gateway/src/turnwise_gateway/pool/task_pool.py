@@ -166,8 +166,8 @@ class TaskPool:
 
     async def result_after(self, lease: Lease) -> PoolResult | None:
         """Wait for the end of a lease; return the result of its rollout, and None when another attempt follows."""
-        # News that come when its time is over are late, although the keeper ends it only then: the last attempt of a
-        # rollout has its result with that end.
+        # A report after the time of a lease is late, although the keeper may end the lease later. Only this end gives
+        # the rollout of a last attempt its result.
         await self._wait_for(lambda: not self.store.is_leased(lease))
         return await self._do(self.store.result_of, lease.uid, lease.global_step, lease.rollout_n)
 

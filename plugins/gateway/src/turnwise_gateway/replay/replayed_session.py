@@ -183,13 +183,13 @@ class SessionReplay:
                 assert call.sending is not None, "a call that left was sent"
                 call.sending.cancel()
                 await self._expect(call, "left")
-            case news if call.answer is not None:
-                self._settle(news, call.answer)
+            case outcome if call.answer is not None:
+                self._settle(outcome, call.answer)
 
-    def _settle(self, news: str, answer: Answer) -> None:
-        """Tell the session the news of an answer."""
+    def _settle(self, outcome: str, answer: Answer) -> None:
+        """Tell the session the recorded outcome of an answer."""
         assert self._session is not None, "answers come after the start"
-        match news:
+        match outcome:
             case "delivered":
                 answer.confirm()
             case "released":

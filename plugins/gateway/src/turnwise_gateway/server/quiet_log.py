@@ -1,4 +1,4 @@
-"""The logger of the gateway's servers, which keeps the texts of malformed requests to itself."""
+"""The logger of the gateway's servers, which logs no text of malformed requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 
 class _Shorten(logging.Filter):
-    """Leaves the error of a malformed request out: it quotes the head, and with it the key of the sender."""
+    """Removes the error of a malformed request: it quotes the head, which has the key of the sender."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None

@@ -17,8 +17,8 @@ class Connection(web.RequestHandler):
     """
     A connection that is closed if its first request has no whole head in time; aiohttp limits the later ones.
 
-    It knows whether the client has a response. A client that closes its end in order has read all that had come: with
-    unread bytes, its system breaks the connection instead.
+    It knows whether the client has a response. A client that closes its end in order has read everything: with unread
+    bytes, its system breaks the connection instead.
     """
 
     __slots__ = ("_deadline", "_had_all", "_is_broken", "_is_ending", "_is_full", "_is_left", "_on_break", "_receive_s")
@@ -68,7 +68,7 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)  # cancels the handler
 
     def begin_request(self) -> None:
-        """Say that the head of a request is whole; its client has read the response to the one before."""
+        """Say that the head of a request is whole; its client has read the response to the earlier request."""
         self._end_deadline()
         self._is_ending, self._on_break = False, None
 

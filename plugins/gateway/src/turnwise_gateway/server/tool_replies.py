@@ -1,9 +1,9 @@
 """
-Responses to calls of tools, and requests that come again because a response was lost.
+Keeps responses to calls of tools, for requests that come again because a response was lost.
 
 A tool acts on its environment and may give a reward, so a call whose response was lost must not run once more. As with
 turns of the model, a request is a repetition when it has the key of an earlier one, or equals one whose response no
-client has read; an equal message alone is a further call.
+client has read. Any other equal message is a further call.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ToolReplies:
         """Return the response to the request that this one repeats, or a new one."""
         if not name[0]:
             return self._kept.pop(name, None) or await _answer(body, request, backend)
-        # The first request may still run its tool; if its client leaves, the tool ends, and this one runs it again.
+        # The first request may still run its tool. If its client leaves, the tool ends, and this request runs it again.
         async with self._running.setdefault(name, asyncio.Lock()):
             if name not in self._kept:
                 self._kept[name] = await _answer(body, request, backend)

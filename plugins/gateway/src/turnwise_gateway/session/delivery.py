@@ -1,12 +1,12 @@
 """
 Sampled turns on their way to a client.
 
-A turn is sampled, then delivered, and only then part of its record: a turn that nobody has read must not be trained. A
-client that breaks off before gets the same turn for the same request. So does one whose connection broke after the
-last byte and before it had read the response; that turn is part of its record already.
+A turn is sampled, then delivered, and only then part of its record: a turn that no client has read must not be trained.
+A client that breaks off before gets the same turn for the same request. So does a client whose connection broke after
+the last byte and before it had read the response; that turn is part of its record already.
 
-Equal requests are no repetitions by that alone: they may be samples of one prompt. A turn that a client has answers
-another request only when both have one key.
+Equal requests may also be samples of one prompt. So a turn that a client has read answers another request only if both
+have the same key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TurnAnswer:
     Attributes:
         turn: to deliver.
         deliver: makes the turn part of its record, unless it is.
-        lost: called when the client may not have read the turn, although it is delivered.
+        lost: called when the client may not have read the delivered turn.
         settled: called when the client has the turn or has left.
     """
 
@@ -146,18 +146,18 @@ class KeptTurns:
             self._keyed_turns[turn.call.key, turn.call.digest] = turn
 
     def remove_turn(self, turn: SampledTurn) -> None:
-        """Forget a turn that nobody will have."""
+        """Forget a turn that no client will get."""
         del self.undelivered[turn.place]
         if self._keyed_turns.get((turn.call.key, turn.call.digest)) is turn:
             del self._keyed_turns[turn.call.key, turn.call.digest]
 
     def lose(self, turn: SampledTurn) -> None:
         """Keep a delivered turn for the next equal request."""
-        if not turn.call.key:  # else it is kept in any case
+        if not turn.call.key:  # a turn with a key is kept anyway
             self._lost.append(turn)
 
     def waiting(self) -> list[SampledTurn]:
-        """Return the turns of which the session does not know that a client has read them."""
+        """Return the turns that no client is known to have read."""
         return [*self.undelivered.values(), *self._lost]
 
     def note_read(self, turn: SampledTurn) -> None:
@@ -166,7 +166,7 @@ class KeptTurns:
             self._lost.remove(turn)
 
     def take(self, call: ModelCall) -> SampledTurn | None:
-        """Return the turn of the request that a request repeats; None when it needs another one."""
+        """Return the turn of the request that a call repeats; None for a new request."""
         if call.key:
             return self._keyed_turns.get((call.key, call.digest))
         if not call.digest:

@@ -252,7 +252,7 @@ class Session:
         task.cancel()
 
     async def _sample(self, call: ModelCall, record: OpenRecord, shared: SharedCall, *, asked: ModelCall) -> None:
-        """Sample a turn for the requests that wait; a failure becomes their refusal. `asked` is the call as it came."""
+        """Sample a turn for the requests that wait; a failure becomes their refusal. `asked` is the call unprepared."""
         self._num_turns += 1
         facts = {"session": self.name, "record": self.book.records.index(record), "turn": record.num_turns}
         head = ReplyHead(f"{self.name}-{self._num_turns}", len(record.trajectory), facts)

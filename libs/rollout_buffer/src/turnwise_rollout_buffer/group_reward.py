@@ -104,7 +104,7 @@ class GroupReward(ABC):
 
     def unscored(self, episode: EpisodeResult) -> EpisodeResult | None:
         """
-        Return an ended episode as it was before its group was scored; None if it must run again for that.
+        Return an ended episode as it was before its group was scored; None if only another run of it can tell.
 
         The score that the run's `reward` gave is back as one number, on the last record that is trained.
         """

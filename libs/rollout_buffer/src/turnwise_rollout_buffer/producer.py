@@ -245,7 +245,7 @@ class GroupProducer:
         aborted = self.manager.abort()
         while self._in_flight:
             await self._wait_for_change()
-        # The groups may have ended by themselves. The abort would then end those that `_resume` launches.
+        # The groups may have ended by themselves. The abort would then end the next ones, which `_resume` launches.
         if aborted is not None:
             await asyncio.wrap_future(aborted)
 

@@ -41,7 +41,7 @@ def punish_overlong(
     """
     Add the soft overlong punishment to the rewards of the scored episodes.
 
-    The length of a row is that of its response: sampled tokens with the observations between them, because they count
+    The length of a row counts its response: sampled tokens with the observations between them, because they count
     towards the limit that truncates it. Each line of rows (see `RolloutBatch.line_index`) has the punishment of its
     longest row, on the last sampled token of this row. So an estimator that takes each row of parallel paths as a line
     of its own punishes the rows that are too long, and no others. The reward of an episode, which the other estimators

@@ -20,7 +20,7 @@ class Timeline:
     """
     The response tokens of an episode's rows in one line, in the order of the rows: L lines of S steps.
 
-    Lines are those of `RolloutBatch.line_index`: each row that was expanded from parallel paths is one.
+    `RolloutBatch.line_index` numbers the lines: each row that was expanded from parallel paths is one.
 
     Attributes:
         real: (B, R) bool, 1 on the N response tokens.

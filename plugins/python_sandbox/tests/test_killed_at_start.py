@@ -1,4 +1,4 @@
-"""A process that is killed while its sandbox starts leaves no process and no file behind."""
+"""A process that is killed while its sandbox starts or runs leaves no process and no file behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from turnwise_python_sandbox.result import Tier
 
 def be_killed(supervisor, directory):
     assert os.listdir(os.environ["TMPDIR"]) != []
-    os.kill(os.getpid(), signal.SIGKILL)
+    kill()
 
 selftest._run_probe = be_killed
 selftest.run_selftest(selftest.build_server_spec(SandboxConfig(), Tier(int(sys.argv[1]))))
@@ -43,8 +43,41 @@ from turnwise_python_sandbox.server_process import start_server
 server = start_server(build_server_spec(SandboxConfig(), Tier(int(sys.argv[1]))))
 assert bool(os.listdir(os.environ["TMPDIR"])) == (server.directory is not None)
 print(server.process.pid, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
+kill()
 """
+_WHILE_A_SESSION_HAS_FILES = """
+import sys
+from turnwise_python_sandbox import Sandbox
+
+box = Sandbox(tier=int(sys.argv[1]), servers=1).start()
+session = box.session()
+assert session.run("open('file', 'w').write('x')").status == "ok"
+print(*box._get_backend().server_pids, flush=True)
+kill()
+"""
+SCRIPTS = {
+    "self-test": _IN_THE_SELF_TEST,
+    "server start": _BEFORE_THE_SERVER_IS_READY,
+    "session": _WHILE_A_SESSION_HAS_FILES,
+}
+_KILL = {
+    "itself": """
+import os, signal
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+""",
+    # As Ray does at the end of an actor that the driver kills.
+    "its children and itself": """
+import os, psutil, signal
+
+def kill():
+    children = psutil.Process().children()
+    for child in children:
+        child.kill()
+    os.kill(os.getpid(), signal.SIGKILL)
+""",
+}
 
 
 @pytest.fixture
@@ -72,14 +105,15 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("tier", [Tier.NAMESPACES, Tier.LANDLOCK])
-@pytest.mark.parametrize("script", [_IN_THE_SELF_TEST, _BEFORE_THE_SERVER_IS_READY], ids=["self-test", "server start"])
-def test_nothing_is_left(temporary: Path, tier: Tier, script: str) -> None:
-    """The self-test's files, and the directory of a server that was not ready yet, disappear."""
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+@pytest.mark.parametrize("kill", _KILL.values(), ids=_KILL)
+def test_nothing_is_left(temporary: Path, tier: Tier, script: str, kill: str) -> None:
+    """The self-test's files, and the directories of servers, disappear."""
     if failure := run_selftest(build_server_spec(SandboxConfig(), tier)).failure:
         pytest.skip(f"this tier does not work here: {failure}")
 
     killed = subprocess.run(
-        [sys.executable, "-c", script, str(int(tier))],
+        [sys.executable, "-c", kill + script, str(int(tier))],
         env={**os.environ, "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,

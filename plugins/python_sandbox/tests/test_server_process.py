@@ -13,6 +13,7 @@ import pytest
 
 from turnwise_python_sandbox import SandboxConfig, SandboxUnavailableError, Tier, server_process
 from turnwise_python_sandbox.interpreter import Interpreter
+from turnwise_python_sandbox.left_files import create_directory, remove_directory
 from turnwise_python_sandbox.server_command import ServerSpec
 from turnwise_python_sandbox.server_process import ServerProcess, start_server
 
@@ -45,6 +46,7 @@ def make_spec(tier: Tier) -> ServerSpec:
 @pytest.mark.own_process
 def test_a_failed_start_leaves_nothing(folder: Path) -> None:
     """If the interpreter cannot be executed, no descriptor and no directory is left."""
+    remove_directory(create_directory("first-"))  # the process that removes directories has a pipe
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
         start_server(make_spec(Tier.LANDLOCK))

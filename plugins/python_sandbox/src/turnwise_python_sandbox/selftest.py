@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ from attrs import evolve, frozen
 from turnwise_python_sandbox.config import SandboxConfig
 from turnwise_python_sandbox.interpreter import find_interpreter
 from turnwise_python_sandbox.job import Job
+from turnwise_python_sandbox.left_files import create_directory, remove_directory
 from turnwise_python_sandbox.limits import Limits
 from turnwise_python_sandbox.result import RunResult, SandboxUnavailableError, Status, Tier, format_tier
 from turnwise_python_sandbox.server_command import ServerSpec, find_unprivileged_uid
@@ -26,7 +25,6 @@ _TIMEOUT_S: Final = 20.0
 _LIMITS: Final = Limits(
     timeout_s=_TIMEOUT_S, memory_mb=256, max_output_bytes=65536, cpu_s=int(_TIMEOUT_S), disk_mb=8, max_files=64
 )
-_REMOVER: Final = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 _PROBE: Final = """
 import ctypes, json, os, socket, sys, threading, tempfile
 
@@ -150,17 +148,12 @@ def run_selftest(spec: ServerSpec) -> SelfTestResult:
 @contextmanager
 def _open_directory() -> Iterator[str]:
     """Create a directory that every user may use; it is removed at the end, also if this process is killed."""
-    directory = os.path.join(tempfile.gettempdir(), f"turnwise-canary-{os.urandom(8).hex()}")
-    # Its standard input ends with this process, whatever ends it.
-    remover = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _REMOVER, directory], stdin=subprocess.PIPE, start_new_session=True
-    )
+    directory = create_directory("turnwise-canary-")
     try:
-        os.mkdir(directory)
         os.chmod(directory, 0o777)
         yield directory
     finally:
-        remover.communicate()
+        remove_directory(directory)
 
 
 def _run_probe(supervisor: Supervisor, directory: str) -> RunResult:

@@ -10,8 +10,8 @@ from typing import IO, Final
 
 from attrs import define
 
-from turnwise_python_sandbox.box.tree_removal import remove_tree
 from turnwise_python_sandbox.inherited_paths import InheritedPaths
+from turnwise_python_sandbox.left_files import create_directory, remove_directory
 from turnwise_python_sandbox.memory_cgroup import create_cgroup, remove_cgroup, run_in_cgroup
 from turnwise_python_sandbox.result import Tier
 from turnwise_python_sandbox.server_command import (
@@ -62,7 +62,7 @@ class ServerProcess:
             self.process.wait()
         self.errors.close()
         if self.directory:
-            remove_tree(self.directory)
+            remove_directory(self.directory)
         if self.cgroup:
             remove_cgroup(self.cgroup)
 
@@ -99,7 +99,7 @@ def start_server(spec: ServerSpec) -> ServerProcess:
         ours.close()
         errors.close()
         if directory:
-            remove_tree(directory)
+            remove_directory(directory)
         if cgroup:
             remove_cgroup(cgroup)
         raise
@@ -110,7 +110,7 @@ def start_server(spec: ServerSpec) -> ServerProcess:
 
 
 def _create_directory(uid: int | None) -> str:
-    directory = tempfile.mkdtemp(prefix="turnwise-sandbox-")
+    directory = create_directory("turnwise-sandbox-")
     if uid is not None:
         os.chown(directory, uid, uid)
     os.chmod(directory, _ENTER_ONLY)

@@ -23,6 +23,7 @@ from turnwise_python_sandbox.box.tree_removal import remove_tree
 from turnwise_python_sandbox.config import SandboxConfig
 from turnwise_python_sandbox.interpreter import BOOTSTRAP, PACKAGE, find_interpreter
 from turnwise_python_sandbox.job import Job
+from turnwise_python_sandbox.left_files import create_directory, remove_directory
 from turnwise_python_sandbox.result import SandboxUnavailableError, Tier
 
 _POLL_S: Final = 0.05
@@ -56,6 +57,7 @@ class SubprocessBackend:
         self._threads = ThreadPoolExecutor(config.capacity, thread_name_prefix="turnwise-sandbox")
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._closed = False
+        self._directory = create_directory("turnwise-sandbox-")
 
     def submit(self, job: Job) -> None:
         self._threads.submit(self._run, job)
@@ -70,12 +72,13 @@ class SubprocessBackend:
         for process in list(self._running.values()):
             _kill_group(process)
         self._threads.shutdown(wait=True)
+        remove_directory(self._directory)
 
     def detach_after_fork(self) -> None:
         """Do nothing: a child shares nothing with its parent."""
 
     def _run(self, job: Job) -> None:
-        directory = tempfile.mkdtemp(prefix="turnwise-sandbox-")
+        directory = tempfile.mkdtemp(dir=self._directory)
         try:
             if self._closed or job.future.cancelled():
                 job.fail("the sandbox was closed")

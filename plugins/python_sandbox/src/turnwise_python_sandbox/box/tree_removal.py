@@ -1,14 +1,22 @@
-"""Removes directories that hostile programs have filled, without trusting anything in them."""
+"""
+Removes directories that hostile programs have filled, without trusting anything in them.
+
+As a program, it removes the directories that its standard input names, after the end of this input.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import time
 from typing import Final
 
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _HIGHEST_DESCRIPTOR: Final = 2**20
 _NAME_BYTES: Final = 16
+_RETRIES: Final = 100
+_RETRY_S: Final = 0.1
 
 
 def remove_tree(path: str) -> None:
@@ -82,3 +90,19 @@ def _list_names(name: str, top: int) -> list[str]:
         return os.listdir(directory)
     finally:
         os.close(directory)
+
+
+def _remove_at_end_of_input() -> None:
+    if os.fork():  # so that this process is no child of the one that started it
+        return
+    paths = sys.stdin.buffer.read().split(b"\0")
+    for path in map(os.fsdecode, filter(None, paths)):
+        for _ in range(_RETRIES):  # a program that is about to die may create files meanwhile
+            with contextlib.suppress(OSError):
+                remove_tree(path)
+                break
+            time.sleep(_RETRY_S)
+
+
+if __name__ == "__main__":
+    _remove_at_end_of_input()

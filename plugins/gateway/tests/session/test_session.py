@@ -622,3 +622,21 @@ def test_tools_of_results_are_named_as_soon_as_they_are_known():
         await ask(session, user("Hi."))
 
     Sessions().run(scenario)
+
+
+def test_refused_requests_leave_nothing():
+    """Tools of a conversation that does not fit are not kept, nor are all the names that an agent invents."""
+
+    async def converse(session):
+        for number in range(3):
+            tool = {"type": "function", "function": {"name": f"t{number}", "description": "It adds. " * 200}}
+            fields = tuple(f"x{number}.{index}" for index in range(50))
+            with pytest.raises(CallRefusedError):
+                await ask(session, user("long " * 500), tools=(tool,), ignored=fields)
+        assert session.book.tree._roots == {}
+
+    done = Sessions().run(converse, limits={"prompt_length": 256, "response_length": 256})
+
+    names = [name for name in done.counts if name.startswith("ignored_")]
+    assert len(names) == 65
+    assert done.counts["ignored_other"] == 150 - 64

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
+from attrs import define, field
 
 from turnwise_gateway.calls import CallRefusedError
+from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.server.options import ServerOptions
 from turnwise_gateway.server.quiet_log import SERVER_LOGGER
 
@@ -113,7 +115,38 @@ class AgentsServer(web.Server):
         )
 
 
-async def read_body(request: web.BaseRequest, options: ServerOptions) -> bytes:
+@define
+class _Incoming:
+    """The parts of a body, as long as it is within the limits; then the refusal."""
+
+    max_bytes: int
+    limits: CallLimits
+    refusal: CallRefusedError | None = None
+    _parts: list[bytes] = field(factory=list, init=False)
+    _size: int = field(default=0, init=False)
+
+    def announce(self, num_bytes: int) -> None:
+        """Take note of a number of bytes that the body has, or has at least."""
+        if self.refusal is None and num_bytes > self.max_bytes:
+            self.refusal = CallRefusedError("too_large", f"the body has more than {self.max_bytes} bytes")
+        if self.refusal is None:
+            self.refusal = self.limits.find_excess(num_bytes)
+
+    def add(self, part: bytes) -> None:
+        self._size += len(part)
+        self.announce(self._size)
+        if self.refusal is None:
+            self._parts.append(part)
+        else:
+            self._parts.clear()
+
+    def whole(self) -> bytes:
+        if self.refusal is not None:
+            raise self.refusal
+        return b"".join(self._parts)
+
+
+async def read_body(request: web.BaseRequest, options: ServerOptions, limits: CallLimits) -> bytes:
     """
     Return the body of a request.
 
@@ -121,28 +154,23 @@ async def read_body(request: web.BaseRequest, options: ServerOptions) -> bytes:
     read the response, and would try again.
 
     Raises:
-        CallRefusedError: it is too large, compressed, broken, or not here in time.
+        CallRefusedError: it is too large for the server or for the context, compressed, broken, or not here in time.
     """
-    if request.content.is_eof() and request.content.total_bytes <= options.max_body_bytes:  # it came with its head
-        return _check_coding(request, _read_received(request))
+    body = _Incoming(options.max_body_bytes, limits)
+    if request.content.is_eof():  # it came with its head
+        body.add(_read_received(request))
+        return _check_coding(request, body.whole())
+    body.announce(request.content_length or 0)
     _expect_body(request)
-    parts: list[bytes] = []
-    size = 0
     try:
         async with asyncio.timeout(options.receive_s):
             async for part in request.content.iter_any():
-                size += len(part)
-                if size <= options.max_body_bytes:
-                    parts.append(part)
-                else:
-                    parts.clear()
+                body.add(part)
     except TimeoutError as error:
         raise CallRefusedError("timeout", f"the body did not come within {options.receive_s:g} s") from error
     except web.RequestPayloadError as error:
         raise CallRefusedError("invalid", "the body has no valid transfer encoding") from error
-    if size > options.max_body_bytes:
-        raise CallRefusedError("too_large", f"the body has more than {options.max_body_bytes} bytes")
-    return _check_coding(request, b"".join(parts))
+    return _check_coding(request, body.whole())
 
 
 def _read_received(request: web.BaseRequest) -> bytes:

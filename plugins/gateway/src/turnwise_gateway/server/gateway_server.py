@@ -21,6 +21,7 @@ from turnwise_gateway.dialects import (
 from turnwise_gateway.server.body_reader import BodyReader
 from turnwise_gateway.server.closing import close_runner
 from turnwise_gateway.server.delivery import SERVER_HEADERS, Delivery, connection_of
+from turnwise_gateway.server.listening import listen
 from turnwise_gateway.server.options import ServerOptions
 from turnwise_gateway.server.receipt import AgentsServer, read_body
 from turnwise_gateway.server.routes import Route, find_route, guess_dialect, is_base
@@ -105,8 +106,7 @@ class GatewayServer:
         """Listen; `OSError` if the address cannot be used."""
         self._runner = web.ServerRunner(AgentsServer(self._handle, self._options), shutdown_timeout=_SHUTDOWN_S)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._options.host, self._options.port)
-        await site.start()
+        await listen(self._runner, self._options.host, self._options.port)
         self._port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
@@ -125,7 +125,8 @@ class GatewayServer:
         await self.stop()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        connection_of(request).begin_request()
+        connection = connection_of(request)
+        connection.begin_request()
         path = request.raw_path.partition("?")[0]
         line = _Line(time.perf_counter())
         try:
@@ -141,6 +142,7 @@ class GatewayServer:
             response = _write_error(self._dialect(request, path, line), failure)
         finally:
             line.write()
+            connection.end_request()
         return response
 
     @staticmethod
@@ -195,6 +197,7 @@ class GatewayServer:
         """Return the session of the request's key; one key in either header is enough."""
         for key in _keys(request):
             if (backend := self._directory.find(key, route.session_id)) is not None:
+                connection_of(request).prove()
                 return backend
         raise CallRefusedError("unauthorized", "the API key is missing or wrong")
 

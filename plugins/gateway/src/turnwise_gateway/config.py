@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from attrs import field, frozen, validators
 
 from turnwise_gateway.pull_options import PullOptions
 from turnwise_gateway.session.options import SessionOptions
 
+AGENT_NAME: Final = "external"
 _more_than_0 = validators.optional(validators.gt(0.0))
 
 

@@ -14,7 +14,7 @@ from turnwise.errors import ConfigError, Owner
 from turnwise.types import JsonDict
 from turnwise_gateway.calls import CallRefusedError
 from turnwise_gateway.dialects.strict_json import read_json, write_json
-from turnwise_gateway.pool.scores import check_number
+from turnwise_gateway.pool.scores import check_metrics
 from turnwise_gateway.pool.store import PoolError, Verdict
 from turnwise_gateway.server.closing import close_runner
 from turnwise_gateway.server.delivery import connection_of
@@ -179,12 +179,8 @@ async def read_failure(request: web.Request, *more: str) -> tuple[str, Owner, di
 
 def read_metrics(body: dict[str, Any]) -> dict[str, float]:
     """Return the field `metrics`; `PoolError` unless it is an object of numbers."""
-    metrics = body.get("metrics") or {}
-    if not isinstance(metrics, dict):
-        raise PoolError("'metrics' must be an object of numbers")
-    for name, value in metrics.items():
-        check_number(f"metrics.{name}", value)
-    return metrics
+    metrics = body.get("metrics")
+    return {} if metrics is None else check_metrics(metrics)
 
 
 def tell(verdict: Verdict, extra: JsonDict | None = None) -> web.Response:

@@ -22,7 +22,7 @@ from turnwise_gateway.calls import CallRefusedError, ModelCall, ModelReply
 from turnwise_gateway.session.options import SessionOptions
 from turnwise_gateway.session.rendering import Rendering
 from turnwise_gateway.tree.known_prefixes import KnownPrefixes
-from turnwise_gateway.tree.messages import Split, normalise, split_think, tools_key
+from turnwise_gateway.tree.messages import Split, is_plain, normalise, split_think, tools_key
 from turnwise_gateway.tree.places import ConversationTree, Location, Place, last_turn
 
 _NO_TOOLS: Final = tools_key(())
@@ -154,14 +154,17 @@ class RecordBook:
     split: Split = split_think
     records: list[OpenRecord] = field(factory=list, init=False)
     tree: ConversationTree[Spot] = field(init=False)
-    _task_forms: list[tuple[object, ...]] = field(init=False)
+    _task_forms: list[tuple[object, ...]] | None = field(init=False)
     _tool_names: dict[str, str] = field(factory=dict, init=False)
     _prepared: KnownPrefixes[_Prepared] = field(factory=KnownPrefixes, init=False)
     _last_tools: tuple[tuple[ToolSchema, ...], str] | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.tree = ConversationTree(self.split, _rank)
-        self._task_forms = [normalise(message, self.split).key for message in self.episode.task.messages]
+        messages = self.episode.task.messages
+        # The model reads texts only, so no conversation of this session has the messages of a task with images.
+        is_read = all(is_plain(message) for message in messages)
+        self._task_forms = [normalise(message, self.split).key for message in messages] if is_read else None
 
     def prepare(self, call: ModelCall) -> ModelCall:
         """Return the call with the messages and tools that this session renders."""

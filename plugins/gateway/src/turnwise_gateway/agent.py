@@ -25,7 +25,7 @@ from turnwise.types import JsonDict
 from turnwise_gateway.config import AgentLimits, ExternalConfig
 from turnwise_gateway.host import ModelClient, ServerHost
 from turnwise_gateway.pool.scores import MAX_NUMBER
-from turnwise_gateway.program import Program, ProgramFailedError
+from turnwise_gateway.program import Program, ProgramFailedError, inherited
 from turnwise_gateway.replay.request_file import end_log, log_session
 from turnwise_gateway.reported import check_turns
 from turnwise_gateway.session.session import Session, SessionParts
@@ -121,6 +121,7 @@ class ExternalAgent:
                 report_score(episode, _read_score(line.removeprefix(SCORE_MARK).strip()))
 
         environment = {
+            **inherited(self.config.inherit),
             **self.config.environment,
             **describe_client(client),
             "TURNWISE_TASK": json.dumps(show_task(episode.task), ensure_ascii=False),

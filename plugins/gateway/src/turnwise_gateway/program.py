@@ -7,8 +7,8 @@ import fcntl
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, Literal
 
 import structlog
 from attrs import define, field
@@ -17,6 +17,13 @@ from turnwise.errors import InfrastructureError
 
 MAX_LINE: Final = 4096
 """Characters of a line that are kept."""
+INHERITED: Final = frozenset(
+    {"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "TEMP", "TERM", "TMP", "TMPDIR", "TZ", "USER"}
+    | {"LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV"}
+    | {"ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "all_proxy", "https_proxy", "http_proxy", "no_proxy"}
+    | {"CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE"}
+)
+"""Variables of the worker that a program gets, and those that begin with `LC_`."""
 _MAX_TAIL: Final = 20
 _CHUNK: Final = 1 << 16
 _PIPE_S: Final = 1.0
@@ -52,7 +59,7 @@ class Program:
         cls, command: Sequence[str], environment: Mapping[str, str], take_line: Callable[[str], None]
     ) -> Program:
         """
-        Start a program with no input, and with these variables added to the environment.
+        Start a program with no input and with these variables.
 
         Raises:
             InfrastructureError: the machine cannot start it, for example because the file does not exist.
@@ -65,7 +72,7 @@ class Program:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                env={**os.environ, **environment},
+                env=environment,
                 start_new_session=True,
                 pass_fds=[held],
             )
@@ -112,6 +119,22 @@ class Program:
     def _take_output(self, line: str) -> None:
         structlog.get_logger().debug("program output", pid=self.process.pid, line=line)
         self.take_line(line)
+
+
+def inherited(names: Collection[str] | Literal["all"]) -> dict[str, str]:
+    """
+    Return the variables of this process that a program gets.
+
+    The model under training steers the program, so what it can read may end in the model's context and in the files of
+    the run: it gets what programs need to run, and not the secrets of the trainer.
+
+    Args:
+        names: of further variables; `all` for every one.
+    """
+    if names == "all":
+        return dict(os.environ)
+    kept = {*INHERITED, *names}
+    return {name: value for name, value in os.environ.items() if name in kept or name.startswith("LC_")}
 
 
 def _kill_with_worker(held: int, group: int) -> None:

@@ -27,6 +27,9 @@ if behaviour == "score":
     print("starting\nTURNWISE_SCORE=0.75", flush=True)
 elif behaviour == "report":
     print(f"TURNWISE_SCORE={sys.argv[2]}", flush=True)
+elif behaviour == "environment":
+    with open(sys.argv[2], "w", encoding="utf-8") as file:
+        json.dump(dict(os.environ), file)
 elif behaviour == "exit":
     print("the last line", file=sys.stderr)
     sys.exit(3)

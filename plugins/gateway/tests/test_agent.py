@@ -22,7 +22,7 @@ from turnwise_tool_parsers.think_tags import ThinkTags, ThinkTagsConfig
 
 PROGRAMS = Path(__file__).parent / "programs"
 CLIENT = {"OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN"}
-CLIENT |= {"TURNWISE_MODEL", "TURNWISE_MCP_URL", "TURNWISE_TASK"}
+CLIENT |= {"TURNWISE_AGENT", "TURNWISE_MODEL", "TURNWISE_MCP_URL", "TURNWISE_TASK"}
 CALLING = (
     "The answer is 42.",
     'First I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>',
@@ -170,6 +170,15 @@ def is_running(pid):
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return False
+
+
+def test_children_that_left_the_group_end_with_the_program(tmp_path):
+    """A child in a session of its own is dead at the end of the episode, and the episode is completed."""
+    done = run(program("detached", tmp_path / "pid"))
+
+    assert Status.COMPLETED is done.result.status
+    pid = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_children_end_with_the_program(tmp_path):

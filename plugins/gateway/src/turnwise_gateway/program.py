@@ -14,6 +14,8 @@ import structlog
 from attrs import define, field
 
 from turnwise.errors import InfrastructureError
+from turnwise_gateway.keeper import KEEPER
+from turnwise_gateway.orphans import VARIABLE
 
 MAX_LINE: Final = 4096
 """Characters of a line that are kept."""
@@ -45,6 +47,7 @@ class Program:
         errors: the same for its standard error.
         lifeline: descriptor that the system closes when this process dies, which kills the program.
         take_line: called with each line of its standard output.
+        mark: in the environment of all of its processes.
     """
 
     process: asyncio.subprocess.Process
@@ -52,11 +55,12 @@ class Program:
     errors: int
     lifeline: int
     take_line: Callable[[str], None]
+    mark: str
     _tail: deque[str] = field(factory=lambda: deque(maxlen=_MAX_TAIL), init=False)
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], environment: Mapping[str, str], take_line: Callable[[str], None]
+        cls, command: Sequence[str], environment: Mapping[str, str], take_line: Callable[[str], None], mark: str
     ) -> Program:
         """
         Start a program with no input and with these variables.
@@ -72,7 +76,7 @@ class Program:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                env=environment,
+                env={**environment, VARIABLE: mark},
                 start_new_session=True,
                 pass_fds=[held],
             )
@@ -84,10 +88,15 @@ class Program:
         finally:
             for descriptor in (stdout, stderr, held):
                 os.close(descriptor)
-        return cls(process, output, errors, lifeline, take_line)
+        return cls(process, output, errors, lifeline, take_line, mark)
 
-    async def wait(self) -> int:
-        """Return the exit code, when the program has ended and its output is read."""
+    async def wait(self, on_end: Callable[[], object] = lambda: None) -> int:
+        """
+        Return the exit code, when the program has ended, its output is read, and its children have been killed.
+
+        Args:
+            on_end: called as soon as the program has ended.
+        """
         async with asyncio.TaskGroup() as group:
             readers = [
                 group.create_task(_read_lines(self.output, self._take_output)),
@@ -97,8 +106,10 @@ class Program:
                 code = await self.process.wait()
             finally:
                 self.kill()  # its children too: they would keep the pipes open
+                on_end()
                 os.close(self.lifeline)
                 await self.process.wait()  # after a cancellation: the process must not stay a zombie
+                await KEEPER.sweep(self.mark)  # children that have left the group
             await asyncio.wait(readers, timeout=_PIPE_S)
             for reader in readers:
                 reader.cancel()

@@ -39,6 +39,11 @@ elif behaviour == "child":
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     with open(sys.argv[2], "w", encoding="utf-8") as file:
         file.write(str(child.pid))
+elif behaviour == "detached":
+    # A child that has left the group keeps the pipes, and goes on to call.
+    child = subprocess.Popen([sys.executable, __file__, "runaway"], start_new_session=True)
+    with open(sys.argv[2], "w", encoding="utf-8") as file:
+        file.write(str(child.pid))
 elif behaviour == "silence":
     time.sleep(600)
 elif behaviour == "runaway":

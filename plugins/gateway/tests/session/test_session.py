@@ -640,3 +640,29 @@ def test_refused_requests_leave_nothing():
     names = [name for name in done.counts if name.startswith("ignored_")]
     assert len(names) == 65
     assert done.counts["ignored_other"] == 150 - 64
+
+
+def test_no_call_counts_after_the_end_of_the_program():
+    """A call in flight is refused at the end, as are later ones; an answer on its way is delivered and counts."""
+    refusals = []
+
+    async def converse(session):
+        delivered = await session.answer(make_call(user("Question 0?")))
+
+        async def ask_late(number):
+            with pytest.raises(CallRefusedError) as refused:
+                await session.answer(make_call(user(f"Question {number}?")))
+            refusals.append(refused.value.kind)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ask_late(1))
+            while not session._kept.in_flight:  # noqa: ASYNC110 - a session tells nobody
+                await asyncio.sleep(0)
+            session.refuse_calls()
+            await ask_late(2)
+        delivered.confirm()
+
+    done = run(converse, engine=lambda probe: probe.engine(latency_s=0.01))
+
+    assert refusals == ["session_closed", "session_closed"]
+    assert [1] == [len(record.turns()) for record in done.records if record.turns()]

@@ -93,6 +93,7 @@ class Session:
     _tools: ToolDesk = field(init=False)
     _ids: CallIds = field(factory=CallIds, init=False)
     _is_closed: bool = field(default=False, init=False)
+    _is_over: bool = field(default=False, init=False)
     _rendering: asyncio.Lock = field(factory=asyncio.Lock, init=False)
     _fields: FieldCounter = field(factory=FieldCounter, init=False)
     _num_answering: int = field(default=0, init=False)
@@ -181,19 +182,19 @@ class Session:
         self.ending.set()
         self.changed.set()
 
-    def close(self) -> bool:
-        """
-        Refuse further calls, end those in flight, forget turns that no client has, and describe the records.
+    def refuse_calls(self) -> None:
+        """Refuse further calls, and end those that are being sampled; answers on their way are still delivered."""
+        self._is_over = True
+        for shared in list(self._kept.in_flight):
+            shared.cancel()
 
-        Returns:
-            False when that was done before.
-        """
+    def close(self) -> bool:
+        """End calls, forget turns that no client has, and describe the records; return False after the first time."""
         if self._is_closed:
             return False
         self._is_closed = True
         self._tools.close()
-        for shared in list(self._kept.in_flight):
-            shared.cancel()
+        self.refuse_calls()
         for turn in list(self._kept.undelivered.values()):
             self._drop(turn)
         self._count("calls", self.num_calls)
@@ -252,7 +253,7 @@ class Session:
             raise CallRefusedError("unsupported", "the engine cannot end a turn at a string", param="stop")
 
     def _check_open(self) -> None:
-        if self._is_closed or self.error is not None:
+        if self._is_over or self.error is not None:
             raise CallRefusedError("session_closed", "the session is over")
 
     def _start(self, call: ModelCall, rendering: Rendering) -> SharedCall:

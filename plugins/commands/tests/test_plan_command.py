@@ -153,3 +153,25 @@ def test_pools_share_nodes_where_they_fit():
 
     assert 2 == count_gpu_nodes(placement)
     assert {"GPU": 4.0} == find_largest_bundle(placement)
+
+
+@pytest.mark.parametrize("max_in_flight", [16, 1_000_000])
+def test_open_files_of_many_programs(config_file, max_in_flight):
+    """The plan compares the descriptors of a worker's programs with those that a process may have."""
+    arguments = [
+        sys.executable,
+        "-m",
+        "turnwise.cli",
+        "plan",
+        str(config_file),
+        f"rollout.max_in_flight={max_in_flight}",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(config_file.parent / "site"), "COLUMNS": "200"}
+    shown = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True).stdout
+    plan = json.loads(
+        subprocess.run([*arguments, "--json"], env=environment, capture_output=True, text=True, check=True).stdout
+    )
+
+    assert plan["open_files"]["needed"] == 256 + 6 * max_in_flight
+    assert f"{256 + 6 * max_in_flight:,}" in shown
+    assert ("lower rollout.max_in_flight" in shown) == (max_in_flight > 16)

@@ -104,7 +104,9 @@ def test_machine_without_torch(monkeypatch):
     monkeypatch.setattr(machine_diagnostic, "installed_version", lambda name: "")
     monkeypatch.setattr(machine_diagnostic, "torch_finding", lambda has_gpu: pytest.fail("asked torch"))
 
-    assert ["GPU", "CPU", "memory", "shared memory"] == [each.item for each in MachineDiagnostic().diagnose()]
+    assert ["GPU", "CPU", "memory", "shared memory", "open files"] == [
+        each.item for each in MachineDiagnostic().diagnose()
+    ]
 
 
 def test_limits_of_a_container(monkeypatch, tmp_path):
@@ -118,6 +120,18 @@ def test_limits_of_a_container(monkeypatch, tmp_path):
     assert 0.5 == machine_diagnostic.count_cores()
     assert "limited" == memory.state
     assert "1.0 of 4.0 GiB are available" in memory.explanation
+
+
+@pytest.mark.parametrize(("limit", "state"), [(1024, "limited"), (4096, "ok")])
+def test_few_open_files(monkeypatch, limit, state):
+    """A limit that the programs of a worker's agents may reach is a finding with the number that they need."""
+    monkeypatch.setattr(machine_diagnostic, "raise_descriptor_limit", lambda: limit)
+
+    finding = machine_diagnostic.open_files_finding()
+
+    assert finding.state == state
+    assert f"{limit:,}" in finding.explanation
+    assert ("1,792" in finding.explanation) == (state == "limited")
 
 
 def test_a_machine_without_shared_memory(monkeypatch, tmp_path):

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from turnwise import ToolResult
 from turnwise_gateway.calls import CallRefusedError, ModelReply, Usage
+from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
 from turnwise_testing.agent_probe import probe_resources
 
@@ -80,6 +81,7 @@ class ScriptedBackend:
         parts: returns the parts of the reply to a stream that are read before the answer.
         delay_s: seconds before each answer; on the server's own clock, so that earlier timers of the server are due.
         calls: all calls.
+        refusals: calls that the server refused by the limits.
         outcomes: for each answer, `confirmed`, perhaps with `lost` after it, or `released`; for each cancelled call,
             `cancelled`.
         arrived: set when a call waits for `let_go`.
@@ -90,7 +92,7 @@ class ScriptedBackend:
         self.tool_script: Callable = lambda _call: ToolResult(text="5")
         self.parts: Callable = lambda _call: ()
         self.delay_s = 0.0
-        self.calls, self.outcomes, self.arrived = [], queue.Queue(), threading.Event()
+        self.calls, self.refusals, self.outcomes, self.arrived = [], [], queue.Queue(), threading.Event()
         self._gate = None
 
     async def answer(self, call):
@@ -109,6 +111,13 @@ class ScriptedBackend:
         if isinstance(result, BaseException):
             raise result
         return ScriptedAnswer(result, self.outcomes)
+
+    @property
+    def limits(self):
+        return CallLimits.of_context(1 << 20)
+
+    def note_refusal(self, refusal):
+        self.refusals.append(refusal)
 
     async def count_tokens(self, call):
         self.calls.append(call)

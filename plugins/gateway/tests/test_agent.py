@@ -7,18 +7,22 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from attrs import evolve
-from gateway_rollouts import wait_until
+from gateway_rollouts import start_rollout, wait_until, write_rollout
 
 from turnwise import Resources, Status
 from turnwise.errors import ConfigError
 from turnwise_gateway import make_external
 from turnwise_gateway.agent import show_task
 from turnwise_gateway.config import ExternalConfig
+from turnwise_gateway.program import INHERITED
 from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
 from turnwise_tool_parsers.think_tags import ThinkTags, ThinkTagsConfig
 
 PROGRAMS = Path(__file__).parent / "programs"
+CLIENT = {"OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN"}
+CLIENT |= {"TURNWISE_AGENT", "TURNWISE_MODEL", "TURNWISE_MCP_URL", "TURNWISE_TASK"}
 CALLING = (
     "The answer is 42.",
     'First I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>',
@@ -63,6 +67,42 @@ def test_a_program_that_ends_after_the_last_byte_has_its_turn(busy_server):
     assert Status.COMPLETED is done.result.status
     assert (True,) == done.result.trained
     assert [1] == [len(record.turns()) for record in done.result.trajectories]
+
+
+@pytest.mark.parametrize(
+    ("inherit", "names"),
+    [((), set()), (("HF_TOKEN", "NOT_SET"), {"HF_TOKEN"}), ("all", {"HF_TOKEN", "TURNWISE_CONTROL_SECRET"})],
+)
+def test_a_program_gets_no_secret_of_the_worker(inherit, names, monkeypatch, tmp_path):
+    """It has what programs need to run, its client's variables, those of the config, and those named in `inherit`."""
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("TURNWISE_CONTROL_SECRET", "secret")
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    file = tmp_path / "environment.json"
+
+    done = run(program("environment", file, environment={"OWN": "1"}, inherit=inherit))
+
+    assert Status.COMPLETED is done.result.status
+    found = json.loads(file.read_text())
+    assert names == {name for name, value in found.items() if value == "secret"}
+    assert {"PATH", "LC_ALL", "https_proxy", "no_proxy", "OWN", "OPENAI_API_KEY", "TURNWISE_TASK"} <= found.keys()
+    assert inherit == "all" or found.keys() <= {*INHERITED, *CLIENT, *names, "LC_ALL", "LC_CTYPE", "OWN"}
+
+
+@pytest.mark.parametrize(("inherit", "is_there"), [("[ACME_TOKEN]", True), ("all", True), ("[]", False)])
+def test_inherited_variables_in_a_config(inherit, is_there, tmp_path, monkeypatch):
+    """The option in a file of a config is a list of names, or the word `all`."""
+    monkeypatch.setenv("ACME_TOKEN", "secret")
+    value = yaml.safe_load(inherit)
+    command = ["python", str(PROGRAMS / "call_plainly.py"), "environment", str(tmp_path / "environment.json")]
+    write_rollout(tmp_path, 1, {"command": command, "inherit": value}, max_in_flight=1)
+
+    with start_rollout(tmp_path, "run.yaml", "--out", "out") as process:
+        assert process.wait(600) == 0, (tmp_path / "log").read_text()
+
+    assert ("ACME_TOKEN" in json.loads((tmp_path / "environment.json").read_text())) == is_there
 
 
 def test_a_score_without_a_turn_is_the_agents_failure():
@@ -130,6 +170,15 @@ def is_running(pid):
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return False
+
+
+def test_children_that_left_the_group_end_with_the_program(tmp_path):
+    """A child in a session of its own is dead at the end of the episode, and the episode is completed."""
+    done = run(program("detached", tmp_path / "pid"))
+
+    assert Status.COMPLETED is done.result.status
+    pid = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_children_end_with_the_program(tmp_path):

@@ -243,9 +243,10 @@ class HeadCache:
         """Return the ids of the text, the same that `HuggingFaceTokenizer.encode` gives."""
         if CUT in text:  # rare, and the head may end in it
             return self._ids(text)
-        known = max((known for known in self._heads if text.startswith(known)), key=len, default=None)
+        heads = dict(self._heads)  # another thread may change them
+        known = max((known for known in heads if text.startswith(known)), key=len, default=None)
         if known is not None:
-            num_chars, head_ids = self._heads[known]
+            num_chars, head_ids = heads[known]
             return np.concatenate((head_ids, self._ids(text[num_chars:])))
         ids = self._ids(text)
         self._learn(text, ids)
@@ -263,6 +264,6 @@ class HeadCache:
         head_ids = self._ids(text[:start])
         if not np.array_equal(ids, np.concatenate((head_ids, self._ids(text[start:])))):
             return
-        if len(self._heads) == self.max_heads:
-            del self._heads[next(iter(self._heads))]
+        if len(self._heads) >= self.max_heads:
+            self._heads.pop(next(iter(list(self._heads))), None)
         self._heads[text[:end]] = (start, head_ids)

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from turnwise.descriptors import raise_descriptor_limit
 from turnwise.errors import ConfigError, DataError, PluginError, TemplateError, TurnwiseError, describe
 from turnwise.plugin.host import Host, load
 from turnwise.protocols import Command, Resources
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout, sys.stderr = (each or Path(os.devnull).open("w") for each in (sys.stdout, sys.stderr))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may have less than Unicode
+    raise_descriptor_limit()
     try:
         host = load(PluginRecipe())
         words = list(sys.argv[1:] if arguments is None else arguments)

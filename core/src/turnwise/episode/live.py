@@ -159,6 +159,10 @@ class LiveEpisode:
     def remaining_tokens(self) -> int:
         return self.records.remaining(self.trajectory)
 
+    @property
+    def max_tokens(self) -> int:
+        return self.records.max_tokens
+
     def remaining(self, record: TokenRecord) -> int:
         return self.records.remaining(record)
 

@@ -39,6 +39,12 @@ class EpisodeRecords:
         return self.entries[-1].trajectory
 
     @property
+    def max_tokens(self) -> int:
+        """Most tokens that a record can have."""
+        limit = self.limits.prompt_length + self.limits.response_length
+        return limit if self.max_context is None else min(limit, self.max_context)
+
+    @property
     def lineage(self) -> tuple[RecordLineage, ...]:
         """The lineage of each record; empty without a described or branched one."""
         if all(entry.lineage is None for entry in self.entries):

@@ -97,6 +97,10 @@ class Episode(Protocol):
     def remaining_tokens(self) -> int:
         """`remaining` of the last record."""
 
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens that a record can have, prompt and response together."""
+
     def remaining(self, record: TokenRecord) -> int:
         """Return the response tokens that still fit in a record; open paths count."""
 

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from turnwise import PoolPlacement, RunPlacement, plan_placement
+from turnwise import PoolPlacement, RunConfig, RunPlacement, plan_placement
 from turnwise.config.resolve import load_resolved
 from turnwise.config.weights import MemoryConfig
+from turnwise.descriptors import count_needed, raise_descriptor_limit
 from turnwise.protocols.command import OK
 from turnwise.types import JsonDict
 
@@ -39,9 +40,10 @@ class PlanCommand:
         config, _host = load_resolved(arguments.config, arguments.overrides)
         placement = plan_placement(config)
         if arguments.json:
-            sys.stdout.write(json.dumps(plan_as_json(placement, config.memory), indent=2) + "\n")
+            plan = plan_as_json(placement, config.memory) | {"open_files": plan_open_files(config)}
+            sys.stdout.write(json.dumps(plan, indent=2) + "\n")
         else:
-            Console().print(_table(placement, config.memory))
+            Console().print(_table(placement, config.memory, plan_open_files(config)))
         return OK
 
 
@@ -60,6 +62,11 @@ def plan_as_json(placement: RunPlacement, memory: MemoryConfig) -> JsonDict:
         "num_gpu_nodes": count_gpu_nodes(placement),
         "memory": {"mode": memory.mode, "level": memory.level if memory.mode == "hybrid" else None},
     }
+
+
+def plan_open_files(config: RunConfig) -> dict[str, int]:
+    """Return the descriptors that a worker needs if each of its episodes is a program, and those that it may have."""
+    return {"needed": count_needed(config.rollout.max_in_flight), "limit": raise_descriptor_limit()}
 
 
 def find_largest_bundle(placement: RunPlacement) -> dict[str, float]:
@@ -101,16 +108,22 @@ def _pool_as_json(pool: PoolPlacement) -> JsonDict:
     }
 
 
-def _table(placement: RunPlacement, memory: MemoryConfig) -> Table:
+def _table(placement: RunPlacement, memory: MemoryConfig, open_files: Mapping[str, int]) -> Table:
     table = Table(show_header=False)
     table.add_column("name", no_wrap=True)
     table.add_column("value")
     shared = f"hybrid: engines sleep at level {memory.level} while a trainer has the devices"
     kept = "standalone: engines keep their devices"
     memory_row = ("memory", shared if memory.mode == "hybrid" else kept)
-    for name, value in [*_pool_rows(placement), *_run_rows(placement), memory_row]:
+    rows = [*_pool_rows(placement), *_run_rows(placement), memory_row, ("open files", _open_files(**open_files))]
+    for name, value in rows:
         table.add_row(Text(name), Text(value))
     return table
+
+
+def _open_files(needed: int, limit: int) -> str:
+    text = f"a worker may have {limit:,}, and needs up to {needed:,} if its agents are programs"
+    return f"{text}; lower rollout.max_in_flight or raise `ulimit -Hn`" if needed > limit else text
 
 
 def _pool_rows(placement: RunPlacement) -> list[tuple[str, str]]:

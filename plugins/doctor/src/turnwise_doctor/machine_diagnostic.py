@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from turnwise.config.run import RolloutConfig
+from turnwise.descriptors import count_needed, raise_descriptor_limit
 from turnwise.protocols import Finding
 from turnwise_doctor.core_diagnostics import installed_version
 
@@ -41,6 +43,7 @@ class MachineDiagnostic:
         yield Finding("CPU", "ok", f"{count_cores():g} cores")
         yield memory_finding()
         yield shared_memory_finding()
+        yield open_files_finding()
 
 
 def gpu_finding() -> Finding:
@@ -111,6 +114,16 @@ def shared_memory_finding() -> Finding:
     if usage.free < _ENOUGH_SHARED_MEMORY:
         return Finding("shared memory", "limited", f"{text}; weights and Ray's objects pass through it", remedy)
     return Finding("shared memory", "ok", text)
+
+
+def open_files_finding() -> Finding:
+    """Return the descriptors that a process may have, against those of a worker with the default options."""
+    limit, needed = raise_descriptor_limit(), count_needed(RolloutConfig().max_in_flight)
+    text = f"a process may have {limit:,} open files"
+    if limit < needed:
+        text += f"; a worker whose agents are programs needs up to {needed:,}"
+        return Finding("open files", "limited", text, "raise `ulimit -Hn`, or lower rollout.max_in_flight")
+    return Finding("open files", "ok", text)
 
 
 def _meminfo(key: str) -> int:

@@ -24,8 +24,9 @@ from turnwise.errors import ConfigError
 from turnwise.types import JsonDict
 from turnwise_gateway.config import AgentLimits, ExternalConfig
 from turnwise_gateway.host import ModelClient, ServerHost
+from turnwise_gateway.keeper import KEEPER
 from turnwise_gateway.pool.scores import MAX_NUMBER
-from turnwise_gateway.program import Program, ProgramFailedError
+from turnwise_gateway.program import Program, ProgramFailedError, inherited
 from turnwise_gateway.replay.request_file import end_log, log_session
 from turnwise_gateway.reported import check_turns
 from turnwise_gateway.session.session import Session, SessionParts
@@ -111,16 +112,19 @@ class ExternalAgent:
         if self._function is not None:
             agent = _call_function(self._function, episode, client)
         else:
-            agent = self._run_program(episode, client)
+            agent = self._run_program(session, client)
         await wait_for_agent(agent, session, self.config)
         check_turns(session)
 
-    async def _run_program(self, episode: Episode, client: ModelClient) -> None:
+    async def _run_program(self, session: Session, client: ModelClient) -> None:
+        episode = session.episode
+
         def take_line(line: str) -> None:
             if line.startswith(SCORE_MARK):
                 report_score(episode, _read_score(line.removeprefix(SCORE_MARK).strip()))
 
         environment = {
+            **inherited(self.config.inherit),
             **self.config.environment,
             **describe_client(client),
             "TURNWISE_TASK": json.dumps(show_task(episode.task), ensure_ascii=False),
@@ -128,8 +132,10 @@ class ExternalAgent:
         name, *arguments = self.config.command
         # An environment that is not active has its `python` not on the path.
         command = (sys.executable if name == "python" else name, *arguments)
-        program = await Program.start(command, environment, take_line)
-        code = await program.wait()
+        with KEEPER.watch() as mark:
+            program = await Program.start(command, environment, take_line, mark)
+            # A child of the program may still call, and is no agent any more.
+            code = await program.wait(session.refuse_calls)
         if code != 0:
             raise ProgramFailedError(program.describe_end(code))
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from attrs import define, field, frozen
 
 from turnwise import Message, ToolCall, ToolResult
 from turnwise.types import FloatArray, TokenArray, ToolSchema
+
+if TYPE_CHECKING:
+    from turnwise_gateway.limits import CallLimits
 
 Dialect = Literal["chat", "messages", "responses"]
 ToolChoice = Literal["auto", "none", "required"]
@@ -204,6 +207,13 @@ class Answer(Protocol):
 
 class SessionBackend(Protocol):
     """One attempt of an agent at one task, as the server sees it."""
+
+    @property
+    def limits(self) -> CallLimits:
+        """Limits of its requests; the server checks them."""
+
+    def note_refusal(self, refusal: CallRefusedError) -> None:
+        """Take note of a call that the server has refused by the limits."""
 
     async def answer(self, call: ModelCall) -> Answer:
         """

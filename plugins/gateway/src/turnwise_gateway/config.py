@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final, Literal
 
 from attrs import field, frozen, validators
 
 from turnwise_gateway.pull_options import PullOptions
 from turnwise_gateway.session.options import SessionOptions
 
+AGENT_NAME: Final = "external"
 _more_than_0 = validators.optional(validators.gt(0.0))
 
 
@@ -42,6 +44,8 @@ class ExternalConfig(AgentLimits):
         function: `module:name` of an `async def agent(task, client)` to call instead, in the worker's process.
         pull: lets agents that run elsewhere lease the episodes instead.
         environment: more variables for the program.
+        inherit: names of variables of the worker that the program gets besides `program.INHERITED`; `all` passes on all
+            of them, with every secret of the run.
         keep_requests: folder for a file with the requests of each session, for `turnwise gateway replay`; None keeps
             none.
     """
@@ -50,6 +54,7 @@ class ExternalConfig(AgentLimits):
     function: str = ""
     pull: PullOptions | None = None
     environment: Mapping[str, str] = field(factory=dict)
+    inherit: tuple[str, ...] | Literal["all"] = ()
     keep_requests: Path | None = None
 
     def __attrs_post_init__(self) -> None:

@@ -15,6 +15,7 @@ from turnwise import ToolCall, ToolResult
 from turnwise.errors import InfrastructureError
 from turnwise.types import ToolSchema
 from turnwise_gateway.calls import Answer, CallRefusedError, ModelCall, SessionBackend
+from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
 
 _MAX_ENDED: Final = 1024
@@ -46,6 +47,11 @@ class _Door:
     """Leads calls to a session until it is over; then the session's records can be freed."""
 
     session: SessionBackend | None
+    limits: CallLimits
+
+    def note_refusal(self, refusal: CallRefusedError) -> None:
+        if self.session is not None:
+            self.session.note_refusal(refusal)
 
     async def answer(self, call: ModelCall) -> Answer:
         return await self._open().answer(call)
@@ -104,7 +110,7 @@ class RunningServer:
     @contextmanager
     def open(self, name: str, session: SessionBackend) -> Iterator[ModelClient]:
         """Let calls reach a session inside the `with` statement; later ones are refused."""
-        door = _Door(session)
+        door = _Door(session, session.limits)
         key = self._directory.add(name, door)
         url = self._server.url(name)
         try:

@@ -7,16 +7,25 @@ import fcntl
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, Literal
 
 import structlog
 from attrs import define, field
 
 from turnwise.errors import InfrastructureError
+from turnwise_gateway.keeper import KEEPER
+from turnwise_gateway.orphans import VARIABLE
 
 MAX_LINE: Final = 4096
 """Characters of a line that are kept."""
+INHERITED: Final = frozenset(
+    {"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "TEMP", "TERM", "TMP", "TMPDIR", "TZ", "USER"}
+    | {"LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV"}
+    | {"ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "all_proxy", "https_proxy", "http_proxy", "no_proxy"}
+    | {"CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE"}
+)
+"""Variables of the worker that a program gets, and those that begin with `LC_`."""
 _MAX_TAIL: Final = 20
 _CHUNK: Final = 1 << 16
 _PIPE_S: Final = 1.0
@@ -38,6 +47,7 @@ class Program:
         errors: the same for its standard error.
         lifeline: descriptor that the system closes when this process dies, which kills the program.
         take_line: called with each line of its standard output.
+        mark: in the environment of all of its processes.
     """
 
     process: asyncio.subprocess.Process
@@ -45,14 +55,15 @@ class Program:
     errors: int
     lifeline: int
     take_line: Callable[[str], None]
+    mark: str
     _tail: deque[str] = field(factory=lambda: deque(maxlen=_MAX_TAIL), init=False)
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], environment: Mapping[str, str], take_line: Callable[[str], None]
+        cls, command: Sequence[str], environment: Mapping[str, str], take_line: Callable[[str], None], mark: str
     ) -> Program:
         """
-        Start a program with no input, and with these variables added to the environment.
+        Start a program with no input and with these variables.
 
         Raises:
             InfrastructureError: the machine cannot start it, for example because the file does not exist.
@@ -65,7 +76,7 @@ class Program:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                env={**os.environ, **environment},
+                env={**environment, VARIABLE: mark},
                 start_new_session=True,
                 pass_fds=[held],
             )
@@ -77,10 +88,15 @@ class Program:
         finally:
             for descriptor in (stdout, stderr, held):
                 os.close(descriptor)
-        return cls(process, output, errors, lifeline, take_line)
+        return cls(process, output, errors, lifeline, take_line, mark)
 
-    async def wait(self) -> int:
-        """Return the exit code, when the program has ended and its output is read."""
+    async def wait(self, on_end: Callable[[], object] = lambda: None) -> int:
+        """
+        Return the exit code, when the program has ended, its output is read, and its children have been killed.
+
+        Args:
+            on_end: called as soon as the program has ended.
+        """
         async with asyncio.TaskGroup() as group:
             readers = [
                 group.create_task(_read_lines(self.output, self._take_output)),
@@ -90,8 +106,10 @@ class Program:
                 code = await self.process.wait()
             finally:
                 self.kill()  # its children too: they would keep the pipes open
+                on_end()
                 os.close(self.lifeline)
                 await self.process.wait()  # after a cancellation: the process must not stay a zombie
+                await KEEPER.sweep(self.mark)  # children that have left the group
             await asyncio.wait(readers, timeout=_PIPE_S)
             for reader in readers:
                 reader.cancel()
@@ -112,6 +130,22 @@ class Program:
     def _take_output(self, line: str) -> None:
         structlog.get_logger().debug("program output", pid=self.process.pid, line=line)
         self.take_line(line)
+
+
+def inherited(names: Collection[str] | Literal["all"]) -> dict[str, str]:
+    """
+    Return the variables of this process that a program gets.
+
+    The model under training steers the program, so what it can read may end in the model's context and in the files of
+    the run: it gets what programs need to run, and not the secrets of the trainer.
+
+    Args:
+        names: of further variables; `all` for every one.
+    """
+    if names == "all":
+        return dict(os.environ)
+    kept = {*INHERITED, *names}
+    return {name: value for name, value in os.environ.items() if name in kept or name.startswith("LC_")}
 
 
 def _kill_with_worker(held: int, group: int) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from aiohttp import web
 from attrs import define, evolve, field
 
 from turnwise import Episode
@@ -35,6 +34,7 @@ from turnwise_gateway.pull_site import PullSite
 from turnwise_gateway.replay.request_file import end_log, log_session
 from turnwise_gateway.server import ServerOptions
 from turnwise_gateway.server.closing import close_runner
+from turnwise_gateway.server.listening import listen_at
 from turnwise_gateway.session.options import TrainedKinds
 from turnwise_gateway.session.session import Session, SessionParts
 
@@ -272,12 +272,12 @@ class PullHost:
             desk = PullDesk(self.model, pool)
             pool.on_lost = desk.end_lost
             await parts.enter_async_context(pool)
-            app = build_shared_app(pool, desk, ServerOptions(port=site.access.port))
-            runner = build_runner(app)
+            options = ServerOptions(port=site.access.port)
+            runner = build_runner(build_shared_app(pool, desk, options), options)
             parts.push_async_callback(close_runner, runner)
             await runner.setup()
             for listening in (site.own_socket, site.shared_socket):
-                await web.SockSite(runner, listening).start()
+                await listen_at(runner, listening)
             # Runs behind the removal of the file and before the server stops: waiting agents get a reply.
             parts.callback(pool.send_away)
             parts.callback(site.leave)

@@ -264,6 +264,28 @@ def test_other_fields_are_counted(dialect, body, ignored):
     assert ignored == read(dialect, **body).ignored
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_client_cannot_invent_names_without_end(dialect):
+    """Of the names of ignored fields some short ones are kept, and the others have one name together."""
+    ignored = read(dialect, **{f"x{number:04d}": 1 for number in range(1000)}, **{"y" * 65: 1}).ignored
+
+    assert len(ignored) == 33
+    assert {"other", "x0000"} <= set(ignored)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_long_name_of_a_model_is_refused(dialect):
+    """Every event of a stream repeats it."""
+    assert refusal(dialect, model="m" * 257).param == "model"
+
+
+@pytest.mark.parametrize(("dialect", "key"), [("chat", "stop"), ("messages", "stop_sequences")])
+@pytest.mark.parametrize("value", [["x"] * 65, ["x" * 257]])
+def test_stop_strings_are_few_and_short(dialect, key, value):
+    """Each is looked for in every token."""
+    assert refusal(dialect, **{key: value}).param == key
+
+
 def test_stream_is_not_in_the_digest():
     """The digest leaves out how the reply is sent and the order of keys; everything else changes it."""
     digest = read("chat", max_tokens=5, user="a").digest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -67,3 +69,25 @@ def test_a_killed_driver_loses_and_doubles_nothing(folder: Path) -> None:
         if result.uid in before:
             kept = before[result.uid].trajectories[0].input_ids
             assert kept.tolist() == result.trajectories[0].input_ids.tolist()
+
+
+def test_agents_that_close_their_descriptors_die_with_the_driver(tmp_path: Path) -> None:
+    """A program without our pipe dies with a killed driver, and so does its child in another session."""
+    (tmp_path / "hold").touch()
+    (tmp_path / "pids").mkdir()
+    command = ["python", str(PROGRAM), "hold", "pids", "detach"]
+    write_rollout(tmp_path, 8, {"command": command}, max_in_flight=8)
+    log = (tmp_path / "log").read_text
+    driver = start_rollout(tmp_path, "run.yaml", "--out", "out")
+    try:
+        wait_until(lambda: driver.poll() is not None or len(list((tmp_path / "pids").iterdir())) >= 4, log)
+        assert driver.poll() is None, log()
+    finally:
+        driver.kill()
+        driver.wait()
+    agents = [path.name for path in (tmp_path / "pids").iterdir()]
+    try:
+        wait_until(lambda: not any(map(is_alive, agents)), lambda: f"some of {agents} are alive")
+    finally:
+        for pid in filter(is_alive, agents):
+            os.kill(int(pid), signal.SIGKILL)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from turnwise.errors import ConfigError
 from turnwise_gateway.calls import CallOfTool, CallRefusedError, DeliveredTurn, ModelCall, ModelReply, Usage
 from turnwise_gateway.host import ModelClient
+from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.pool.control import ControlServer, build_control_app
 from turnwise_gateway.pool.leased_session import LeasedSession
 from turnwise_gateway.pool.sqlite_store import SqliteStore
@@ -71,6 +72,13 @@ class Backend:
 
     def deliver(self, turn_id: str) -> bool:
         return any(turn.reply.id == turn_id for turn in self.transcript)
+
+    @property
+    def limits(self) -> CallLimits:
+        return CallLimits.of_context(1 << 20)
+
+    def note_refusal(self, refusal: CallRefusedError) -> None:
+        """Ignore it."""
 
     async def count_tokens(self, _call: ModelCall) -> int:
         return 7

@@ -88,3 +88,25 @@ def test_a_score_of_nothing_is_an_error() -> None:
 
     with pytest.raises(PoolError, match="2 records, and no number 2"):
         board.reported(num_records=2)
+
+
+@pytest.mark.parametrize("more", [{"score": 3e38}, {"score": 0.0, "metrics": {"tests": -3e38}}])
+def test_sums_must_be_numbers_that_can_be_stored(more) -> None:
+    """A score or metric that fits alone and not with the earlier ones is refused, and changes nothing."""
+    board = ScoreBoard()
+    assert board.report(ScoreReport(id="a", score=3e38, turn="t0", metrics={"tests": 3e38})) is Verdict.ACCEPTED
+
+    with pytest.raises(PoolError, match="finite number"):
+        board.report(ScoreReport(id="b", turn="t1", **more))
+
+    assert board.reported(num_records=1) == {"turns": {"t0": 3e38}}
+    assert board.report(ScoreReport(id="b", turn="t1", score=0.0)) is Verdict.ACCEPTED
+
+
+@pytest.mark.parametrize(
+    "metrics", [{"": 1}, {"x" * 129: 1}, {str(number): 1 for number in range(257)}, {"tests": 10**400}]
+)
+def test_metrics_have_few_and_short_names(metrics) -> None:
+    """Each name becomes a metric of the episode, and a column of its logs."""
+    with pytest.raises(PoolError):
+        ScoreReport(id="a", score=1.0, metrics=metrics)

@@ -27,6 +27,9 @@ if behaviour == "score":
     print("starting\nTURNWISE_SCORE=0.75", flush=True)
 elif behaviour == "report":
     print(f"TURNWISE_SCORE={sys.argv[2]}", flush=True)
+elif behaviour == "environment":
+    with open(sys.argv[2], "w", encoding="utf-8") as file:
+        json.dump(dict(os.environ), file)
 elif behaviour == "exit":
     print("the last line", file=sys.stderr)
     sys.exit(3)
@@ -34,6 +37,11 @@ elif behaviour == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
 elif behaviour == "child":
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with open(sys.argv[2], "w", encoding="utf-8") as file:
+        file.write(str(child.pid))
+elif behaviour == "detached":
+    # A child that has left the group keeps the pipes, and goes on to call.
+    child = subprocess.Popen([sys.executable, __file__, "runaway"], start_new_session=True)
     with open(sys.argv[2], "w", encoding="utf-8") as file:
         file.write(str(child.pid))
 elif behaviour == "silence":

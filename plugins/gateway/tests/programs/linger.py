@@ -1,4 +1,8 @@
-"""A program that calls the model, and then stays with a child process while a file is there."""
+"""
+A program that calls the model, and then stays with a child process while a file is there.
+
+With a third argument it closes all descriptors that it has inherited, and its child leaves its group.
+"""
 
 import json
 import os
@@ -18,7 +22,10 @@ request = urllib.request.Request(
 with urllib.request.urlopen(request) as response:
     json.load(response)
 if hold.exists() and int(task["messages"][0]["content"].split()[-1]) >= 6:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    detaches = len(sys.argv) > 3
+    if detaches:
+        os.closerange(3, 1024)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=detaches)
     (pids / str(os.getpid())).touch()
     (pids / str(child.pid)).touch()
     time.sleep(600)

@@ -58,7 +58,10 @@ def check_refusals(served: Served, other: dict[str, str]) -> None:
     assert "no row" in served.control("POST", "/sessions", {"uid": "t9"}, status=404)["error"]["message"]
     assert "unknown field" in served.control("POST", "/sessions", {"rwo": 1}, status=400)["error"]["message"]
     assert "no row" in served.control("POST", "/sessions", {"task": {"messages": []}}, status=400)["error"]["message"]
-    served.open()
+    other = {"messages": [{"role": "user", "content": "Mine"}], "agent_name": "tool_agent"}
+    assert "agent_name" in served.control("POST", "/sessions", {"task": other}, status=400)["error"]["message"]
+    image = {"type": "image_url", "image_url": {"url": "x"}}
+    served.control("POST", "/sessions", {"task": {"messages": [{"role": "user", "content": [image]}]}})
     assert "3 sessions" in served.control("POST", "/sessions", {}, status=429)["error"]["message"]
 
 

@@ -622,3 +622,47 @@ def test_tools_of_results_are_named_as_soon_as_they_are_known():
         await ask(session, user("Hi."))
 
     Sessions().run(scenario)
+
+
+def test_refused_requests_leave_nothing():
+    """Tools of a conversation that does not fit are not kept, nor are all the names that an agent invents."""
+
+    async def converse(session):
+        for number in range(3):
+            tool = {"type": "function", "function": {"name": f"t{number}", "description": "It adds. " * 200}}
+            fields = tuple(f"x{number}.{index}" for index in range(50))
+            with pytest.raises(CallRefusedError):
+                await ask(session, user("long " * 500), tools=(tool,), ignored=fields)
+        assert session.book.tree._roots == {}
+
+    done = Sessions().run(converse, limits={"prompt_length": 256, "response_length": 256})
+
+    names = [name for name in done.counts if name.startswith("ignored_")]
+    assert len(names) == 65
+    assert done.counts["ignored_other"] == 150 - 64
+
+
+def test_no_call_counts_after_the_end_of_the_program():
+    """A call in flight is refused at the end, as are later ones; an answer on its way is delivered and counts."""
+    refusals = []
+
+    async def converse(session):
+        delivered = await session.answer(make_call(user("Question 0?")))
+
+        async def ask_late(number):
+            with pytest.raises(CallRefusedError) as refused:
+                await session.answer(make_call(user(f"Question {number}?")))
+            refusals.append(refused.value.kind)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ask_late(1))
+            while not session._kept.in_flight:  # noqa: ASYNC110 - a session tells nobody
+                await asyncio.sleep(0)
+            session.refuse_calls()
+            await ask_late(2)
+        delivered.confirm()
+
+    done = run(converse, engine=lambda probe: probe.engine(latency_s=0.01))
+
+    assert refusals == ["session_closed", "session_closed"]
+    assert [1] == [len(record.turns()) for record in done.records if record.turns()]

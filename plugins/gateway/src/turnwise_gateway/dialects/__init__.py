@@ -39,7 +39,8 @@ def read_exchange(
         memory: of the session: the part that earlier bodies have as well is not read again.
 
     Raises:
-        CallRefusedError: the body is no strict JSON, or a field is wrong or not supported.
+        CallRefusedError: the body is no strict JSON, a field is wrong or not supported, or the limits of the session
+            allow no such body.
     """
     readers: Mapping[Dialect, Callable[[Received], Exchange]] = {
         "chat": read_chat,
@@ -64,5 +65,7 @@ def _read(
     memory = RequestMemory() if memory is None else memory
     parsed = memory.read(dialect, body)
     exchange = reader(Received.of(parsed, headers, body))
+    if memory.limits is not None:
+        memory.limits.check_items(len(exchange.call.messages) + len(exchange.call.tools))
     memory.keep(parsed)  # only now, for a body that is refused is not read to its end
     return exchange

@@ -151,7 +151,7 @@ def read_chat(received: Received) -> ChatExchange:
         wishes=read_wishes(request),
         logprobs=request.flag("logprobs"),
         stream=request.flag("stream"),
-        model=request.text("model") or "",
+        model=request.short_text("model"),
     )
     include_usage = options.flag("include_usage")
     return ChatExchange(received.complete(call, {*ignored, *request.unread(), *options.unread()}), include_usage)

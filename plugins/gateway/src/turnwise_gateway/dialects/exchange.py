@@ -19,6 +19,8 @@ from turnwise_gateway.dialects.strict_json import write_json
 T = TypeVar("T")
 AddItem = Callable[[list[Message], Fields, set[str]], None]
 
+_MAX_IGNORED = 32
+_MAX_IGNORED_CHARS = 64
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 
 
@@ -79,13 +81,19 @@ class Received:
         return found[0]
 
     def complete(self, call: ModelCall, ignored: Set[str]) -> ModelCall:
-        """Return a call with digest, key, headers, body, and the sorted names of ignored fields."""
+        """
+        Return a call with digest, key, headers, body, and the sorted names of ignored fields.
+
+        A client may invent any number of names, and each becomes a metric, so all but some short ones are `other`.
+        """
+        short = sorted(name for name in ignored if len(name) <= _MAX_IGNORED_CHARS)[:_MAX_IGNORED]
+        names = sorted({*short, "other"}) if len(short) < len(ignored) else short
         return evolve(
             call,
             digest=self.body.digest,
             key=self.headers.get("idempotency-key", ""),
             headers=self.headers,
-            ignored=tuple(sorted(ignored)),
+            ignored=tuple(names),
             body=self.source,
         )
 

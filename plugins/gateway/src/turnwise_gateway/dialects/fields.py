@@ -16,6 +16,10 @@ from turnwise.types import ToolSchema
 from turnwise_gateway.calls import CallRefusedError, ToolChoice
 
 MAX_INTEGER: Final = 2**63 - 1
+MAX_TEXTS: Final = 64
+"""Most strings of a list such as `stop`: each of them is looked for in every sampled token."""
+MAX_NAME_CHARS: Final = 256
+"""Longest name of a model, which every part of a stream repeats, and longest string of a list such as `stop`."""
 
 NEUTRAL: Final[Mapping[str, Sequence[object]]] = {
     "allowed_token_ids": ([],),
@@ -92,6 +96,13 @@ class Fields:
             raise refuse(self.name(key), "must be a string that is not empty")
         return value
 
+    def short_text(self, key: str) -> str:
+        """Return a string of at most `MAX_NAME_CHARS`; an empty one when it is missing."""
+        value = self.text(key) or ""
+        if len(value) > MAX_NAME_CHARS:
+            raise refuse(self.name(key), f"has more than {MAX_NAME_CHARS} characters")
+        return value
+
     def flag(self, key: str) -> bool:
         """Return a boolean; False when it is missing."""
         value = self.value(key)
@@ -138,6 +149,10 @@ class Fields:
         items = [value] if isinstance(value, str) else value or []
         if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
             raise refuse(self.name(key), "must be a string or a list of strings, none of them empty")
+        if len(items) > MAX_TEXTS or any(len(item) > MAX_NAME_CHARS for item in items):
+            raise refuse(
+                self.name(key), f"has more than {MAX_TEXTS} strings, or one of more than {MAX_NAME_CHARS} characters"
+            )
         return tuple(items)
 
     def refuse_sampling_fields(self) -> None:

@@ -171,7 +171,7 @@ def read_messages(received: Received, *, counts: bool = False) -> MessagesExchan
         stop=request.texts("stop_sequences"),
         wishes=read_wishes(request, 1.0),
         stream=request.flag("stream"),
-        model=request.text("model") or "",
+        model=request.short_text("model"),
     )
     return MessagesExchange(received.complete(call, {*ignored, *request.unread()}))
 

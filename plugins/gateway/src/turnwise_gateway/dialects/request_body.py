@@ -24,6 +24,7 @@ from attrs import define, field, frozen
 from turnwise import Message
 from turnwise_gateway.calls import Dialect
 from turnwise_gateway.dialects import strict_json
+from turnwise_gateway.limits import CallLimits
 from turnwise_strict_json import MAX_DEPTH, check_depth, check_surrogates, read_json
 
 T = TypeVar("T")
@@ -196,8 +197,14 @@ class RequestBody:
 
 @define(eq=False)
 class RequestMemory:
-    """The last bodies of a session, one for each of its latest conversations."""
+    """
+    The last bodies of a session, one for each of its latest conversations.
 
+    Attributes:
+        limits: of its bodies; None for none.
+    """
+
+    limits: CallLimits | None = None
     _bodies: list[RequestBody] = field(factory=list, init=False)
 
     @property
@@ -206,7 +213,9 @@ class RequestMemory:
         return sum(len(body.source) for body in self._bodies)
 
     def read(self, dialect: Dialect, source: bytes) -> RequestBody:
-        """Parse a body; `CallRefusedError` if it is no object in strict JSON."""
+        """Parse a body; `CallRefusedError` if it is no object in strict JSON, or has too many values."""
+        if self.limits is not None:
+            self.limits.check_values(source)
         return RequestBody.read(dialect, source, self._bodies)
 
     def keep(self, body: RequestBody) -> None:
@@ -214,10 +223,11 @@ class RequestMemory:
         if not body.source:
             return
         others = [each for each in self._bodies if not body.continues(each)]
-        self._bodies = []
+        kept: list[RequestBody] = []
         for each in (body, *others[: _MAX_CONVERSATIONS - 1]):
-            if self.num_bytes + len(each.source) <= _MAX_BYTES:
-                self._bodies.append(each)
+            if sum(len(other.source) for other in kept) + len(each.source) <= _MAX_BYTES:
+                kept.append(each)
+        self._bodies = kept  # at once, for a thread may read another body of the session meanwhile
 
 
 @define

@@ -52,7 +52,7 @@ def read_responses(received: Received) -> ResponsesExchange:
         wishes=read_wishes(request),
         logprobs="message.output_text.logprobs" in include,
         stream=request.flag("stream"),
-        model=request.text("model") or "",
+        model=request.short_text("model"),
     )
     return ResponsesExchange(
         received.complete(call, {*ignored, *request.unread()}),

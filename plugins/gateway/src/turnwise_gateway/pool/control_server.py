@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Self
@@ -13,15 +14,18 @@ from turnwise.errors import ConfigError, Owner
 from turnwise.types import JsonDict
 from turnwise_gateway.calls import CallRefusedError
 from turnwise_gateway.dialects.strict_json import read_json, write_json
-from turnwise_gateway.pool.scores import check_number
+from turnwise_gateway.pool.scores import check_metrics
 from turnwise_gateway.pool.store import PoolError, Verdict
 from turnwise_gateway.server.closing import close_runner
+from turnwise_gateway.server.delivery import connection_of
+from turnwise_gateway.server.listening import listen
 from turnwise_gateway.server.options import ServerOptions
-from turnwise_gateway.server.quiet_log import SERVER_LOGGER
+from turnwise_gateway.server.receipt import AgentsServer
 
 MAX_BODY_BYTES: Final = 1024 * 1024
 _MAX_REASON: Final = 2000
 _SHUTDOWN_S: Final = 1.0
+_RECEIVE_S: Final = web.RequestKey("receive_s", float)
 STATUS: Final = {
     Verdict.ACCEPTED: 200,
     Verdict.REPEATED: 200,
@@ -54,7 +58,7 @@ class ControlServer:
 
     def __init__(self, app: web.Application, options: ServerOptions | None = None) -> None:
         self._options = options or ServerOptions()
-        self._runner = build_runner(app)
+        self._runner = build_runner(app, self._options)
         self._port = 0
 
     @property
@@ -66,7 +70,7 @@ class ControlServer:
     async def __aenter__(self) -> Self:
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self._options.host, self._options.port).start()
+            await listen(self._runner, self._options.host, self._options.port)
         except BaseException:
             await self._runner.cleanup()
             raise
@@ -77,12 +81,25 @@ class ControlServer:
         await close_runner(self._runner)
 
 
-def build_runner(app: web.Application) -> web.AppRunner:
+class _ControlRunner(web.AppRunner):
+    """Serves an application over connections with the limits of the agents' port."""
+
+    __slots__ = ("_options",)
+
+    def __init__(self, app: web.Application, options: ServerOptions) -> None:
+        super().__init__(app, shutdown_timeout=_SHUTDOWN_S)
+        self._options = options
+
+    async def _make_server(self) -> web.Server:
+        await super()._make_server()  # starts the application
+        app = self.app
+        # An agent that hangs up while it waits takes no task: its handler is cancelled.
+        return AgentsServer(app._handle, self._options, request_factory=app._make_request)  # noqa: SLF001 - as it does
+
+
+def build_runner(app: web.Application, options: ServerOptions) -> web.AppRunner:
     """Return a server of the application of a control port."""
-    # An agent that hangs up while it waits takes no task: its handler is cancelled.
-    return web.AppRunner(
-        app, access_log=None, logger=SERVER_LOGGER, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
-    )
+    return _ControlRunner(app, options)
 
 
 def build_app(
@@ -105,9 +122,13 @@ def build_app(
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        connection = connection_of(request)
+        connection.begin_request()
         try:
             options.check_host(request.headers.getall("Host", []))
             _check_token(request, [secret, find_key(request) if find_key else None])
+            connection.prove()
+            request[_RECEIVE_S] = options.receive_s
             return await handler(request)
         except RequestError as error:
             return error_reply(error.status, error.code, error.message)
@@ -118,6 +139,8 @@ def build_app(
         except Exception as error:  # noqa: BLE001 - a client gets JSON, and no text of ours
             structlog.get_logger().exception("a control request failed", error=str(error))
             return error_reply(500, "failed", "the server failed")
+        finally:
+            connection.end_request()
 
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard])
     app.add_routes(routes)
@@ -134,7 +157,12 @@ def _check_token(request: web.Request, tokens: list[str | None]) -> None:
 
 async def read_body(request: web.Request, fields: set[str]) -> dict[str, Any]:
     """Return the JSON object of a request; `PoolError` for an unknown field."""
-    body = read_json(await request.read())
+    try:
+        async with asyncio.timeout(request[_RECEIVE_S]):
+            text = await request.read()
+    except TimeoutError as error:
+        raise RequestError(408, "timeout", f"the body did not come within {request[_RECEIVE_S]:g} s") from error
+    body = read_json(text)
     if unknown := sorted(body.keys() - fields):
         raise PoolError(f"unknown field {unknown[0]!r}; known are {', '.join(sorted(fields))}")
     return body
@@ -151,12 +179,8 @@ async def read_failure(request: web.Request, *more: str) -> tuple[str, Owner, di
 
 def read_metrics(body: dict[str, Any]) -> dict[str, float]:
     """Return the field `metrics`; `PoolError` unless it is an object of numbers."""
-    metrics = body.get("metrics") or {}
-    if not isinstance(metrics, dict):
-        raise PoolError("'metrics' must be an object of numbers")
-    for name, value in metrics.items():
-        check_number(f"metrics.{name}", value)
-    return metrics
+    metrics = body.get("metrics")
+    return {} if metrics is None else check_metrics(metrics)
 
 
 def tell(verdict: Verdict, extra: JsonDict | None = None) -> web.Response:

@@ -11,6 +11,7 @@ from attrs import define, field
 from turnwise import ToolCall, ToolResult
 from turnwise.types import ToolSchema
 from turnwise_gateway.calls import Answer, CallRefusedError, DeliveredTurn, ModelCall, ScoredBackend
+from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.pool.scores import ScoreBoard
 from turnwise_gateway.pool.store import Attempted, Lease
 from turnwise_gateway.pool.task_pool import TaskPool
@@ -43,6 +44,13 @@ class RecordedSession(Generic[A_co]):
     async def answer(self, call: ModelCall) -> Answer:
         self._check_open()
         return await self.backend.answer(call)
+
+    @property
+    def limits(self) -> CallLimits:
+        return self.backend.limits
+
+    def note_refusal(self, refusal: CallRefusedError) -> None:
+        self.backend.note_refusal(refusal)
 
     async def count_tokens(self, call: ModelCall) -> int:
         self._check_open()

@@ -13,6 +13,9 @@ from turnwise_gateway.pool.store import PoolError, Verdict
 MAX_NUMBER: Final = float(np.finfo(np.float32).max)
 """Largest score, because records hold scores as float32."""
 
+_MAX_METRICS: Final = 256
+_MAX_NAME: Final = 128
+
 Target = Literal["session", "records", "turns"]
 
 
@@ -39,8 +42,7 @@ class ScoreReport:
         if not self.id or len(self.id) > 128:
             raise PoolError("'id' must have 1 to 128 characters")
         check_number("score", self.score)
-        for name, value in self.metrics.items():
-            check_number(f"metrics.{name}", value)
+        check_metrics(self.metrics)
         if self.record is not None and self.turn is not None:
             raise PoolError("a score is for a record or a turn, not for both")
         if self.record is not None:
@@ -66,6 +68,17 @@ def check_number(name: str, value: object) -> None:
         raise PoolError(f"{name!r} must be a finite number of at most {MAX_NUMBER:.2g}: {str(value)[:40]!r}")
 
 
+def check_metrics(metrics: object) -> dict[str, float]:
+    """Return metrics; `PoolError` unless they are an object of numbers with short names."""
+    if not isinstance(metrics, dict) or len(metrics) > _MAX_METRICS:
+        raise PoolError(f"'metrics' must be an object of at most {_MAX_METRICS} numbers")
+    for name, value in metrics.items():
+        if not 1 <= len(name) <= _MAX_NAME:
+            raise PoolError(f"the name of a metric must have 1 to {_MAX_NAME} characters: {name[:40]!r}")
+        check_number(f"metrics.{name}", value)
+    return metrics
+
+
 @define(eq=False)
 class ScoreBoard:
     """
@@ -87,6 +100,9 @@ class ScoreBoard:
         Returns:
             `REPEATED` for an equal report with the same id, also after the end; `LATE` after the end; `CONFLICT` for
             another report with the same id, for a second score of one thing, and for scores of two kinds of things.
+
+        Raises:
+            PoolError: the sum of the scores or of a metric would be too large.
         """
         if (known := self._by_id.get(report.id)) is not None:
             return Verdict.REPEATED if known == report else Verdict.CONFLICT
@@ -96,8 +112,16 @@ class ScoreBoard:
         kinds = {kind for kind, _number in self._by_target}
         if report.target in self._by_target or kinds - {report.target[0]}:
             return Verdict.CONFLICT
+        self._check_sums(report)
         self._by_id[report.id] = self._by_target[report.target] = report
         return Verdict.ACCEPTED
+
+    def _check_sums(self, report: ScoreReport) -> None:
+        """Refuse a report with which a sum can no longer be stored: each number fits, and many of them need not."""
+        reports = [*self._by_target.values(), report]
+        check_number("score", sum(abs(each.score) for each in reports))
+        for name in report.metrics:
+            check_number(f"metrics.{name}", sum(abs(each.metrics.get(name, 0.0)) for each in reports))
 
     def close(self) -> None:
         """Accept no further score."""

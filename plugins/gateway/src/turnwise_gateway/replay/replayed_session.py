@@ -19,6 +19,7 @@ from turnwise import ToolCall, ToolResult
 from turnwise.types import ToolSchema
 from turnwise_gateway.calls import Answer, CallRefusedError, DeliveredTurn, ModelCall, ModelReply
 from turnwise_gateway.host import ModelClient
+from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.replay.recorded_engine import RecordedEngine, RecordedTurn
 from turnwise_gateway.replay.request_file import Event, RequestFile, describe_episode_records, read_result
 from turnwise_gateway.session.session import Session
@@ -128,6 +129,15 @@ class SessionReplay:
     def deliver(self, turn_id: str) -> bool:
         """Return False: the recording decides."""
         return False
+
+    @property
+    def limits(self) -> CallLimits:
+        assert self._session is not None, "calls come after the start"
+        return self._session.limits
+
+    def note_refusal(self, refusal: CallRefusedError) -> None:
+        assert self._session is not None, "calls come after the start"
+        self._session.note_refusal(refusal)
 
     async def count_tokens(self, call: ModelCall) -> int:
         assert self._session is not None, "calls come after the start"

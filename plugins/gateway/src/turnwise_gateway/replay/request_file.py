@@ -31,6 +31,7 @@ from turnwise import Episode, FinishReason, GenerateResult, Task, ToolCall, Tool
 from turnwise.errors import DataError, describe
 from turnwise.types import TokenArray, ToolSchema
 from turnwise_gateway.calls import Answer, CallRefusedError, DeliveredTurn, ModelCall, ModelReply, ScoredBackend
+from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.session.delivery import TurnAnswer
 from turnwise_gateway.session.session import Session
 
@@ -114,6 +115,13 @@ class LoggedSession:
             raise
         self._write({"event": "answer", "call": number, **self._describe(number, answer)})
         return _LoggedAnswer(answer, lambda event: self._write({"event": event, "call": number}))
+
+    @property
+    def limits(self) -> CallLimits:
+        return self.session.limits
+
+    def note_refusal(self, refusal: CallRefusedError) -> None:
+        self.session.note_refusal(refusal)
 
     async def count_tokens(self, call: ModelCall) -> int:
         return await self.session.count_tokens(call)

@@ -13,16 +13,15 @@ from attrs import define
 from turnwise.types import JsonObject
 from turnwise_gateway.calls import CallRefusedError, Dialect, Directory, SessionBackend
 from turnwise_gateway.dialects import (
-    RequestMemory,
     describe_error,
     headers_of,
-    read_count,
-    read_exchange,
     status_of,
     write_json,
 )
+from turnwise_gateway.server.body_reader import BodyReader
 from turnwise_gateway.server.closing import close_runner
 from turnwise_gateway.server.delivery import SERVER_HEADERS, Delivery, connection_of
+from turnwise_gateway.server.listening import listen
 from turnwise_gateway.server.options import ServerOptions
 from turnwise_gateway.server.receipt import AgentsServer, read_body
 from turnwise_gateway.server.routes import Route, find_route, guess_dialect, is_base
@@ -71,7 +70,7 @@ class GatewayServer:
         self._directory = directory
         self._options = options or ServerOptions()
         self._runner: web.ServerRunner | None = None
-        self._memories: WeakKeyDictionary[SessionBackend, RequestMemory] = WeakKeyDictionary()
+        self._readers: WeakKeyDictionary[SessionBackend, BodyReader] = WeakKeyDictionary()
         self._tool_replies: WeakKeyDictionary[SessionBackend, ToolReplies] = WeakKeyDictionary()
         self._num_in_flight = 0
         self._port = 0
@@ -100,15 +99,14 @@ class GatewayServer:
 
     def forget_requests(self, backend: SessionBackend) -> None:
         """Free the requests of a session that is over."""
-        self._memories.pop(backend, None)
+        self._readers.pop(backend, None)
         self._tool_replies.pop(backend, None)
 
     async def start(self) -> None:
         """Listen; `OSError` if the address cannot be used."""
         self._runner = web.ServerRunner(AgentsServer(self._handle, self._options), shutdown_timeout=_SHUTDOWN_S)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._options.host, self._options.port)
-        await site.start()
+        await listen(self._runner, self._options.host, self._options.port)
         self._port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
@@ -127,7 +125,8 @@ class GatewayServer:
         await self.stop()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        connection_of(request).begin_request()
+        connection = connection_of(request)
+        connection.begin_request()
         path = request.raw_path.partition("?")[0]
         line = _Line(time.perf_counter())
         try:
@@ -143,6 +142,7 @@ class GatewayServer:
             response = _write_error(self._dialect(request, path, line), failure)
         finally:
             line.write()
+            connection.end_request()
         return response
 
     @staticmethod
@@ -165,17 +165,7 @@ class GatewayServer:
             raise CallRefusedError("overloaded", "too many calls are in flight", retry_after_s=wait_s)
         self._num_in_flight += 1
         try:
-            body = await read_body(request, self._options)
-            if route.action == "tools":
-                replies = self._tool_replies.setdefault(backend, ToolReplies())
-                return await replies.respond(request, body, backend, self._options.send_s)
-            memory = self._memories.setdefault(backend, RequestMemory())
-            if route.action == "count":
-                call = read_count(body, request.headers, memory).call
-                return _write({"input_tokens": await backend.count_tokens(call)})
-            exchange = read_exchange(route.dialect, body, request.headers, memory)
-            with Delivery(exchange, self._options) as line.delivery:
-                return await line.delivery.respond(request, backend)
+            return await self._answer(request, route, backend, line)
         except CallRefusedError as refusal:
             if refusal.kind == "session_closed":
                 self.forget_requests(backend)  # this call may be later than the end of the session
@@ -183,10 +173,31 @@ class GatewayServer:
         finally:
             self._num_in_flight -= 1
 
+    async def _answer(
+        self, request: web.BaseRequest, route: Route, backend: SessionBackend, line: _Line
+    ) -> web.StreamResponse:
+        try:
+            body = await read_body(request, self._options, backend.limits)
+            if route.action == "tools":
+                replies = self._tool_replies.setdefault(backend, ToolReplies())
+                return await replies.respond(request, body, backend, self._options.send_s)
+            exchange = await self._readers.setdefault(backend, BodyReader(backend.limits)).read(
+                route, body, request.headers
+            )
+        except CallRefusedError as refusal:
+            if refusal.kind == "context_length_exceeded":
+                backend.note_refusal(refusal)
+            raise
+        if route.action == "count":
+            return _write({"input_tokens": await backend.count_tokens(exchange.call)})
+        with Delivery(exchange, self._options) as line.delivery:
+            return await line.delivery.respond(request, backend)
+
     def _authenticate(self, request: web.BaseRequest, route: Route) -> SessionBackend:
         """Return the session of the request's key; one key in either header is enough."""
         for key in _keys(request):
             if (backend := self._directory.find(key, route.session_id)) is not None:
+                connection_of(request).prove()
                 return backend
         raise CallRefusedError("unauthorized", "the API key is missing or wrong")
 

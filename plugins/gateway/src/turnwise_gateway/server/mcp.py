@@ -9,13 +9,16 @@ key names the episode, whose tool sessions have it, so all clients of an episode
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from importlib.metadata import version
 from typing import Final
 
 from turnwise import ToolCall
+from turnwise.threads import in_thread
 from turnwise.types import JsonDict, JsonObject, ToolSchema
 from turnwise_gateway.calls import CallRefusedError, SessionBackend
 from turnwise_gateway.dialects.strict_json import read_json
+from turnwise_gateway.limits import MAX_INLINE_BYTES, CallLimits
 
 VERSIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 """Versions of the protocol that begin with `initialize`, the newest first."""
@@ -49,7 +52,7 @@ async def answer_message(
     """
     request_id: object = None
     try:
-        message = _read_message(body)
+        message = await _read_message(body, backend.limits)
         if "id" not in message or "method" not in message:
             return 202, None  # this server sends no requests, so a response has no effect, nor has a notification
         request_id = _read_id(message)
@@ -65,9 +68,10 @@ async def answer_message(
     return 200, {"jsonrpc": "2.0", "id": request_id, "result": result}
 
 
-def _read_message(body: bytes) -> dict[str, object]:
+async def _read_message(body: bytes, limits: CallLimits) -> dict[str, object]:
     try:
-        message = read_json(body)
+        limits.check_values(body)
+        message = read_json(body) if len(body) <= MAX_INLINE_BYTES else await in_thread(partial(read_json, body), {})
     except CallRefusedError as error:
         is_list = body.lstrip()[:1] == b"["
         code, text = (_INVALID_REQUEST, "batches are not served") if is_list else (_PARSE_ERROR, error.message)

@@ -28,6 +28,8 @@ class ServerOptions:
         heartbeat_s: seconds between two heartbeats of a stream that waits for its reply.
         delta_s: least seconds between two parts of a reply that is being sampled.
         keepalive_s: seconds that an idle connection stays open.
+        max_waiting: most connections at a port on which no request is being answered; None takes an eighth of the
+            descriptors of the process, and at most 1,024.
         max_in_flight: most calls at once; more of them are told to come back later.
         retry_after_s: seconds after which they should.
     """
@@ -42,6 +44,7 @@ class ServerOptions:
     heartbeat_s: float = field(default=5.0, validator=validators.gt(0))
     delta_s: float = field(default=0.05, validator=validators.ge(0))
     keepalive_s: float = field(default=75.0, validator=validators.gt(0))
+    max_waiting: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     max_in_flight: int = field(default=4096, validator=validators.ge(1))
     retry_after_s: int = field(default=5, validator=[validators.ge(1), validators.le(120)])
 

@@ -1,11 +1,33 @@
-"""The logger of the gateway's servers, which logs no text of malformed requests."""
+"""The logger of the gateway's servers: it logs no text of malformed requests, and no error again and again."""
 
 from __future__ import annotations
 
 import logging
+import resource
+import time
 from typing import Final
 
 from aiohttp.http_exceptions import HttpProcessingError
+
+_ACCEPT_S: Final = 60.0
+
+
+class _SayOnce(logging.Filter):
+    """Leaves one line in a minute of the errors of asyncio that no descriptor is free for a new connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if "socket.accept() out of system resource" not in str(record.msg):
+            return True
+        if time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + _ACCEPT_S
+        record.exc_info, record.args = None, (resource.getrlimit(resource.RLIMIT_NOFILE)[0],)
+        record.msg = "all %d descriptors of this process are in use, so new connections wait; raise `ulimit -n`"
+        return True
 
 
 class _Shorten(logging.Filter):
@@ -22,3 +44,4 @@ class _Shorten(logging.Filter):
 SERVER_LOGGER: Final = logging.getLogger("turnwise_gateway.server")
 """For the option `logger` of the servers of aiohttp."""
 SERVER_LOGGER.addFilter(_Shorten())
+logging.getLogger("asyncio").addFilter(_SayOnce())

@@ -7,10 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
+from attrs import define, field
 
+from turnwise.descriptors import raise_descriptor_limit
 from turnwise_gateway.calls import CallRefusedError
+from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.server.options import ServerOptions
 from turnwise_gateway.server.quiet_log import SERVER_LOGGER
+from turnwise_gateway.server.waiting import WaitingConnections, bound_of
 
 
 class Connection(web.RequestHandler):
@@ -21,11 +25,23 @@ class Connection(web.RequestHandler):
     bytes, its system breaks the connection instead.
     """
 
-    __slots__ = ("_deadline", "_had_all", "_is_broken", "_is_ending", "_is_full", "_is_left", "_on_break", "_receive_s")
+    __slots__ = (
+        "_deadline",
+        "_had_all",
+        "_is_broken",
+        "_is_ending",
+        "_is_full",
+        "_is_known",
+        "_is_left",
+        "_on_break",
+        "_receive_s",
+        "_waiting",
+    )
 
-    def __init__(self, server: web.Server, receive_s: float, **options: Any) -> None:
+    def __init__(self, server: web.Server, receive_s: float, waiting: WaitingConnections, **options: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
-        self._receive_s = receive_s
+        self._receive_s, self._waiting = receive_s, waiting
+        self._is_known = False
         self._deadline: asyncio.TimerHandle | None = None
         self._on_break: Callable[[], None] | None = None
         self._is_ending = self._is_full = self._is_left = self._had_all = self._is_broken = False
@@ -44,6 +60,7 @@ class Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._waiting.add(self, is_known=False)
         self._deadline = asyncio.get_running_loop().call_later(self._receive_s, self.force_close)
 
     def pause_writing(self) -> None:
@@ -60,6 +77,7 @@ class Connection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._note_leaving()
+        self._waiting.remove(self)
         self._is_broken = exc is not None
         self._end_deadline()
         on_break, self._on_break = self._on_break, None
@@ -70,7 +88,17 @@ class Connection(web.RequestHandler):
     def begin_request(self) -> None:
         """Say that the head of a request is whole; its client has read the response to the earlier request."""
         self._end_deadline()
+        self._waiting.remove(self)
         self._is_ending, self._on_break = False, None
+
+    def prove(self) -> None:
+        """Say that a request had a right key."""
+        self._is_known = True
+
+    def end_request(self) -> None:
+        """Say that a request has its response; the connection waits for the next one, unless the client has left."""
+        if self.transport is not None:
+            self._waiting.add(self, is_known=self._is_known)
 
     def begin_end(self) -> None:
         """Say that the last bytes of a response go to the transport next, which has no buffer."""
@@ -94,17 +122,20 @@ class Connection(web.RequestHandler):
 
 
 class AgentsServer(web.Server):
-    """Builds the connections. A handler ends as soon as its client has left."""
+    """Builds the connections of a port. A handler ends as soon as its client has left."""
 
-    def __init__(self, handler: Any, options: ServerOptions) -> None:
-        super().__init__(handler, handler_cancellation=True)
+    def __init__(self, handler: Any, options: ServerOptions, **more: Any) -> None:
+        super().__init__(handler, handler_cancellation=True, **more)
         self._options = options
+        most = bound_of(raise_descriptor_limit()) if options.max_waiting is None else options.max_waiting
+        self._waiting = WaitingConnections(most)
 
     def __call__(self) -> Connection:
         seconds = self._options.receive_s
         return Connection(
             self,
             seconds,
+            self._waiting,
             access_log=None,
             logger=SERVER_LOGGER,
             auto_decompress=False,
@@ -113,7 +144,38 @@ class AgentsServer(web.Server):
         )
 
 
-async def read_body(request: web.BaseRequest, options: ServerOptions) -> bytes:
+@define
+class _Incoming:
+    """The parts of a body, as long as it is within the limits; then the refusal."""
+
+    max_bytes: int
+    limits: CallLimits
+    refusal: CallRefusedError | None = None
+    _parts: list[bytes] = field(factory=list, init=False)
+    _size: int = field(default=0, init=False)
+
+    def announce(self, num_bytes: int) -> None:
+        """Take note of a number of bytes that the body has, or has at least."""
+        if self.refusal is None and num_bytes > self.max_bytes:
+            self.refusal = CallRefusedError("too_large", f"the body has more than {self.max_bytes} bytes")
+        if self.refusal is None:
+            self.refusal = self.limits.find_excess(num_bytes)
+
+    def add(self, part: bytes) -> None:
+        self._size += len(part)
+        self.announce(self._size)
+        if self.refusal is None:
+            self._parts.append(part)
+        else:
+            self._parts.clear()
+
+    def whole(self) -> bytes:
+        if self.refusal is not None:
+            raise self.refusal
+        return b"".join(self._parts)
+
+
+async def read_body(request: web.BaseRequest, options: ServerOptions, limits: CallLimits) -> bytes:
     """
     Return the body of a request.
 
@@ -121,28 +183,23 @@ async def read_body(request: web.BaseRequest, options: ServerOptions) -> bytes:
     read the response, and would try again.
 
     Raises:
-        CallRefusedError: it is too large, compressed, broken, or not here in time.
+        CallRefusedError: it is too large for the server or for the context, compressed, broken, or not here in time.
     """
-    if request.content.is_eof() and request.content.total_bytes <= options.max_body_bytes:  # it came with its head
-        return _check_coding(request, _read_received(request))
+    body = _Incoming(options.max_body_bytes, limits)
+    if request.content.is_eof():  # it came with its head
+        body.add(_read_received(request))
+        return _check_coding(request, body.whole())
+    body.announce(request.content_length or 0)
     _expect_body(request)
-    parts: list[bytes] = []
-    size = 0
     try:
         async with asyncio.timeout(options.receive_s):
             async for part in request.content.iter_any():
-                size += len(part)
-                if size <= options.max_body_bytes:
-                    parts.append(part)
-                else:
-                    parts.clear()
+                body.add(part)
     except TimeoutError as error:
         raise CallRefusedError("timeout", f"the body did not come within {options.receive_s:g} s") from error
     except web.RequestPayloadError as error:
         raise CallRefusedError("invalid", "the body has no valid transfer encoding") from error
-    if size > options.max_body_bytes:
-        raise CallRefusedError("too_large", f"the body has more than {options.max_body_bytes} bytes")
-    return _check_coding(request, b"".join(parts))
+    return _check_coding(request, body.whole())
 
 
 def _read_received(request: web.BaseRequest) -> bytes:

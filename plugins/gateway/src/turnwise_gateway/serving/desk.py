@@ -171,7 +171,9 @@ class ServingDesk:
         self._counts[str(result.status)] += 1
         if (opening := self._expected.pop(key, None)) is not None and not opening.done():
             reason = result.fault.message if result.fault else "the episode ended"
-            opening.set_exception(RequestError(503, "not_opened", f"the session was not opened: {reason}"))
+            # A row that no episode can run is the fault of the request.
+            status = 400 if result.fault and result.fault.owner == "data" else 503
+            opening.set_exception(RequestError(status, "not_opened", f"the session was not opened: {reason}"))
         served = self._by_key.pop(key, None)
         if served is None:
             return

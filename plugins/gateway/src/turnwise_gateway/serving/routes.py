@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from attrs import asdict, define, field
+from attrs import asdict, define, evolve, field
 
 from turnwise import Task
 from turnwise.errors import DataError
 from turnwise.types import JsonDict
 from turnwise_gateway.agent import show_task
+from turnwise_gateway.config import AGENT_NAME
 from turnwise_gateway.dialects.strict_json import write_json
 from turnwise_gateway.pool.atif import describe_session
 from turnwise_gateway.pool.control_server import RequestError, build_app, json_reply, read_body, read_failure, tell
@@ -66,7 +67,7 @@ class _Routes:
 
     async def open(self, request: web.Request) -> web.Response:
         body = await read_body(request, {"uid", "task"})
-        served = await self.desk.request(await self._find_task(body))
+        served = await self.desk.request(_for_session(await self._find_task(body)))
         client = served.client
         session = {"id": served.names.id, "control_key": served.control_key, **asdict(client)}
         return json_reply(200, {"session": session, "task": show_task(served.session.episode.task)})
@@ -135,6 +136,14 @@ class _Routes:
         if not isinstance(uid, str) or uid not in self._tasks:
             raise RequestError(404, "unknown", f"the data set has no row with the uid {uid!r}")
         return self._tasks[uid]
+
+
+def _for_session(task: Task) -> Task:
+    """Return a task that names no agent, since a session runs every task; `PoolError` if it names another agent."""
+    if task.agent_name not in ("", AGENT_NAME):
+        hint = "leave 'agent_name' out, or set data.columns: {agent_name: null}"
+        raise PoolError(f"the row names the agent {task.agent_name[:40]!r}, and a session runs it: {hint}")
+    return evolve(task, agent_name="")
 
 
 def _read_row(row: dict[str, Any]) -> Task:

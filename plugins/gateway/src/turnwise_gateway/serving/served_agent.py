@@ -13,13 +13,12 @@ from turnwise import Episode, Resources, RunConfig, State
 from turnwise.errors import DataError, PromptTooLongError
 from turnwise.plugin.host import Host
 from turnwise_gateway.agent import build_parts
-from turnwise_gateway.config import AgentLimits
+from turnwise_gateway.config import AGENT_NAME, AgentLimits
 from turnwise_gateway.reported import check_turns, note_score
 from turnwise_gateway.serving.desk import ServingDesk
 from turnwise_gateway.session.session import SessionParts
 from turnwise_gateway.watch import wait_for_agent
 
-AGENT_NAME: Final = "external"
 SERVED_NAME: Final = "gateway_session"
 IDLE_S: Final = 3600.0
 

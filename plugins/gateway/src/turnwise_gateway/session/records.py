@@ -20,8 +20,9 @@ from turnwise.record.trajectory import Mark
 from turnwise.types import TokenArray, ToolSchema
 from turnwise_gateway.calls import CallRefusedError, ModelCall, ModelReply
 from turnwise_gateway.session.options import SessionOptions
+from turnwise_gateway.session.rendering import Rendering
 from turnwise_gateway.tree.known_prefixes import KnownPrefixes
-from turnwise_gateway.tree.messages import Split, normalise, split_think, tools_key
+from turnwise_gateway.tree.messages import Split, is_plain, normalise, split_think, tools_key
 from turnwise_gateway.tree.places import ConversationTree, Location, Place, last_turn
 
 _NO_TOOLS: Final = tools_key(())
@@ -153,14 +154,17 @@ class RecordBook:
     split: Split = split_think
     records: list[OpenRecord] = field(factory=list, init=False)
     tree: ConversationTree[Spot] = field(init=False)
-    _task_forms: list[tuple[object, ...]] = field(init=False)
+    _task_forms: list[tuple[object, ...]] | None = field(init=False)
     _tool_names: dict[str, str] = field(factory=dict, init=False)
     _prepared: KnownPrefixes[_Prepared] = field(factory=KnownPrefixes, init=False)
     _last_tools: tuple[tuple[ToolSchema, ...], str] | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.tree = ConversationTree(self.split, _rank)
-        self._task_forms = [normalise(message, self.split).key for message in self.episode.task.messages]
+        messages = self.episode.task.messages
+        # The model reads texts only, so no conversation of this session has the messages of a task with images.
+        is_read = all(is_plain(message) for message in messages)
+        self._task_forms = [normalise(message, self.split).key for message in messages] if is_read else None
 
     def prepare(self, call: ModelCall) -> ModelCall:
         """Return the call with the messages and tools that this session renders."""
@@ -184,16 +188,17 @@ class RecordBook:
             self._last_tools = (tools, tools_key(tools))
         return self._last_tools[1]
 
-    def choose(self, call: ModelCall, tools: str, location: Location[Spot]) -> Choice:
+    def choose(self, call: ModelCall, tools: str, location: Location[Spot], rendering: Rendering) -> Choice:
         """
         Return the record of a call; nothing changes.
 
         Raises:
             CallRefusedError: the template refuses the conversation, or it does not fit the record.
+            LongTextError: a text is not there as tokens.
         """
-        choice = self._continue(location)
+        choice = self._continue(location, rendering)
         if choice.spot is None or self.options.history == "template":
-            prompt = self._prompt(call)
+            prompt = _render_prompt(call, tools, rendering)
             if choice.spot is not None:
                 before = choice.spot.record.trajectory.input_ids[: choice.spot.num_tokens]
                 if np.array_equal(prompt, np.concatenate([before, choice.ids])):
@@ -248,7 +253,7 @@ class RecordBook:
             return message if tool is None else {**message, "name": tool}
         return message
 
-    def _continue(self, location: Location[Spot]) -> Choice:
+    def _continue(self, location: Location[Spot], rendering: Rendering) -> Choice:
         """Return the spot at which a known conversation continues; without one, the reason for that."""
         none, place = np.zeros(0, np.int32), location.place
         if not location.rest and place.spots and not place.is_turn:
@@ -266,17 +271,11 @@ class RecordBook:
         spot = _free_spot(turn)
         try:
             last_token_id = int(spot.record.trajectory.input_ids[spot.num_tokens - 1])
-            ids = self.chat.delta(messages, last_token_id, with_tools=spot.record.tools != _NO_TOOLS)
+            ids = rendering.delta(messages, last_token_id, with_tools=spot.record.tools != _NO_TOOLS)
         except TemplateError:
             return Choice(None, (), none, "template")
         reason = "" if spot.record.ends_at(spot) else "busy" if spot.record.is_busy else "inside"
         return Choice(spot, messages, ids, reason)
-
-    def _prompt(self, call: ModelCall) -> TokenArray:
-        try:
-            return self.chat.prompt(call.messages, call.tools)
-        except TemplateError as error:
-            raise CallRefusedError("invalid", str(error), param="messages") from error
 
     def _check_room(self, spot: Spot, choice: Choice) -> None:
         trajectory = spot.record.trajectory
@@ -328,6 +327,13 @@ class RecordBook:
         if forms == self._task_forms and all(record.name for record in self.records):
             return ""
         return blake2b(prompt_ids.tobytes(), digest_size=8).hexdigest()
+
+
+def _render_prompt(call: ModelCall, tools: str, rendering: Rendering) -> TokenArray:
+    try:
+        return rendering.prompt(call.messages, call.tools, len(tools))
+    except TemplateError as error:
+        raise CallRefusedError("invalid", str(error), param="messages") from error
 
 
 def _free_spot(place: Place[Spot]) -> Spot:

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
-from hashlib import blake2b
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import structlog
 from attrs import define, evolve, field, frozen
 
-from turnwise import Chat, Episode, GenerateResult, SamplingParams, ToolCall, ToolParser, ToolResult
+from turnwise import Chat, Episode, GenerateResult, ToolCall, ToolParser, ToolResult
 from turnwise.errors import BudgetExhausted, EpisodeEnd
 from turnwise.types import ToolSchema
 from turnwise_gateway.calls import CallRefusedError, DeliveredTurn, ModelCall
+from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.session.delivery import KeptTurns, SharedCall, TurnAnswer
 from turnwise_gateway.session.drafts import Settle, grow
+from turnwise_gateway.session.field_counter import FieldCounter
 from turnwise_gateway.session.lineage import describe_records
 from turnwise_gateway.session.options import SessionOptions
 from turnwise_gateway.session.records import OpenRecord, RecordBook, SampledTurn, Spot
+from turnwise_gateway.session.rendering import LongTextError, Rendering, refusing_depth
 from turnwise_gateway.session.replies import ReplyHead
+from turnwise_gateway.session.seeds import TurnSeeds
 from turnwise_gateway.session.tool_calls import ToolDesk
 from turnwise_gateway.session.turns import CallIds, TurnReader
 from turnwise_gateway.tree.messages import Split, split_think
@@ -64,6 +65,7 @@ class Session:
         parts: of the run.
         name: of the session, for ids of replies.
         spawn: starts a task in a group that outlives every call.
+        limits: of its requests.
         book: its records.
         error: ended the session before its agent ended: an engine that failed, or a limit of the episode.
         exhausted: the last refusal for lack of budget or context; None when there was none.
@@ -78,6 +80,7 @@ class Session:
     parts: SessionParts
     name: str
     spawn: Spawn
+    limits: CallLimits = field(init=False)
     book: RecordBook = field(init=False)
     error: Exception | None = field(default=None, init=False)
     exhausted: CallRefusedError | None = field(default=None, init=False)
@@ -90,14 +93,18 @@ class Session:
     _tools: ToolDesk = field(init=False)
     _ids: CallIds = field(factory=CallIds, init=False)
     _is_closed: bool = field(default=False, init=False)
+    _is_over: bool = field(default=False, init=False)
+    _rendering: asyncio.Lock = field(factory=asyncio.Lock, init=False)
+    _fields: FieldCounter = field(factory=FieldCounter, init=False)
     _num_answering: int = field(default=0, init=False)
     _num_turns: int = field(default=0, init=False)
     _kept: KeptTurns = field(factory=KeptTurns, init=False)
     _leaving: set[asyncio.Task[None]] = field(factory=set, init=False)
-    _num_samples: Counter[Place[Spot]] = field(factory=Counter, init=False)
+    _seeds: TurnSeeds = field(factory=TurnSeeds, init=False)
 
     def __attrs_post_init__(self) -> None:
         parts = self.parts
+        self.limits = CallLimits.of_context(self.episode.max_tokens)
         self.book = RecordBook(self.episode, parts.chat, parts.options, parts.split or split_think)
         self._tools = ToolDesk(self.episode, parts.options, self.spawn, self.fail)
         keeps_malformed = parts.options.malformed_calls == "call"
@@ -121,11 +128,7 @@ class Session:
         try:
             turn = await self._answer(call)
         except CallRefusedError as refusal:
-            self.refused = refusal
-            if refusal.kind in ("budget_exhausted", "context_length_exceeded"):
-                self.exhausted = refusal
-                self.ending.set()
-            self._count(f"refused_{refusal.kind}")
+            self._note(refusal)
             raise
         finally:
             self._num_answering -= 1
@@ -140,11 +143,18 @@ class Session:
                     self._deliver(turn)
         return any(turn.reply.id == turn_id for turn in self.transcript)
 
+    def note_refusal(self, refusal: CallRefusedError) -> None:
+        self.num_calls += 1
+        self._note(refusal)
+        self.changed.set()
+
     async def count_tokens(self, call: ModelCall) -> int:
-        with _refusing_depth():
-            call = self.book.prepare(call)
-            tools = self.book.tools_key(call.tools)
-            return self.book.count_tokens(self.book.choose(call, tools, self.book.tree.locate(tools, call.messages)))
+        rendering = Rendering(self.parts.chat, self.limits.max_tokens)
+        while True:
+            try:
+                return self._count_tokens(call, rendering)
+            except LongTextError as missing:
+                await self._render(rendering, missing)
 
     def tool_schemas(self) -> tuple[ToolSchema, ...]:
         self._check_open()
@@ -172,40 +182,66 @@ class Session:
         self.ending.set()
         self.changed.set()
 
-    def close(self) -> bool:
-        """
-        Refuse further calls, end those in flight, forget turns that no client has, and describe the records.
+    def refuse_calls(self) -> None:
+        """Refuse further calls, and end those that are being sampled; answers on their way are still delivered."""
+        self._is_over = True
+        for shared in list(self._kept.in_flight):
+            shared.cancel()
 
-        Returns:
-            False when that was done before.
-        """
+    def close(self) -> bool:
+        """End calls, forget turns that no client has, and describe the records; return False after the first time."""
         if self._is_closed:
             return False
         self._is_closed = True
         self._tools.close()
-        for shared in list(self._kept.in_flight):
-            shared.cancel()
+        self.refuse_calls()
         for turn in list(self._kept.undelivered.values()):
             self._drop(turn)
         self._count("calls", self.num_calls)
         describe_records(self.episode, self.book.records, self.parts.options.train)
         return True
 
+    def _note(self, refusal: CallRefusedError) -> None:
+        self.refused = refusal
+        if refusal.kind in ("budget_exhausted", "context_length_exceeded"):
+            self.exhausted = refusal
+            self.ending.set()
+        self._count(f"refused_{refusal.kind}")
+
     async def _answer(self, call: ModelCall) -> SampledTurn:
         """Return a turn with an answer counted."""
         self._check(call)
-        self._count_fields(call)
-        if (shared := self._kept.find_call(call)) is not None:
-            self._count("joined")
-            return await shared.wait()
-        if (kept := self._kept.take(call)) is not None:
-            kept.num_answers += 1
-            self._count("redelivered")
-            return kept
-        while self._leaving:  # a retry may come before the engine has given up the first request
-            await asyncio.wait(self._leaving)
-        self._check(call)
-        return await self._start(call).wait()
+        self._fields.count(call, self._count)
+        rendering = Rendering(self.parts.chat, self.limits.max_tokens)
+        while True:
+            if (shared := self._kept.find_call(call)) is not None:
+                self._count("joined")
+                return await shared.wait()
+            if (kept := self._kept.take(call)) is not None:
+                kept.num_answers += 1
+                self._count("redelivered")
+                return kept
+            while self._leaving:  # a retry may come before the engine has given up the first request
+                await asyncio.wait(self._leaving)
+            self._check(call)
+            try:
+                started = self._start(call, rendering)
+            except LongTextError as missing:
+                await self._render(rendering, missing)
+            else:
+                return await started.wait()
+
+    async def _render(self, rendering: Rendering, missing: LongTextError) -> None:
+        """Make tokens of a long text, while other calls go on; a session has one thread for this at most."""
+        async with self._rendering:
+            await rendering.prepare(missing)
+
+    def _count_tokens(self, call: ModelCall, rendering: Rendering) -> int:
+        with refusing_depth():
+            call = self.book.prepare(call)
+            tools = self.book.tools_key(call.tools)
+            location = self.book.tree.locate(tools, call.messages)
+            return self.book.count_tokens(self.book.choose(call, tools, location, rendering))
 
     def _check(self, call: ModelCall) -> None:
         """Refuse a call that the session, or its engine, cannot answer."""
@@ -217,17 +253,17 @@ class Session:
             raise CallRefusedError("unsupported", "the engine cannot end a turn at a string", param="stop")
 
     def _check_open(self) -> None:
-        if self._is_closed or self.error is not None:
+        if self._is_over or self.error is not None:
             raise CallRefusedError("session_closed", "the session is over")
 
-    def _start(self, call: ModelCall) -> SharedCall:
+    def _start(self, call: ModelCall, rendering: Rendering) -> SharedCall:
         """Write a call to its record and start to sample. No other call runs in between, for nothing waits here."""
-        with _refusing_depth():
+        with refusing_depth():
             prepared = self.book.prepare(call)
             tools = self.book.tools_key(prepared.tools)
             location = self.book.tree.locate(tools, prepared.messages)
             self._deliver_echoed(location)
-            choice = self.book.choose(prepared, tools, location)
+            choice = self.book.choose(prepared, tools, location, rendering)
         record = self.book.open(prepared, tools, choice)
         for tolerance, number in self.book.tree.note(location).items():
             self._count(f"echo_{tolerance}", number)
@@ -288,7 +324,7 @@ class Session:
             raise CallRefusedError("context_length_exceeded", text, num_tokens=num_tokens, max_tokens=num_tokens)
         try:
             return await self.episode.sample(
-                self._sampling(record),
+                self._seeds.sampling(record, self.episode, self.parts.seed),
                 record=trajectory,
                 max_tokens=call.max_tokens,
                 stop=call.stop,
@@ -296,22 +332,6 @@ class Session:
             )
         except BudgetExhausted as error:
             raise CallRefusedError("budget_exhausted", str(error)) from error
-
-    def _sampling(self, record: OpenRecord) -> SamplingParams:
-        """
-        Return the sampling parameters of a turn, which do not depend on the order of calls.
-
-        The task's own conversation has the seeds that an agent in the process has. Every other one has seeds of its
-        name, its length and the number of earlier samples of the same request.
-        """
-        sampling, repeat = self.episode.sampling, self._num_samples[record.tip]
-        self._num_samples[record.tip] += 1
-        if sampling.seed is not None or not (record.name or record.parent or repeat):
-            return sampling
-        episode = self.episode
-        place = (self.parts.seed, episode.global_step, episode.validation, episode.uid, record.name)
-        text = f"gateway|{place}|{len(record.trajectory)}|{repeat}"
-        return sampling.with_(seed=int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "big") >> 1)
 
     def _listener(self, call: ModelCall, head: ReplyHead) -> Callable[[Sequence[int]], None] | None:
         """Return the listener of the engine's request, for a stream that can be read while it is sampled."""
@@ -372,20 +392,5 @@ class Session:
         self._count("undelivered_turns")
         self._count("undelivered_tokens", len(turn.result.token_ids))
 
-    def _count_fields(self, call: ModelCall) -> None:
-        for name in (*call.wishes, *call.ignored):
-            self._count(f"ignored_{name}")
-        if call.tool_choice == "required":
-            self._count("tool_choice_required")
-
     def _count(self, name: str, number: float = 1) -> None:
         self.episode.record_metric(f"gateway/{name}", number)
-
-
-@contextmanager
-def _refusing_depth() -> Iterator[None]:
-    """Refuse a call whose values, such as the JSON in the arguments of a call, are nested too deeply to be rendered."""
-    try:
-        yield
-    except RecursionError as error:
-        raise CallRefusedError("invalid", "a value is nested too deeply", param="messages") from error

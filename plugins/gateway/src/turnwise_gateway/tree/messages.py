@@ -89,6 +89,15 @@ def split_think(text: str) -> tuple[str, str]:
     return (inside if _OPEN in before else before), rest
 
 
+def is_plain(message: Message) -> bool:
+    """Return whether a message has the form that `normalise` reads; one of a data set may have images, for example."""
+    texts = [message["role"], *(message.get(key) or "" for key in ("content", "reasoning_content"))]
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        texts += [function.get("name"), function.get("arguments")] if isinstance(function, Mapping) else [None]
+    return all(isinstance(text, str) for text in texts)
+
+
 def normalise(message: Message, split: Split = split_think, defaults: Defaults = NO_DEFAULTS) -> NormalForm:
     """
     Return the normal form of a message in the form of Chat Completions with a text as content.

@@ -150,7 +150,8 @@ class ConversationTree(Generic[T]):
     def locate(self, tools: str, messages: Sequence[Message]) -> Location[T]:
         """Return the known part of a conversation: the deepest that ends with the model's turn, or else the deepest."""
         given = tuple(messages)
-        start, place = self._trails.find(tools, given) or (0, self.root(tools))
+        # A root is made when something is added to it: a refused request leaves nothing.
+        start, place = self._trails.find(tools, given) or (0, self._roots.get(tools) or Place(None, {}, ()))
         steps = [_Step(place, start)]
         only = steps[0]
         left: list[_Step[T]] = []
@@ -224,7 +225,7 @@ class ConversationTree(Generic[T]):
         if location.num_empty:
             needed["empty_message"] += location.num_empty
         trail = location.trail
-        if trail is not None and trail.num_forks == self._num_forks:
+        if trail is not None and trail.num_forks == self._num_forks and trail.messages:
             self._trails.keep(trail.tools, trail.messages, trail.place)
         return needed
 

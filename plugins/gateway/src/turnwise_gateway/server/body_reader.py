@@ -1,0 +1,42 @@
+"""Reads the bodies of a session: long ones in a thread, one after the other, so that other agents need not wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+
+from attrs import define, field
+
+from turnwise.threads import in_thread
+from turnwise_gateway.dialects import Exchange, RequestMemory, read_count, read_exchange
+from turnwise_gateway.limits import MAX_INLINE_BYTES, CallLimits
+from turnwise_gateway.server.routes import Route
+
+
+@define(eq=False)
+class BodyReader:
+    """
+    Reads the bodies of the calls of one session; see `turnwise_gateway.dialects`.
+
+    Attributes:
+        limits: of the bodies.
+    """
+
+    limits: CallLimits
+    _memory: RequestMemory = field(init=False)
+    _turn: asyncio.Lock = field(factory=asyncio.Lock, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._memory = RequestMemory(self.limits)
+
+    async def read(self, route: Route, body: bytes, headers: Mapping[str, str]) -> Exchange:
+        """Return the call in a body; `CallRefusedError` if it has none, or more than the context can hold."""
+        if route.action == "count":
+            read = partial(read_count, body, headers, self._memory)
+        else:
+            read = partial(read_exchange, route.dialect, body, headers, self._memory)
+        if len(body) <= MAX_INLINE_BYTES:
+            return read()
+        async with self._turn:  # a session has one thread at most
+            return await in_thread(read, {})

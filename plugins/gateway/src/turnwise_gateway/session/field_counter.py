@@ -1,0 +1,29 @@
+"""Counts the fields of requests that have no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from attrs import define, field
+
+from turnwise_gateway.calls import ModelCall
+
+_MAX_NAMES: Final = 64
+"""Names that are counted one by one; a client may invent any number, and each is a metric of the episode."""
+
+
+@define(eq=False)
+class FieldCounter:
+    """Counts the fields of the calls of one session."""
+
+    _names: set[str] = field(factory=set, init=False)
+
+    def count(self, call: ModelCall, note: Callable[[str], None]) -> None:
+        """Call `note` with a name for each field of a call that has no effect; after many names, it is `other`."""
+        for name in (*call.wishes, *call.ignored):
+            if len(self._names) < _MAX_NAMES:
+                self._names.add(name)
+            note(f"ignored_{name if name in self._names else 'other'}")
+        if call.tool_choice == "required":
+            note("tool_choice_required")

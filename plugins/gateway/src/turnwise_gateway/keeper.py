@@ -69,4 +69,6 @@ KEEPER: Final = ProgramKeeper()
 def _start_watcher() -> subprocess.Popen[bytes]:
     command = [sys.executable, "-I", "-S", orphans.__file__, _WORKER]
     # In a separate session, so that a signal for the worker's group does not end it first.
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    watcher.wait()  # its fork stays
+    return watcher

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import suppress
 from typing import Final
 
 from turnwise_python_sandbox.box import tree_removal
@@ -22,42 +21,55 @@ _NAME_BYTES: Final = 8
 
 
 class Remover:
-    """The process that removes directories; it starts with the first of them. Its methods are safe in threads."""
+    """The process that removes directories; it runs while there are some. Its methods are safe in threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._paths: list[str] = []
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     def add(self, path: str) -> None:
         """Let a directory be removed after the end of this process. Call it before you create the directory."""
         with self._lock:
             self._paths.append(path)
-            if self._process is not None:
-                with suppress(OSError):  # somebody has killed it
-                    self._write([path])
-                    return
+            if self._process is not None and self._write(path):
+                return
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", tree_removal.__file__],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 start_new_session=True,
                 cwd="/",
-                text=True,
             )
-            self._process.wait()  # its child stays
-            self._write(self._paths)
+            self._process.wait()  # its fork goes on
+            self._write(*self._paths)
 
     def discard(self, path: str) -> None:
         """Forget a directory that does not exist any more."""
-        with self._lock, suppress(ValueError):
-            self._paths.remove(path)
+        with self._lock:
+            if path in self._paths:
+                self._paths.remove(path)
+            if self._paths or self._process is None:
+                return
+            self._write("")
+            # Not its input: a fork of this process may have that open, too.
+            assert self._process.stdout is not None
+            self._process.stdout.read()
+            for pipe in (self._process.stdin, self._process.stdout):
+                assert pipe is not None
+                pipe.close()
+            self._process = None
 
-    def _write(self, paths: list[str]) -> None:
+    def _write(self, *paths: str) -> bool:
+        """Name directories, or "" for the end; return False if somebody has killed the process."""
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write("".join(f"{path}\0" for path in paths))
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(b"".join(os.fsencode(path) + b"\0" for path in paths))
+            self._process.stdin.flush()
+        except OSError:
+            return False
+        return True
 
 
 _REMOVER: Final = Remover()

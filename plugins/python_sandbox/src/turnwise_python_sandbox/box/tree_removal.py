@@ -1,20 +1,20 @@
 """
 Removes directories that hostile programs have filled, without trusting anything in them.
 
-As a program, it removes the directories that its standard input names, after the end of this input.
+As a program, it removes the directories that its standard input names, after its end or an empty name.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from typing import Final
 
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _HIGHEST_DESCRIPTOR: Final = 2**20
 _NAME_BYTES: Final = 16
+_NUM_BYTES: Final = 1 << 16
 _RETRIES: Final = 100
 _RETRY_S: Final = 0.1
 
@@ -95,8 +95,10 @@ def _list_names(name: str, top: int) -> list[str]:
 def _remove_at_end_of_input() -> None:
     if os.fork():  # so that this process is no child of the one that started it
         return
-    paths = sys.stdin.buffer.read().split(b"\0")
-    for path in map(os.fsdecode, filter(None, paths)):
+    paths = b""
+    while not paths.endswith(b"\0\0") and (data := os.read(0, _NUM_BYTES)):
+        paths += data
+    for path in map(os.fsdecode, filter(None, paths.split(b"\0"))):
         for _ in range(_RETRIES):  # a program that is about to die may create files meanwhile
             with contextlib.suppress(OSError):
                 remove_tree(path)

@@ -29,7 +29,7 @@ def test_a_line_has_replicas_and_recorded_metrics():
 
 
 def test_switches_of_memory_and_updates_of_weights_have_lines():
-    """Seconds of sleep, wake-up and weight sync, and the memory before and after, are in the log and not only in files."""
+    """The log has the seconds of sleep, wake-up and weight sync, and the memory before and after."""
     engine = ScriptedEngine(policy=RandomPolicy(seed=1, vocab_size=9, end_token_id=8, mean_tokens=4))
     runtime = LocalRuntime(engine, WorkerComponents(engine=engine, programs={}, limits=Limits()))
     plan = RolloutPlan(default_agent="a", agents={"a": None})

@@ -258,13 +258,18 @@ class RayRuntime:
             self._supervision.cancel()
             await asyncio.wait([self._supervision], timeout=STOP_S)
             self._supervision = None
-        # After the supervision has ended: it would take a kill for a loss.
+        await self.weights.close()
+        # After the supervision has ended: it would take a kill for a loss. Ray's logs have the reason of a lost actor.
+        await self.cluster.close(self._release, keep_files=any(slot.last_error for slot in self._slots))
+        for slot in self._slots:
+            slot.handle = None
+
+    def _release(self) -> None:
+        """Kill the actors and free their resources, in any thread: Ray blocks for parts of it that have stopped."""
         for slot in live(self._slots):
             kill_actor(slot)
         for pool in self.pools.values():
-            await pool.placement_groups.close()
-        await self.weights.close()
-        await self.cluster.close()
+            pool.placement_groups.remove_all()
 
     async def stats(self) -> list[dict[str, float]]:
         """Return the statistics of every replica, then of every reward worker and worker."""

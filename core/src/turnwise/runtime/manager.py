@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Self, Unpack
@@ -33,6 +34,7 @@ from turnwise.runtime.interface import Runtime
 from turnwise.runtime.loop_thread import LoopThread, T
 from turnwise.runtime.partial import CompletionThreshold, PartialCall, RolloutOptions, UnfinishedEpisodes
 from turnwise.runtime.plan import RolloutPlan
+from turnwise.runtime.wait_reports import WaitReports
 from turnwise.types import Capabilities, Status, Task
 from turnwise.weights.memory import report_stage
 from turnwise.weights.sources import Weights
@@ -78,7 +80,13 @@ class RolloutManager:
     _switching: threading.RLock = field(factory=threading.RLock, init=False)
     _starting: threading.Lock = field(factory=threading.Lock, init=False)
     _thread: LoopThread | None = field(default=None, init=False)
+    _reports: WaitReports = field(init=False)
     _calls: dict[PartialCall, None] = field(factory=dict, init=False)  # as they started; on the runtime's loop alone
+
+    def __attrs_post_init__(self) -> None:
+        self._reports = WaitReports(self.runtime, self.observers)
+        if self.groups is not None:
+            self.groups.stage = self._reports.stage
 
     @classmethod
     def from_config(cls, config: RunConfig, host: Host | None = None, **parts: Unpack[OwnParts]) -> RolloutManager:
@@ -105,7 +113,9 @@ class RolloutManager:
             self._thread = LoopThread()
             try:
                 self.observers.open()
-                self._thread.call(self.runtime.start())
+                self._thread.submit(self._reports.run())
+                with self.stage("the start of the runtime"):
+                    self._thread.call(self.runtime.start())
             except BaseException:
                 self.stop()  # an engine may have started before another one failed, and holds its devices
                 raise
@@ -119,10 +129,15 @@ class RolloutManager:
             thread, self._thread = self._thread, None
         if thread is not None:
             try:
-                thread.call(self.runtime.stop())
+                with self.stage("the end of the runtime"):
+                    thread.call(self.runtime.stop())
             finally:
                 thread.close()
                 self.observers.close()
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """Return a context whose body a log line names if the run has no other event for long, as in `the trainer`."""
+        return self._reports.stage(name)
 
     def _final_stats(self) -> dict[str, int]:
         try:
@@ -294,7 +309,8 @@ class RolloutManager:
             # Before the update: after a failure some replicas may serve this version, so no other weights may have it.
             self.weight_version = number
             started_at = unix_s(time.perf_counter())
-            report = thread.call_to_end(self.runtime.update_weights(weights, number))
+            with self.stage("the update of the weights"):
+                report = thread.call_to_end(self.runtime.update_weights(weights, number))
         event = partial(WeightsUpdated, version=report.version, num_bytes=report.num_bytes, started_at=started_at)
         for each in report.replicas:
             if not each.error:
@@ -315,12 +331,14 @@ class RolloutManager:
 
     def sleep(self, level: int = 1) -> None:
         """Free the memory of every replica. Requests in flight end as by `abort`, later ones raise `EngineError`."""
-        with self._switching, report_stage(self.observers, "sleep", self.memory_bytes):
+        reported = report_stage(self.observers, "sleep", self.memory_bytes)
+        with self._switching, self.stage("the sleep of the engines"), reported:
             self._running_thread().call_to_end(self.runtime.sleep(level))
 
     def wake_up(self, tags: Sequence[str] = TAGS) -> None:
         """Restore the memory of these tags on every replica."""
-        with self._switching, report_stage(self.observers, "_".join(("wake_up", *tags)), self.memory_bytes):
+        reported = report_stage(self.observers, "_".join(("wake_up", *tags)), self.memory_bytes)
+        with self._switching, self.stage("the wake-up of the engines"), reported:
             self._running_thread().call_to_end(self.runtime.wake_up(tags))
 
     def call(self, work: Coroutine[object, object, T]) -> T:
@@ -365,6 +383,7 @@ class RolloutManager:
     async def _run(self, call: PartialCall, finished: FinishedEpisodes) -> None:
         """Run episodes on the runtime's loop; put None at the end, after the exception if there was one."""
         self._calls[call] = None
+        self._reports.num_calls = len(self._calls)
         try:
             if self.groups is None:
                 call.feed.deliver_ended(call.deliver)
@@ -375,6 +394,7 @@ class RolloutManager:
             raise
         finally:
             self._calls.pop(call, None)
+            self._reports.num_calls = len(self._calls)
             finished.put(None)
 
     async def _abort(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from turnwise.errors import ConfigError, DataError, PluginError, TemplateError, TurnwiseError, describe
+from turnwise.events.json_stream import close_json_stream
 from turnwise.interrupts import ENDS_WITHOUT_HANDLERS, handle_interrupts, raise_interrupt
 from turnwise.plugin.host import Host, load
 from turnwise.protocols import Command, Resources
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0; 2 for bad input, after one line on standard error; 130 when it was interrupted; 1 for any other failure.
     """
     code = _main(list(sys.argv[1:] if arguments is None else arguments))
+    close_json_stream()
     if arguments is None and ENDS_WITHOUT_HANDLERS.is_set():
         sys.stdout.flush()
         os._exit(code)

@@ -74,7 +74,7 @@ class ServeCommand:
         config, host = load_resolved(config_path(arguments, needs_out=True), arguments.overrides)
         if config.runtime.name != "local":
             raise ConfigError("turnwise gateway serve runs its engine in this process: set runtime=local")
-        configure_logging(config.telemetry.log_level, config.telemetry.log_format)
+        configure_logging(config.telemetry.log_level, config.telemetry.log_format, whole_stream=True)
         with locked_folder(arguments.resume or arguments.out) as folder:
             _serve(config, host, folder, arguments)
         return 0

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from ray_runs import wait_until
 
 from turnwise_result_files import read_results
 from turnwise_testing.scripted_run import PLUGIN, environment_of, write_scripted_run
@@ -45,6 +49,16 @@ class Disturbs(Observer):
             os.kill(child_named("NAME"), signal.SENT)
 """
 
+HANGS = """
+import time
+from pathlib import Path
+
+
+def hangs(episode):
+    (Path(__file__).parent / "hangs").touch()
+    time.sleep(600)
+"""
+
 
 def start(folder: Path, code: str = "", **sections: object) -> subprocess.Popen[str]:
     """Start a rollout on a Ray of its own, whose parts may come from some code."""
@@ -56,8 +70,15 @@ def start(folder: Path, code: str = "", **sections: object) -> subprocess.Popen[
         **({"modules": ["./parts.py"], "plugins": [PLUGIN]} | sections),
     )
     command = [sys.executable, "-m", "turnwise.cli", "rollout", str(config), "--out", str(folder / "out")]
-    environment = environment_of(folder) | {MARK: str(folder)}
+    environment = environment_of(folder) | {MARK: str(folder), "RAY_TMPDIR": str(place_of(folder))}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def place_of(folder: Path) -> Path:
+    """Return the folder of Ray's sessions of a run; its name is short, because it holds sockets."""
+    place = Path(tempfile.gettempdir()) / f"r{zlib.crc32(str(folder).encode()):x}"
+    place.mkdir(exist_ok=True)
+    return place
 
 
 def processes_of(folder: Path) -> dict[int, str]:
@@ -77,6 +98,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     for pid in processes_of(tmp_path):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(place_of(tmp_path), ignore_errors=True)
 
 
 @pytest.mark.ray
@@ -96,3 +118,42 @@ def test_a_run_whose_ray_fails_late_ends_as_it_has_written(folder: Path, name: s
     warnings = [line for line in err.splitlines() if "warning" in line.lower()]
     assert len(warnings) <= 1, err
     assert {} == processes_of(folder)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_run_leaves_nothing_of_its_ray(folder: Path) -> None:
+    """No process, no folder of a session, and no warning, which Ray would have at the start of every run."""
+    out, err = (process := start(folder)).communicate(timeout=600)
+
+    assert 0 == process.returncode, err
+    assert "wrote " in out
+    assert "warning" not in err.lower()
+    assert {} == processes_of(folder)
+    assert [] == list(place_of(folder).rglob("session_*"))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_ray_starts_is_an_interrupt(folder: Path, sent: signal.Signals) -> None:
+    """The exit code is that of Ctrl-C, and no process of Ray is left."""
+    process = start(folder)
+    wait_until(lambda: "raylet" in processes_of(folder).values(), "Ray does not start")
+    process.send_signal(sent)
+    _out, err = process.communicate(timeout=600)
+
+    assert 130 == process.returncode, err
+    assert "Traceback" not in err
+    wait_until(lambda: processes_of(folder) == {}, "processes of Ray are left")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_agents_of_ray_end_after_a_killed_driver(folder: Path) -> None:
+    """Nothing of the run is left, also where the driver had no time to end it."""
+    process = start(folder, HANGS, reward="./parts.py:hangs")
+    wait_until(lambda: (folder / "hangs").exists(), "no reward has started")
+    process.kill()
+    process.communicate()
+    wait_until(lambda: processes_of(folder) == {}, "processes of Ray are left")

@@ -45,7 +45,7 @@ class GroupScoring:
     observers: Observers
     grace_s: float
     pool: RewardPool | None = None
-    stage: Callable[[str], AbstractContextManager[None]] = field(default=nullcontext, init=False)
+    stage: Callable[[str], AbstractContextManager[None]] = field(default=lambda _name: nullcontext(), init=False)
     _emit_finished: Callable[[object], None] = field(init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from turnwise.interrupts import ENDS_WITHOUT_HANDLERS
+from turnwise.runtime.ray import own_ray
 from turnwise.runtime.ray.own_ray import OwnRay, end_ray
 
 ray = pytest.importorskip("ray")
@@ -127,3 +129,22 @@ def test_a_ray_that_has_lost_a_part_leaves_no_handlers(monkeypatch: pytest.Monke
         end_ray(own)
         process.kill()
     assert dead == ENDS_WITHOUT_HANDLERS.is_set()
+
+
+def test_ray_starts_without_its_usual_warnings(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The two of every start are dropped, and no others; agents of Ray are told to end soon after a killed driver."""
+
+    def init(**_options: object) -> None:
+        logger = logging.getLogger("ray._private.worker")
+        logger.warning("SIGTERM handler is not set because current thread is not the main thread.")
+        logging.getLogger(own_ray._TOKEN_LOGGER).warning("Token authentication is enabled for this Ray cluster. Set")
+        logger.warning("the disk is full")
+        assert "1" == os.environ["RAY_RUNTIME_ENV_AGENT_CHECK_PARENT_INTERVAL_S"]
+
+    monkeypatch.delenv("RAY_RUNTIME_ENV_AGENT_CHECK_PARENT_INTERVAL_S", raising=False)
+    monkeypatch.setattr(logging.getLogger("ray"), "propagate", True)
+    monkeypatch.setattr(ray, "init", init)
+    OwnRay().start()
+    assert ["the disk is full"] == [record.getMessage() for record in caplog.records]

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 import structlog
@@ -46,7 +46,7 @@ class OwnRay:
     _mark: str = field(factory=lambda: uuid4().hex, init=False)
     _parts: list[subprocess.Popen[bytes]] = field(factory=list, init=False)
 
-    def start(self, **options: object) -> None:
+    def start(self, **options: Any) -> None:
         """Start Ray and connect to it; options and errors as of `ray.init`."""
         import ray
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -131,6 +132,41 @@ def test_a_ray_that_has_lost_a_part_leaves_no_handlers(monkeypatch: pytest.Monke
     assert dead == ENDS_WITHOUT_HANDLERS.is_set()
 
 
+CLOSES = """
+import threading
+import ray
+from turnwise.runtime.loop_thread import LoopThread
+from turnwise.runtime.ray.cluster import Cluster
+from turnwise.runtime.ray.own_ray import end_ray
+
+def hang(**_options):
+    print("ending", flush=True)
+    threading.Event().wait()
+
+ray.shutdown = hang
+end_ray.__kwdefaults__["seconds"] = 1e6
+cluster = Cluster()
+cluster._connected, Cluster._opened, Cluster._num_runs = True, True, 1
+thread = LoopThread()
+try:
+    thread.call(cluster.close())
+finally:
+    thread.close()
+"""
+
+
+def test_an_interrupt_ends_a_process_whose_ray_hangs() -> None:
+    """No thread and no exit handler keeps the process, however long Ray takes."""
+    command = [sys.executable, "-c", CLOSES]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _out, err = process.communicate(timeout=600)
+    assert b"KeyboardInterrupt" in err
+    assert process.returncode in (1, -signal.SIGINT)
+
+
 def test_ray_starts_without_its_usual_warnings(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,4 +183,4 @@ def test_ray_starts_without_its_usual_warnings(
     monkeypatch.setattr(logging.getLogger("ray"), "propagate", True)
     monkeypatch.setattr(ray, "init", init)
     OwnRay().start()
-    assert ["the disk is full"] == [record.getMessage() for record in caplog.records]
+    assert {"the disk is full"} == {record.getMessage() for record in caplog.records}

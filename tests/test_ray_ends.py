@@ -82,7 +82,7 @@ def place_of(folder: Path) -> Path:
 
 
 def processes_of(folder: Path) -> dict[int, str]:
-    """Return the names of the processes that a run of this folder has left, with those of Ray, by process id."""
+    """Return the names of the processes that a run of this folder has left, Ray included, by process id."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is another user's
@@ -137,7 +137,7 @@ def test_a_run_leaves_nothing_of_its_ray(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_ray_starts_is_an_interrupt(folder: Path, sent: signal.Signals) -> None:
-    """The exit code is that of Ctrl-C, and no process of Ray is left."""
+    """The exit code is 130 as after Ctrl-C, and no process of Ray is left."""
     process = start(folder)
     wait_until(lambda: "raylet" in processes_of(folder).values(), "Ray does not start")
     process.send_signal(sent)

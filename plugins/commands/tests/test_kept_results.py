@@ -129,7 +129,7 @@ class TestInterrupts:
     def test_an_engine_that_hangs_can_be_interrupted(self, run_dir, site, at, how):
         """
         Nothing bounds how long an engine may load; a signal ends it. One that hangs at its end costs no result, and the
-        exit code is that of the written run.
+        exit code says what was written.
         """
         command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", f"engine={{name: hangs, at: {at}}}"]
         with (run_dir / "log").open("w") as log:

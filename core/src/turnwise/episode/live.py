@@ -370,9 +370,7 @@ class LiveEpisode:
         """Append a turn to a record, without its last token if `drop`."""
         if self.records.locate_turn(target) != turn.position:
             raise TrajectoryError("the record has changed while its turn was sampled")
-        result = turn.result
-        if drop:
-            result = _without_last_token(result)
+        result = _without_last_token(turn.result) if drop else turn.result
         with boundary("engine", "generate"):
             target.add_action(result.token_ids, result.logprobs, result.weight_version)
         self.records.entries[turn.position[0] - 1].sampled.append(result)
@@ -383,9 +381,9 @@ class LiveEpisode:
     async def _run_tool(self, call: ToolCall) -> ToolResult:
         if self.tools is None:
             return ToolResult(text=f"Error: there is no tool {call.name!r}: this run has no tools", error=True)
-        running = self.contain(self.tools.call(call), "tool", f"tool {call.name[:MAX_NAME]!r}")
+        code, name = self.tools.call(call), f"tool {call.name[:MAX_NAME]!r}"
         try:
-            return await running.wait(self.limits.tool_call_s)
+            return await self.contain(code, "tool", name).wait(self.limits.tool_call_s)
         except TimeoutError:
             text = f"Error: the tool did not answer within {self.limits.tool_call_s:g} seconds"
             return ToolResult(text=text, error=True)

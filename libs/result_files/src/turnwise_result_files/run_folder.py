@@ -13,12 +13,11 @@ from typing import Literal
 from attrs import define, evolve, field
 from rich.console import Console
 
-from turnwise import Host, RolloutManager, RunConfig, Task
+from turnwise import Host, RolloutManager, RunConfig, Task, handle_interrupts
 from turnwise.config.file import dump_yaml, with_absolute_paths
 from turnwise.config.parts import Choice
 from turnwise.errors import ConfigError
 from turnwise.files import PARTIAL, write_text
-from turnwise.interrupts import handle_interrupts
 from turnwise.record.result import EpisodeResult
 from turnwise.types import JsonDict, Status
 from turnwise_result_files.folder_lock import make_folder, writing_to

@@ -114,7 +114,7 @@ class Cluster:
         Disconnect from the cluster, and end one that was started here. Idempotent.
 
         Args:
-            release: frees the run's part of a cluster that goes on.
+            release: frees the run's part of a cluster that stays.
             keep_files: keep the logs of a cluster that was started here.
         """
         # A daemon thread: a second interrupt must end the process also while Ray does not.

@@ -1,4 +1,4 @@
-"""The parts of a run on Ray that it waits for: those of its workers, and actors that are missing."""
+"""The parts that a run on Ray waits for: the waits of its workers, and actors that are missing."""
 
 from __future__ import annotations
 

@@ -149,6 +149,17 @@ class TestInterrupts:
             assert "wrote out" in (run_dir / "log").read_text()
 
     @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("runtime", "part"), [("local", "engine"), pytest.param("ray", "replica 0", marks=pytest.mark.ray)]
+    )
+    def test_a_run_that_waits_says_for_what(self, run_dir, site, runtime, part):
+        """With the number of episodes and the part, in the log, without any event that the run could report."""
+        with started(run_dir, site, f"runtime={runtime}") as process:
+            wait_for(lambda: f"{NUM_HELD} episodes: {part} for" in (run_dir / "log").read_text(), process)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=600) == 130
+
+    @pytest.mark.slow
     def test_show_reads_a_killed_run(self, run_dir, site, capsys):
         """Without a complete file, the episodes of the partial one are listed."""
         with started(run_dir, site) as process:

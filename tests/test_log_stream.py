@@ -6,12 +6,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from training_site import make_site, start
 
 from turnwise_testing.scripted_run import PLUGIN, environment_of, write_scripted_run
 
 CODE = """
+import os
+import sys
+import warnings
+
 import structlog
 
 from turnwise import State, ToolCall
@@ -36,6 +42,9 @@ class Asks:
 def one(episode):
     structlog.get_logger().info("scored")
     print("a print of a reward")
+    sys.stderr.write("a library's line\\nand another")
+    warnings.warn("a warning of a reward", stacklevel=1)
+    os.write(2, b"C++ writes\\n")
     return 1.0
 """
 NUM_EPISODES = 6
@@ -63,13 +72,17 @@ def run(folder: Path, *changes: str) -> list[str]:
     return done.stderr.splitlines()
 
 
-def check(lines: list[str], *, on_ray: bool) -> list[dict[str, object]]:
-    """Check that each line of the log is one JSON object; return the objects."""
-    entries = [json.loads(line) for line in lines if "timestamp" in line]
-    rest = [line for line in lines if "timestamp" not in line]
-    assert [] == [line for line in rest if "event" in line]
-    assert on_ray or not rest  # Ray writes other lines too
+def parse(lines: list[str]) -> list[dict[str, Any]]:
+    """Check that each line is one JSON object with the keys of a log line; return the objects."""
+    entries = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert entries
     assert all({"event", "level", "timestamp"} <= entry.keys() for entry in entries)
+    return entries
+
+
+def check(lines: list[str]) -> list[dict[str, Any]]:
+    """Check the lines of the scripted run; return their objects."""
+    entries = parse(lines)
     finished = {entry["key"] for entry in entries if entry["event"] == "episode finished"}
     for event in ("looked up", "scored"):
         assert finished == {entry["key"] for entry in entries if entry["event"] == event}
@@ -79,7 +92,10 @@ def check(lines: list[str], *, on_ray: bool) -> list[dict[str, object]]:
 
 def test_each_line_is_json(tmp_path: Path) -> None:
     """In one process, standard error has only objects, each on one line, and the lines of an episode share a key."""
-    check(run(tmp_path), on_ray=False)
+    entries = check(run(tmp_path))
+    told = {str(entry["event"]).strip() for entry in entries}
+    assert {"a library's line", "C++ writes"} <= told
+    assert any("a warning of a reward" in each for each in told)
 
 
 @pytest.mark.ray
@@ -88,10 +104,43 @@ def test_each_line_is_json(tmp_path: Path) -> None:
 def test_each_line_of_an_actor_is_json(tmp_path: Path, reward_workers: int) -> None:
     """On Ray, log lines of workers, replicas and reward workers are objects too, and name their process."""
     workers = ["runtime.num_workers=2", "runtime.num_replicas=2", f"runtime.reward_workers={reward_workers}"]
-    entries = check(run(tmp_path, "runtime=ray", *workers), on_ray=True)
+    entries = check(run(tmp_path, "runtime=ray", *workers))
 
     scored = [entry for entry in entries if entry["event"] == "scored"]
     assert {REWARDS[reward_workers]} == {entry["actor"] for entry in scored}
     assert all(isinstance(entry["pid"], int) for entry in scored)
+    printed = [entry for entry in entries if entry["event"] == "a print of a reward"]
+    assert {("stdout", REWARDS[reward_workers])} == {(entry["stream"], entry["actor"]) for entry in printed}
     routed = [entry for entry in entries if entry["event"] == "request routed"]
     assert NUM_EPISODES == len({entry["key"] for entry in routed})
+
+
+ON_RAY = ("runtime=ray", "telemetry={log_level: debug, log_format: json}")
+GATEWAY = Path(__file__).parents[1] / "examples" / "external_openai"
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_each_line_of_a_training_is_json(tmp_path: Path) -> None:
+    """Of trainer, replicas and workers on Ray, with the lines of weight updates."""
+    site = make_site(tmp_path)
+    options = ("--out", str(site / "out"), "train.num_steps=1", "observers=[episode_log]")
+    process = start(site, "train", str(site / "config.yaml"), *options, *ON_RAY)
+    _out, err = process.communicate(timeout=600)
+
+    assert 0 == process.returncode, err
+    events = [entry["event"] for entry in parse(err.splitlines())]
+    assert {"step", "weights updated", "episode finished"} <= set(events)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_each_line_of_a_gateway_is_json(tmp_path: Path) -> None:
+    """Of an outside program's episodes in workers on Ray, with the gateway's own lines."""
+    program = f"agent.command=[{sys.executable}, '{GATEWAY / 'agent.py'}']"
+    options = ("--out", str(tmp_path / "out"), "data.limit=1", "rollout.n=1", program)
+    process = start(tmp_path, "rollout", str(GATEWAY / "rollout.yaml"), *options, *ON_RAY)
+    _out, err = process.communicate(timeout=600)
+
+    assert 0 == process.returncode, err
+    assert "rollout ended" in [entry["event"] for entry in parse(err.splitlines())]

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from turnwise.config.run import RunConfig
     from turnwise.config.structuring import structure
     from turnwise.events.logging import configure_logging
+    from turnwise.interrupts import handle_interrupts
     from turnwise.plugin.host import Host
     from turnwise.record.spec import UnfinishedEpisode
     from turnwise.runtime.manager import RolloutManager
@@ -134,6 +135,7 @@ __all__ = [
     "UnfinishedEpisode",
     "WeightTransport",
     "configure_logging",
+    "handle_interrupts",
     "hookimpl",
     "hookspec",
     "load_chat",
@@ -154,6 +156,7 @@ _ON_DEMAND = {
     "RunPlacement": "turnwise.runtime.placement",
     "UnfinishedEpisode": "turnwise.record.spec",
     "configure_logging": "turnwise.events.logging",
+    "handle_interrupts": "turnwise.interrupts",
     "load_chat": "turnwise.chat.template",
     "load_config": "turnwise.config.file",
     "load_resolved": "turnwise.config.resolve",

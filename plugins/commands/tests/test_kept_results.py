@@ -32,10 +32,15 @@ def check_complete(folder):
     return results
 
 
-class TestInterrupts:
-    """Ctrl-C, SIGTERM and SIGKILL."""
+def slow(*values):
+    """Return the parameters of a test that is slow."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
-    @pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+
+class TestInterrupts:
+    """Ctrl-C, SIGTERM, SIGHUP and SIGKILL."""
+
+    @pytest.mark.parametrize("how", [signal.SIGINT, *(slow(each) for each in (signal.SIGTERM, signal.SIGHUP))])
     def test_running_episodes_are_written_with_their_tokens(self, run_dir, site, how):
         """The exit code is 130, and the running episodes are aborted."""
         with started(run_dir, site) as process:
@@ -112,18 +117,28 @@ class TestInterrupts:
         assert earlier is None or whole["wall_s"] > earlier["wall_s"]
         assert resume(run_dir / "cut") == 0
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("at", ["start", "stop"])
-    def test_an_engine_that_hangs_can_be_interrupted(self, run_dir, site, at):
-        """Nothing bounds how long an engine may load; Ctrl-C ends it, and one that hangs at its end costs no result."""
+    @pytest.mark.parametrize(
+        ("at", "how"),
+        [
+            ("start", signal.SIGTERM),
+            *(slow("start", each) for each in (signal.SIGINT, signal.SIGHUP)),
+            ("stop", signal.SIGINT),
+            *(slow("stop", each) for each in (signal.SIGTERM, signal.SIGHUP)),
+        ],
+    )
+    def test_an_engine_that_hangs_can_be_interrupted(self, run_dir, site, at, how):
+        """
+        Nothing bounds how long an engine may load; a signal ends it. One that hangs at its end costs no result, and the
+        exit code says what was written.
+        """
         command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", f"engine={{name: hangs, at: {at}}}"]
         with (run_dir / "log").open("w") as log:
             environment = os.environ | {"PYTHONPATH": str(site)}
             process = subprocess.Popen([*command, "--out", "out"], cwd=run_dir, env=environment, stdout=log, stderr=log)
         try:
             wait_for((run_dir / "hangs").exists, process)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=600) == 130, (run_dir / "log").read_text()
+            process.send_signal(how)
+            assert process.wait(timeout=600) == (130 if at == "start" else 0), (run_dir / "log").read_text()
         finally:
             process.kill()
             process.wait()
@@ -131,6 +146,18 @@ class TestInterrupts:
         assert "Traceback" not in (run_dir / "log").read_text()
         if at == "stop":
             check_complete(run_dir / "out")
+            assert "wrote out" in (run_dir / "log").read_text()
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("runtime", "part"), [("local", "engine"), pytest.param("ray", "replica 0", marks=pytest.mark.ray)]
+    )
+    def test_a_run_that_waits_says_for_what(self, run_dir, site, runtime, part):
+        """With the number of episodes and the part, in the log, without any event that the run could report."""
+        with started(run_dir, site, f"runtime={runtime}") as process:
+            wait_for(lambda: f"{NUM_HELD} episodes: {part} for" in (run_dir / "log").read_text(), process)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=600) == 130
 
     @pytest.mark.slow
     def test_show_reads_a_killed_run(self, run_dir, site, capsys):

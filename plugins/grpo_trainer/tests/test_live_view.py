@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 from structlog.testing import capture_logs
 
+from turnwise.events.observer import RunWaiting, Wait
 from turnwise_grpo_trainer.learning_curve import as_markdown, as_table, compare_validations, draw_curve
 from turnwise_grpo_trainer.live_view import TrainView
 
@@ -151,3 +152,19 @@ def test_no_validation_has_no_rows():
     """A training without held-out tasks has nothing to compare."""
     assert [] == compare_validations({})
     assert "" == as_markdown([])
+
+
+def test_a_terminal_shows_the_waits_of_the_training():
+    """While nothing happens, and not afterwards."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    with TrainView(30, 8, console) as view:
+        view.on_run_waiting(RunWaiting(seconds=20.0, waits=(Wait(part="the update of the policy", seconds=20.0),)))
+        assert "waits for the update of the policy for 20 s" in _text(view)
+        view.on_run_waiting(RunWaiting(seconds=0.0))
+        assert "waits" not in _text(view)
+
+
+def _text(view):
+    console = Console(file=io.StringIO(), width=200)
+    console.print(view._table())
+    return console.file.getvalue()

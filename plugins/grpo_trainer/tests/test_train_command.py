@@ -247,13 +247,14 @@ def test_the_first_signal_asks_and_the_second_acts(capsys):
     assert ["interrupt"] == calls
 
 
-def test_sigterm_is_an_interrupt():
-    """SIGTERM calls the function as Ctrl-C does, and the old handlers are back at the end."""
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_interrupt(sent):
+    """SIGTERM and SIGHUP call the function as Ctrl-C does, and the old handlers are back at the end."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     calls = []
 
     with handle_signals(lambda: calls.append("interrupt")):
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), sent)
 
     assert ["interrupt"] == calls
     assert before == {each: signal.getsignal(each) for each in before}

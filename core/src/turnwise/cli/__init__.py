@@ -13,6 +13,8 @@ from pathlib import Path
 
 from turnwise.descriptors import raise_descriptor_limit
 from turnwise.errors import ConfigError, DataError, PluginError, TemplateError, TurnwiseError, describe
+from turnwise.events.json_stream import close_json_stream
+from turnwise.interrupts import ENDS_WITHOUT_HANDLERS, handle_interrupts, raise_interrupt
 from turnwise.plugin.host import Host, load
 from turnwise.protocols import Command, Resources
 from turnwise.protocols.command import BAD_INPUT, FAILED, INTERRUPTED
@@ -26,19 +28,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0; 2 for bad input, after one line on standard error; 130 when it was interrupted; 1 for any other failure.
     """
+    code = _main(list(sys.argv[1:] if arguments is None else arguments))
+    close_json_stream()
+    if arguments is None and ENDS_WITHOUT_HANDLERS.is_set():
+        sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def _main(words: list[str]) -> int:
+    """Run one command, and print its errors."""
     # A stream is None if it was closed; the file stays open to the end.
     sys.stdout, sys.stderr = (each or Path(os.devnull).open("w") for each in (sys.stdout, sys.stderr))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may have less than Unicode
     raise_descriptor_limit()
     try:
-        host = load(PluginRecipe())
-        words = list(sys.argv[1:] if arguments is None else arguments)
-        chosen = words[0] if words and not words[0].startswith("-") else ""
-        if chosen:
-            host.entry("commands", chosen)  # whose error has the package to install, which argparse's has not
-        options = _parsed(make_parser(host, chosen), words)
-        return _run(options, host.part_label("commands", chosen))
+        with handle_interrupts(raise_interrupt):
+            return _dispatch(words)
     except TurnwiseError as error:
         sys.stderr.write(f"turnwise: error: {error}\n")
         return exit_code_of(error)
@@ -48,6 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as `turnwise show | head` does
         sys.stderr.close()
         return FAILED
+
+
+def _dispatch(words: list[str]) -> int:
+    host = load(PluginRecipe())
+    chosen = words[0] if words and not words[0].startswith("-") else ""
+    if chosen:
+        host.entry("commands", chosen)  # whose error has the package to install, which argparse's has not
+    options = _parsed(make_parser(host, chosen), words)
+    return _run(options, host.part_label("commands", chosen))
 
 
 def make_parser(host: Host, chosen: str | None = None) -> argparse.ArgumentParser:

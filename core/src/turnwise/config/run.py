@@ -167,7 +167,8 @@ class TelemetryConfig:
 
     Attributes:
         log_level: severity of the least severe lines that are written.
-        log_format: `console` for people, `json` for one object per line, `auto` for console on a terminal.
+        log_format: `console` for people, `json` for one object per line, `auto` for console on a terminal. With `json`,
+            a command also makes objects of the lines that libraries and Ray write to standard error.
     """
 
     log_level: LogLevel = "info"

@@ -20,6 +20,20 @@ _LEFT_BEHIND: Final[set[asyncio.Task[None]]] = set()
 
 
 @define(eq=False)
+class Waits:
+    """
+    The waits of an episode for plugin code, in the order of their start. Code that returns at once is not waited for.
+
+    Attributes:
+        since: name of the code, and the time of the loop at which the wait started.
+        ended_at: time of the loop at which the last wait ended.
+    """
+
+    since: dict[ContainedTask[Any], tuple[str, float]] = field(factory=dict)
+    ended_at: float = 0.0
+
+
+@define(eq=False)
 class ContainedTask(Generic[T]):
     """
     Plugin code in a separate task, which starts with `wait`.
@@ -32,6 +46,7 @@ class ContainedTask(Generic[T]):
         name: of the code, for the log and the fault.
         grace_s: seconds to end after the cancellation.
         on_left: called when the task is left behind.
+        waits: has the task while it is waited for.
     """
 
     code: Coroutine[object, None, T]
@@ -39,6 +54,7 @@ class ContainedTask(Generic[T]):
     name: str
     grace_s: float
     on_left: Callable[[], None] = lambda: None
+    waits: Waits = field(factory=Waits)
     cancelled: bool = field(default=False, init=False)
     _task: asyncio.Task[None] | None = field(default=None, init=False)
     _waiter: asyncio.Future[None] | None = field(default=None, init=False)
@@ -96,6 +112,7 @@ class ContainedTask(Generic[T]):
         loop, caller = asyncio.get_running_loop(), asyncio.current_task()
         alarm = None if seconds is None else loop.call_later(seconds, self.cancel)
         self._waiter = loop.create_future()
+        self.waits.since[self] = (self.name, loop.time())
         try:
             await self._waiter
         except asyncio.CancelledError:
@@ -113,6 +130,8 @@ class ContainedTask(Generic[T]):
         finally:
             if alarm is not None:
                 alarm.cancel()
+            del self.waits.since[self]
+            self.waits.ended_at = loop.time()
         self._leave(task)
 
     async def _run(self) -> None:

@@ -15,7 +15,7 @@ from uuid import uuid4
 from attrs import define, evolve, field, setters
 from attrs.validators import instance_of
 
-from turnwise.episode.containment import ContainedTask
+from turnwise.episode.containment import ContainedTask, Waits
 from turnwise.episode.events import EpisodeEvents
 from turnwise.episode.journal import Journal
 from turnwise.episode.records import EpisodeRecords
@@ -66,6 +66,7 @@ class LiveEpisode:
         chosen_objective: the agent's choice; None for the default.
         journal: results of the current step.
         tools: its tool sessions; None in a run without tools. The driver sets it.
+        waits: its waits for plugin code.
         user: its session of the simulated user; None in a run without one.
         records: its records.
         timer: its deadlines and requests in flight.
@@ -85,6 +86,7 @@ class LiveEpisode:
     chosen_objective: Objective | None = None
     journal: Journal = field(factory=Journal)
     tools: ToolSession | None = None
+    waits: Waits = field(factory=Waits)
     user: UserSession | None = field(init=False)
     records: EpisodeRecords = field(init=False)
     timer: EpisodeTimer = field(init=False)
@@ -274,7 +276,7 @@ class LiveEpisode:
         """Start plugin code in a separate task; a task that is left behind is counted in the metrics."""
         # Code that waits for another contained task gets time for that task's grace period.
         grace_s = self.limits.abort_grace_s * (2 if nests else 1)
-        return ContainedTask(code, owner, name, grace_s, lambda: self.counters.add_extra("left_behind", 1))
+        return ContainedTask(code, owner, name, grace_s, lambda: self.counters.add_extra("left_behind", 1), self.waits)
 
     def record_metric(self, name: str, value: float) -> None:
         self.counters.add_extra(name, value)
@@ -372,9 +374,7 @@ class LiveEpisode:
         """Append a turn to a record, without its last token if `drop`."""
         if self.records.locate_turn(target) != turn.position:
             raise TrajectoryError("the record has changed while its turn was sampled")
-        result = turn.result
-        if drop:
-            result = _without_last_token(result)
+        result = _without_last_token(turn.result) if drop else turn.result
         with boundary("engine", "generate"):
             target.add_action(result.token_ids, result.logprobs, result.weight_version)
         self.records.entries[turn.position[0] - 1].sampled.append(result)
@@ -385,9 +385,9 @@ class LiveEpisode:
     async def _run_tool(self, call: ToolCall) -> ToolResult:
         if self.tools is None:
             return ToolResult(text=f"Error: there is no tool {call.name!r}: this run has no tools", error=True)
-        running = self.contain(self.tools.call(call), "tool", f"tool {call.name[:MAX_NAME]!r}")
+        code, name = self.tools.call(call), f"tool {call.name[:MAX_NAME]!r}"
         try:
-            return await running.wait(self.limits.tool_call_s)
+            return await self.contain(code, "tool", name).wait(self.limits.tool_call_s)
         except TimeoutError:
             text = f"Error: the tool did not answer within {self.limits.tool_call_s:g} seconds"
             return ToolResult(text=text, error=True)

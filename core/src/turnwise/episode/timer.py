@@ -29,6 +29,7 @@ class EpisodeTimer:
         context: engine and background tasks.
         activity: owner of the code that the episode waits for; a deadline counts as its fault.
         aborting: whether the episode was aborted.
+        returned_at: time of the loop at which the last request returned.
     """
 
     deadlines: Deadlines
@@ -36,6 +37,7 @@ class EpisodeTimer:
     activity: Owner = "agent"
     aborting: bool = False
     _agent: ContainedTask[None] | None = field(default=None, init=False)
+    returned_at: float = field(default=0.0, init=False)
     _has_ended: bool = field(default=False, init=False)
     _was_cancelled: bool = field(default=False, init=False)
     _episode_deadline: float = field(default=inf, init=False)
@@ -93,7 +95,13 @@ class EpisodeTimer:
                 self._set_alarm(deadline)  # the alarm may be at the end of the grace period, which is over
         # Not in the `finally`: after an exception the driver reads whose code did not return.
         self.activity = "agent"
+        self.returned_at = asyncio.get_running_loop().time()
         return result
+
+    @property
+    def requests(self) -> tuple[list[str], float]:
+        """The requests in flight, the oldest first, and the time of the loop at which the newest was sent."""
+        return list(self._in_flight), self._turn_deadline - self.deadlines.turn_s
 
     async def wait_for_requests(self) -> None:
         """Wait at an abort until the requests of the other paths have returned."""

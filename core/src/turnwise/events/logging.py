@@ -11,13 +11,24 @@ from typing import Any, Final, NoReturn, TextIO
 import structlog
 from structlog.typing import Processor
 
+from turnwise.events.json_stream import open_json_stream
 from turnwise.options import LogFormat
 
 LINE_LOCK: Final = threading.RLock()
 """Held while a line is written, so that lines of threads do not mix; reentrant, because signal handlers may log."""
 
 
-def configure_logging(level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None) -> None:
+_ONLY_JSON: Final = threading.Event()
+
+
+def asks_for_json() -> bool:
+    """Return whether each line of standard error must be a JSON object."""
+    return _ONLY_JSON.is_set()
+
+
+def configure_logging(
+    level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None, *, whole_stream: bool = False
+) -> None:
     """
     Send every log line of this process to one stream.
 
@@ -25,7 +36,12 @@ def configure_logging(level: str = "info", log_format: LogFormat = "auto", strea
         level: debug, info, warning or error.
         log_format: `console` for people, `json` for one JSON object per line, `auto` for console on a terminal.
         stream: standard error when None.
+        whole_stream: with `json`, each line of standard error becomes an object, whoever writes it; for a command, to
+            which the process belongs.
     """
+    if whole_stream and log_format == "json" and stream is None:
+        _ONLY_JSON.set()
+        open_json_stream()
 
     def write(*event: Any) -> NoReturn:
         out = stream or sys.stderr  # looked up for each line: notebooks and tests replace standard error

@@ -242,6 +242,47 @@ class MemorySwitched:
 
 
 @frozen(kw_only=True)
+class Wait:
+    """
+    Episodes that wait for the same part of a run.
+
+    Attributes:
+        part: such as `engine`, `replica 1`, `tool 'search'`, `reward Judge` or `agent 'external'`.
+        num_episodes: that wait; 0 where the run itself does.
+        seconds: of the longest wait.
+        shortest_s: seconds of the shortest wait.
+        uid: of the episode that waits longest.
+        worker: that runs this episode.
+    """
+
+    part: str
+    num_episodes: int = 0
+    seconds: float = 0.0
+    shortest_s: float = 0.0
+    uid: str = ""
+    worker: str = ""
+
+    def __str__(self) -> str:
+        count = f"{self.num_episodes} episode{'s' if self.num_episodes > 1 else ''}: " if self.num_episodes else ""
+        longest = f", longest {self.uid} on {self.worker}" if self.uid else ""
+        return f"{count}{self.part} for {self.seconds:.0f} s{longest}"
+
+
+@frozen(kw_only=True)
+class RunWaiting:
+    """
+    A run has had no event for some time: everything waits.
+
+    Attributes:
+        seconds: without an event; 0 when the run continues.
+        waits: the parts that it waits for, the longest wait first.
+    """
+
+    seconds: float
+    waits: tuple[Wait, ...] = ()
+
+
+@frozen(kw_only=True)
 class TrainingStarted:
     """
     A trainer in this process starts, or resumes from a checkpoint.
@@ -307,5 +348,6 @@ class Observer:
     def on_weights_updated(self, event: WeightsUpdated) -> None: ...
     def on_memory_switched(self, event: MemorySwitched) -> None: ...
     def on_episode_finished(self, event: EpisodeResult) -> None: ...
+    def on_run_waiting(self, event: RunWaiting) -> None: ...
     def on_training_started(self, event: TrainingStarted) -> None: ...
     def on_metrics_logged(self, event: MetricsLogged) -> None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from attrs import define, evolve, field
@@ -32,7 +33,11 @@ _HELD: Final = Fault(
 
 @define(eq=False)
 class GroupScoring:
-    """Scores the groups of a run, in reward workers or, if `pool` is None, in this process."""
+    """
+    Scores the groups of a run, in reward workers or, if `pool` is None, in this process.
+
+    The manager sets `stage`, which counts a score as a wait of the run.
+    """
 
     reward: GroupReward
     label: str
@@ -40,6 +45,7 @@ class GroupScoring:
     observers: Observers
     grace_s: float
     pool: RewardPool | None = None
+    stage: Callable[[str], AbstractContextManager[None]] = field(default=lambda _name: nullcontext(), init=False)
     _emit_finished: Callable[[object], None] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -109,9 +115,11 @@ class GroupScoring:
         )
 
     async def _ask(self, episodes: Sequence[EpisodeResult], seconds: float) -> object:
-        if self.pool is None:
-            with bound_contextvars(keys=[each.key for each in episodes]):  # as in a reward worker, for its log lines
-                code = call_reward(self.reward.score_group, episodes)
-                return await ContainedTask(code, "reward", self.label, self.grace_s).wait(seconds)
-        # The reward worker has the deadline: the time in which it scores other groups does not count.
-        return await ContainedTask(self.pool.score_group(episodes, seconds), "reward", self.label, self.grace_s).wait()
+        with self.stage(self.label):
+            if self.pool is None:
+                with bound_contextvars(keys=[each.key for each in episodes]):  # as in a reward worker, for its lines
+                    code = call_reward(self.reward.score_group, episodes)
+                    return await ContainedTask(code, "reward", self.label, self.grace_s).wait(seconds)
+            # The reward worker has the deadline: the time in which it scores other groups does not count.
+            scores = self.pool.score_group(episodes, seconds)
+            return await ContainedTask(scores, "reward", self.label, self.grace_s).wait()

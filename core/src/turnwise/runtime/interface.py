@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
+from turnwise.events.observer import Wait
 from turnwise.protocols.weights import UpdateReport
 from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.worker import Deliver
@@ -45,6 +46,9 @@ class Runtime(Protocol):
 
     async def counts(self) -> dict[str, int]:
         """Return the counters of restarts, retries and migrations; see `RolloutManager.stats`."""
+
+    async def waits(self) -> list[Wait]:
+        """Return the parts of the run that it waits for now."""
 
     async def addresses(self) -> dict[str, dict[str, str]]: ...
 

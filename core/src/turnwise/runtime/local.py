@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from attrs import define, field
 
 from turnwise.errors import EngineError
+from turnwise.events.observer import Wait
 from turnwise.protocols import Engine
 from turnwise.protocols.weights import ReplicaUpdate, UpdateReport, WeightSource
 from turnwise.runtime.feed import EpisodeFeed
@@ -90,6 +91,9 @@ class LocalRuntime:
     async def counts(self) -> dict[str, int]:
         """Return no counters: a failure of a part in this process ends the run."""
         return {}
+
+    async def waits(self) -> list[Wait]:
+        return [wait for worker in self._workers for wait in worker.waits()]
 
     async def addresses(self) -> dict[str, dict[str, str]]:
         """Return the addresses; all workers share the servers of this process."""

@@ -8,10 +8,10 @@ interrupt in the caller's thread loses no finished episode.
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Self, Unpack
@@ -23,9 +23,9 @@ from turnwise.errors import PromptTooLongError, TurnwiseError
 from turnwise.events.dispatch import Observers
 from turnwise.events.observer import RunStarted
 from turnwise.protocols import Chat
-from turnwise.protocols.weights import TAGS, UpdateReport
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import UnfinishedEpisode
+from turnwise.runtime.engine_control import EngineControl
 from turnwise.runtime.feed import EpisodeFeed
 from turnwise.runtime.finished import FinishedEpisodes, OpenEpisodes, TaskFeed
 from turnwise.runtime.groups import GroupScoring
@@ -33,9 +33,8 @@ from turnwise.runtime.interface import Runtime
 from turnwise.runtime.loop_thread import LoopThread, T
 from turnwise.runtime.partial import CompletionThreshold, PartialCall, RolloutOptions, UnfinishedEpisodes
 from turnwise.runtime.plan import RolloutPlan
+from turnwise.runtime.wait_reports import WaitReports
 from turnwise.types import Capabilities, Status, Task
-from turnwise.weights.memory import report_stage, report_update
-from turnwise.weights.sources import Weights
 
 if TYPE_CHECKING:
     from turnwise.batch.packed_batch import PackedBatch
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
 
 @define(eq=False, repr=False)
-class RolloutManager:
+class RolloutManager(EngineControl):
     """
     Runs tasks and returns finished episodes. Use it as a context manager, or call `start` and `stop`.
 
@@ -74,11 +73,16 @@ class RolloutManager:
     _unfinished: UnfinishedEpisodes = field(factory=UnfinishedEpisodes, init=False)
     _counts: Counter[str] = field(factory=Counter, init=False)
     _lock: threading.Lock = field(factory=threading.Lock, init=False)  # guards `_thread` and `_counts`
-    # Held during an update, sleep or wake-up, because each depends on the state that another changes.
     _switching: threading.RLock = field(factory=threading.RLock, init=False)
     _starting: threading.Lock = field(factory=threading.Lock, init=False)
     _thread: LoopThread | None = field(default=None, init=False)
+    _reports: WaitReports = field(init=False)
     _calls: dict[PartialCall, None] = field(factory=dict, init=False)  # in order; on the runtime's loop alone
+
+    def __attrs_post_init__(self) -> None:
+        self._reports = WaitReports(self.runtime, self.observers)
+        if self.groups is not None:
+            self.groups.stage = self._reports.stage
 
     @classmethod
     def from_config(cls, config: RunConfig, host: Host | None = None, **parts: Unpack[OwnParts]) -> RolloutManager:
@@ -105,7 +109,9 @@ class RolloutManager:
             self._thread = LoopThread()
             try:
                 self.observers.open()
-                self._thread.call(self.runtime.start())
+                self._thread.submit(self._reports.run())
+                with self.waiting_for("the start of the runtime"):
+                    self._thread.call(self.runtime.start())
             except BaseException:
                 self.stop()  # an engine may have started before another one failed, and holds its devices
                 raise
@@ -119,10 +125,15 @@ class RolloutManager:
             thread, self._thread = self._thread, None
         if thread is not None:
             try:
-                thread.call(self.runtime.stop())
+                with self.waiting_for("the end of the runtime"):
+                    thread.call(self.runtime.stop())
             finally:
                 thread.close()
                 self.observers.close()
+
+    def waiting_for(self, part: str) -> AbstractContextManager[None]:
+        """Return a context whose body the log names if it is long and nothing else happens, as in `the trainer`."""
+        return self._reports.stage(part)
 
     def _final_stats(self) -> dict[str, int]:
         try:
@@ -265,61 +276,9 @@ class RolloutManager:
         thread = self._thread  # another thread may stop the manager meanwhile
         return thread.submit(self._abort()) if thread else None
 
-    def update_weights(self, weights: Weights, *, version: int | None = None) -> UpdateReport:
-        """
-        Update the weights of every replica, also while episodes run in other threads, and wait for all replicas.
-
-        Args:
-            weights: weights with the names of the Hugging Face state dict: (name, array) pairs, a torch module, a
-                mapping or a folder of safetensors; see `turnwise.weights.sources.source_of`.
-            version: of these weights; None adds one to the last version.
-
-        Raises:
-            EngineError: every replica failed, and serves its earlier weights.
-            KeyboardInterrupt: when nothing reads the weights any more; a second one at once.
-            ValueError: the version is not above the last one.
-        """
-        with self._switching:
-            number = self.weight_version + 1 if version is None else version
-            if number <= self.weight_version:
-                raise ValueError(f"weight version {number} is not above the last one, {self.weight_version}")
-            thread = self._running_thread()
-            # Before the update: after a failure some replicas may serve this version, so no other weights may have it.
-            self.weight_version = number
-            started = time.perf_counter()
-            report = thread.call_to_end(self.runtime.update_weights(weights, number))
-        report_update(self.observers, report, started)
-        return report
-
-    def resize(self, num_replicas: int) -> None:
-        """
-        Change the number of the policy's replicas on Ray, also while episodes run in other threads, and wait for it.
-
-        New replicas get the current weights before they serve; without `weights.keep_last`, they wait for an update.
-        Removed ones finish their requests. If a new one does not start, `EngineError`, and the number is as before.
-        """
-        if num_replicas < 1:
-            raise ValueError(f"a run needs at least 1 replica, not {num_replicas}")
-        with self._switching:
-            self._running_thread().call(self.runtime.resize(num_replicas))
-
-    def sleep(self, level: int = 1) -> None:
-        """Free the memory of every replica. Requests in flight end as by `abort`, later ones raise `EngineError`."""
-        with self._switching, report_stage(self.observers, "sleep", self.memory_bytes):
-            self._running_thread().call_to_end(self.runtime.sleep(level))
-
-    def wake_up(self, tags: Sequence[str] = TAGS) -> None:
-        """Restore the memory of these tags on every replica."""
-        with self._switching, report_stage(self.observers, "_".join(("wake_up", *tags)), self.memory_bytes):
-            self._running_thread().call_to_end(self.runtime.wake_up(tags))
-
     def call(self, work: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the runtime's event loop, beside the episodes of this process, and return its result."""
         return self._running_thread().call(work)
-
-    def memory_bytes(self) -> int:
-        """Return the device memory of all replicas in bytes; 0 when it is unknown."""
-        return self._running_thread().call(self.runtime.memory_bytes())
 
     def collate(self, results: Sequence[EpisodeResult]) -> RolloutBatch:
         """Return the batch of some episodes, with the fields of the postprocessors."""
@@ -353,6 +312,7 @@ class RolloutManager:
     async def _run(self, call: PartialCall, finished: FinishedEpisodes) -> None:
         """Run episodes on the runtime's loop; put None at the end, after the exception if there was one."""
         self._calls[call] = None
+        self._reports.num_calls = len(self._calls)
         try:
             if self.groups is None:
                 call.feed.deliver_ended(call.deliver)
@@ -363,6 +323,7 @@ class RolloutManager:
             raise
         finally:
             self._calls.pop(call, None)
+            self._reports.num_calls = len(self._calls)
             finished.put(None)
 
     async def _abort(self) -> None:

@@ -16,9 +16,10 @@ from turnwise.episode.driver import EpisodeProgram, run_episode
 from turnwise.episode.live import LiveEpisode
 from turnwise.episode.records import EpisodeRecords
 from turnwise.episode.setup import EngineClient, EpisodeContext, Limits
+from turnwise.episode.waiting import gather_waits
 from turnwise.errors import BoundaryError, boundary
 from turnwise.events.dispatch import Observers
-from turnwise.events.observer import LimitReached
+from turnwise.events.observer import LimitReached, Wait
 from turnwise.protocols import Interaction, Reward, ServingAgent
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec, UnfinishedEpisode
@@ -155,6 +156,10 @@ class Worker:
         for episode, number in tuple(self._live.items()):
             if number in numbers:
                 episode.abort()
+
+    def waits(self) -> list[Wait]:
+        """Return the parts that the running episodes wait for."""
+        return gather_waits(self._live)
 
     def emit_limit_reached(self) -> None:
         """Emit the event that an episode had to wait for a free slot."""

@@ -18,7 +18,7 @@ def started(monkeypatch):
     calls = []
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **options: calls.append(options["address"]))
-    monkeypatch.setattr(ray, "shutdown", lambda: calls.append("shutdown"))
+    monkeypatch.setattr(ray, "shutdown", lambda **_options: calls.append("shutdown"))
     return calls
 
 

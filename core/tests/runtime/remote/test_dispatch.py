@@ -316,9 +316,9 @@ def test_a_worker_that_left_blames_no_episode():
     dispatcher.submit(enumerate(make_specs(3)), lambda number, _result: delivered.append(number))
     for worker in range(4):
         assert 3 == len(dispatcher.acquire(worker, 4))
-        assert dispatcher.holds(worker)
+        assert dispatcher.count_held(worker)
         assert not dispatcher.requeue(worker, "its node is removed", 4, moved=True)
-        assert not dispatcher.holds(worker)
+        assert not dispatcher.count_held(worker)
     dispatcher.acquire(0, 4)
     dispatcher.requeue(0, "killed", 4)
     for worker in range(4):

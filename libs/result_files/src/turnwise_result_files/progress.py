@@ -10,10 +10,19 @@ from typing import Final
 import structlog
 from attrs import define, field
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from turnwise.errors import PromptTooLongError
-from turnwise.events.observer import Observer, TurnFinished
+from turnwise.events.observer import Observer, RunWaiting, TurnFinished
 from turnwise.record.result import EpisodeResult
 from turnwise.types import Status
 
@@ -22,7 +31,11 @@ _LOG_EVERY_S: Final = 5.0
 
 @define
 class Tally(Observer):
-    """Counts the progress of a run; an observer, so that tokens count before their episode ends."""
+    """
+    Counts the progress of a run; an observer, so that tokens count before their episode ends.
+
+    `waits` names the parts that the run waits for, while nothing happens.
+    """
 
     num_tokens: int = 0
     num_finished_tokens: int = 0
@@ -30,6 +43,7 @@ class Tally(Observer):
     num_tool_calls: int = 0
     num_failed: int = 0
     num_dropped: int = 0
+    waits: str = ""
     started: float = field(factory=time.perf_counter)
 
     def on_turn_finished(self, event: TurnFinished) -> None:
@@ -43,6 +57,11 @@ class Tally(Observer):
         dropped = event.fault is not None and event.fault.kind == PromptTooLongError.__name__
         self.num_dropped += dropped
         self.num_failed += event.status is Status.FAILED and not dropped
+
+    def on_run_waiting(self, event: RunWaiting) -> None:
+        shown = "; ".join(map(str, event.waits[:2]))
+        more = f"; {len(event.waits) - 2} more" if len(event.waits) > 2 else ""
+        self.waits = f"waits for {shown}{more}" if event.waits else ""
 
     @property
     def tokens_per_s(self) -> float:
@@ -61,6 +80,17 @@ def progress_view(tally: Tally, total: int, console: Console) -> AbstractContext
     return _bar(tally, total, console) if console.is_terminal else _log_lines(tally, total)
 
 
+class _WaitColumn(ProgressColumn):
+    """The parts that a run waits for, which no update of the bar tells: nothing happens."""
+
+    def __init__(self, tally: Tally) -> None:
+        super().__init__()
+        self._tally = tally
+
+    def render(self, task: object) -> Text:
+        return Text(self._tally.waits, style="yellow")
+
+
 @contextmanager
 def _bar(tally: Tally, total: int, console: Console) -> Iterator[Callable[[], None]]:
     columns = (
@@ -72,6 +102,7 @@ def _bar(tally: Tally, total: int, console: Console) -> Iterator[Callable[[], No
         TextColumn("{task.fields[failed]} failed"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
+        _WaitColumn(tally),
     )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=total, rate=0.0, calls=0, failed=0)

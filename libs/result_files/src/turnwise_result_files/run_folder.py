@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Literal
 
 from attrs import define, evolve, field
 from rich.console import Console
 
-from turnwise import Host, RolloutManager, RunConfig, Task
+from turnwise import Host, RolloutManager, RunConfig, Task, handle_interrupts
 from turnwise.config.file import dump_yaml, with_absolute_paths
 from turnwise.config.parts import Choice
 from turnwise.errors import ConfigError
@@ -58,7 +56,8 @@ def run_in_folder(
     """
     Roll out tasks and write trajectories, batch, metrics and the config to a folder.
 
-    The first Ctrl-C or SIGTERM stops the running episodes and writes all finished ones; a second one stops waiting.
+    The first Ctrl-C, SIGTERM or SIGHUP stops the running episodes and writes all finished ones; a second one stops
+    waiting.
 
     Args:
         out: folder of the run; made if it is missing.
@@ -97,10 +96,10 @@ def run_in_folder(
         else:
             text = dump_yaml(with_absolute_paths(config))
             run = FolderRun(manager, tally, out, Earlier.of(specs), text, overwrite=existing == "overwrite")
-        with manager:
+        with _running(run):
             todo = run.earlier.todo
             episodes = manager.iterate_numbered([], global_step=step, validation=validation, resume=todo)
-            with _interrupts(run, episodes.close):
+            with handle_interrupts(partial(_stop, run, episodes.close)):
                 run.collect(episodes)
     return run
 
@@ -114,7 +113,7 @@ class FolderRun:
         config: resolved config that is still to be written; None when the folder holds it.
         overwrite: results of another run are replaced, once there are new ones; without it they raise `ConfigError`.
         results: newest result of each episode, in the order of the tasks.
-        interrupted: whether Ctrl-C or SIGTERM ended this part.
+        interrupted: whether Ctrl-C, SIGTERM or SIGHUP ended this part.
         was_complete: the folder had all files of the run already.
         summary: the content of the metrics file.
     """
@@ -198,30 +197,24 @@ class FolderRun:
         write_metrics(self.out / METRICS_FILE, self.summary)
 
 
-@contextmanager
-def _interrupts(run: FolderRun, stop_waiting: Callable[[], None]) -> Iterator[None]:
-    """
-    Handle Ctrl-C and SIGTERM: the first asks the episodes to stop, the second stops waiting for them.
-
-    The handler raises nothing, so an interrupt can neither lose an episode nor break a file.
-    """
-
-    def handle(_signal: int, _frame: FrameType | None) -> None:
-        if run.interrupted:
-            stop_waiting()
-            return
-        run.interrupted = True
-        text = "interrupted: saving finished episodes; press Ctrl-C again to exit without waiting"
-        with suppress(OSError, RuntimeError):  # Ctrl-C ends the reader of a pipe too, or interrupts another write
-            sys.stderr.write(f"\nturnwise: {text}\n")
-        run.manager.abort()
-
-    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
-        yield
+def _stop(run: FolderRun, stop_waiting: Callable[[], None]) -> None:
+    """Ask the episodes to stop; the second time, stop waiting for them. Raises nothing, so no file is left half."""
+    if run.interrupted:
+        stop_waiting()
         return
-    before = {each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM)}
+    run.interrupted = True
+    text = "interrupted: saving finished episodes; press Ctrl-C again to exit without waiting"
+    with suppress(OSError, RuntimeError):  # Ctrl-C ends the reader of a pipe too, or interrupts another write
+        sys.stderr.write(f"\nturnwise: {text}\n")
+    run.manager.abort()
+
+
+@contextmanager
+def _running(run: FolderRun) -> Iterator[None]:
+    """Start and stop the manager; an interrupt of its end costs no result, because all of them are written."""
     try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        with run.manager:
+            yield
+    except KeyboardInterrupt:
+        if not run.summary:
+            raise

@@ -49,6 +49,7 @@ def make_events() -> dict[str, object]:
         "on_episodes_retried": events.EpisodesRetried(count=1, worker="worker 0", reason="killed"),
         "on_weights_updated": events.WeightsUpdated(version=1, seconds=0.1),
         "on_memory_switched": events.MemorySwitched(stage="sleep", seconds=0.1),
+        "on_run_waiting": events.RunWaiting(seconds=10.0, waits=(events.Wait(part="engine", seconds=10.0),)),
         "on_metrics_logged": events.MetricsLogged(step=1, values={"reward": 0.5}),
         "on_episode_finished": example_results()[0],
     }

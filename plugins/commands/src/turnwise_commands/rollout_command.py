@@ -56,7 +56,7 @@ class RolloutCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         config, host = load_resolved(config_path(arguments, needs_out=True), arguments.overrides)
-        configure_logging(config.telemetry.log_level, config.telemetry.log_format)
+        configure_logging(config.telemetry.log_level, config.telemetry.log_format, whole_stream=True)
         run = run_in_folder(
             arguments.resume or arguments.out,
             config,

@@ -68,7 +68,7 @@ class EvalCommand:
 
         ks = _parse_ks(arguments.k)
         setup = _read_setup(arguments)
-        configure_logging(setup.run.telemetry.log_level, setup.run.telemetry.log_format)
+        configure_logging(setup.run.telemetry.log_level, setup.run.telemetry.log_format, whole_stream=True)
         n = setup.run.rollout.validation_n
         if max(ks) > n:
             raise ConfigError(f"--k {max(ks)}: rollout.validation_n is only {n}")

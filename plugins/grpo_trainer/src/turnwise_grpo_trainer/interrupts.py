@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
-from typing import Final
 
 from attrs import define
 
+from turnwise import handle_interrupts
 from turnwise.errors import TurnwiseError
-
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class TrainingInterruptedError(TurnwiseError):
@@ -40,29 +35,13 @@ class Interrupt:
 
 @contextmanager
 def handle_signals(interrupt: Callable[[], None]) -> Iterator[None]:
-    """
-    Call `interrupt` on the first SIGINT or SIGTERM; a second one has its usual effect.
+    """Call `interrupt` on the first Ctrl-C, SIGTERM or SIGHUP; a second one has its usual effect."""
 
-    Python delivers signals only to the main thread; in any other thread this does nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {each: signal.getsignal(each) for each in _SIGNALS}
-
-    def restore() -> None:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-    def handle(_signal: int, _frame: FrameType | None) -> None:
+    def handle() -> None:
         restore()
         with suppress(OSError, RuntimeError):  # Ctrl-C ends the reader of a pipe too, or interrupts another write
             sys.stderr.write("\nturnwise: interrupted: writing a checkpoint; interrupt again to exit without one\n")
         interrupt()
 
-    for each in _SIGNALS:
-        signal.signal(each, handle)
-    try:
+    with handle_interrupts(handle) as restore:
         yield
-    finally:
-        restore()

@@ -23,7 +23,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from turnwise import EpisodeResult
+from turnwise import EpisodeResult, Observer
+from turnwise.events.observer import RunWaiting
 
 COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "reward/mean": ("reward", "{:.3f}"),
@@ -46,9 +47,9 @@ _SHOWN_STEPS: Final = 12
 
 
 @define(eq=False)
-class TrainView:
+class TrainView(Observer):
     """
-    Shows steps and validations; a context manager.
+    Shows steps and validations, and the parts that the training waits for; a context manager.
 
     Attributes:
         num_steps: steps of the training.
@@ -61,6 +62,7 @@ class TrainView:
     console: Console
     _lines: list[tuple[str, ...]] = field(factory=list, init=False)
     _warnings: list[str] = field(factory=list, init=False)
+    _waits: str = field(default="", init=False)
     _live: Live | None = field(default=None, init=False)
     _progress: Progress = field(init=False)
     _steps: TaskID = field(init=False)
@@ -84,6 +86,10 @@ class TrainView:
     ) -> None:
         if self._live is not None:
             self._live.__exit__(kind, error, traceback)
+
+    def on_run_waiting(self, event: RunWaiting) -> None:
+        self._waits = "; ".join(map(str, event.waits))
+        self._show(None)
 
     def episode(self, episode: EpisodeResult) -> None:
         """Count a finished episode."""
@@ -134,4 +140,6 @@ class TrainView:
             table.add_column(heading, justify="right")
         for line in self._lines[-_SHOWN_STEPS:]:
             table.add_row(*line)
-        return Group(table, *(Text(f"warning: {text}", style="yellow") for text in self._warnings), self._progress)
+        notes = [f"warning: {text}" for text in self._warnings]
+        notes += [f"waits for {self._waits}"] if self._waits else []
+        return Group(table, *(Text(text, style="yellow") for text in notes), self._progress)

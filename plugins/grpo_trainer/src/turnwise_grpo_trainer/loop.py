@@ -195,7 +195,7 @@ class TrainLoop:
                 batch, shaping = punish_overlong(batch, overlong, self.setup.run.rollout.response_length)
             if self.setup.train.shuffle_rewards:
                 batch = shuffle_rewards(batch, seed=self.step + 1)
-        with timer.stage("update"):
+        with timer.stage("update"), self.manager.waiting_for("the update of the policy"):
             factor = self.health.expected_cosine if self.setup.train.optimizer.noise_adaptive else 1.0
             metrics = shaping | self.trainer.update(batch, step=self.step + 1, version=self.version, lr_factor=factor)
         if self.episodes.is_due(self.step + 1):

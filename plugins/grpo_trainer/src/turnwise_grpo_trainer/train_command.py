@@ -65,7 +65,7 @@ class TrainCommand:
                 raise ConfigError(f"turnwise train needs {package}: pip install 'turnwise-grpo-trainer[train]'")
         overrides = [*arguments.overrides, *(["train.shuffle_rewards=true"] if arguments.shuffle_rewards else [])]
         setup = read_setup(arguments.config, overrides)
-        configure_logging(setup.run.telemetry.log_level, setup.run.telemetry.log_format)
+        configure_logging(setup.run.telemetry.log_level, setup.run.telemetry.log_format, whole_stream=True)
         if arguments.dry_run:
             print_plan(setup)
             return OK

@@ -46,7 +46,7 @@ def run_training(setup: TrainSetup, out: Path, *, resume: bool) -> None:
     view = TrainView(setup.train.num_steps, setup.train.tasks_per_step * setup.group_size, Console(stderr=True))
     place_training(setup)  # refuses devices that engine and trainer cannot share
     # The manager comes first: it reports a plugin's missing requirements before the model is loaded.
-    manager = RolloutManager.from_config(setup.run, setup.host, observers=[RunningEpisodes(out)])
+    manager = RolloutManager.from_config(setup.run, setup.host, observers=[view, RunningEpisodes(out)])
     with ExitStack() as stack:
         if borrows_devices(setup):
             # The replicas come first, because they reserve the devices. They sleep while the models are loaded there.

@@ -17,7 +17,8 @@ from typing import Any, Final
 import structlog
 from attrs import frozen
 
-from turnwise.events.logging import LINE_LOCK
+from turnwise.events.json_stream import as_json_line
+from turnwise.events.logging import LINE_LOCK, asks_for_json
 from turnwise.types import JsonDict
 
 PrintLines = Callable[[Mapping[str, Any]], object]
@@ -29,7 +30,11 @@ _HANDLER: Final = "ray_print_logs"
 
 @frozen
 class ActorLines:
-    """Prints the lines of the log whole, and leaves the other lines to Ray."""
+    """
+    Prints the lines of the log whole, and leaves the other lines to Ray.
+
+    When every line of standard error must be an object, the other lines are events there, from both streams.
+    """
 
     print_others: PrintLines
 
@@ -44,7 +49,11 @@ class ActorLines:
         # Ray writes a line in parts, and other threads write the log of this process.
         with LINE_LOCK, suppress(OSError):  # the reader of the log may end before the run
             for is_other, group in groupby(parsed, key=lambda each: each[1] is None):
-                if is_other:
+                if is_other and asks_for_json():
+                    origin["stream"] = "stderr" if data["is_err"] else "stdout"
+                    others = filter(None, (as_json_line(line, **origin) for line, _entry in group))
+                    sys.stderr.write("".join(f"{line}\n" for line in others))
+                elif is_other:
                     self.print_others({**data, "lines": [line for line, _entry in group]})
                 else:
                     lines = (json.dumps({**origin, **(entry or {})}, ensure_ascii=False) for _line, entry in group)

@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from math import inf
 from typing import Any, ClassVar, Final
 from uuid import uuid4
@@ -19,7 +18,9 @@ from attrs import define, field
 from turnwise.errors import ConfigError, EngineError, TurnwiseError
 from turnwise.runtime.placement import parse_address
 from turnwise.runtime.ray.actor_lines import print_log_lines_whole
+from turnwise.runtime.ray.own_ray import END_S, OwnRay, call_within, end_ray
 from turnwise.runtime.remote.supervision import ActorHandle, ActorSlot
+from turnwise.threads import in_thread
 
 Node = Mapping[str, Any]
 """A node of a cluster, as `ray.nodes` describes it."""
@@ -53,6 +54,7 @@ class Cluster:
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _num_runs: ClassVar[int] = 0
     _opened: ClassVar[bool] = False
+    _own: ClassVar[OwnRay | None] = None
 
     async def connect(self) -> None:
         """
@@ -79,7 +81,6 @@ class Cluster:
             self._connected = True
 
     def _open(self) -> None:
-        import ray
 
         exposed = not self.trusted_network and _is_exposed(self.address)
         if exposed and os.environ.get(_AUTH_MODE, "token").lower() != "token":
@@ -89,15 +90,16 @@ class Cluster:
         # No code here needs the dashboard, and its agent costs more processor time than a small run. Without an address
         # Ray would join any cluster on this machine, also another user's.
         dashboard = None if self.address else False
+        own = OwnRay()
         try:
-            ray.init(address=self.address or "local", namespace="turnwise", include_dashboard=dashboard)
+            own.start(address=self.address or "local", namespace="turnwise", include_dashboard=dashboard)
+            Cluster._own = own if self.address in (None, "local") else None
         except Exception as error:  # Ray raises its own errors and many built-in ones
-            with suppress(Exception):
-                ray.shutdown()  # of everything that it has started so far
+            end_ray(own)  # everything that it has started so far
             raise _connection_error(self.address, error) from error
         # Ray sets the mode if it has found or made a token. Otherwise the cluster has let this process in without one.
         if exposed and os.environ.get(_AUTH_MODE, "").lower() != "token":
-            ray.shutdown()
+            end_ray(Cluster._own)
             raise ConfigError(_NO_TOKEN)
 
     async def nodes(self) -> list[Node]:
@@ -107,22 +109,30 @@ class Cluster:
         found: list[Node] = await asyncio.to_thread(ray.nodes)
         return found
 
-    async def close(self) -> None:
-        """Disconnect from the cluster. Idempotent."""
-        await asyncio.to_thread(self._close)
+    async def close(self, release: Callable[[], None] = lambda: None, *, keep_files: bool = False) -> None:
+        """
+        Disconnect from the cluster, and end one that was started here. Idempotent.
 
-    def _close(self) -> None:
-        import ray
+        Args:
+            release: frees the run's part of a cluster that stays.
+            keep_files: keep the logs of a cluster that was started here.
+        """
+        # A daemon thread: a second interrupt must end the process also while Ray does not.
+        await in_thread(self._close, {"release": release, "keep_files": keep_files})
 
+    def _close(self, release: Callable[[], None], *, keep_files: bool) -> None:
         with Cluster._lock:
             if not self._connected:
                 return
             self._connected = False
             Cluster._num_runs -= 1
             # A connection that the caller opened stays open.
-            if Cluster._opened and Cluster._num_runs == 0:
-                Cluster._opened = False
-                ray.shutdown()
+            ends = Cluster._opened and Cluster._num_runs == 0
+            if not ends or Cluster._own is None:
+                call_within(END_S, release)
+            if ends:
+                own, Cluster._own, Cluster._opened = Cluster._own, None, False
+                end_ray(own, keep_files=keep_files)
 
     def actor(self, kind: type, slot: ActorSlot, **options: object) -> Callable[..., ActorHandle]:
         """Return a function that starts an actor with these options from the arguments of its constructor."""

@@ -54,7 +54,7 @@ class PlacementGroups:
         )
         return options
 
-    async def close(self, first: int = 0) -> None:
+    async def close(self, first: int) -> None:
         """Remove every group from an index on. Idempotent."""
         for index in [each for each in self._groups if each >= first]:
             await self.remove(index)
@@ -85,12 +85,20 @@ class PlacementGroups:
 
     async def remove(self, index: int) -> None:
         """Free the resources of a replica, if there are any."""
+        await asyncio.to_thread(self._remove, index)
+
+    def remove_all(self) -> None:
+        """Remove every group, in any thread."""
+        for index in tuple(self._groups):
+            self._remove(index)
+
+    def _remove(self, index: int) -> None:
         from ray.util.placement_group import remove_placement_group
 
         if (group := self._groups.pop(index, None)) is None:
             return
         try:
-            await asyncio.to_thread(remove_placement_group, group)
+            remove_placement_group(group)
         except Exception as error:  # noqa: BLE001 - without the cluster the group does not exist either
             structlog.get_logger().debug("placement group not removed", reason=str(error))
 

@@ -20,6 +20,7 @@ from attrs import define, evolve, field
 from turnwise.config.runtime import RuntimeConfig
 from turnwise.errors import EngineError
 from turnwise.events.dispatch import Observers
+from turnwise.events.observer import Wait
 from turnwise.protocols.weights import UpdateReport
 from turnwise.record.result import EpisodeResult
 from turnwise.runtime.feed import EpisodeFeed
@@ -30,6 +31,7 @@ from turnwise.runtime.ray.cluster import Cluster, draining_nodes
 from turnwise.runtime.ray.placement_groups import check_capacity
 from turnwise.runtime.ray.replicas import ReplicaGroup
 from turnwise.runtime.ray.reward_workers import RewardGroup
+from turnwise.runtime.ray.waits import gather_actor_waits
 from turnwise.runtime.ray.weights import GroupWeights
 from turnwise.runtime.ray.workers import WorkerGroup
 from turnwise.runtime.remote.dispatch import EpisodeDispatcher
@@ -68,6 +70,7 @@ class RayRuntime:
     workers: WorkerGroup = field(init=False)
     rewards: RewardGroup | None = field(default=None, init=False)
     _supervisor: Supervisor = field(init=False)
+    _missing: dict[str, float] = field(factory=dict, init=False)
     _tasks: asyncio.TaskGroup = field(init=False)
     _resizing: asyncio.Lock = field(factory=asyncio.Lock, init=False)
     _supervision: asyncio.Task[None] | None = field(default=None, init=False)
@@ -240,6 +243,11 @@ class RayRuntime:
             "migrations": int(sum(numbers.get("num_migrations", 0) for numbers in workers)),
         }
 
+    async def waits(self) -> list[Wait]:
+        if self._supervisor.stopping:  # a call of an actor would start Ray again when it has ended
+            return []
+        return await gather_actor_waits(self._slots, self.workers, self._missing)
+
     async def addresses(self) -> dict[str, dict[str, str]]:
         start_s = self.config.ray.start_timeout_s  # it may still start its servers
         found = {slot.name: await ask(slot, "addresses", start_s) for slot in live(self.workers.slots)}
@@ -258,13 +266,18 @@ class RayRuntime:
             self._supervision.cancel()
             await asyncio.wait([self._supervision], timeout=STOP_S)
             self._supervision = None
-        # After the supervision has ended: it would take a kill for a loss.
+        await self.weights.close()
+        # After the supervision has ended: it would take a kill for a loss. Ray's logs have the reason of a lost actor.
+        await self.cluster.close(self._release, keep_files=any(slot.last_error for slot in self._slots))
+        for slot in self._slots:
+            slot.handle = None
+
+    def _release(self) -> None:
+        """Kill the actors and free their resources, in any thread: Ray blocks for parts of it that have stopped."""
         for slot in live(self._slots):
             kill_actor(slot)
         for pool in self.pools.values():
-            await pool.placement_groups.close()
-        await self.weights.close()
-        await self.cluster.close()
+            pool.placement_groups.remove_all()
 
     async def stats(self) -> list[dict[str, float]]:
         """Return the statistics of every replica, then of every reward worker and worker."""

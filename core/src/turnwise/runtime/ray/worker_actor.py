@@ -13,7 +13,7 @@ from typing import Final
 from attrs import evolve
 
 from turnwise.episode.setup import EpisodeContext
-from turnwise.events.observer import unix_s
+from turnwise.events.observer import Wait, unix_s
 from turnwise.record.result import EpisodeResult
 from turnwise.record.spec import EpisodeSpec
 from turnwise.runtime.loop_watchdog import EventLoopWatchdog
@@ -164,6 +164,9 @@ class WorkerActor(PoolClientActor):
         await self._worker.parts.servers.close()
         self._observers.close()
         self._stopped.set()
+
+    async def waits(self) -> list[Wait]:
+        return self._worker.waits()
 
     async def stats(self) -> dict[str, float]:
         """Return the most episodes at once, migrated requests and sent tokens."""

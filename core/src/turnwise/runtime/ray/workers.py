@@ -75,7 +75,7 @@ class WorkerGroup:
 
     async def finish(self, slot: ActorSlot) -> None:
         """Wait until a leaving worker has no episode; it gets no others."""
-        while self.dispatcher.holds(slot.index):
+        while self.dispatcher.count_held(slot.index):
             self._collected[slot.index].clear()
             await self._collected[slot.index].wait()
 

@@ -103,9 +103,9 @@ class EpisodeDispatcher:
         if entry := self._entries.pop(key, None):
             entry.deliver(entry.number, result)
 
-    def holds(self, worker: int) -> bool:
-        """Return whether a worker holds episodes."""
-        return bool(self._held.get(worker))
+    def count_held(self, worker: int) -> int:
+        """Return the number of episodes that a worker holds."""
+        return len(self._held.get(worker, ()))
 
     def requeue(self, worker: int, reason: str, max_started: int, *, moved: bool = False) -> bool:
         """

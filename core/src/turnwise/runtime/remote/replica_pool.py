@@ -131,6 +131,11 @@ class ReplicaPool:
             if request_id in link.pending:
                 link.abort(pending)
 
+    def locate_request(self, request_id: str) -> str:
+        """Return the name of the replica that has a request."""
+        found = (index for index, link in enumerate(self._links) if request_id in link.pending)
+        return next((f"replica {index}" for index in found), "a replica that lives")
+
     def release(self, trajectory_id: str) -> None:
         """Forget an episode: the trajectory of this id, and all whose ids continue it after a slash."""
         self.router.release(trajectory_id)

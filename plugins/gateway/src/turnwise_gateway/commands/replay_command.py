@@ -68,7 +68,7 @@ class ReplayCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         files = [read_requests(path) for path in _find_files(arguments.path)]
         config, host = load_resolved(arguments.config or _find_config(arguments.path))
-        configure_logging("error", config.telemetry.log_format)
+        configure_logging("error", config.telemetry.log_format, whole_stream=True)
         replayed = _replay_all(config, host, files)
         if arguments.json:
             sys.stdout.write(json.dumps({"sessions": [asdict(each) for each in replayed]}, indent=2) + "\n")

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from functools import partial
-from types import FrameType
 
 from attrs import define, field
 
-from turnwise import EpisodeResult, Host, RolloutManager, RunConfig, Status, configure_logging, load_resolved
+from turnwise import (
+    EpisodeResult,
+    Host,
+    RolloutManager,
+    RunConfig,
+    Status,
+    configure_logging,
+    handle_interrupts,
+    load_resolved,
+)
 from turnwise.errors import ConfigError, InfrastructureError
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.pool.control_server import ControlServer
@@ -68,7 +74,7 @@ class ServeCommand:
         config, host = load_resolved(config_path(arguments, needs_out=True), arguments.overrides)
         if config.runtime.name != "local":
             raise ConfigError("turnwise gateway serve runs its engine in this process: set runtime=local")
-        configure_logging(config.telemetry.log_level, config.telemetry.log_format)
+        configure_logging(config.telemetry.log_level, config.telemetry.log_format, whole_stream=True)
         with locked_folder(arguments.resume or arguments.out) as folder:
             _serve(config, host, folder, arguments)
         return 0
@@ -167,23 +173,13 @@ def _collect(
 
 @contextmanager
 def _interrupts(manager: RolloutManager) -> Iterator[None]:
-    """Let the first Ctrl-C or SIGTERM end the sessions, and the second one the process."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
-        yield
-        return
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    """Let the first Ctrl-C, SIGTERM or SIGHUP end the sessions, and the second one the process."""
 
-    def handle(_signal: int, _frame: FrameType | None) -> None:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+    def handle() -> None:
+        restore()
         with suppress(OSError, RuntimeError):  # Ctrl-C ends the reader of a pipe too, or interrupts another write
             sys.stderr.write("\nturnwise: ending the sessions; press Ctrl-C again to exit without waiting\n")
         manager.abort()
 
-    for each in before:
-        signal.signal(each, handle)
-    try:
+    with handle_interrupts(handle) as restore:
         yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

@@ -1,0 +1,86 @@
+"""
+Makes every line of this process's standard error a JSON object, whoever writes it.
+
+Libraries, warnings, tracebacks and code in C++ write to the descriptor and not to the log. So the descriptor becomes a
+pipe to another process, which outlives a crash of this one and has its last lines. That process runs this file alone,
+without the packages of the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+_STREAM = 2
+_END_S = 2.0
+_open: list[tuple[int, subprocess.Popen[bytes]]] = []
+
+
+def as_json_line(line: str, **origin: object) -> str:
+    """Return a line that is a JSON object as it is, and any other as the event of one; "" for an empty line."""
+    if line.startswith("{"):
+        try:
+            json.loads(line, parse_constant=_refuse)
+        except ValueError:
+            pass
+        else:
+            return line
+    if not line.strip():
+        return ""
+    level = "error" if line.startswith("turnwise: error") else "info"
+    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return json.dumps({"event": line, "level": level, "timestamp": now, **origin}, ensure_ascii=False)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def open_json_stream() -> None:
+    """Start; do nothing if it has started, or if a program has replaced standard error by another stream."""
+    try:
+        if _open or sys.stderr.fileno() != _STREAM:
+            return
+    except (OSError, ValueError, AttributeError):  # a stream without a descriptor
+        return
+    original = os.dup(_STREAM)
+    reader, writer = os.pipe()
+    command = [sys.executable, "-I", "-S", __file__]
+    # In a session of its own: Ctrl-C on a terminal would end it before it has the last lines.
+    process = subprocess.Popen(command, stdin=reader, stdout=subprocess.DEVNULL, start_new_session=True)
+    sys.stderr.flush()
+    os.dup2(writer, _STREAM)
+    os.close(reader)
+    os.close(writer)
+    _open.append((original, process))
+
+
+def close_json_stream() -> None:
+    """Wait until all lines so far are written, or for two seconds while a child process keeps the stream open."""
+    if _open:
+        original, process = _open.pop()
+        sys.stderr.flush()
+        os.dup2(original, _STREAM)
+        os.close(original)
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.returncode = 0  # it ends with the child
+
+
+def _copy() -> None:
+    """Copy standard input to standard error, each line as an object."""
+    for line in sys.stdin.buffer:
+        shown = as_json_line(line.decode(errors="backslashreplace").rstrip("\r\n"))
+        if shown:
+            os.write(_STREAM, f"{shown}\n".encode(errors="backslashreplace"))
+
+
+if __name__ == "__main__":
+    try:
+        _copy()
+    except OSError:  # the reader of the log has gone
+        sys.exit(1)

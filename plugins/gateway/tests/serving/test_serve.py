@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -89,6 +90,19 @@ def test_sessions_become_episodes(tmp_path: Path) -> None:
     assert Status.FAILED is mine.status
     assert (Status.ABORTED, 1) == (aborted.status, len(aborted.trajectories[0].turns()))
     assert not (tmp_path / "out/control.json").exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
+def test_each_line_of_a_served_log_is_json(tmp_path: Path, how: signal.Signals) -> None:
+    """From the start to the line about the signal, which ends the sessions as Ctrl-C does."""
+    with serve(tmp_path, write_run(tmp_path), "telemetry.log_format=json", "--out", tmp_path / "out") as served:
+        converse(served.open(uid="t1"), 1)
+        code, _output, errors = served.stop(how)
+
+    assert 0 == code, errors
+    events = [json.loads(line)["event"] for line in errors.splitlines()]
+    assert any("ending the sessions" in event for event in events)
+    assert ["t1/0"] == list(read(tmp_path / "out"))
 
 
 @pytest.mark.slow

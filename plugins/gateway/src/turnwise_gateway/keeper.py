@@ -51,7 +51,7 @@ class ProgramKeeper:
                     watcher.communicate(b"end")  # takes a millisecond: it has nothing to do
 
     async def sweep(self, mark: str) -> None:
-        """Kill what a program has left behind."""
+        """Kill the processes that a program has left behind."""
         self._ended.add(mark)
         await in_thread(self._sweep, {"mark": mark})
 

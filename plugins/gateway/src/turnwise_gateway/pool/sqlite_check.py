@@ -44,7 +44,7 @@ def check_pool(database: sqlite3.Connection, path: Path) -> None:
     Check the pages and the rows of a task pool.
 
     Raises:
-        DataError: it is no pool of this version, it is damaged, or somebody else has changed it.
+        DataError: it is no pool of this version, it is damaged, or another program has changed it.
     """
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'task_group'").fetchone() is None:

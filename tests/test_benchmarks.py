@@ -11,6 +11,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 SMALL_RUNS = {
     "decode_speed.py": ("--requests", "1", "--tokens", "4", "--rounds", "1"),
     "gateway_cost.py": ("--runs", "1", "--turns", "2"),
+    "gateway_hostile.py": ("--only", "chat: 1 MiB of text"),
     "parallel_decoding.py": ("--tokens", "8", "--repeats", "1"),
     "record_cost.py": ("--runs", "1"),
     "turn_cost.py": ("--runs", "1", "--episodes", "8"),

@@ -1,5 +1,7 @@
 """The base of chat templates: the test kit's tokenizer, ids of long prompts, and error texts."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
@@ -57,6 +59,23 @@ class TestHeadCache:
         cache.encode("short<|im_end|>")
         cache.encode("short<|im_end|>")
         assert [f"{index:600d}<|im_end|>" for index in range(4, 12)] == list(cache._heads)
+
+    def test_keeps_no_long_texts(self):
+        """Texts beyond a bound are encoded once, and none of them is kept."""
+        cache = HeadCache(HuggingFaceTokenizer(TOKENIZER))
+        for end in "ab":
+            text = "x" * cache.max_chars + "<|im_end|>" + end
+            assert TOKENIZER.encode(text) == cache.encode(text).tolist()
+        assert not cache._heads
+        assert cache._last == ""
+
+    def test_threads_share_a_cache(self):
+        """Several threads that learn heads at once get the ids of the whole texts."""
+        cache = HeadCache(HuggingFaceTokenizer(TOKENIZER))
+        texts = [f"{index:600d}<|im_end|>{end}" for index in range(40) for end in "ab"]
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda text: cache.encode(text).tolist(), texts))
+        assert found == [TOKENIZER.encode(text) for text in texts]
 
     def test_heads_that_do_not_stand_alone(self):
         """A special token that changes the text before it makes no head."""

@@ -181,6 +181,16 @@ def test_children_that_left_the_group_end_with_the_program(tmp_path):
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+def test_an_agent_that_never_calls_is_not_waited_for():
+    """A limit until the first call ends a silent agent, and no agent that has called."""
+    silent = run(build_probe(command=("sleep", "600"), start_s=0.3))
+    calls = run(program("score", start_s=60.0))
+
+    assert Status.TIMED_OUT is silent.result.status
+    assert "no call in its first 0.3 s" in silent.result.fault.message
+    assert Status.COMPLETED is calls.result.status
+
+
 def test_children_end_with_the_program(tmp_path):
     """A process that the program leaves behind is killed with it."""
     done = run(program("child", tmp_path / "pid"))

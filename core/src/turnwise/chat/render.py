@@ -232,6 +232,7 @@ class HeadCache:
     """
 
     min_chars = 512
+    max_chars = 1 << 18
     max_heads = 8
 
     def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
@@ -249,8 +250,9 @@ class HeadCache:
             num_chars, head_ids = heads[known]
             return np.concatenate((head_ids, self._ids(text[num_chars:])))
         ids = self._ids(text)
-        self._learn(text, ids)
-        self._last = text
+        if len(text) <= self.max_chars:  # a longer text is encoded once, and not kept
+            self._learn(text, ids)
+            self._last = text
         return ids
 
     def _ids(self, text: str) -> TokenArray:

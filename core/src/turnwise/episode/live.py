@@ -87,7 +87,7 @@ class LiveEpisode:
     journal: Journal = field(factory=Journal)
     tools: ToolSession | None = None
     waits: Waits = field(factory=Waits)
-    user: UserSession | None = field(init=False)
+    user: UserSession | None = field(default=None, init=False)
     records: EpisodeRecords = field(init=False)
     timer: EpisodeTimer = field(init=False)
     events: EpisodeEvents = field(init=False)
@@ -98,7 +98,6 @@ class LiveEpisode:
 
     def __attrs_post_init__(self) -> None:
         spec, context, saved = self.spec, self.context, self.spec.unfinished
-        self.user = None
         if context.interaction is not None:
             self.user = UserSession(context.interaction, spec.task, saved.interaction_notes if saved else None)
         self.timer = EpisodeTimer(self.limits, context)
@@ -148,8 +147,7 @@ class LiveEpisode:
 
     @property
     def objective(self) -> Objective:
-        default = Objective.EXACT if self.capabilities.layouts else Objective.EXPANDED
-        return self.chosen_objective or default
+        return self.chosen_objective or (Objective.EXACT if self.capabilities.layouts else Objective.EXPANDED)
 
     @objective.setter
     def objective(self, value: Objective) -> None:
@@ -169,8 +167,7 @@ class LiveEpisode:
         return self.records.remaining(record)
 
     def begin(self, prompt_ids: TokenArray, *, seed_name: str = "") -> Trajectory:
-        ids = apply_prompt_policy(prompt_ids, self.task, self.limits)
-        return self.records.open(Trajectory(ids), seed_name)
+        return self.records.open(Trajectory(apply_prompt_policy(prompt_ids, self.task, self.limits)), seed_name)
 
     def branch(self, record: Trajectory, mark: Mark, *, seed_name: str = "") -> Trajectory:
         return self.records.branch(record, mark, seed_name)

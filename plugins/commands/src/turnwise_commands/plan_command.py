@@ -65,7 +65,7 @@ def plan_as_json(placement: RunPlacement, memory: MemoryConfig) -> JsonDict:
 
 
 def plan_open_files(config: RunConfig) -> dict[str, int]:
-    """Return the descriptors that a worker needs if each of its episodes is a program, and those that it may have."""
+    """Return the descriptors that a worker needs if each of its episodes is a program, and the limit."""
     return {"needed": count_needed(config.rollout.max_in_flight), "limit": raise_descriptor_limit()}
 
 

@@ -117,7 +117,7 @@ def shared_memory_finding() -> Finding:
 
 
 def open_files_finding() -> Finding:
-    """Return the descriptors that a process may have, against those of a worker with the default options."""
+    """Return the limit of open files, against the need of a worker with the default options."""
     limit, needed = raise_descriptor_limit(), count_needed(RolloutConfig().max_in_flight)
     text = f"a process may have {limit:,} open files"
     if limit < needed:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from attrs import define, field, frozen
 
 from turnwise import Message, ToolCall, ToolResult
 from turnwise.types import FloatArray, TokenArray, ToolSchema
-
-if TYPE_CHECKING:
-    from turnwise_gateway.limits import CallLimits
+from turnwise_gateway.limits import CallLimits
+from turnwise_gateway.refusal import CallRefusedError as CallRefusedError  # a part of this interface
 
 Dialect = Literal["chat", "messages", "responses"]
 ToolChoice = Literal["auto", "none", "required"]
@@ -135,39 +134,6 @@ class ModelReply:
     token_texts: tuple[str, ...] = ()
     signature: str = ""
     facts: Mapping[str, Any] = field(factory=dict)
-
-
-class CallRefusedError(Exception):
-    """
-    A call that a session does not answer; the dialects give each kind its status and its words.
-
-    Kinds:
-
-    - `session_closed`, `budget_exhausted`: 400; the episode is over, or it may sample no more.
-    - `context_length_exceeded`: 400; the conversation has `num_tokens` tokens of at most `max_tokens`.
-    - `unsupported`: 400; the field `param` would change what is sampled, and the engine cannot do it.
-    - `invalid`: 400; the field `param` is wrong.
-    - `overloaded`: 429; the client may try again after `retry_after_s` seconds.
-    - `engine`: 500, or a broken stream; the engine failed.
-    """
-
-    def __init__(
-        self,
-        kind: str,
-        message: str,
-        *,
-        param: str | None = None,
-        num_tokens: int = 0,
-        max_tokens: int = 0,
-        retry_after_s: int = 0,
-    ) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.message = message
-        self.param = param
-        self.num_tokens = num_tokens
-        self.max_tokens = max_tokens
-        self.retry_after_s = retry_after_s
 
 
 @frozen(eq=False)

@@ -48,10 +48,10 @@ class ProgramKeeper:
                 if self._num_programs == 0:
                     watcher, self._watcher = self._watcher, None
                     assert watcher is not None, "it is started with the first program"
-                    watcher.communicate(b"end")  # takes a millisecond: it has nothing to do
+                    threading.Thread(target=watcher.communicate, args=(b"end",), daemon=True).start()
 
     async def sweep(self, mark: str) -> None:
-        """Kill what a program has left behind."""
+        """Kill the processes that a program has left behind."""
         self._ended.add(mark)
         await in_thread(self._sweep, {"mark": mark})
 

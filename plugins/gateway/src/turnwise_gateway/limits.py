@@ -7,12 +7,12 @@ from typing import Final, Self
 import numpy as np
 from attrs import frozen
 
-from turnwise_gateway.calls import CallRefusedError
+from turnwise_gateway.refusal import CallRefusedError
 
 MAX_INLINE_BYTES: Final = 64 * 1024
 """A body of this size is read in about a millisecond, which is no more than a change of threads may take."""
 _FREE_BYTES: Final = 1024 * 1024
-"""Bytes besides those of the context: tools, and fields that the model does not see."""
+"""Bytes for tools, and for fields that the model does not see."""
 _BYTES_PER_TOKEN: Final = 64
 """A token of a text has some 4 bytes, and several times more where it is escaped or the context has lost reasoning."""
 _FREE_VALUES: Final = 20_000

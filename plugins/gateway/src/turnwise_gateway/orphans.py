@@ -1,5 +1,5 @@
 """
-Ends processes that agents leave behind, also those that have left the group of their program.
+Ends processes that agents leave behind, in the group of their program or outside of it.
 
 Each program has a mark in its environment, which its children inherit. Run as a program, with a mark as its argument,
 this file waits until the process at the other end of its input dies, and then ends the processes with that mark. It

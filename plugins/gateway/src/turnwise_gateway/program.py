@@ -25,7 +25,7 @@ INHERITED: Final = frozenset(
     | {"ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "all_proxy", "https_proxy", "http_proxy", "no_proxy"}
     | {"CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE"}
 )
-"""Variables of the worker that a program gets, and those that begin with `LC_`."""
+"""Variables of the worker that a program gets, besides all with the prefix `LC_`."""
 _MAX_TAIL: Final = 20
 _CHUNK: Final = 1 << 16
 _PIPE_S: Final = 1.0

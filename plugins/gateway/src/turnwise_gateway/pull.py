@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine
@@ -21,7 +20,7 @@ from weakref import WeakKeyDictionary
 from attrs import define, evolve, field
 
 from turnwise import Episode
-from turnwise.errors import ConfigError, InfrastructureError
+from turnwise.errors import ConfigError, DataError, InfrastructureError
 from turnwise_gateway.agent import show_task
 from turnwise_gateway.host import ModelClient, RunningServer
 from turnwise_gateway.pool.control_server import build_runner
@@ -299,5 +298,5 @@ class PullHost:
                 runner=site.name,
                 peers=site.peers,
             )
-        except sqlite3.Error as error:
-            raise ConfigError(f"pull.pool_file: {site.access.pool} is no task pool: {error}") from error
+        except DataError as error:
+            raise ConfigError(f"pull.pool_file: {error}; choose another file") from error

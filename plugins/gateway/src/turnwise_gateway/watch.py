@@ -53,18 +53,20 @@ async def _wait_for_limit(session: Session, config: AgentLimits) -> Exception:
     """Return the error that ends an agent before it ends itself."""
     now = asyncio.get_running_loop().time
     # Without a limit for idle agents, this task need not run at every call.
-    event = session.ending if config.idle_s is None else session.changed
+    event = session.ending if config.idle_s is None and config.start_s is None else session.changed
     started, grace_end = now(), None
     while session.error is None:
         refusal = session.exhausted
         if refusal is not None and refusal.kind == "budget_exhausted" and grace_end is None:
             grace_end = now() + config.exit_grace_s
         idle_end = now() + config.idle_s if config.idle_s is not None and session.is_idle else None
+        start_end = started + config.start_s if config.start_s is not None and session.num_calls == 0 else None
         deadline = started + config.session_s if config.session_s is not None else None
         limits = [
             (end, error)
             for end, error in (
                 (grace_end, BudgetExhausted("the agent went on after its budget was spent")),
+                (start_end, DeadlineExceeded(f"the agent made no call in its first {config.start_s} s")),
                 (idle_end, DeadlineExceeded(f"the agent made no call for {config.idle_s} s")),
                 (deadline, DeadlineExceeded(f"the agent took longer than {config.session_s} s")),
             )

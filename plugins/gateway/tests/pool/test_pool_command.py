@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from gateway_rollouts import start_rollout, write_rollout
 
 from turnwise.cli import main
 from turnwise_gateway.pool.sqlite_store import SqliteStore
@@ -98,6 +99,71 @@ def test_other_files_are_refused_and_left_alone(tmp_path: Path, capsys: pytest.C
     assert ["cannot be read" in errors[0], "not a task pool" in errors[1], "no such file" in errors[2]] == [True] * 3
     assert 3 == len(errors)
     assert before == other.read_bytes()
+
+
+EDITS = {
+    "a later format": "PRAGMA user_version=9",
+    "an unknown state": "UPDATE rollout SET state = 'lost' WHERE state = 'ready'",
+    "a result without its rollout": "DELETE FROM rollout WHERE state = 'done'",
+    "an end without a result": "DELETE FROM result WHERE state = 'dead'",
+    "a result of an open rollout": "UPDATE rollout SET state = 'ready' WHERE state = 'done'",
+    "no task": "DELETE FROM task_group WHERE uid = 'ready'",
+    "a content that is no JSON": "UPDATE task_group SET content = '{' WHERE uid = 'ready'",
+    "a content that is a list": "UPDATE task_group SET content = '[]' WHERE uid = 'ready'",
+    "a score that is no JSON": "UPDATE result SET score = 'NaN'",
+    "metrics that are a list": "UPDATE result SET metrics = '[]'",
+    "a text as the number of attempts": "UPDATE rollout SET attempt = 'many'",
+    "a fence below 0": "UPDATE rollout SET fence = -1",
+    "a fence to come": "UPDATE rollout SET fence = 1000 WHERE state = 'leased'",
+    "a lease without an end": "UPDATE rollout SET until = NULL WHERE state = 'leased'",
+}
+
+
+@pytest.mark.parametrize("action", ["status", "list", "requeue", "export"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_edited_pools_are_refused(pool: Path, edit: str, action: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pool that another program has changed is one line that names the file, and exit code 2."""
+    database = sqlite3.connect(pool)
+    database.execute(EDITS[edit])
+    database.commit()
+    database.close()
+
+    assert main(["gateway", "pool", action, str(pool)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(pool) in line
+
+
+@pytest.mark.parametrize("action", ["status", "list", "requeue", "export"])
+@pytest.mark.parametrize("start", range(100, 16_000, 1500))
+def test_damaged_pools_are_no_traceback(
+    pool: Path, start: int, action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pool with overwritten bytes is one line and exit code 2, or shows what it has if nothing read is hurt."""
+    content = bytearray(pool.read_bytes())
+    content[start : start + 700] = b"\xa5" * len(content[start : start + 700])
+    pool.write_bytes(content)
+
+    code = main(["gateway", "pool", action, str(pool)])
+
+    assert code in (0, 2)
+    assert len(capsys.readouterr().err.splitlines()) == (code == 2)
+
+
+def test_a_run_refuses_a_pool_of_another_format(pool: Path, tmp_path: Path) -> None:
+    """`turnwise rollout` says so in a line, and ends with exit code 2."""
+    database = sqlite3.connect(pool)
+    database.execute("PRAGMA user_version=9")
+    database.close()
+    pull = {"control_file": "control.json", "pool_file": str(pool)}
+    write_rollout(tmp_path, 1, {"pull": pull}, max_in_flight=1)
+
+    with start_rollout(tmp_path, "run.yaml", "--out", "out") as process:
+        code = process.wait(600)
+
+    log = (tmp_path / "log").read_text()
+    assert code == 2, log
+    assert "format 9" in log
+    assert "Traceback" not in log
 
 
 def test_a_control_port_that_is_gone_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

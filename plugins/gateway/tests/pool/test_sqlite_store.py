@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from turnwise.errors import DataError
 from turnwise_gateway.pool.sqlite_store import SqliteStore
 from turnwise_gateway.pool.store import PoolError, PoolTask, State, Verdict
 
@@ -125,9 +126,9 @@ def test_other_files_are_refused(tmp_path: Path, store: SqliteStore) -> None:
     store._run("PRAGMA user_version=9")
     store.close()
 
-    with pytest.raises(PoolError, match="format 9"):
+    with pytest.raises(DataError, match="format 9"):
         SqliteStore(store.path)
-    with pytest.raises(PoolError, match="no task pool"):
+    with pytest.raises(DataError, match="no such file"):
         SqliteStore.open(tmp_path / "missing")
 
 

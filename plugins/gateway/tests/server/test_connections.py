@@ -118,6 +118,26 @@ def test_an_unfinished_body_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PORTS)
+@pytest.mark.parametrize(("old", "new"), [(b"\r\n", b"\n"), (b"Host:", b"Ho st:"), (b"HTTP/1.1", b"HTTP/9.9.9")])
+def test_a_malformed_head_shows_no_key(name: str, old: bytes, new: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """The log of a head that cannot be read does not quote the key in it, on each port."""
+    found: list[bytes] = []
+
+    async def scenario(port: Port) -> None:
+        reader, writer = await port.connect()
+        writer.write(port.head().replace(old, new))
+        found.extend([port.key.encode(), await reader.read()])
+        await close(writer)
+
+    run(name, scenario, receive_s=100)
+    key, answer = found
+
+    assert b" 400 " in answer.partition(b"\r\n")[0]
+    assert key.decode() not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("name", PORTS)
 def test_idle_connections_are_bounded(name: str) -> None:
     """Above the bound the oldest idle connection is closed, so a client that sends its request is always served."""
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from attrs import frozen
 
 from turnwise.errors import DataError
-from turnwise_gateway.pool.sqlite_rows import FROM_RESULT, RESULT_COLUMNS, SCHEMA_VERSION, read_result
+from turnwise_gateway.pool.sqlite_check import check_pool
+from turnwise_gateway.pool.sqlite_rows import FROM_RESULT, RESULT_COLUMNS, read_result
 from turnwise_gateway.pool.store import PoolResult, State
 
 _ROLLOUTS = (
@@ -63,11 +64,7 @@ class PoolView:
 
     def __attrs_post_init__(self) -> None:
         with self._open() as database:
-            (version,) = database.execute("PRAGMA user_version").fetchone()
-            if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'task_group'").fetchone() is None:
-                raise DataError(f"{self.path}: not a task pool")
-            if version != SCHEMA_VERSION:
-                raise DataError(f"{self.path}: a pool of format {version}; this version reads {SCHEMA_VERSION}")
+            check_pool(database, self.path)
 
     def rollouts(self) -> list[RolloutView]:
         """Return all rollouts, in the order in which they are handed out."""

@@ -16,7 +16,8 @@ from typing import Any, Literal, Self
 
 from attrs import define, field
 
-from turnwise.errors import Owner
+from turnwise.errors import DataError, Owner
+from turnwise_gateway.pool.sqlite_check import check_pool
 from turnwise_gateway.pool.sqlite_rows import (
     FROM_RESULT,
     FROM_ROLLOUT,
@@ -45,6 +46,9 @@ class SqliteStore:
         first_fence: the fences of a new file are larger. Agents that may still have leases of an earlier file need
             larger ones than theirs.
         trace: called with each SQL statement before it runs.
+
+    Raises:
+        DataError: the file cannot be used as a task pool.
     """
 
     path: Path = field(converter=Path)
@@ -64,6 +68,9 @@ class SqliteStore:
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute(f"PRAGMA synchronous={self.synchronous}")
             self._create_tables()
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise DataError(f"{self.path}: cannot be used as a task pool: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -74,17 +81,17 @@ class SqliteStore:
         Open a file that must exist.
 
         Raises:
-            PoolError: there is no file.
+            DataError: there is no file, or it cannot be used as a task pool.
         """
         if not Path(path).is_file():
-            raise PoolError(f"no task pool at {path}")
+            raise DataError(f"{path}: there is no such file")
         return cls(path)
 
     def _create_tables(self) -> None:
         with self._transaction():
-            (version,) = self._row("PRAGMA user_version")
-            if version not in (0, SCHEMA_VERSION):
-                raise PoolError(f"{self.path} is a task pool of format {version}; this version reads {SCHEMA_VERSION}")
+            if self._one("SELECT 1 FROM sqlite_master"):
+                check_pool(self._database, self.path)
+                return
             for statement in SCHEMA.split(";\n"):
                 self._database.execute(statement)
             self._run("INSERT OR IGNORE INTO last_fence VALUES (1, ?)", self.first_fence)

@@ -1,4 +1,4 @@
-"""Lets a server listen, so that a process without free descriptors says so in a line and goes on when it has some."""
+"""Lets a server listen; a process without free descriptors says so in a line, and accepts again when it has some."""
 
 from __future__ import annotations
 

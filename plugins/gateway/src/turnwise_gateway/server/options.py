@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Final
 
 from attrs import field, frozen, validators
 
 from turnwise.errors import ConfigError
 from turnwise_gateway.calls import CallRefusedError
+
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
 
 
 @frozen(kw_only=True)
@@ -71,9 +75,9 @@ class ServerOptions:
 
 
 def _host_of(value: str) -> str:
-    if value.startswith("["):
-        return value[1:].partition("]")[0]
-    return value.partition(":")[0].lower()
+    """Return the name or address in a header; an empty text if it has another form."""
+    found = _HOST.fullmatch(value)
+    return "" if found is None else (found[1] or found[2]).lower()
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

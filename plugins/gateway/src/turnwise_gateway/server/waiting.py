@@ -44,6 +44,6 @@ class WaitingConnections:
         (self._known if is_known else self._strangers)[connection] = None
 
     def remove(self, connection: Closable) -> None:
-        """Let a connection go on, or forget it."""
+        """Forget a connection that has a request, or has ended."""
         self._strangers.pop(connection, None)
         self._known.pop(connection, None)

@@ -144,8 +144,11 @@ class ServingDesk:
         self.numbers[task.uid] += 1
         self._expected[key] = opening = asyncio.get_running_loop().create_future()
         self.submit(task, key[1])
-        # Shielded: the session is there for its agent, although the request that opened it may have gone.
-        return await asyncio.shield(opening)
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_end_abandoned)  # nobody has the key of the session
+            raise
 
     @contextmanager
     def open(self, episode: Episode, parts: SessionParts, calls: asyncio.TaskGroup) -> Iterator[ServedSession]:
@@ -207,3 +210,8 @@ class ServingDesk:
     def close(self) -> None:
         """Open no further session."""
         self._is_closed = True
+
+
+def _end_abandoned(opening: asyncio.Future[ServedSession]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().fail("infra", "the client that opened the session left before it had the key")

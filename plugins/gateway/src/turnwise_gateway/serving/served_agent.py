@@ -20,7 +20,9 @@ from turnwise_gateway.session.session import SessionParts
 from turnwise_gateway.watch import wait_for_agent
 
 SERVED_NAME: Final = "gateway_session"
+START_S: Final = 300.0
 IDLE_S: Final = 3600.0
+_LIMITS: Final = frozenset({"start_s", "idle_s"})
 
 
 @frozen(kw_only=True)
@@ -29,9 +31,11 @@ class ServedConfig(AgentLimits):
     The rules and limits of the sessions that are served.
 
     Attributes:
+        start_s: seconds until the first call, after which a session is timed out: whoever opened it may have gone.
         idle_s: seconds without a call after which a session is timed out, because its agent may have died.
     """
 
+    start_s: float | None = START_S
     idle_s: float | None = IDLE_S
 
 
@@ -58,7 +62,7 @@ def _options(config: RunConfig) -> dict[str, Any]:
     """Return the options of the config's agent for sessions; none when it is another agent than `external`."""
     names = {item.name for item in attrs.fields(ServedConfig)}
     given: Mapping[str, Any] = config.agent.options if config.agent.name == AGENT_NAME else {}
-    return {name: value for name, value in given.items() if name in names and not (name == "idle_s" and value is None)}
+    return {name: value for name, value in given.items() if name in names and not (name in _LIMITS and value is None)}
 
 
 @define(eq=False)

@@ -183,7 +183,7 @@ class Session:
         self.changed.set()
 
     def refuse_calls(self) -> None:
-        """Refuse further calls, and end those that are being sampled; answers on their way are still delivered."""
+        """Refuse further calls and end all sampling; answers on their way are still delivered."""
         self._is_over = True
         for shared in list(self._kept.in_flight):
             shared.cancel()
@@ -232,7 +232,7 @@ class Session:
                 return await started.wait()
 
     async def _render(self, rendering: Rendering, missing: LongTextError) -> None:
-        """Make tokens of a long text, while other calls go on; a session has one thread for this at most."""
+        """Make tokens of a long text beside other calls; a session has one thread for this at most."""
         async with self._rendering:
             await rendering.prepare(missing)
 

@@ -49,6 +49,7 @@ PUBLIC = (
     "plugin",
     "protocols",
     "record",
+    "terminal",
     "threads",
     "types",
     "weights",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,6 @@ from types import FrameType
 from typing import Literal
 
 from attrs import define, evolve, field
-from rich.console import Console
 
 from turnwise import Host, RolloutManager, RunConfig, Task
 from turnwise.config.file import dump_yaml, with_absolute_paths
@@ -21,6 +19,7 @@ from turnwise.config.parts import Choice
 from turnwise.errors import ConfigError
 from turnwise.files import PARTIAL, write_text
 from turnwise.record.result import EpisodeResult
+from turnwise.terminal import Console, write_error
 from turnwise.types import JsonDict, Status
 from turnwise_result_files.folder_lock import make_folder, writing_to
 from turnwise_result_files.progress import Tally, progress_view
@@ -213,7 +212,7 @@ def _interrupts(run: FolderRun, stop_waiting: Callable[[], None]) -> Iterator[No
         run.interrupted = True
         text = "interrupted: saving finished episodes; press Ctrl-C again to exit without waiting"
         with suppress(OSError, RuntimeError):  # Ctrl-C ends the reader of a pipe too, or interrupts another write
-            sys.stderr.write(f"\nturnwise: {text}\n")
+            write_error(f"\nturnwise: {text}\n")
         run.manager.abort()
 
     if threading.current_thread() is not threading.main_thread():  # which alone may handle signals

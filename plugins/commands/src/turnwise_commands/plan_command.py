@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Mapping
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +14,7 @@ from turnwise import PoolPlacement, RunPlacement, plan_placement
 from turnwise.config.resolve import load_resolved
 from turnwise.config.weights import MemoryConfig
 from turnwise.protocols.command import OK
+from turnwise.terminal import Console, write_output
 from turnwise.types import JsonDict
 
 
@@ -39,7 +38,7 @@ class PlanCommand:
         config, _host = load_resolved(arguments.config, arguments.overrides)
         placement = plan_placement(config)
         if arguments.json:
-            sys.stdout.write(json.dumps(plan_as_json(placement, config.memory), indent=2) + "\n")
+            write_output(json.dumps(plan_as_json(placement, config.memory), indent=2) + "\n")
         else:
             Console().print(_table(placement, config.memory))
         return OK

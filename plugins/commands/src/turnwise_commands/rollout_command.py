@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Final
-
-from rich.console import Console
 
 from turnwise.config.parts import Choice
 from turnwise.config.resolve import load_resolved
@@ -15,6 +12,7 @@ from turnwise.errors import ConfigError, EngineError, PluginError, TurnwiseError
 from turnwise.events.logging import configure_logging
 from turnwise.plugin.host import Host
 from turnwise.protocols.command import INTERRUPTED, OK
+from turnwise.terminal import Console, write_error
 from turnwise.types import Status
 from turnwise_commands.display import results_table, summary_table
 from turnwise_result_files.folder_arguments import add_folder_arguments, config_path, existing_results
@@ -66,7 +64,7 @@ class RolloutCommand:
             () if arguments.trace is None else (_trace_to(arguments.trace, host),),
         )
         if run.was_complete:
-            sys.stderr.write(f"turnwise: {run.out}: all {len(run.results)} episodes have finished\n")
+            write_error(f"turnwise: {run.out}: all {len(run.results)} episodes have finished\n")
             return OK
         return _finish(run)
 
@@ -85,7 +83,7 @@ def _finish(run: FolderRun) -> int:
     console = Console()
     console.print(summary_table(run.summary))
     hint = f"; to look at one episode: turnwise show {run.out} 0" if run.results else ""
-    console.print(f"wrote {run.out}{hint}", soft_wrap=True, markup=False)
+    console.print(f"wrote {run.out}{hint}", soft_wrap=True)
     if run.summary["dropped"] and not run.results:
         raise TurnwiseError(f"all {run.summary['dropped']} episodes were dropped: their prompts are too long")
     console.print(results_table(run.results, limit=_SHOWN_EPISODES))
@@ -97,6 +95,6 @@ def _finish(run: FolderRun) -> int:
         count = "all" if len(failed) == len(run.results) else f"{len(failed)} of"
         raise EngineError(f"{count} {len(run.results)} episodes failed, the first by {reason}")
     if run.interrupted:
-        console.print(f"to run the rest: turnwise rollout --resume {run.out}", soft_wrap=True, markup=False)
+        console.print(f"to run the rest: turnwise rollout --resume {run.out}", soft_wrap=True)
         return INTERRUPTED
     return OK

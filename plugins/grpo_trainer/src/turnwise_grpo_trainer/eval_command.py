@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +13,7 @@ from turnwise.files import write_text
 from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Resources
 from turnwise.protocols.command import INTERRUPTED, OK
+from turnwise.terminal import Console, write_error
 from turnwise_result_files.resumption import EVALUATION_FILE
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ class EvalCommand:
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        from rich.console import Console
 
         from turnwise import configure_logging
         from turnwise_grpo_trainer.episode_metrics import check_not_all_failed
@@ -75,7 +74,7 @@ class EvalCommand:
         folder = arguments.resume or arguments.out
         episodes = roll_out(setup) if folder is None else roll_out_to(folder, setup, arguments)
         if episodes is None:
-            sys.stderr.write(f"turnwise: to run the rest: turnwise eval --resume {folder}\n")
+            write_error(f"turnwise: to run the rest: turnwise eval --resume {folder}\n")
             return INTERRUPTED
         check_not_all_failed(episodes)
         report = evaluate_episodes(episodes, n=n, ks=ks, threshold=arguments.threshold, seed=setup.run.rollout.seed)
@@ -85,9 +84,7 @@ class EvalCommand:
             console.print(note, soft_wrap=True)
         if folder is not None:
             write_text(folder / EVALUATION_FILE, json.dumps(report, indent=2) + "\n")
-            console.print(
-                f"wrote {folder}; to look at one episode: turnwise show {folder} 0", soft_wrap=True, markup=False
-            )
+            console.print(f"wrote {folder}; to look at one episode: turnwise show {folder} 0", soft_wrap=True)
         return OK
 
 

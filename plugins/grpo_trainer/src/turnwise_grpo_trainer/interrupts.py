@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +12,7 @@ from typing import Final
 from attrs import define
 
 from turnwise.errors import TurnwiseError
+from turnwise.terminal import write_error
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -57,7 +57,7 @@ def handle_signals(interrupt: Callable[[], None]) -> Iterator[None]:
     def handle(_signal: int, _frame: FrameType | None) -> None:
         restore()
         with suppress(OSError, RuntimeError):  # Ctrl-C ends the reader of a pipe too, or interrupts another write
-            sys.stderr.write("\nturnwise: interrupted: writing a checkpoint; interrupt again to exit without one\n")
+            write_error("\nturnwise: interrupted: writing a checkpoint; interrupt again to exit without one\n")
         interrupt()
 
     for each in _SIGNALS:

@@ -9,7 +9,7 @@ from typing import Final, Self
 
 import structlog
 from attrs import define, field
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress import (
     BarColumn,
@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise import EpisodeResult
+from turnwise.terminal import Console
 
 COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "reward/mean": ("reward", "{:.3f}"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -14,6 +13,7 @@ from typing import Final
 from turnwise.errors import ConfigError
 from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Resources
+from turnwise.terminal import write_error
 from turnwise_grpo_trainer.interrupts import TrainingInterruptedError
 from turnwise_result_files.folder_lock import make_folder, writing_to
 
@@ -80,7 +80,7 @@ class TrainCommand:
                 run_training(setup, out, resume=resume)
         except TrainingInterruptedError as error:
             resumption = f"turnwise train CONFIG --out {arguments.out} --resume"
-            sys.stderr.write(f"turnwise: {error}; to continue: {resumption}\n")
+            write_error(f"turnwise: {error}; to continue: {resumption}\n")
             return INTERRUPTED
         return OK
 

@@ -6,10 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-
 from turnwise import RolloutManager
 from turnwise.files import write_text
+from turnwise.terminal import Console
 from turnwise_grpo_trainer.build import build_loop, build_trainer
 from turnwise_grpo_trainer.checkpoints import MODELS_FOLDER, CheckpointStore, parse_step
 from turnwise_grpo_trainer.interrupts import handle_signals

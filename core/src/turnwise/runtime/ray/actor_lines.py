@@ -18,6 +18,7 @@ import structlog
 from attrs import frozen
 
 from turnwise.events.logging import WHOLE_LINES
+from turnwise.terminal import literal
 from turnwise.types import JsonDict
 
 PrintLines = Callable[[Mapping[str, Any]], object]
@@ -45,10 +46,10 @@ class ActorLines:
         with WHOLE_LINES, suppress(OSError):  # the reader of the log may end before the run
             for is_other, group in groupby(parsed, key=lambda each: each[1] is None):
                 if is_other:
-                    self.print_others({**data, "lines": [line for line, _entry in group]})
+                    self.print_others({**data, "lines": [literal(line) for line, _entry in group]})
                 else:
                     lines = (json.dumps({**origin, **(entry or {})}, ensure_ascii=False) for _line, entry in group)
-                    stream.write("".join(f"{line}\n" for line in lines))
+                    stream.write("".join(f"{literal(line)}\n" for line in lines))
             stream.flush()
 
 

@@ -17,6 +17,7 @@ from attrs import define, field
 
 from turnwise import EpisodeResult, Host, RolloutManager, RunConfig, Status, configure_logging, load_resolved
 from turnwise.errors import ConfigError, InfrastructureError
+from turnwise.terminal import write_error, write_output
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.pool.control_server import ControlServer
 from turnwise_gateway.pull_site import announced
@@ -144,7 +145,7 @@ def _serve(config: RunConfig, host: Host, folder: ServedFolder, arguments: argpa
 
 
 def _print(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+    write_output(f"{line}\n")
     sys.stdout.flush()  # a program that starts this one waits for the addresses
 
 
@@ -177,7 +178,7 @@ def _interrupts(manager: RolloutManager) -> Iterator[None]:
         for each, handler in before.items():
             signal.signal(each, handler)
         with suppress(OSError, RuntimeError):  # Ctrl-C ends the reader of a pipe too, or interrupts another write
-            sys.stderr.write("\nturnwise: ending the sessions; press Ctrl-C again to exit without waiting\n")
+            write_error("\nturnwise: ending the sessions; press Ctrl-C again to exit without waiting\n")
         manager.abort()
 
     for each in before:

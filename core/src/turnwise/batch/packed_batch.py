@@ -20,7 +20,7 @@ from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns, 
 from turnwise.batch.padding import Padding, Widths, pack_column
 from turnwise.batch.rows import build_rows
 from turnwise.errors import DataError, DuplicateNameError, PluginError, TrajectoryError
-from turnwise.files import atomic_write
+from turnwise.files import atomic_write, raise_disk_error
 from turnwise.record.result import EpisodeResult
 
 if TYPE_CHECKING:
@@ -120,7 +120,9 @@ class PackedBatch(BatchColumns):
         Write a safetensors file, whole or not at all, with everything that is no tensor as JSON in its metadata.
 
         `widths` are the numbers of columns that `RolloutBatch.load` pads to; without them the longest rows decide.
+        Raises `OSError` when the disk takes no more.
         """
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         metadata = {
@@ -136,7 +138,11 @@ class PackedBatch(BatchColumns):
         with atomic_write(path) as partial:
             partial.touch()
             mode = partial.stat().st_mode
-            save_file(_separate(tensors), partial, {_METADATA_KEY: json.dumps(metadata)})
+            try:
+                save_file(_separate(tensors), partial, {_METADATA_KEY: json.dumps(metadata)})
+            except SafetensorError as error:
+                raise_disk_error(error)
+                raise
             partial.chmod(mode)  # safetensors makes a private file, whatever the umask
 
     @classmethod

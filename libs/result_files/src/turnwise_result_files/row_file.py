@@ -8,6 +8,7 @@ A writer fills a temporary file in complete pieces, so the temporary file is rea
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -53,11 +54,13 @@ class ParquetFile:
 
     def write(self, pieces: Sequence[pa.Table]) -> None:
         """Add encoded rows; they are on their way to the disk when it returns."""
+        refuse_removed(self._file, self._path)
         self._stream.write_table(pa.concat_tables(pieces).combine_chunks())
         self._file.flush()
 
     def close(self) -> None:
         """Write the Parquet file and give it its name; when that fails, the partial file stays and is readable."""
+        refuse_removed(self._file, self._path)
         self._stream.close()
         self._file.close()
         complete = self._path.with_name(f"{self._path.name}.complete")
@@ -106,6 +109,7 @@ class JsonlFile:
 
     def write(self, pieces: Sequence[bytes]) -> None:
         """Add encoded rows; they are on their way to the disk when it returns."""
+        refuse_removed(self._file, self._path)
         self._file.writelines(pieces)
         self._file.flush()
 
@@ -113,6 +117,16 @@ class JsonlFile:
         """Give the file its name."""
         self._file.close()
         replace(partial_path(self._path), self._path)
+
+
+class RemovedFileError(DataError, OSError):
+    """A file was removed while it was written."""
+
+
+def refuse_removed(file: BinaryIO, path: Path) -> None:
+    """Raise `RemovedFileError` when an open file has no name any more: all that is written to it would be lost."""
+    if not os.fstat(file.fileno()).st_nlink:
+        raise RemovedFileError(f"{path}: its file was removed while the run wrote to it")
 
 
 RowFile = ParquetFile | JsonlFile

@@ -16,7 +16,7 @@ from attrs import define, evolve, field
 from turnwise import Host, RolloutManager, RunConfig, Task
 from turnwise.config.file import dump_yaml, with_absolute_paths
 from turnwise.config.parts import Choice
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, DataError
 from turnwise.files import PARTIAL, write_text
 from turnwise.record.result import EpisodeResult
 from turnwise.terminal import Console, write_error
@@ -151,6 +151,11 @@ class FolderRun:
             write_text(self.out / CONFIG_FILE, self.config)
             self.config = None
 
+    def _refuse_removed(self) -> None:
+        """Raise `DataError` when the folder was removed: the run would end without it, or with a part of it."""
+        if self.config is None and not (self.out / CONFIG_FILE).exists():
+            raise DataError(f"{self.out}: was removed while the run wrote to it; start the run again")
+
     def collect(self, episodes: Iterator[tuple[int, EpisodeResult]]) -> None:
         """Take every episode, write it, and then the batch and the metrics."""
         started = time.perf_counter()
@@ -166,11 +171,13 @@ class FolderRun:
             for result in self.earlier.finished:
                 writer.write(result)
             for _number, result in episodes:
+                self._refuse_removed()
                 if result.status is not Status.ABORTED or result.trajectories:  # an episode that started
                     self._replace_old_results()
                     results.append(writer.write(result))
                 update()
             self._replace_old_results()
+        self._refuse_removed()
         keep_unfinished(self.out, self.manager.unfinished)
         spent_s = self.earlier.wall_s
         self._summarize(results, None if spent_s is None else spent_s + time.perf_counter() - started)

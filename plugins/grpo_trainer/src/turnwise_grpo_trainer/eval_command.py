@@ -93,17 +93,19 @@ def _read_setup(arguments: argparse.Namespace) -> TrainSetup:
     from attrs import evolve
 
     from turnwise_grpo_trainer.train_setup import read_setup
-    from turnwise_result_files.folder_arguments import config_path
+    from turnwise_result_files.folder_arguments import check_same_config, config_path
 
     path = config_path(arguments, needs_out=False)
-    if arguments.resume is not None and arguments.step is not None:
+    if arguments.resume is not None and arguments.config is None and arguments.step is not None:
         raise ConfigError("--step: --resume DIR continues with the step of that run")
     setup = read_setup(path, arguments.overrides, needs_train=False)
     if not setup.validation_tasks:
         raise ConfigError(f"{path}: data.validation_path: missing; eval needs held-out tasks")
     rollout = setup.run.rollout
     step = rollout.global_step if arguments.step is None else arguments.step
-    return evolve(setup, run=evolve(setup.run, rollout=evolve(rollout, global_step=step, validation=True)))
+    setup = evolve(setup, run=evolve(setup.run, rollout=evolve(rollout, global_step=step, validation=True)))
+    check_same_config(arguments, setup.run)
+    return setup
 
 
 def roll_out(setup: TrainSetup) -> list[EpisodeResult]:

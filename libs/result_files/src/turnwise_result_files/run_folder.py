@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -99,7 +99,8 @@ def run_in_folder(
         with manager:
             todo = run.earlier.todo
             episodes = manager.iterate_numbered([], global_step=step, validation=validation, resume=todo)
-            with _interrupts(run, episodes.close):
+            # Closed here: after an error of the disk, workers would wait for ever for a taker of their episodes.
+            with closing(episodes), _interrupts(run, episodes.close):
                 run.collect(episodes)
     return run
 

@@ -30,7 +30,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from turnwise_result_files.row_file import JSON, SCHEMA, join_batches
+from turnwise_result_files.row_file import join_batches
+from turnwise_result_files.row_schema import JSON, SCHEMA
 
 GROUP = 64
 PATTERNS = 16

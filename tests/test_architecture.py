@@ -50,6 +50,7 @@ PUBLIC = (
     "plugin",
     "protocols",
     "record",
+    "terminal",
     "threads",
     "types",
     "weights",

@@ -265,6 +265,15 @@ def test_a_changed_file_is_imported_again(folder: Path) -> None:
             assert texts(manager.rollout(load_tasks(config))) == {f"hi 42 {word} 1"}
 
 
+@pytest.mark.parametrize("line", ["from . import more", "from .more import x", "from .. import more"])
+def test_a_relative_import_says_so(folder: Path, capsys: pytest.CaptureFixture[str], line: str) -> None:
+    """A file is in no package; the error names the relative import, and not a module that nobody asked for."""
+    (folder / "own.py").write_text(f"{line}\n", encoding="utf-8")
+
+    assert main(["rollout", str(folder / "run.yaml"), *overrides_of("./own.py"), "--out", str(folder / "o")]) == 2
+    assert "attempted relative import with no known parent package" in capsys.readouterr().err
+
+
 def test_a_recorded_config_names_the_same_parts(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A run that resumes from its recorded config, in another folder, has the agents of the first run."""
     config, host = load_resolved(folder / "run.yaml", overrides_of("./own.py"))

@@ -152,14 +152,6 @@ def test_bad_input(
     assert text in line
 
 
-def test_nothing_to_resume(site: Path) -> None:
-    """Resuming without a checkpoint is refused before a model is loaded."""
-    error = run_refused(site, "train", str(site / "config.yaml"), "--out", str(site / "out"), "--resume")
-
-    assert "--resume" in error
-    assert "has no checkpoint" in error
-
-
 def test_dry_run(site: Path) -> None:
     """`--dry-run` prints the plan and writes nothing."""
     output = run(site, "train", str(site / "config.yaml"), "--dry-run")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,10 @@ def write_tasks(path: Path, num: int) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def start(site: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    """Start a command, with additional environment variables."""
+def start(
+    site: Path, *arguments: str, preexec_fn: Callable[[], None] | None = None, **variables: str
+) -> subprocess.Popen[str]:
+    """Start a command, with additional environment variables, after a function in its process."""
     paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **variables}
     return subprocess.Popen(
@@ -70,6 +73,7 @@ def start(site: Path, *arguments: str, **variables: str) -> subprocess.Popen[str
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=preexec_fn,
     )
 
 

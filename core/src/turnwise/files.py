@@ -9,6 +9,7 @@ old name can come back.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -43,6 +44,13 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def raise_disk_error(error: BaseException) -> None:
+    """Raise the `OSError` behind an error of safetensors, which names the system's error in its text alone."""
+    if found := re.search(r"\(os error (\d+)\)", str(error)):
+        number = int(found[1])
+        raise OSError(number, os.strerror(number)) from error
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -1,5 +1,6 @@
 """Packed batches, and the rows that they are made of."""
 
+import os
 import tracemalloc
 from itertools import pairwise
 
@@ -8,12 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from turnwise.batch import packed_batch
 from turnwise.batch.columns import COLUMNS, NO_TRAJECTORY, ROW_NAMES, make_rows
 from turnwise.batch.packed_batch import PackedBatch, collate_packed
 from turnwise.batch.rollout_batch import RolloutBatch, collate
-from turnwise.errors import TrajectoryError
+from turnwise.errors import DataError, TrajectoryError
 from turnwise.record.result import EpisodeResult, token_scores
 from turnwise.record.trajectory import Trajectory
 from turnwise.types import EpisodeMetrics, Placement, Status, Task, TokenScore, TrajectoryScore, TurnScore
@@ -302,3 +305,54 @@ def test_names_of_padded_batches_are_taken():
     """No field of a packed batch hides an attribute that a padded one has."""
     own = {name for name in {*dir(RolloutBatch)} - {*dir(PackedBatch)} if not name.startswith("_")}
     assert own == packed_batch._PADDED_NAMES
+
+
+TYPES = [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
+WRONG = [
+    *[("input_ids", -1), ("position_ids", -1), ("block_start", -1), ("path_start", -1)],
+    *[("response_mask", 2), ("loss_mask", 2), ("weight_versions", -2), ("num_turns", -1), ("prompt_lens", -1)],
+    *[("rollout_log_probs", value) for value in (float("nan"), float("inf"), float("-inf"))],
+]
+
+
+@pytest.mark.parametrize("load", [PackedBatch.load, RolloutBatch.load])
+class TestChangedFiles:
+    """A file in which another program has changed a column is refused, and the error names the column."""
+
+    def change(self, path, name, change):
+        """Write a batch of one row, of which one column is changed."""
+        result = EpisodeResult(task=task(), status=Status.COMPLETED, trajectories=(trajectory(),))
+        collate_packed([result], pad_token_id=PAD).save(path)
+        with safe_open(path, framework="pt") as file:
+            metadata, tensors = file.metadata(), {each: file.get_tensor(each) for each in list(file.keys())}
+        tensors.setdefault("block_start", torch.zeros(6, dtype=torch.int32))
+        tensors.setdefault("path_start", torch.zeros(6, dtype=torch.int32))
+        tensors[name] = change(tensors[name])
+        save_file(tensors, path, metadata)
+        return tensors[name].dtype
+
+    @pytest.mark.parametrize("name", [*COLUMNS, "cu_seqlens", "prompt_lens"])
+    def test_another_type(self, tmp_path, load, name):
+        """Each type but the column's own is refused."""
+        path = tmp_path / "b.safetensors"
+        own = self.change(path, name, lambda values: values)
+        load(path)
+        for dtype in TYPES:
+            if dtype != own:
+                self.change(path, name, lambda values, dtype=dtype: values.to(dtype))
+                with pytest.raises(DataError, match=f"{path}: not a saved batch: .*column '{name}' has type {dtype}"):
+                    load(path)
+
+    @pytest.mark.parametrize(("name", "value"), WRONG)
+    def test_a_value_out_of_range(self, tmp_path, load, name, value):
+        """A value that no batch has is refused."""
+        path = tmp_path / "b.safetensors"
+        self.change(path, name, lambda values: values.index_fill(0, torch.tensor([0]), value))
+        with pytest.raises(DataError, match=f"{path}: not a saved batch: .*column '{name}' has values"):
+            load(path)
+
+    def test_a_pipe(self, tmp_path, load):
+        """A pipe, from which a reader would wait for ever, is refused."""
+        os.mkfifo(tmp_path / "b.safetensors")
+        with pytest.raises(DataError, match="is no regular file"):
+            load(tmp_path / "b.safetensors")

@@ -445,8 +445,8 @@ class TestFiles:
         with pytest.raises(DataError, match="not a saved batch: ValueError: 'fine' is not a valid Status"):
             load({"rows": rows | {"status": ["fine"]}})
         with pytest.raises(DataError, match=r"not a saved batch: TrajectoryError: response_mask has shape \[2\]"):
-            load({}, response_mask=torch.zeros(2))
+            load({}, response_mask=torch.zeros(2, dtype=torch.uint8))
         with pytest.raises(DataError, match="TrajectoryError: cu_seqlens does not bound 1 rows of 6 tokens"):
-            load({}, cu_seqlens=torch.tensor([0, 7]))
+            load({}, cu_seqlens=torch.tensor([0, 7], dtype=torch.int32))
         with pytest.raises(TrajectoryError, match="row 0 has 4 response tokens"):
             load({"widths": {"response_length": 3}})

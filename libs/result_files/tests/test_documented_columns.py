@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from turnwise_result_files.row_file import SCHEMA, VERSION
+from turnwise_result_files.row_schema import SCHEMA, VERSION
 
 PAGE = Path(__file__).parents[3] / "docs/reference/results.md"
 

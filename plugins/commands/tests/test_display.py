@@ -13,8 +13,9 @@ from rich.text import Text
 from turnwise.record.columns import Origin
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
+from turnwise.terminal import literal
 from turnwise.types import EpisodeMetrics, Fault, Status, Task, TrajectoryScore
-from turnwise_commands.display import MARKERS, literal, results_table, summary_table, trajectory_view
+from turnwise_commands.display import MARKERS, results_table, summary_table, trajectory_view
 from turnwise_result_files import summarize
 from turnwise_testing.strategies import trajectories
 

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -198,16 +199,61 @@ class TestInterrupts:
         assert {path.name for path in out.iterdir()} == whole
 
     def test_episodes_of_an_outage_run_again_when_asked(self, run_dir, capsys):
-        """--resume alone keeps failed episodes; with --retry-failed those of an engine run again."""
+        """--resume alone keeps failed episodes and says how the run ended; with --retry-failed they run again."""
         assert rollout(run_dir, "engine.num_failures=10") == 1
         out = run_dir / "out"
         config = (out / "config.resolved.yaml").read_text()
-        assert resume(out) == 0
-        assert "all 10 episodes have finished" in capsys.readouterr().err
+        capsys.readouterr()
+        assert resume(out) == 1
+        printed = capsys.readouterr().err
+        assert "all 10 episodes have finished, and 10 of them failed" in printed
+        assert printed.splitlines()[-1].startswith("turnwise: error: all 10 episodes failed, the first by engine: ")
+        assert printed.endswith(f"to run the lost ones again: turnwise rollout --resume {out} --retry-failed\n")
         (out / "config.resolved.yaml").write_text(config.replace("num_failures: 10", "num_failures: 0"))
 
         assert resume(out, "--retry-failed") == 0
         assert {r.status for r in check_complete(out)} <= {Status.COMPLETED, Status.TRUNCATED}
+
+    def test_a_few_lost_episodes_are_named(self, run_dir, capsys):
+        """A run that lost some episodes is no failure, but its last line says how to run them again, now and later."""
+        assert rollout(run_dir, "engine.num_failures=2") == 0
+        again = f"again: turnwise rollout --resume {run_dir / 'out'} --retry-failed"
+        assert again in capsys.readouterr().err
+        assert resume(run_dir / "out") == 0
+        printed = capsys.readouterr().err
+        assert "all 10 episodes have finished, and 2 of them failed" in printed
+        assert again in printed
+
+    @pytest.mark.parametrize("there", ["nothing", "folder", "config", "whole"])
+    def test_a_job_may_always_resume(self, run_dir, there):
+        """With its config, --resume starts a run where there is none, and continues one from whatever is there."""
+        out = run_dir / "out"
+        if there == "folder":
+            out.mkdir()
+        elif there != "nothing":
+            assert rollout(run_dir) == 0
+        if there == "config":
+            for path in out.iterdir():
+                if path.name != "config.resolved.yaml":
+                    path.unlink()
+
+        for _again in range(2):
+            assert main(["rollout", str(run_dir / "run.yaml"), "--resume", str(out)]) == 0
+            check_complete(out)
+
+    def test_a_resume_with_another_config_is_refused(self, run_dir, capsys):
+        """The line names the value that differs, and the results stay as they are."""
+        assert rollout(run_dir) == 0
+        before = (run_dir / "out/metrics.json").read_bytes()
+        assert main(["rollout", str(run_dir / "run.yaml"), "rollout.n=4", "--resume", str(run_dir / "out")]) == 2
+        error = capsys.readouterr().err
+        assert "out: holds the run of another config: 'n: 2' there, 'n: 4' given" in error
+        assert (run_dir / "out/metrics.json").read_bytes() == before
+
+    def test_a_resume_of_nothing_asks_for_the_config(self, run_dir, capsys):
+        """Without a run and without a config there is nothing to start."""
+        assert resume(run_dir / "out") == 2
+        assert "holds no run: config.resolved.yaml is missing; add the config to start one" in capsys.readouterr().err
 
 
 class TestOneWriter:
@@ -281,6 +327,39 @@ class TestDisk:
         assert kept > 0
         assert resume(run_dir / "out") == 0
         assert len({r.uid for r in read_results(run_dir / "out")}) == 200
+
+    def test_a_disk_that_is_full_at_the_batch(self, run_dir, site):
+        """Also there it is one line, and --resume writes the batch."""
+        assert rollout(run_dir) == 0
+        out = run_dir / "out"
+        for name in ("batch.safetensors", "metrics.json"):
+            (out / name).unlink()
+        done = subprocess.run(
+            [sys.executable, "-m", "turnwise.cli", "rollout", "--resume", str(out)],
+            env=os.environ | {"PYTHONPATH": str(site)},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)),
+            capture_output=True,
+            text=True,
+        )
+
+        assert done.returncode == 2, done.stderr
+        assert "Traceback" not in done.stderr
+        assert f"{out}: cannot be written: File too large; --resume {out} continues" in done.stderr.splitlines()[-1]
+        assert resume(out) == 0
+        check_complete(out)
+
+    @pytest.mark.parametrize("until", [0, 1])
+    def test_a_folder_that_is_removed_ends_the_run(self, run_dir, site, until):
+        """At the next episode, in one line and with exit code 2, whatever the folder held; more episodes would come."""
+        (run_dir / "released").touch()  # no episode waits
+        with started(run_dir, site, "rollout.n=4000", "rollout.max_in_flight=2", until=until) as process:
+            wait_for((run_dir / "out/config.resolved.yaml").exists, process)
+            shutil.rmtree(run_dir / "out")
+            assert process.wait(timeout=600) == 2
+
+        printed = (run_dir / "log").read_text()
+        assert "Traceback" not in printed
+        assert "removed while the run wrote to it" in printed.splitlines()[-1]
 
     def test_a_folder_that_cannot_be_made_is_one_line(self, run_dir, capsys):
         """A name that is too long, a place below a file, and a loop of links."""

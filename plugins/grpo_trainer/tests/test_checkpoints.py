@@ -269,8 +269,17 @@ def test_other_files_are_never_removed(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "not a checkpoint of a training: .*No such file"),
-        ("{", "not a checkpoint of a training: Expecting"),
+        (None, "not a checkpoint of a training: loop.json: .*No such file"),
+        ("{", "not a checkpoint of a training: loop.json: Expecting"),
+        *((text, "loop.json: expected an object") for text in ("[]", "null", '"x"', "3", "NaN")),
+        ("[" * 100_000, "not a checkpoint of a training: loop.json: "),
+        *(
+            (f'{{"{name}": {value}}}', f"loop.json: {name} is ")
+            for name in ("step", "version", "kept_step", "train_s", "validations", "health", "source", "buffer")
+            for value in ("NaN", '"x"', "-1", "true", "[1]")
+        ),
+        ('{"step": 1.5}', "loop.json: step is 1.5, expected a whole number from 0"),
+        ('{"step": Infinity}', "loop.json: step is inf"),
         ("{}", "not a checkpoint of a training: loop.json has no key 'step'"),
     ],
 )

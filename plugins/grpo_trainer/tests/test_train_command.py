@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from turnwise.cli import main
-from turnwise.errors import ConfigError
 from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Resources
 from turnwise_grpo_trainer import training
@@ -124,7 +123,7 @@ def test_a_file_in_place_of_the_folder(train, tmp_path, capsys):
     assert 2 == train(no_training, "--out", str(out))
     assert f"turnwise: error: --out {out}: File exists\n" == capsys.readouterr().err
     assert 2 == train(no_training, "--out", str(out), "--resume")
-    assert f"turnwise: error: --resume: {out} has no checkpoint\n" == capsys.readouterr().err
+    assert f"turnwise: error: --out {out}: File exists\n" == capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_made(train, tmp_path, capsys):
@@ -169,22 +168,32 @@ def test_a_second_training_is_refused(train, tmp_path, capsys, option):
     assert 0 == train(lambda *_args, **_options: None, "--out", str(out), option)
 
 
-def test_resume_needs_a_checkpoint(train, tmp_path, capsys):
-    """Without a checkpoint nothing is created, also if there are other files."""
-    assert 2 == train(no_training, "--out", str(tmp_path / "out"), "--resume")
-    assert f"turnwise: error: --resume: {tmp_path}/out has no checkpoint\n" == capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize("there", [None, (), (METRICS_FILE,), ("checkpoints/step-00000001.partial",)])
+def test_a_job_may_always_resume(train, tmp_path, there):
+    """Without a whole checkpoint, as after a kill during the first one, the training starts at step 0."""
+    out, started = tmp_path / "out", []
+    if there is not None:
+        out.mkdir()
+    for name in there or ():
+        (out / name).mkdir(parents=True)
 
-    (tmp_path / METRICS_FILE).touch()
-    with pytest.raises(ConfigError, match="has no checkpoint"):
-        prepare_out(tmp_path, overwrite=False, resume=True)
+    assert 0 == train(lambda *_args, resume: started.append(resume), "--out", str(out), "--resume")
+    assert [False] == started
+
+
+def test_a_trained_model_without_a_checkpoint_is_kept(train, tmp_path, capsys):
+    """A training that has ended, and whose checkpoints somebody removed, is not trained again without a word."""
+    (tmp_path / "model").mkdir()
+
+    assert 2 == train(no_training, "--out", str(tmp_path), "--resume")
+    assert "has a trained model, but no checkpoint; add --overwrite to train again" in capsys.readouterr().err
 
 
 def test_resume_recovers_from_a_crash(tmp_path):
     """A checkpoint that was moved aside when the process was killed counts as the checkpoint to resume from."""
     make_checkpoint(tmp_path).rename(tmp_path / "checkpoints" / "step-00000001.replaced")
 
-    prepare_out(tmp_path, overwrite=False, resume=True)
+    assert prepare_out(tmp_path, overwrite=False, resume=True)
 
     assert "step-00000001" == CheckpointStore(tmp_path).latest().name
 

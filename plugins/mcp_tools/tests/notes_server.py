@@ -1,13 +1,14 @@
 """
 A server of the tests: notes of one process, and tools that fail in every way.
 
-    python notes_server.py [PORT]
+    python notes_server.py [PORT | babble]
 """
 
 import os
 import sys
 import time
 
+from mcp import MCPError
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Image
 from mcp.server.mcpserver.exceptions import ToolError
@@ -33,6 +34,12 @@ def describe() -> dict[str, object]:
 def fail() -> str:
     """Raises."""
     raise ToolError("no such note")
+
+
+@server.tool()
+def refuse(code: int) -> str:
+    """Answers with an error of the protocol."""
+    raise MCPError(code=code, message="not today")
 
 
 @server.tool()
@@ -68,7 +75,10 @@ def summarize(style: str) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if sys.argv[1:] == ["babble"]:
+        print("loading...\x1b[2J\n" * 500, flush=True)  # where its client expects messages
+        server.run("stdio")
+    elif len(sys.argv) > 1:
         server.run("streamable-http", port=int(sys.argv[1]))
     else:
         server.run("stdio")

@@ -65,7 +65,7 @@ def test_the_model_gets_the_tools_of_the_server(tools: tuple[Tool, ...]) -> None
     schemas = {tool.schema["function"]["name"]: tool.schema["function"] for tool in tools}
 
     assert list(schemas) == [
-        *("add_note", "describe", "fail", "draw", "die", "wait"),
+        *("add_note", "describe", "fail", "refuse", "draw", "die", "wait"),
         *("notes_list_resources", "notes_read_resource", "notes_get_prompt"),
     ]
     assert schemas["add_note"]["description"] == "Keeps a note."
@@ -156,6 +156,39 @@ def test_a_server_that_dies_is_started_again_once() -> None:
     assert added.text == "1 notes"
 
 
+@pytest.mark.parametrize("code", [-32000, -32001, -32601, -32603, -1, 7])
+def test_an_error_of_the_protocol_is_an_answer(code: int) -> None:
+    """Whatever code a server answers with, it runs on with its state: the model reads the error."""
+    tools = tools_of(restarts=0)
+    added, refused, again, counted = run_episode(
+        tools,
+        ("add_note", {"text": "a"}),
+        ("refuse", {"code": code}),
+        ("refuse", {"code": code}),
+        ("add_note", {"text": "b"}),
+    )
+
+    assert [refused.error, again.error] == [True, True]
+    assert ["not today" in each.text for each in (refused, again)] == [True, True]
+    assert [added.text, counted.text] == ["1 notes", "2 notes"]
+
+
+def test_lines_that_are_no_messages_are_one_line(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that prints among its messages works, and the log has one line about it, not a traceback for each."""
+    tools = tools_of(servers={"notes": ServerConfig(command="python", args=(str(SERVER), "babble"))})
+    capfd.readouterr()
+    caplog.clear()
+    (added,) = run_episode(tools, ("add_note", {"text": "a"}))
+    printed = "".join([*capfd.readouterr(), caplog.text])
+
+    assert added.text == "1 notes"
+    assert printed.count("prints lines that are no messages") == 1
+    assert "Traceback" not in printed
+    assert len(printed.splitlines()) < 10
+
+
 def test_a_call_that_takes_too_long_ends() -> None:
     """The model reads that there was no answer."""
     (result,) = run_episode(tools_of(call_s=0.3, start_s=60.0), ("wait", {}))
@@ -238,7 +271,7 @@ def test_names_that_two_servers_have_get_a_prefix() -> None:
     tools = tools_of(servers=two, include=("a.*", "b.add_note"))
     names = [tool.schema["function"]["name"] for tool in tools]
 
-    assert names == ["a_add_note", "describe", "fail", "draw", "die", "wait", "b_add_note"]
+    assert names == ["a_add_note", "describe", "fail", "refuse", "draw", "die", "wait", "b_add_note"]
     assert [each.text for each in run_episode(tools, ("a_add_note", {"text": "x"}), ("b_add_note", {"text": "x"}))] == [
         "1 notes",
         "1 notes",
@@ -249,7 +282,7 @@ def test_names_that_two_servers_have_get_a_prefix() -> None:
 
 def test_patterns_choose_tools() -> None:
     """A pattern that fits nothing is refused."""
-    tools = tools_of(include=("notes.*",), exclude=("notes.[dfw]*",))
+    tools = tools_of(include=("notes.*",), exclude=("notes.[dfrw]*",))
 
     assert [tool.schema["function"]["name"] for tool in tools] == ["add_note"]
     with pytest.raises(ConfigError, match=r"'notes\.ad' fits no tool of notes\.add_note"):

@@ -6,18 +6,19 @@ import functools
 import json
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, Literal, Optional, Union
 
 import pytest
 
 from turnwise.errors import ConfigError
-from turnwise.protocols import Tool
+from turnwise.protocols import Resources, Tool
 from turnwise.tools.schema import compile_schema
 from turnwise.tools.toolbox import ToolBox
 from turnwise.types import Task, ToolCall, ToolResult
-from turnwise_plain_functions import tool
+from turnwise_plain_functions import reward, tool
+from turnwise_plain_functions.adapter import FunctionAdapter
 from turnwise_plain_functions.annotations import function_schema
 from turnwise_plain_functions.docstrings import parse_docstring
 from turnwise_plain_functions.function_tool import as_result
@@ -376,3 +377,52 @@ class TestFunctionTools:
 def test_json_of_results_is_json():
     """The model reads returned data as JSON."""
     assert json.loads(as_result({"a": [1, None, "ä"]}).text) == {"a": [1, None, "ä"]}
+
+
+def yields(x: int) -> Iterator[int]:
+    """Yield."""
+    yield x
+
+
+async def yields_async(x: int) -> AsyncIterator[int]:
+    """Yield."""
+    yield x
+
+
+class Yields:
+    """A callable whose call yields."""
+
+    def __call__(self, x: int) -> Iterator[int]:
+        """Yield."""
+        yield x
+
+
+@pytest.mark.parametrize("func", [yields, yields_async, Yields(), functools.partial(yields)])
+@pytest.mark.parametrize("kind", ["tools", "agents", "interactions", "postprocessors", "rewards", "group_rewards"])
+def test_a_generator_function_is_refused(func: Any, kind: str) -> None:
+    """A call of such a function runs nothing, so no part is made of it, and the error says so."""
+    with pytest.raises(ConfigError, match="is a generator function; return the values instead"):
+        FunctionAdapter(Resources()).adapt(kind, func, {})
+    if kind in ("tools", "rewards"):
+        with pytest.raises(ConfigError, match="is a generator function"):
+            {"tools": functools.partial(tool, name="f"), "rewards": reward}[kind](func)
+
+
+@pytest.mark.parametrize("value", [iter([1]), (each for each in [1]), map(str, [1])])
+def test_a_result_that_has_not_run_is_an_error(value: object) -> None:
+    """A function that returns an iterator fails its call: the text of the object would tell the model nothing."""
+    with pytest.raises(TypeError, match="expected a value that JSON can carry"):
+        as_result(value)
+
+
+@pytest.mark.parametrize(("given", "passed"), [(1.0, 1), (2, 2), (True, True), ("a", "a")])
+def test_a_literal_is_passed_as_it_is_written(given: object, passed: object) -> None:
+    """JSON counts 1.0 as 1; the function gets the value of its annotation, of that type."""
+    seen: list[object] = []
+
+    def pick(x: Literal[1, 2, True, "a"]) -> None:
+        """Pick."""
+        seen.append(x)
+
+    call_once(tool(pick), x=given)
+    assert [(type(each), each) for each in seen] == [(type(passed), passed)]

@@ -12,7 +12,7 @@ import pytest
 from viewer_runs import build_episode, several_records, write_run
 
 from turnwise.cli import main
-from turnwise_result_files.row_file import ADDED, SCHEMA
+from turnwise_result_files.row_schema import ADDED, SCHEMA
 
 
 def test_it_prints_its_address_and_ends_on_ctrl_c(tmp_path):
@@ -45,7 +45,7 @@ def text_file(tmp_path):
 def other_version(tmp_path):
     table = SCHEMA.empty_table().drop_columns(["weight_versions"])
     pq.write_table(table, tmp_path / "trajectories.parquet")
-    return tmp_path, "has no column 'weight_versions'; another version of turnwise wrote it"
+    return tmp_path, "has no column 'weight_versions'"
 
 
 def other_type(tmp_path):
@@ -58,7 +58,7 @@ def other_type(tmp_path):
 def newer_version(tmp_path):
     table = SCHEMA.empty_table().replace_schema_metadata({"turnwise_schema": "99"})
     pq.write_table(table, tmp_path / "trajectories.parquet")
-    return tmp_path, "its columns have version 99, but this turnwise reads versions 1 to 2"
+    return tmp_path, "its columns are of another version: 99 in the file, but this turnwise reads versions 1 to 2"
 
 
 def two_files(tmp_path):
@@ -69,7 +69,7 @@ def two_files(tmp_path):
 
 def other_lines(tmp_path):
     (tmp_path / "trajectories.jsonl").write_text('{"question": 1}\n')
-    return tmp_path, "not a file of episodes"
+    return tmp_path, "has no column 'uid'"
 
 
 @pytest.mark.parametrize(

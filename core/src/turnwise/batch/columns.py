@@ -7,6 +7,7 @@ values for, and the value of its pads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -33,6 +34,7 @@ class Column:
 
     `fill` is the value of its pads; `input_ids` hold the batch's `pad_token_id` instead. Token indices move with the
     padding. `dtype` is the type in padded batches, which trainers and kernels expect; `packed_dtype` is the smallest.
+    Values are from `low` to `high`, which the reader of a file checks; without bounds they may be nan.
     """
 
     dtype: DTypeLike
@@ -40,19 +42,22 @@ class Column:
     fill: int = 0
     is_index: bool = False
     packed_dtype: DTypeLike = field(default=Factory(lambda self: self.dtype, takes_self=True))
+    low: float | None = None
+    high: float = math.inf
 
 
+_LARGEST: Final = float(np.finfo(np.float32).max)
 COLUMNS: Final[Mapping[str, Column]] = {
-    "input_ids": Column(np.int64, "token", packed_dtype=np.int32),
-    "position_ids": Column(np.int64, "token", packed_dtype=np.int32),
-    "block_start": Column(np.int32, "token", is_index=True),
-    "path_start": Column(np.int32, "token", is_index=True),
-    "response_mask": Column(np.int64, "response", packed_dtype=np.uint8),
-    "loss_mask": Column(np.int64, "response", packed_dtype=np.uint8),
-    "rollout_log_probs": Column(np.float32, "response"),
+    "input_ids": Column(np.int64, "token", packed_dtype=np.int32, low=0),
+    "position_ids": Column(np.int64, "token", packed_dtype=np.int32, low=0),
+    "block_start": Column(np.int32, "token", is_index=True, low=0),
+    "path_start": Column(np.int32, "token", is_index=True, low=0),
+    "response_mask": Column(np.int64, "response", packed_dtype=np.uint8, low=0, high=1),
+    "loss_mask": Column(np.int64, "response", packed_dtype=np.uint8, low=0, high=1),
+    "rollout_log_probs": Column(np.float32, "response", low=-_LARGEST, high=_LARGEST),
     "rm_scores": Column(np.float32, "response"),
-    "weight_versions": Column(np.int32, "response", fill=NO_VERSION),
-    "num_turns": Column(np.int64, "row"),
+    "weight_versions": Column(np.int32, "response", fill=NO_VERSION, low=NO_VERSION),
+    "num_turns": Column(np.int64, "row", low=0),
     "scored": Column(np.bool_, "row"),
     "episode_rewards": Column(np.float32, "row"),
 }

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 import numpy as np
 from attrs import evolve, field, frozen
 
-from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns, make_rows
+from turnwise.batch.columns import COLUMNS, ROW_NAMES, Alignment, BatchColumns, Column, make_rows
 from turnwise.batch.padding import Padding, Widths, pack_column
 from turnwise.batch.rows import build_rows
 from turnwise.errors import DataError, DuplicateNameError, PluginError, TrajectoryError
-from turnwise.files import atomic_write
+from turnwise.files import atomic_write, raise_disk_error
 from turnwise.record.result import EpisodeResult
 
 if TYPE_CHECKING:
@@ -120,7 +120,9 @@ class PackedBatch(BatchColumns):
         Write a safetensors file, whole or not at all, with everything that is no tensor as JSON in its metadata.
 
         `widths` are the numbers of columns that `RolloutBatch.load` pads to; without them the longest rows decide.
+        Raises `OSError` when the disk takes no more.
         """
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         metadata = {
@@ -136,7 +138,11 @@ class PackedBatch(BatchColumns):
         with atomic_write(path) as partial:
             partial.touch()
             mode = partial.stat().st_mode
-            save_file(_separate(tensors), partial, {_METADATA_KEY: json.dumps(metadata)})
+            try:
+                save_file(_separate(tensors), partial, {_METADATA_KEY: json.dumps(metadata)})
+            except SafetensorError as error:
+                raise_disk_error(error)
+                raise
             partial.chmod(mode)  # safetensors makes a private file, whatever the umask
 
     @classmethod
@@ -150,6 +156,8 @@ def read_file(path: str | Path) -> tuple[PackedBatch, Widths]:
     import torch
     from safetensors import SafetensorError, safe_open
 
+    if Path(path).exists() and not Path(path).is_file():
+        raise DataError(f"{path}: is no regular file")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {})[_METADATA_KEY])
@@ -157,6 +165,7 @@ def read_file(path: str | Path) -> tuple[PackedBatch, Widths]:
         no_blocks = tensors["input_ids"].new_zeros(1, dtype=torch.int32).expand(len(tensors["input_ids"]))
         layout = {name: no_blocks for name, column in COLUMNS.items() if column.is_index and name not in tensors}
         columns = layout | {name: tensors.pop(name) for name in _TENSORS if name not in layout}
+        _check_columns(columns)
         packed = PackedBatch(
             **columns,
             rows=make_rows(metadata["rows"], metadata["num_rows"]),
@@ -170,6 +179,23 @@ def read_file(path: str | Path) -> tuple[PackedBatch, Widths]:
     except (SafetensorError, OSError, LookupError, ValueError, TypeError) as error:
         raise DataError(f"{path}: not a saved batch: {type(error).__name__}: {error}") from error
     return packed, cast(Widths, widths)
+
+
+def _check_columns(columns: Mapping[str, Tensor]) -> None:
+    """Raise a `ValueError` that names the first column of a file with another type, or with a value out of range."""
+    import torch
+
+    wanted = {**COLUMNS, "cu_seqlens": Column(np.int32, "row"), "prompt_lens": Column(np.int64, "row", low=0)}
+    for name, column in wanted.items():
+        values = columns[name]
+        dtype = torch.from_numpy(np.empty(0, column.packed_dtype)).dtype
+        if values.dtype != dtype:
+            raise ValueError(f"column {name!r} has type {values.dtype}, expected {dtype}")
+        if values.numel() and column.low is not None:
+            low, high = (each.item() for each in values.aminmax())
+            if not (column.low <= low and high <= column.high):  # also of nan
+                bounds = f"{column.low:g} to {column.high:g}"
+                raise ValueError(f"column {name!r} has values from {low} to {high}, expected {bounds}")
 
 
 def collate_packed(results: Sequence[EpisodeResult], *, pad_token_id: int) -> PackedBatch:

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from turnwise.descriptors import raise_descriptor_limit
 from turnwise.errors import ConfigError, DataError, PluginError, TemplateError, TurnwiseError, describe
@@ -18,6 +19,7 @@ from turnwise.interrupts import ENDS_WITHOUT_HANDLERS, handle_interrupts, raise_
 from turnwise.plugin.host import Host, load
 from turnwise.protocols import Command, Resources
 from turnwise.protocols.command import BAD_INPUT, FAILED, INTERRUPTED
+from turnwise.terminal import literal, write_error
 from turnwise.types import PluginRecipe
 
 
@@ -47,10 +49,10 @@ def _main(words: list[str]) -> int:
         with handle_interrupts(raise_interrupt):
             return _dispatch(words)
     except TurnwiseError as error:
-        sys.stderr.write(f"turnwise: error: {error}\n")
+        write_error(f"turnwise: error: {error}\n")
         return exit_code_of(error)
     except KeyboardInterrupt:
-        sys.stderr.write("turnwise: interrupted\n")
+        write_error("turnwise: interrupted\n")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone, as `turnwise show | head` does
         sys.stderr.close()
@@ -77,7 +79,7 @@ def make_parser(host: Host, chosen: str | None = None) -> argparse.ArgumentParse
     Raises:
         PluginError: the chosen command cannot be used; in a list it is marked as broken.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="turnwise",
         description="Run multi-turn language-model agents for reinforcement learning.",
         epilog="Examples:\n  turnwise plugins\n  turnwise rollout run.yaml --out runs/first\n\n"
@@ -105,6 +107,16 @@ def make_parser(host: Host, chosen: str | None = None) -> argparse.ArgumentParse
     return parser
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose help and errors have the texts of plugins and of the command line as `literal` shows them."""
+
+    def format_help(self) -> str:
+        return literal(super().format_help())
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        super().exit(status, literal(message or ""))
+
+
 def _run(options: argparse.Namespace, label: str) -> int:
     """Run a command; an unexpected error has a traceback, and then a line that names the plugin."""
     try:
@@ -117,8 +129,7 @@ def _run(options: argparse.Namespace, label: str) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise ConfigError(f"{label}: {describe(error)}") from error
-        traceback.print_exc()
-        sys.stderr.write(f"turnwise: error: {label}: {describe(error)}\n")
+        write_error(traceback.format_exc() + f"turnwise: error: {label}: {describe(error)}\n")
         return FAILED
     return code
 

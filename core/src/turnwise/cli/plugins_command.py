@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
-from rich.console import Console
 from rich.table import Table
 
 from turnwise.plugin.host import Host, load
 from turnwise.plugin.requirements import unmet_requirements
 from turnwise.protocols.command import OK
+from turnwise.terminal import Console, write_output
 from turnwise.types import JsonDict, PluginRecipe
 
 
@@ -27,7 +26,7 @@ class PluginsCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         host = load(PluginRecipe())
         if arguments.json:
-            sys.stdout.write(json.dumps({"plugins": plugin_rows(host)}, indent=2) + "\n")
+            write_output(json.dumps({"plugins": plugin_rows(host)}, indent=2) + "\n")
         else:
             Console().print(_table(host))
         return OK

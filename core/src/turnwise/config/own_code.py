@@ -151,7 +151,8 @@ def _import_file(path: Path) -> ModuleType:
         raise ConfigError(error.strerror or str(error)) from error
     loader = SourceFileLoader(str(path), str(path))
     module = ModuleType(str(path))
-    module.__file__, module.__loader__ = str(path), loader
+    # Without a package: a relative import then fails by that name, and not for want of a module "/FOLDER/NAME".
+    module.__file__, module.__loader__, module.__package__ = str(path), loader, ""
     sys.modules[str(path)] = module  # dataclasses and attrs look for the module of a class there
     try:
         loader.exec_module(module)

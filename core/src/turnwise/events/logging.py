@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import traceback
 from contextlib import suppress
+from types import NoneType
 from typing import Any, Final, NoReturn, TextIO
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, ExcInfo, Processor
 
 from turnwise.events.json_stream import open_json_stream
 from turnwise.options import LogFormat
+from turnwise.terminal import literal, one_line
 
 LINE_LOCK: Final = threading.RLock()
 """Held while a line is written, so that lines of threads do not mix; reentrant, because signal handlers may log."""
@@ -51,16 +54,32 @@ def configure_logging(
         raise structlog.DropEvent  # its logger prints to standard output if that was replaced during its import
 
     console = log_format == "console" or (log_format == "auto" and (stream or sys.stderr).isatty())
-    renderer: Processor = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    renderers: list[Processor] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    if console:
+        renderers = [_escape_values, structlog.dev.ConsoleRenderer(exception_formatter=_write_traceback)]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *([] if console else [structlog.processors.format_exc_info]),
-            renderer,
+            *renderers,
             write,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         cache_logger_on_first_use=False,  # a cached one cannot be pickled, and outlives another configuration
     )
+
+
+def _escape_values(_logger: object, _name: str, event: EventDict) -> EventDict:
+    """Show control characters in the texts of a line as escapes, before the renderer adds colours."""
+    kept = (bool, int, float, NoneType)
+    return {
+        one_line(name): value
+        if name == "exc_info" or isinstance(value, kept)
+        else one_line(value if isinstance(value, str) else repr(value))
+        for name, value in event.items()
+    }
+
+
+def _write_traceback(stream: TextIO, exc_info: ExcInfo) -> None:
+    stream.write(literal("".join(traceback.format_exception(*exc_info))))

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from turnwise.errors import DataError, first_line
 from turnwise.record.columns import DTYPES, NO_VERSION, Origin
+from turnwise.record.invariants import check_trajectory
 from turnwise.record.lineage import RecordLineage
 from turnwise.record.result import EpisodeResult, total_score
 from turnwise.record.trajectory import Trajectory
@@ -26,7 +27,9 @@ from turnwise.types import (
     TrajectoryScore,
     TurnScore,
 )
-from turnwise_result_files.row_file import ARRAYS, ATTEMPT, COUNTS, FAULT, SCHEMA, SECONDS, Row, plain_text
+from turnwise_result_files.row_checks import check_row, parse_json
+from turnwise_result_files.row_file import plain_text
+from turnwise_result_files.row_schema import ARRAYS, ATTEMPT, COUNTS, FAULT, JSON, SCHEMA, SECONDS, Row
 
 _SCORES: Final[Mapping[str, type[TurnScore] | type[TokenScore]]] = {"turn": TurnScore, "token": TokenScore}
 _REQUEST: Final = ("rollout_n", "global_step", "validation")
@@ -37,15 +40,21 @@ _REQUEST: Final = ("rollout_n", "global_step", "validation")
 def without_odd_values(result: EpisodeResult, error: Exception) -> EpisodeResult:
     """Return an episode with the values that every file takes, failed by the owner of the others."""
     owner = result.fault.owner if result.fault else "reward" if result.scores else "agent"
-    index = result.task.sample_index
+    index, messages, extra = result.task.sample_index, result.task.messages, result.task.extra
     fits = isinstance(index, int) and 0 <= index < 2**63
-    task = evolve(result.task, sample_index=index if fits else -1)
+    task = evolve(
+        result.task,
+        sample_index=index if fits else -1,
+        messages=tuple(each for each in messages if isinstance(each, Mapping)),
+        extra=extra if isinstance(extra, Mapping) else {},
+    )
     return evolve(
         result,
         task=task,
         status=Status.FAILED,
         fault=Fault(owner=owner, kind=type(error).__name__, message=f"cannot be written: {first_line(error)}"),
         scores=(),
+        messages=tuple(each for each in result.messages if isinstance(each, Mapping)),
         metrics=EpisodeMetrics(),
     )
 
@@ -141,6 +150,17 @@ def read_episode(row: Row) -> EpisodeResult:
     )
 
 
+def read_texts(rows: Sequence[Row]) -> EpisodeResult:
+    """Return the episode of its rows, whose columns of JSON are text and whose other columns are plain values."""
+    parsed = [row | {name: parse_json(name, row[name]) for name in JSON} for row in rows]
+    for row in parsed:
+        check_row(row)
+    episode = read_episode(parsed[0])
+    for row in parsed:
+        episode = add_trajectory(episode, row)
+    return episode
+
+
 def take_continued(results: list[EpisodeResult], row: Row) -> EpisodeResult:
     """Take back the last episode, whose next trajectory this row must be; `ValueError` if it is not."""
     index = row["trajectory_index"]
@@ -180,7 +200,9 @@ def _trajectory(row: Row) -> Trajectory:
         for name, values in responses.items()
     }
     layout = {name: row[name] for name in ("position_ids", "block_start", "path_start")}
-    return Trajectory.from_dict(columns | layout | {"segments": segments, "num_prompt_tokens": len(prompt_ids)})
+    record = Trajectory.from_dict(columns | layout | {"segments": segments, "num_prompt_tokens": len(prompt_ids)})
+    check_trajectory(record)
+    return record
 
 
 def _score(row: Row) -> Score:

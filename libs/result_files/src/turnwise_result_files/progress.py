@@ -9,7 +9,6 @@ from typing import Final
 
 import structlog
 from attrs import define, field
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -24,6 +23,7 @@ from rich.text import Text
 from turnwise.errors import PromptTooLongError
 from turnwise.events.observer import Observer, RunWaiting, TurnFinished
 from turnwise.record.result import EpisodeResult
+from turnwise.terminal import Console
 from turnwise.types import Status
 
 _LOG_EVERY_S: Final = 5.0

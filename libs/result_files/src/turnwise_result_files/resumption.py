@@ -64,7 +64,7 @@ class Earlier:
 def config_of(out: Path) -> Path:
     """Return the config of the run that a folder holds; `ConfigError` when it holds none."""
     if not (out / CONFIG_FILE).exists():
-        raise ConfigError(f"--resume {out}: holds no run: {CONFIG_FILE} is missing")
+        raise ConfigError(f"--resume {out}: holds no run: {CONFIG_FILE} is missing; add the config to start one")
     return out / CONFIG_FILE
 
 

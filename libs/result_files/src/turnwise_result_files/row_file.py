@@ -8,44 +8,20 @@ A writer fills a temporary file in complete pieces, so the temporary file is rea
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from attrs import fields as attributes_of
 
 from turnwise.errors import DataError
 from turnwise.files import PARTIAL, partial_path, replace
-from turnwise.types import Fault
+from turnwise_result_files.row_checks import check_file, check_row, check_schema, parse_json, to_array
+from turnwise_result_files.row_schema import ADDED, ARRAYS, JSON, SCHEMA, TRAINING_SCHEMA, Row
 
-_SEGMENT: Final = pa.struct(
-    [("origin", pa.string()), *((name, pa.int32()) for name in ("start", "stop", "block", "path"))]
-)
-_LINEAGE: Final = pa.struct(
-    [
-        *((name, pa.int64()) for name in ("parent", "num_shared_tokens")),
-        *((name, pa.string()) for name in ("kind", "label")),
-        ("trained", pa.bool_()),
-    ]
-)
-_IDS: Final = pa.list_(pa.int32())
-ARRAYS: Final[Mapping[str, pa.DataType]] = {
-    "prompt_ids": _IDS,
-    "response_ids": _IDS,
-    "response_mask": pa.list_(pa.uint8()),
-    "logprobs": pa.list_(pa.float32()),
-    "weight_versions": _IDS,
-    "position_ids": _IDS,
-    "block_start": _IDS,
-    "path_start": _IDS,
-}
-COUNTS: Final = ("num_turns", "num_tool_calls", "num_tool_errors", "num_cached_tokens")
-SECONDS: Final = ("total_s", "llm_s", "tool_s", "reward_s")
-FAULT: Final = tuple(attribute.name for attribute in attributes_of(Fault))
-JSON: Final = ("messages", "ground_truth", "task_messages", "task_extra", "score_extra", "num_tokens", "metrics_extra")
 _BATCH_ROWS: Final = 256
 _GROUP_ROWS: Final = 4096
 _GROUP_BYTES: Final = 16 * 2**20
@@ -54,53 +30,6 @@ _MAX_DEPTH: Final = 100
 """Levels of a JSON value, well below the depth at which Python's reader gives up."""
 _MAX_BITS: Final = 4096
 """Longest integer written as a number; Python refuses to read decimals of some thousand digits."""
-
-VERSION: Final = 2
-"""Version of the columns, in the metadata of Parquet files under `turnwise_schema`; it rises with each change."""
-
-ADDED: Final[Mapping[str, int]] = {"replicas": 2}
-"""Columns that files of earlier versions lack, with the version that added them; rows of such files have null."""
-
-ATTEMPT: Final = ("key", "worker")
-SCHEMA: Final = pa.schema(
-    [
-        *((name, pa.string()) for name in ("uid", "agent_name", "data_source", "status", "task_agent_name", *ATTEMPT)),
-        *((name, pa.int64()) for name in ("sample_index", "rollout_n", "global_step", "trajectory_index")),
-        ("replicas", _IDS),
-        ("validation", pa.bool_()),
-        ("objective", pa.string()),
-        *((f"fault_{name}", pa.string()) for name in FAULT),
-        *ARRAYS.items(),
-        ("segments", pa.list_(_SEGMENT)),
-        ("lineage", _LINEAGE),
-        *((name, pa.string()) for name in ("prompt_text", "response_text", "score_level", "score_at")),
-        ("reward", pa.float64()),
-        ("score_values", pa.list_(pa.float64())),
-        *((name, pa.int64()) for name in COUNTS),
-        *((name, pa.float64()) for name in (*SECONDS, "mask_ratio", "tool_reward")),
-        *((name, pa.string()) for name in JSON),
-    ],
-    metadata={"turnwise_schema": str(VERSION)},
-)
-"""
-Columns of `trajectories.parquet`. Every row repeats the columns of its episode; `reward` belongs to the row.
-
-`lineage` is null for an episode without a described or branched record. `trajectory_index` is null for an episode
-without a trajectory, whose other columns are kept. These columns hold JSON text: messages, ground_truth, task_messages,
-task_extra, score_extra, num_tokens, metrics_extra. `key` names the attempt in logs, events, spans and the trace file.
-"""
-
-TRAINING: Final[Mapping[str, pa.DataType]] = {"training_step": pa.int64(), "advantages": pa.list_(pa.float32())}
-TRAINING_SCHEMA: Final = pa.schema([*SCHEMA, *TRAINING.items()], metadata=SCHEMA.metadata)
-"""
-Columns of the episodes of a training step: the ones in `SCHEMA`, and two more.
-
-`training_step` is the step that trained on the episode; `global_step` is the one that asked for it. `advantages` has
-one value for each response token, 0 outside the loss; it is null for a trajectory that was not trained.
-"""
-
-Row = dict[str, Any]
-"""A row by column; `SCHEMA` gives the types."""
 
 
 class ParquetFile:
@@ -125,11 +54,13 @@ class ParquetFile:
 
     def write(self, pieces: Sequence[pa.Table]) -> None:
         """Add encoded rows; they are on their way to the disk when it returns."""
+        refuse_removed(self._file, self._path)
         self._stream.write_table(pa.concat_tables(pieces).combine_chunks())
         self._file.flush()
 
     def close(self) -> None:
         """Write the Parquet file and give it its name; when that fails, the partial file stays and is readable."""
+        refuse_removed(self._file, self._path)
         self._stream.close()
         self._file.close()
         complete = self._path.with_name(f"{self._path.name}.complete")
@@ -178,6 +109,7 @@ class JsonlFile:
 
     def write(self, pieces: Sequence[bytes]) -> None:
         """Add encoded rows; they are on their way to the disk when it returns."""
+        refuse_removed(self._file, self._path)
         self._file.writelines(pieces)
         self._file.flush()
 
@@ -185,6 +117,16 @@ class JsonlFile:
         """Give the file its name."""
         self._file.close()
         replace(partial_path(self._path), self._path)
+
+
+class RemovedFileError(DataError, OSError):
+    """A file was removed while it was written."""
+
+
+def refuse_removed(file: BinaryIO, path: Path) -> None:
+    """Raise `RemovedFileError` when an open file has no name any more: all that is written to it would be lost."""
+    if not os.fstat(file.fileno()).st_nlink:
+        raise RemovedFileError(f"{path}: its file was removed while the run wrote to it")
 
 
 RowFile = ParquetFile | JsonlFile
@@ -199,6 +141,7 @@ def read_rows(file: Path) -> Iterator[Row]:
         DataError: the suffix is of no known format.
         ValueError: another version wrote the file; Arrow and JSON raise their own errors.
     """
+    check_file(file)
     partial = file.suffix == PARTIAL
     suffix = file.with_suffix("").suffix if partial else file.suffix
     if suffix not in SUFFIXES:
@@ -221,7 +164,13 @@ def find_rows(folder: Path, stem: str) -> Path:
 
 
 def _to_table(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
-    return pa.Table.from_pylist([row | {name: _json(row[name]) for name in JSON} for row in rows], schema)
+    return pa.Table.from_pylist([row | {name: _json_column(name, row[name]) for name in JSON} for row in rows], schema)
+
+
+def _json_column(name: str, value: object) -> str:
+    text = _json(value)
+    parse_json(name, text)  # no writer writes what no reader reads
+    return text
 
 
 def _json(value: object) -> str:
@@ -263,28 +212,8 @@ def plain_text(value: object) -> str:
 def _parquet_batches(file: Path) -> Iterator[pa.RecordBatch]:
     with file.open("rb") as stream:
         parquet = pq.ParquetFile(stream)
-        _check_schema(parquet.schema_arrow)
+        check_schema(parquet.schema_arrow)
         yield from parquet.iter_batches(batch_size=_BATCH_ROWS)
-
-
-def _check_schema(schema: pa.Schema) -> None:
-    versions = [_of_version(known, version) for known in (SCHEMA, TRAINING_SCHEMA) for version in range(1, VERSION + 1)]
-    if not any(schema.equals(known) for known in versions):
-        found = (schema.metadata or {}).get(b"turnwise_schema", b"unknown").decode("utf-8", "replace")
-        raise ValueError(f"its columns are of another version: {found} in the file, {VERSION} in this turnwise")
-
-
-def _of_version(schema: pa.Schema, version: int) -> pa.Schema:
-    """Return the columns that a file of a version has."""
-    return pa.schema([each for each in schema if ADDED.get(each.name, 1) <= version])
-
-
-def fill_columns(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Return some columns of a table; a column that a later version added is null."""
-    for name in names:
-        if name in ADDED and name not in table.column_names:
-            table = table.append_column(name, pa.nulls(table.num_rows, SCHEMA.field(name).type))
-    return table.select(list(names))
 
 
 def _stream_batches(file: Path) -> Iterator[pa.RecordBatch]:
@@ -294,7 +223,7 @@ def _stream_batches(file: Path) -> Iterator[pa.RecordBatch]:
             reader = pa.ipc.open_stream(stream)
         except pa.ArrowInvalid:  # killed before the first byte
             return
-        _check_schema(reader.schema)
+        check_schema(reader.schema)
         while True:
             try:
                 batch = reader.read_next_batch()
@@ -310,8 +239,10 @@ def _batch_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
         plain = batch.select([name for name in batch.schema.names if name not in of_tokens]).to_pylist()
         for index, row in enumerate(plain):
             arrays = {name: batch.column(name)[index].values for name in of_tokens}
-            texts = {name: json.loads(row[name]) for name in JSON}
-            yield dict.fromkeys(ADDED) | row | texts | {k: v if v is None else v.to_numpy() for k, v in arrays.items()}
+            texts = {name: parse_json(name, row[name]) for name in JSON}
+            whole = dict.fromkeys(ADDED) | row | texts | {name: to_array(name, each) for name, each in arrays.items()}
+            check_row(whole)
+            yield whole
 
 
 def _jsonl_rows(file: Path, *, partial: bool) -> Iterator[Row]:
@@ -319,4 +250,22 @@ def _jsonl_rows(file: Path, *, partial: bool) -> Iterator[Row]:
         for line in stream:
             if partial and not line.endswith(b"\n"):
                 return
-            yield dict.fromkeys(ADDED) | json.loads(line)
+            yield from _batch_rows(iter(lines_to_table([line]).to_batches()))
+
+
+def lines_to_table(lines: Iterable[bytes]) -> pa.Table:
+    """Return lines of JSON as a table of the columns that the first of them has."""
+    rows = [parse_row(line) for line in lines]
+    schema = TRAINING_SCHEMA if rows and "training_step" in rows[0] else SCHEMA
+    missing = [name for name in schema.names if name not in ADDED and any(name not in row for row in rows)]
+    if missing:
+        raise ValueError(f"has no column {missing[0]!r}")
+    return _to_table(rows, schema)
+
+
+def parse_row(line: bytes) -> Row:
+    """Return the object of a line."""
+    row: object = json.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError("a line is no JSON object")  # noqa: TRY004 - of a file, not of an argument
+    return row

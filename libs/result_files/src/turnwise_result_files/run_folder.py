@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from attrs import define, evolve, field
-from rich.console import Console
 
 from turnwise import Host, RolloutManager, RunConfig, Task, handle_interrupts
 from turnwise.config.file import dump_yaml, with_absolute_paths
 from turnwise.config.parts import Choice
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, DataError
 from turnwise.files import PARTIAL, write_text
 from turnwise.record.result import EpisodeResult
+from turnwise.terminal import Console, write_error
 from turnwise.types import JsonDict, Status
 from turnwise_result_files.folder_lock import make_folder, writing_to
 from turnwise_result_files.progress import Tally, progress_view
@@ -99,7 +98,8 @@ def run_in_folder(
         with _running(run):
             todo = run.earlier.todo
             episodes = manager.iterate_numbered([], global_step=step, validation=validation, resume=todo)
-            with handle_interrupts(partial(_stop, run, episodes.close)):
+            # Closed here: after an error of the disk, workers would wait for ever for a taker of their episodes.
+            with closing(episodes), handle_interrupts(partial(_stop, run, episodes.close)):
                 run.collect(episodes)
     return run
 
@@ -151,6 +151,11 @@ class FolderRun:
             write_text(self.out / CONFIG_FILE, self.config)
             self.config = None
 
+    def _refuse_removed(self) -> None:
+        """Raise `DataError` when the folder was removed: the run would end without it, or with a part of it."""
+        if self.config is None and not (self.out / CONFIG_FILE).exists():
+            raise DataError(f"{self.out}: was removed while the run wrote to it; start the run again")
+
     def collect(self, episodes: Iterator[tuple[int, EpisodeResult]]) -> None:
         """Take every episode, write it, and then the batch and the metrics."""
         started = time.perf_counter()
@@ -166,11 +171,13 @@ class FolderRun:
             for result in self.earlier.finished:
                 writer.write(result)
             for _number, result in episodes:
+                self._refuse_removed()
                 if result.status is not Status.ABORTED or result.trajectories:  # an episode that started
                     self._replace_old_results()
                     results.append(writer.write(result))
                 update()
             self._replace_old_results()
+        self._refuse_removed()
         keep_unfinished(self.out, self.manager.unfinished)
         spent_s = self.earlier.wall_s
         self._summarize(results, None if spent_s is None else spent_s + time.perf_counter() - started)
@@ -205,7 +212,7 @@ def _stop(run: FolderRun, stop_waiting: Callable[[], None]) -> None:
     run.interrupted = True
     text = "interrupted: saving finished episodes; press Ctrl-C again to exit without waiting"
     with suppress(OSError, RuntimeError):  # Ctrl-C ends the reader of a pipe too, or interrupts another write
-        sys.stderr.write(f"\nturnwise: {text}\n")
+        write_error(f"\nturnwise: {text}\n")
     run.manager.abort()
 
 

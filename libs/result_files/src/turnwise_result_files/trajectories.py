@@ -18,7 +18,7 @@ import pyarrow as pa
 import structlog
 from attrs import frozen
 
-from turnwise.errors import DataError, describe
+from turnwise.errors import DataError, TurnwiseError, describe
 from turnwise.record.result import EpisodeResult
 from turnwise.types import FloatArray, TokenArray
 from turnwise_result_files.episode_rows import (
@@ -28,12 +28,13 @@ from turnwise_result_files.episode_rows import (
     take_continued,
     without_odd_values,
 )
-from turnwise_result_files.row_file import SCHEMA, SUFFIXES, TRAINING_SCHEMA, RowFile, find_rows, read_rows
+from turnwise_result_files.row_file import SUFFIXES, RowFile, find_rows, read_rows
+from turnwise_result_files.row_schema import SCHEMA, TRAINING_SCHEMA
 
 _FLUSH_S: Final = 1.0
-_UNREADABLE: Final = (
+UNREADABLE: Final = (
     *(pa.ArrowException, OSError, ValueError, TypeError),
-    *(AttributeError, LookupError, OverflowError, RecursionError),
+    *(AttributeError, LookupError, OverflowError, RecursionError, TurnwiseError),
 )
 """Errors that a damaged row can cause."""
 Advantages = Sequence[FloatArray | None]
@@ -250,7 +251,7 @@ def _read(file: Path) -> list[TrainedEpisode]:
             num_rows += 1
     except FileNotFoundError:
         raise DataError(f"{file}: no such file") from None
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise DataError(f"{file}, row {num_rows}: cannot be read as a trajectory: {reason}") from error
     return [TrainedEpisode(each, step, tuple(own)) for each, own in zip(results, advantages, strict=True)]

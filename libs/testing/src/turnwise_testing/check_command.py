@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import secrets
 
-from rich.console import Console
-
 from turnwise.config.resolve import load_resolved
 from turnwise.errors import ConfigError
 from turnwise.plugin.host import load
 from turnwise.protocols.command import FAILED, OK
 from turnwise.runtime.build import RunBuilder
+from turnwise.terminal import Console
 
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
@@ -59,10 +58,10 @@ class CheckCommand:
         for outcome in run_checks(host, arguments.name, config, resources, arguments.timeout_s):
             failed += outcome.verdict == "failed"
             reason = f"  ({outcome.reason})" if outcome.reason else ""
-            console.print(f"[{_STYLES[outcome.verdict]}]{outcome.verdict:7}[/]", end=" ")
-            console.print(f"{outcome.name}: {outcome.check}{reason}", markup=False, highlight=False)
+            console.print(f"{outcome.verdict:7}", style=_STYLES[outcome.verdict], highlight=False, end=" ")
+            console.print(f"{outcome.name}: {outcome.check}{reason}", highlight=False)
             if outcome.verdict == "failed" and outcome.promise:
-                console.print(f"        the promise: {outcome.promise}", markup=False, highlight=False)
+                console.print(f"        the promise: {outcome.promise}", highlight=False)
         return FAILED if failed else OK
 
 

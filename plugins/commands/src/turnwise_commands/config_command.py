@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 from turnwise.config.file import dump_yaml
 from turnwise.config.resolve import load_resolved
 from turnwise.plugin.host import load
 from turnwise.protocols.command import OK
+from turnwise.terminal import write_output
 from turnwise.types import PluginRecipe
 from turnwise_commands.config_schema import json_schema
 
@@ -33,7 +33,7 @@ class ConfigCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         text: str = arguments.action(arguments)
-        sys.stdout.write(text)
+        write_output(text)
         return OK
 
 

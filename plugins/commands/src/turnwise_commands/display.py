@@ -21,6 +21,7 @@ from rich.text import Text
 from turnwise.record.columns import Origin, Segment
 from turnwise.record.result import EpisodeResult
 from turnwise.record.trajectory import Trajectory
+from turnwise.terminal import literal, one_line
 from turnwise.types import JsonObject, TokenArray
 
 STYLES: Final[Mapping[Origin, str]] = {
@@ -43,21 +44,10 @@ MARKERS: Final[Mapping[Origin, str]] = {
 
 _PATH_STYLE: Final = "bold yellow"
 _STATUS_STYLES: Final[Mapping[str, str]] = {"completed": "green", "truncated": "yellow", "failed": "bold red"}
-# C0 and C1 controls but tab and newline, soft hyphen, marks that are not seen or turn the direction of writing, line
-# and paragraph separators, tags, and halves of surrogate pairs.
-_HARMFUL: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\U000e0000-\U000e007f\ud800-\udfff]"
-)
 _BRACKETS: Final = re.compile("[⟦⟧]")
 
 Decode = Callable[[TokenArray], str]
 """Token ids to text, special tokens included, such as `Tokenizer.decode`."""
-
-
-def literal(text: str) -> str:
-    """Return a text with control characters and invisible characters as escapes."""
-    return _HARMFUL.sub(_escape, text)
 
 
 def trajectory_view(trajectory: Trajectory, decode: Decode, *, color: bool = True) -> Group:
@@ -99,7 +89,7 @@ def results_table(results: Sequence[EpisodeResult], limit: int | None = None) ->
     for name in ("reward", "turns", "tools", "tokens", "s"):
         table.add_column(name, justify="right", no_wrap=True)
     for result in shown:
-        uid = Text(_one_line(result.uid), no_wrap=True, overflow="ellipsis")
+        uid = Text(one_line(result.uid), no_wrap=True, overflow="ellipsis")
         table.add_row(uid, _status(result), *map(Text, _numbers(result)))
     return table
 
@@ -113,7 +103,7 @@ def summary_table(summary: JsonObject) -> Table:
         shown = _number(value)
         if isinstance(value, Mapping):
             shown = "  ".join(f"{key} {_number(item)}" for key, item in value.items())
-        table.add_row(Text(_one_line(str(name))), Text(_one_line(shown)))
+        table.add_row(Text(one_line(str(name))), Text(one_line(shown)))
     return table
 
 
@@ -166,10 +156,6 @@ def _number(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _one_line(text: str) -> str:
-    return literal(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Mapping
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +15,7 @@ from turnwise.config.resolve import load_resolved
 from turnwise.config.weights import MemoryConfig
 from turnwise.descriptors import count_needed, raise_descriptor_limit
 from turnwise.protocols.command import OK
+from turnwise.terminal import Console, write_output
 from turnwise.types import JsonDict
 
 
@@ -41,7 +40,7 @@ class PlanCommand:
         placement = plan_placement(config)
         if arguments.json:
             plan = plan_as_json(placement, config.memory) | {"open_files": plan_open_files(config)}
-            sys.stdout.write(json.dumps(plan, indent=2) + "\n")
+            write_output(json.dumps(plan, indent=2) + "\n")
         else:
             Console().print(_table(placement, config.memory, plan_open_files(config)))
         return OK

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Final
-
-from rich.console import Console
 
 from turnwise.config.parts import Choice
 from turnwise.config.resolve import load_resolved
@@ -15,9 +12,15 @@ from turnwise.errors import ConfigError, EngineError, PluginError, TurnwiseError
 from turnwise.events.logging import configure_logging
 from turnwise.plugin.host import Host
 from turnwise.protocols.command import INTERRUPTED, OK
+from turnwise.terminal import Console, write_error
 from turnwise.types import Status
 from turnwise_commands.display import results_table, summary_table
-from turnwise_result_files.folder_arguments import add_folder_arguments, config_path, existing_results
+from turnwise_result_files.folder_arguments import (
+    add_folder_arguments,
+    check_same_config,
+    config_path,
+    existing_results,
+)
 from turnwise_result_files.resumption import (
     BATCH_FILE,
     CONFIG_FILE,
@@ -46,7 +49,8 @@ class RolloutCommand:
             f"Writes {TRAJECTORIES_FILE}, {BATCH_FILE}, {METRICS_FILE} and {CONFIG_FILE}. Ctrl-C or SIGTERM stops\n"
             f"the running episodes, writes all finished ones, and saves the others to {UNFINISHED_FILE}; a second\n"
             "one exits without waiting. --resume DIR continues a run that was interrupted or killed: finished\n"
-            "episodes are kept, and the others run to their end. With --retry-failed, episodes that failed by an\n"
+            "episodes are kept, and the others run to their end. A job may always give CONFIG and --resume DIR: it\n"
+            "starts the run if DIR holds none. With --retry-failed, episodes that failed by an\n"
             "engine or by the infrastructure run again as well.\n"
             "Exit codes: 0; 2 for a bad config or bad input; 130 after an interrupt; 1 when every episode failed, or\n"
             "most of them by the engine or the infrastructure."
@@ -56,6 +60,7 @@ class RolloutCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         config, host = load_resolved(config_path(arguments, needs_out=True), arguments.overrides)
+        check_same_config(arguments, config)
         configure_logging(config.telemetry.log_level, config.telemetry.log_format, whole_stream=True)
         run = run_in_folder(
             arguments.resume or arguments.out,
@@ -65,10 +70,13 @@ class RolloutCommand:
             existing_results(arguments),
             () if arguments.trace is None else (_trace_to(arguments.trace, host),),
         )
-        if run.was_complete:
-            sys.stderr.write(f"turnwise: {run.out}: all {len(run.results)} episodes have finished\n")
-            return OK
-        return _finish(run)
+        if not run.was_complete:
+            return _finish(run)
+        failed = sum(result.status is Status.FAILED for result in run.results)
+        text = f", and {failed} of them failed" if failed else ""
+        write_error(f"turnwise: {run.out}: all {len(run.results)} episodes have finished{text}\n")
+        _refuse_failures(run)
+        return OK
 
 
 def _trace_to(file: Path, host: Host) -> Choice:
@@ -85,18 +93,27 @@ def _finish(run: FolderRun) -> int:
     console = Console()
     console.print(summary_table(run.summary))
     hint = f"; to look at one episode: turnwise show {run.out} 0" if run.results else ""
-    console.print(f"wrote {run.out}{hint}", soft_wrap=True, markup=False)
+    console.print(f"wrote {run.out}{hint}", soft_wrap=True)
     if run.summary["dropped"] and not run.results:
         raise TurnwiseError(f"all {run.summary['dropped']} episodes were dropped: their prompts are too long")
     console.print(results_table(run.results, limit=_SHOWN_EPISODES))
+    _refuse_failures(run)
+    if run.interrupted:
+        console.print(f"to run the rest: turnwise rollout --resume {run.out}", soft_wrap=True)
+        return INTERRUPTED
+    return OK
+
+
+def _refuse_failures(run: FolderRun) -> None:
+    """Raise `EngineError` for a run that failed as a whole; one line for lost episodes that can run again."""
     failed = [result for result in run.results if result.status is Status.FAILED]
     lost = [result for result in failed if result.fault and result.fault.owner in ("engine", "infra")]
+    remedy = f"turnwise rollout --resume {run.out} --retry-failed"
     if failed and (len(failed) == len(run.results) or 2 * len(lost) > len(run.results)):
         fault = (lost or failed)[0].fault
         reason = f"{fault.owner}: {fault.kind}: {fault.message}" if fault else "unknown"
         count = "all" if len(failed) == len(run.results) else f"{len(failed)} of"
-        raise EngineError(f"{count} {len(run.results)} episodes failed, the first by {reason}")
-    if run.interrupted:
-        console.print(f"to run the rest: turnwise rollout --resume {run.out}", soft_wrap=True, markup=False)
-        return INTERRUPTED
-    return OK
+        again = f"; to run the lost ones again: {remedy}" if lost else ""
+        raise EngineError(f"{count} {len(run.results)} episodes failed, the first by {reason}{again}")
+    if lost:
+        write_error(f"turnwise: {len(lost)} episodes were lost by the engine or the infrastructure; again: {remedy}\n")

@@ -6,15 +6,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from turnwise import load_chat
 from turnwise.config.file import load_config
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.protocols.command import OK
 from turnwise.record.result import EpisodeResult
+from turnwise.terminal import Console
 from turnwise.types import TokenArray
-from turnwise_commands.display import Decode, literal, results_table, trajectory_view
+from turnwise_commands.display import Decode, results_table, trajectory_view
 from turnwise_result_files import find_rows, read_results
 from turnwise_result_files.resumption import CONFIG_FILE
 
@@ -54,7 +53,7 @@ def _print_one(console: Console, results: Sequence[EpisodeResult], index: int, d
         console.print(view, soft_wrap=not trajectory.has_blocks)
     fault = result.fault
     if fault is not None:
-        console.print(literal(f"{result.status}: {fault.owner}: {fault.kind}: {fault.message}"), markup=False)
+        console.print(f"{result.status}: {fault.owner}: {fault.kind}: {fault.message}")
 
 
 def decoder(folder: Path) -> Decode:

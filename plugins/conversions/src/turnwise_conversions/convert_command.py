@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +16,7 @@ from turnwise.errors import ConfigError, DataError
 from turnwise.files import partial_path, replace
 from turnwise.protocols import ModelSpec
 from turnwise.protocols.command import OK
+from turnwise.terminal import write_error
 from turnwise.types import ToolSchema
 from turnwise_conversions.atif import to_atif
 from turnwise_conversions.demonstrations import encode_demonstration
@@ -63,7 +63,7 @@ class ConvertCommand:
             num_written, num_read = _convert(arguments, tools)
         except OSError as error:
             raise ConfigError(f"--out {out}: {error.strerror or error}") from error
-        print(f"{out}: {num_written} of {num_read} written as {arguments.to}", file=sys.stderr)  # noqa: T201 - a command
+        write_error(f"{out}: {num_written} of {num_read} written as {arguments.to}\n")
         return OK
 
 

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,23 +13,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from attrs import asdict
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from turnwise import load_resolved
 from turnwise.plugin.host import load
+from turnwise.terminal import Console, literal, write_output
 from turnwise.types import PluginRecipe
 from turnwise_doctor.diagnosis import diagnose
 
 _TIMEOUT_S: Final = 300.0
 _STYLES: Final = {"ok": "green", "missing": "yellow", "limited": "cyan", "broken": "bold red"}
 _FAILURES: Final = ("missing", "broken")
-# C0 and C1 controls except tab and newline, invisible characters, and characters that change the direction of writing.
-_HARMFUL: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\U000e0000-\U000e007f\ud800-\udfff]"
-)
 Report = dict[str, Any]
 """The diagnoses of one interpreter as JSON values: `python`, `error`, `remedy` and `diagnostics`."""
 
@@ -57,7 +51,7 @@ class DoctorCommand:
         reports = [diagnose_here(arguments.names)]
         reports += [ask(python, arguments.names) for python in dict.fromkeys(pythons) if python != sys.executable]
         if arguments.json:
-            sys.stdout.write(json.dumps({"interpreters": reports}, indent=2) + "\n")
+            write_output(json.dumps({"interpreters": reports}, indent=2) + "\n")
         else:
             for report in reports:
                 _print(report)
@@ -122,25 +116,20 @@ def _works(name: str, reports: Iterable[Report]) -> bool:
 def _print(report: Report) -> None:
     console = Console()
     if report["error"]:
-        console.print(f"{report['python']}: {report['error']}", markup=False, highlight=False)
-        console.print(f"  fix: {report['remedy']}" if report["remedy"] else "", markup=False, highlight=False)
+        console.print(f"{report['python']}: {report['error']}", highlight=False)
+        console.print(f"  fix: {report['remedy']}" if report["remedy"] else "", highlight=False)
         return
-    console.print(report["python"], markup=False, highlight=False)
+    console.print(report["python"], highlight=False)
     table = Table("checked by", "item", "state")
     table.add_column("finding", overflow="fold")
     for each in report["diagnostics"]:
         for index, finding in enumerate(each["findings"]):
             last = index == len(each["findings"]) - 1
-            table.add_row("" if index else escape(each["name"]), *_cells(finding), end_section=last)
+            table.add_row("" if index else literal(each["name"]), *_cells(finding), end_section=last)
     console.print(table)
 
 
-def _cells(finding: dict[str, str]) -> tuple[str, str, str]:
-    state = f"[{_STYLES[finding['state']]}]{finding['state']}[/]"
+def _cells(finding: dict[str, str]) -> tuple[str, Text, str]:
+    state = Text(finding["state"], _STYLES[finding["state"]])
     fix = f"\nfix: {finding['remedy']}" if finding["remedy"] else ""
-    # Reasons can contain the output of other programs, with escape sequences for the terminal.
-    return escape(_literal(finding["item"])), state, escape(_literal(finding["explanation"] + fix))
-
-
-def _literal(text: str) -> str:
-    return _HARMFUL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return literal(finding["item"]), state, literal(finding["explanation"] + fix)

@@ -8,12 +8,13 @@ Parquet, and the interrupted episodes. So episodes that were not trained on yet 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from attrs import frozen
 
@@ -143,7 +144,7 @@ class CheckpointStore:
         _write_episodes(partial / "partial.parquet", state.partial)
         save_unfinished(partial / UNFINISHED_FILE, state.unfinished)
         (partial / PROGRESS_FILE).write_text(json.dumps(progress), encoding="utf-8")
-        _replace_folder(partial, folder)
+        replace_folder(partial, folder)
         for old in self.paths()[: -self.keep_last]:
             if parse_step(old) != training.kept_step:
                 _remove_folder(old)
@@ -167,7 +168,7 @@ class CheckpointStore:
             raise ConfigError(
                 f"{folder}: not a checkpoint of a training: {PROGRESS_FILE} has no key {error}"
             ) from error
-        except ValueError as error:
+        except (ValueError, TypeError, AttributeError, IndexError) as error:
             raise ConfigError(f"{folder}: {error}") from error
 
     def recover_interrupted_save(self) -> None:
@@ -188,13 +189,47 @@ class CheckpointStore:
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
-    """Return the JSON values of a checkpoint's `loop.json`."""
-    progress: dict[str, Any] = json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8"))
+    """Return the JSON values of a checkpoint's `loop.json`; `ConfigError` when they are none of a training."""
+    try:
+        progress: object = json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8"))
+        if not isinstance(progress, dict):
+            raise ValueError("expected an object")  # noqa: TRY004, TRY301 - of a file, not of an argument
+        for name, (expected, fits) in _PROGRESS.items():
+            if name in progress and not fits(progress[name]):  # a missing one is reported where it is needed
+                raise ValueError(f"{name} is {progress[name]!r:.40}, expected {expected}")  # noqa: TRY301 - the same
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{folder}: not a checkpoint of a training: {PROGRESS_FILE}: {error}") from error
     return progress
 
 
-def _replace_folder(partial: Path, folder: Path) -> None:
-    """Give a complete checkpoint its name; an older one of the same step is moved aside, and then removed."""
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_seconds(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= cast("float", value) < math.inf
+
+
+def _is_validations(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, list) and len(each) == 2 and _is_count(each[0]) and isinstance(each[1], dict) for each in value
+    )
+
+
+_PROGRESS: Final[Mapping[str, tuple[str, Callable[[object], bool]]]] = {
+    "step": ("a whole number from 0", _is_count),
+    "version": ("a whole number from 0", _is_count),
+    "kept_step": ("a whole number from 0, or null", lambda value: value is None or _is_count(value)),
+    "train_s": ("seconds", _is_seconds),
+    "train_cpu_s": ("seconds", _is_seconds),
+    "validations": ("pairs of a step and its metrics", _is_validations),
+    **{name: ("an object", lambda value: isinstance(value, dict)) for name in ("buffer", "health", "source")},
+}
+"""Values of `loop.json` by key."""
+
+
+def replace_folder(partial: Path, folder: Path) -> None:
+    """Give a complete folder its name; an older one of that name is moved aside, and then removed."""
     replaced = folder.with_name(f"{folder.name}{_REPLACED}")
     if folder.exists():
         # A folder cannot be renamed over another. After a crash between the two renames, `recover_interrupted_save`

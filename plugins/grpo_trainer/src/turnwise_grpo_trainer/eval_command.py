@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +13,7 @@ from turnwise.files import write_text
 from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Resources
 from turnwise.protocols.command import INTERRUPTED, OK
+from turnwise.terminal import Console, write_error
 from turnwise_result_files.resumption import EVALUATION_FILE
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ class EvalCommand:
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        from rich.console import Console
 
         from turnwise import configure_logging
         from turnwise_grpo_trainer.episode_metrics import check_not_all_failed
@@ -75,7 +74,7 @@ class EvalCommand:
         folder = arguments.resume or arguments.out
         episodes = roll_out(setup) if folder is None else roll_out_to(folder, setup, arguments)
         if episodes is None:
-            sys.stderr.write(f"turnwise: to run the rest: turnwise eval --resume {folder}\n")
+            write_error(f"turnwise: to run the rest: turnwise eval --resume {folder}\n")
             return INTERRUPTED
         check_not_all_failed(episodes)
         report = evaluate_episodes(episodes, n=n, ks=ks, threshold=arguments.threshold, seed=setup.run.rollout.seed)
@@ -85,9 +84,7 @@ class EvalCommand:
             console.print(note, soft_wrap=True)
         if folder is not None:
             write_text(folder / EVALUATION_FILE, json.dumps(report, indent=2) + "\n")
-            console.print(
-                f"wrote {folder}; to look at one episode: turnwise show {folder} 0", soft_wrap=True, markup=False
-            )
+            console.print(f"wrote {folder}; to look at one episode: turnwise show {folder} 0", soft_wrap=True)
         return OK
 
 
@@ -96,17 +93,19 @@ def _read_setup(arguments: argparse.Namespace) -> TrainSetup:
     from attrs import evolve
 
     from turnwise_grpo_trainer.train_setup import read_setup
-    from turnwise_result_files.folder_arguments import config_path
+    from turnwise_result_files.folder_arguments import check_same_config, config_path
 
     path = config_path(arguments, needs_out=False)
-    if arguments.resume is not None and arguments.step is not None:
+    if arguments.resume is not None and arguments.config is None and arguments.step is not None:
         raise ConfigError("--step: --resume DIR continues with the step of that run")
     setup = read_setup(path, arguments.overrides, needs_train=False)
     if not setup.validation_tasks:
         raise ConfigError(f"{path}: data.validation_path: missing; eval needs held-out tasks")
     rollout = setup.run.rollout
     step = rollout.global_step if arguments.step is None else arguments.step
-    return evolve(setup, run=evolve(setup.run, rollout=evolve(rollout, global_step=step, validation=True)))
+    setup = evolve(setup, run=evolve(setup.run, rollout=evolve(rollout, global_step=step, validation=True)))
+    check_same_config(arguments, setup.run)
+    return setup
 
 
 def roll_out(setup: TrainSetup) -> list[EpisodeResult]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Final
 
 from turnwise.errors import ConfigError
 from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Resources
+from turnwise.terminal import write_output
 
 OK: Final = 0
 _EPILOG: Final = """\
@@ -65,5 +65,5 @@ class ExportCommand:
             overwrite=arguments.overwrite,
             merge=arguments.merge,
         )
-        sys.stdout.write(f"wrote {arguments.to}: the model after step {step} of {arguments.run}\n")
+        write_output(f"wrote {arguments.to}: the model after step {step} of {arguments.run}\n")
         return OK

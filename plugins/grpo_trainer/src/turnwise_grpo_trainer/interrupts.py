@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -10,6 +9,7 @@ from attrs import define
 
 from turnwise import handle_interrupts
 from turnwise.errors import TurnwiseError
+from turnwise.terminal import write_error
 
 
 class TrainingInterruptedError(TurnwiseError):
@@ -40,7 +40,7 @@ def handle_signals(interrupt: Callable[[], None]) -> Iterator[None]:
     def handle() -> None:
         restore()
         with suppress(OSError, RuntimeError):  # Ctrl-C ends the reader of a pipe too, or interrupts another write
-            sys.stderr.write("\nturnwise: interrupted: writing a checkpoint; interrupt again to exit without one\n")
+            write_error("\nturnwise: interrupted: writing a checkpoint; interrupt again to exit without one\n")
         interrupt()
 
     with handle_interrupts(handle) as restore:

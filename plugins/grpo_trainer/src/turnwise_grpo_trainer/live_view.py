@@ -9,7 +9,7 @@ from typing import Final, Self
 
 import structlog
 from attrs import define, field
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress import (
     BarColumn,
@@ -25,6 +25,7 @@ from rich.text import Text
 
 from turnwise import EpisodeResult, Observer
 from turnwise.events.observer import RunWaiting
+from turnwise.terminal import Console
 
 COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "reward/mean": ("reward", "{:.3f}"),

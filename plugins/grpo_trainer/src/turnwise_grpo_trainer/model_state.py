@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from turnwise.errors import ConfigError
+from turnwise.files import raise_disk_error
 from turnwise_grpo_trainer.learner import Learner
 from turnwise_grpo_trainer.optimization import TrainableModel, find_frozen_names, find_tied_names
 from turnwise_grpo_trainer.random_states import load_random_states, save_random_states
@@ -98,9 +99,9 @@ def _cause(error: BaseException) -> str:
 
 def _call_torch(function: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Wrap a function of torch: suppress its warning about a single process, and re-raise Ctrl-C as `KeyboardInterrupt`.
+    Wrap a function of torch: suppress its warning about a single process, and re-raise Ctrl-C and errors of the disk.
 
-    Torch would report Ctrl-C as a failed checkpoint.
+    Torch would report them as a failed checkpoint.
     """
 
     def call(*arguments: Any, **options: Any) -> Any:
@@ -109,8 +110,13 @@ def _call_torch(function: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 return function(*arguments, **options)
             except CheckpointException as error:
-                if any(isinstance(each, KeyboardInterrupt) for each, _trace in error.failures.values()):
-                    raise KeyboardInterrupt from error
+                # A `CheckpointException` is no `Exception`, so nobody would handle a full disk.
+                for each, _trace in error.failures.values():
+                    if isinstance(each, KeyboardInterrupt):
+                        raise KeyboardInterrupt from error
+                    if isinstance(each, OSError) and each.errno is not None:
+                        raise OSError(each.errno, each.strerror) from error
+                    raise_disk_error(each)
                 raise
 
     return call

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final
 
 from attrs import frozen
-from rich.console import Console
 from rich.table import Table
 
 from turnwise import PoolPlacement, RolloutManager, plan_placement
 from turnwise.errors import ConfigError
+from turnwise.terminal import Console
 from turnwise_grpo_trainer.devices import gpus_per_process
 from turnwise_grpo_trainer.train_setup import TrainSetup
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from turnwise.errors import ConfigError
 from turnwise.plugin.registry import NoConfig
 from turnwise.protocols import Resources
+from turnwise.terminal import write_error
 from turnwise_grpo_trainer.interrupts import TrainingInterruptedError
 from turnwise_result_files.folder_lock import make_folder, writing_to
 
 OK: Final = 0
 INTERRUPTED: Final = 130
+MODEL_FOLDER: Final = "model"
 _EPILOG: Final = """\
 Examples:
   turnwise train examples/train_calculator.yaml --out runs/train
@@ -29,7 +31,8 @@ Examples:
 CONFIG is a run config, as for `turnwise rollout`, with a section `train`. The command writes config.yaml,
 metrics.jsonl, checkpoints/, the episodes of each step in episodes/, the trained model in model/, curve.png, and
 report.md with held-out results before and after training. On Ctrl-C or SIGTERM it interrupts the running episodes and
-writes a checkpoint, from which --resume continues; a second signal ends the command at once.
+writes a checkpoint, from which --resume continues; a second signal ends the command at once. A job may always pass
+--resume: without a checkpoint the training starts at step 0.
 Exit codes: 0; 2 for a bad config or bad input; 130 if interrupted; 1 if it failed.
 """
 
@@ -48,7 +51,9 @@ class TrainCommand:
         parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="set a value, such as train.num_steps=5")
         parser.add_argument("--out", type=Path, metavar="DIR", help="output folder; created if missing")
         parser.add_argument("--overwrite", action="store_true", help="replace the training that DIR holds")
-        parser.add_argument("--resume", action="store_true", help="continue from the latest checkpoint in DIR")
+        parser.add_argument(
+            "--resume", action="store_true", help="continue from the latest checkpoint in DIR, or start"
+        )
         parser.add_argument(
             "--shuffle-rewards", action="store_true", help="permute the rewards: a control that must not learn"
         )
@@ -73,35 +78,37 @@ class TrainCommand:
             raise ConfigError("--out: missing; name an output folder, or add --dry-run")
         out, resume = arguments.out, arguments.resume
         try:
-            with _hold(out, create=not resume):
-                prepare_out(out, overwrite=arguments.overwrite, resume=resume)
+            with _hold(out):
+                resume = prepare_out(out, overwrite=arguments.overwrite, resume=resume)
                 from turnwise_grpo_trainer.training import run_training
 
                 run_training(setup, out, resume=resume)
         except TrainingInterruptedError as error:
             resumption = f"turnwise train CONFIG --out {arguments.out} --resume"
-            sys.stderr.write(f"turnwise: {error}; to continue: {resumption}\n")
+            write_error(f"turnwise: {error}; to continue: {resumption}\n")
             return INTERRUPTED
         return OK
 
 
 @contextmanager
-def _hold(out: Path, *, create: bool) -> Iterator[None]:
+def _hold(out: Path) -> Iterator[None]:
     """Make the folder and keep other trainings out; one line if it is no folder, or the disk refuses a file."""
-    if create:
-        make_folder(out)
-    elif not os.path.isdir(out):  # Path.is_dir raises for a name that is too long
-        raise ConfigError(f"--resume: {out} has no checkpoint")
+    make_folder(out)
     with writing_to(out, f"turnwise train CONFIG --out {out} --resume continues from the latest checkpoint"):
         yield
 
 
-def prepare_out(out: Path, *, overwrite: bool, resume: bool) -> None:
+def prepare_out(out: Path, *, overwrite: bool, resume: bool) -> bool:
     """
     Recover the checkpoints of a training from a crash, and check that its folder may be written to.
 
+    Returns:
+        Whether a training continues. A job may always ask for it: one that was killed before its first checkpoint, or
+        never started, is at step 0.
+
     Raises:
-        ConfigError: it holds another training and neither option is set, or `resume` is set and it has no checkpoint.
+        ConfigError: it holds another training and neither option is set, or `resume` is set and it holds a trained
+            model without a checkpoint.
     """
     from turnwise_grpo_trainer.checkpoints import CHECKPOINTS_FOLDER, CheckpointStore
     from turnwise_grpo_trainer.metric_log import METRICS_FILE
@@ -113,5 +120,9 @@ def prepare_out(out: Path, *, overwrite: bool, resume: bool) -> None:
         raise ConfigError(
             f"--out {out}: holds another training ({held.name}); add --resume to continue it, or --overwrite"
         )
-    if resume and store.latest() is None:
-        raise ConfigError(f"--resume: {out} has no checkpoint")
+    if not resume or store.latest() is not None:
+        return resume
+    if (out / MODEL_FOLDER).exists():
+        raise ConfigError(f"--resume: {out} has a trained model, but no checkpoint; add --overwrite to train again")
+    structlog.get_logger().info("there is no checkpoint yet: the training starts at step 0", out=str(out))
+    return False

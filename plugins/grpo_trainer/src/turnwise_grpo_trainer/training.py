@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-
 from turnwise import RolloutManager
-from turnwise.files import write_text
+from turnwise.files import partial_path, write_text
+from turnwise.terminal import Console
 from turnwise_grpo_trainer.build import build_loop, build_trainer
-from turnwise_grpo_trainer.checkpoints import MODELS_FOLDER, CheckpointStore, parse_step
+from turnwise_grpo_trainer.checkpoints import MODELS_FOLDER, CheckpointStore, parse_step, replace_folder
 from turnwise_grpo_trainer.interrupts import handle_signals
 from turnwise_grpo_trainer.learning_curve import as_markdown, as_table, compare_validations, draw_curve
 from turnwise_grpo_trainer.live_view import TrainView
@@ -21,12 +21,13 @@ from turnwise_grpo_trainer.model_card import write_card
 from turnwise_grpo_trainer.placement import borrows_devices, place_training
 from turnwise_grpo_trainer.run_config import save_config
 from turnwise_grpo_trainer.stage_table import stage_rows, stages_as_markdown, stages_as_table
+from turnwise_grpo_trainer.train_command import MODEL_FOLDER
 from turnwise_grpo_trainer.train_setup import TrainSetup
 from turnwise_result_files import RunningEpisodes
 
-MODEL_FOLDER: Final = "model"
 CURVE_FILE: Final = "curve.png"
 REPORT_FILE: Final = "report.md"
+_NO_REPORT: Final = "Nothing to compare: the training has no held-out tasks (`data.validation_path`).\n"
 
 
 def run_training(setup: TrainSetup, out: Path, *, resume: bool) -> None:
@@ -80,8 +81,12 @@ def export_model(loop: TrainLoop, out: Path) -> None:
         best = loop.store.best()
         loop.trainer.load(best / MODELS_FOLDER)
         step = parse_step(best)
-    loop.trainer.export(out / MODEL_FOLDER)
-    write_card(out / MODEL_FOLDER, loop.setup.run, loop.validations, step, name=out.name)
+    # A reader of the folder finds the whole model or none.
+    partial = partial_path(out / MODEL_FOLDER)
+    shutil.rmtree(partial, ignore_errors=True)
+    loop.trainer.export(partial)
+    write_card(partial, loop.setup.run, loop.validations, step, name=out.name)
+    replace_folder(partial, out / MODEL_FOLDER)
 
 
 def write_results(loop: TrainLoop, out: Path, console: Console) -> None:
@@ -90,7 +95,7 @@ def write_results(loop: TrainLoop, out: Path, console: Console) -> None:
     draw_curve(metrics, out / CURVE_FILE, title=f"{loop.step} steps, {loop.train_s:.0f} s")
     rows = compare_validations(loop.validations, loop.best_step)
     stages = stage_rows(metrics)
-    write_text(out / REPORT_FILE, as_markdown(rows) + stages_as_markdown(stages))
+    write_text(out / REPORT_FILE, as_markdown(rows) + stages_as_markdown(stages) or _NO_REPORT)
     if rows:
         console.print(as_table(rows))
     if stages:

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
 from importlib.metadata import version
-from typing import TextIO
+from typing import Final, TextIO
 
 import httpx2
+import structlog
 from attrs import define, field
-from mcp import Client, StdioServerParameters, stdio_client
+from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client.session import IncomingMessage
 from mcp.client.streamable_http import streamable_http_client
-from mcp.types import Implementation, ToolListChangedNotification
+from mcp.types import CONNECTION_CLOSED, Implementation, ToolListChangedNotification
 
 from turnwise.errors import InfrastructureError, describe
 from turnwise_mcp_tools.config import ServerConfig
@@ -30,6 +33,7 @@ CLOSE_S = 10.0
 """Seconds that a server may take to end; the client kills a program before that."""
 _CONNECT_S = 10.0
 _LAST_LINES = 3
+_SHOWN_CHARS = 300
 
 
 @define(eq=False)
@@ -54,6 +58,7 @@ class Connection:
     _holder: asyncio.Task[None] | None = field(default=None, init=False)
     _closing: asyncio.Event = field(factory=asyncio.Event, init=False)
     _last_lines: list[str] = field(factory=list, init=False)
+    _has_babbled: bool = field(default=False, init=False)
 
     @property
     def client(self) -> Client:
@@ -78,6 +83,17 @@ class Connection:
                 raise
             raise InfrastructureError(self._failure(f"cannot be used: {_first_error(error)}")) from error
 
+    async def is_alive(self) -> bool:
+        """Return whether the server answers another request, by whatever answer."""
+        try:
+            async with asyncio.timeout(self.call_s):
+                await self.client.list_tools(cache_mode="refresh")
+        except MCPError as error:
+            return error.code != CONNECTION_CLOSED
+        except (OSError, EOFError):
+            return False
+        return True
+
     async def close(self) -> None:
         """End the connection and the server's process; a server that resists is killed."""
         self._client = None
@@ -96,6 +112,7 @@ class Connection:
         return "; ".join([f"MCP server {self.name!r} {problem}", *self._last_lines])
 
     async def _hold(self, connected: asyncio.Future[Client]) -> None:
+        _CURRENT.set(self)  # a task has a context of its own, which the tasks of the client copy
         try:
             with io.TextIOWrapper(tempfile.TemporaryFile(), encoding="utf-8", errors="replace") as log:
                 try:
@@ -131,7 +148,7 @@ class Connection:
                 transport = streamable_http_client(server.url, http_client=await stack.enter_async_context(http))
             client = Client(
                 transport,
-                read_timeout_seconds=self.call_s,
+                # No timeout of its own: its error would look like an answer of the server.
                 message_handler=self._on_message,
                 client_info=Implementation(name="turnwise", version=version("turnwise-mcp-tools")),
             )
@@ -140,6 +157,31 @@ class Connection:
     async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, ToolListChangedNotification):
             self.has_new_tools = True
+
+    def report_line(self, error: BaseException | None) -> None:
+        """Log the first line of the server that is no message."""
+        if not self._has_babbled:
+            self._has_babbled = True
+            reason = describe(error)[:_SHOWN_CHARS] if error else ""
+            structlog.get_logger().warning(
+                "MCP server prints lines that are no messages", server=self.name, reason=reason
+            )
+
+
+_CURRENT: Final[ContextVar[Connection | None]] = ContextVar("connection", default=None)
+"""The connection whose client runs in this task."""
+
+
+def _report_once(record: logging.LogRecord) -> bool:
+    """Report the first line that is no message; the client logs a traceback for each."""
+    connection = _CURRENT.get()
+    if connection is None or not record.getMessage().startswith("Failed to parse"):
+        return True
+    connection.report_line(record.exc_info[1] if record.exc_info else None)
+    return False
+
+
+logging.getLogger("mcp.client.stdio").addFilter(_report_once)
 
 
 def _first_error(error: BaseException) -> str:

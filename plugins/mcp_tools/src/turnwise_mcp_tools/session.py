@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import structlog
 from attrs import define, field
 from mcp import Client, MCPError
-from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+from mcp.types import CONNECTION_CLOSED
 
 from turnwise.errors import InfrastructureError, ToolError
 from turnwise_mcp_tools.config import McpConfig, ServerConfig
@@ -75,9 +75,8 @@ class Session:
         except TimeoutError as error:
             raise ToolError(f"Error: no answer within {self.config.call_s:g} s") from error
         except MCPError as error:
-            if error.code == REQUEST_TIMEOUT:
-                raise ToolError(f"Error: no answer within {self.config.call_s:g} s") from error
-            if error.code != CONNECTION_CLOSED:
+            # A client's own error has the code of a closed connection, which servers use for other errors too.
+            if error.code != CONNECTION_CLOSED or await connection.is_alive():
                 raise ToolError(f"Error: {error.message}") from error
             broken: Exception = error
         except _BROKEN as error:

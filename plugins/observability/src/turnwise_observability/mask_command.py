@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from turnwise import EpisodeResult
 from turnwise.errors import ConfigError, DataError
+from turnwise.terminal import write_output
 from turnwise_observability.mask_image import save_mask
 from turnwise_result_files import read_results
 
@@ -37,7 +37,7 @@ class MaskCommand:
         for number, trajectory in enumerate(episode.trajectories):
             file = out.with_stem(f"{out.stem}-{number}") if number else out
             save_mask(trajectory, file)
-            sys.stdout.write(f"wrote {file}\n")
+            write_output(f"wrote {file}\n")
         return 0
 
 

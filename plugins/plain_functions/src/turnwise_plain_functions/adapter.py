@@ -13,7 +13,7 @@ from turnwise import Resources, structure
 from turnwise.errors import ConfigError
 from turnwise.types import JsonObject, ToolSchema
 from turnwise_plain_functions.function_tool import FunctionTool, RunIn, placed, tool
-from turnwise_plain_functions.parts import MAKERS, FunctionReward
+from turnwise_plain_functions.parts import MAKERS, FunctionReward, refuse_generator
 
 
 @frozen(kw_only=True)
@@ -43,9 +43,11 @@ class FunctionAdapter:
         if kind == "rewards" and isinstance(value, FunctionReward):
             value = value.func
         if kind == "group_rewards" and callable(value):
+            refuse_generator(value, "the function")
             return _adapt_group_reward(value, options, self.resources)
         if kind not in MAKERS or not callable(value):
             return None
+        refuse_generator(value, "the function")
         return MAKERS[kind](_with_options(value, options, self.resources))
 
 

@@ -8,6 +8,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Annotated, Any, Final, Literal, Union
 
 from attrs import frozen
@@ -102,7 +103,7 @@ def describe(annotation: object, where: str) -> Described:
         inner = describe(arguments[0], where)
         return Described(_with_doc(inner.schema, " ".join(texts)), inner.convert)
     if origin is Literal:
-        return Described(_enumeration(arguments, where))
+        return Described(_enumeration(arguments, where), partial(_same, arguments))
     if inspect.isclass(annotation) and issubclass(annotation, Enum):
         return Described(_enumeration([member.value for member in annotation], where), annotation)
     if origin in (Union, types.UnionType):
@@ -112,6 +113,12 @@ def describe(annotation: object, where: str) -> Described:
     if origin in (dict, Mapping) and arguments[0] is str:
         return _map(describe(arguments[1], where))
     raise ConfigError(f"{where} has a type that JSON cannot carry: {inspect.formatannotation(annotation)}")
+
+
+def _same(choices: Sequence[object], value: object) -> object:
+    # JSON schema counts 1.0 as 1, and Python code that compares types does not; True is no 1 for either.
+    same = (each for each in choices if each == value and isinstance(each, bool) == isinstance(value, bool))
+    return next(same, value)
 
 
 def _whole(value: object) -> object:

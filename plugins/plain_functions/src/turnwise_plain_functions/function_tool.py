@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, Literal, cast, get_args, overload
 
 from attrs import evolve, field, frozen
@@ -18,6 +18,7 @@ from turnwise.errors import ConfigError
 from turnwise.threads import in_thread
 from turnwise.types import JsonDict, JsonObject, Task, ToolResult, ToolSchema
 from turnwise_plain_functions.annotations import Convert, function_schema
+from turnwise_plain_functions.parts import is_async, refuse_generator
 from turnwise_plain_functions.process import check_importable, in_process
 
 RunIn = Literal["thread", "process", "loop"]
@@ -116,12 +117,12 @@ def tool(
     """
     if func is None:
         return lambda given: tool(given, name=name, schema=schema, run_in=run_in)
+    refuse_generator(func, f"tool {name or getattr(func, '__name__', '?')!r}: the function")
     described, converters = function_schema(func, name) if schema is None else (schema, {})
     if schema is not None:
         _refuse_mismatch(func, schema)
-    is_async = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(getattr(func, "__call__", None))  # noqa: B004 - the method is looked at, not called
-    made = FunctionTool(func=func, schema=described, converters=converters, is_async=is_async)
-    return placed(made, run_in or ("loop" if is_async else "thread"))
+    made = FunctionTool(func=func, schema=described, converters=converters, is_async=is_async(func))
+    return placed(made, run_in or ("loop" if is_async(func) else "thread"))
 
 
 def placed(made: FunctionTool, run_in: str) -> FunctionTool:
@@ -160,4 +161,7 @@ def as_result(value: object) -> ToolResult:
         return value
     if value is None or isinstance(value, str):
         return ToolResult(text=value or "")
+    if isinstance(value, Iterator | AsyncIterator | Awaitable):
+        # Its text would be the address of an object, and nothing of it has run.
+        raise TypeError(f"the function returned a {type(value).__name__}, expected a value that JSON can carry")
     return ToolResult(text=json.dumps(value, ensure_ascii=False, default=str))

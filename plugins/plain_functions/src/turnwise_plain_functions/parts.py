@@ -25,6 +25,14 @@ def is_async(func: Function) -> bool:
     return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(call)
 
 
+def refuse_generator(func: Function, part: str) -> None:
+    """Raise `ConfigError` for a function with `yield`: a call of it runs nothing and returns a generator."""
+    call = getattr(func, "__call__", None)  # noqa: B004 - the method is looked at, not called
+    kinds = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(is_kind(each) for is_kind in kinds for each in (func, call)):
+        raise ConfigError(f"{part} is a generator function; return the values instead, for example as a list")
+
+
 @frozen(eq=False)
 class FunctionReward:
     """A reward made from a sync function of an episode; the runtime calls it in a thread."""
@@ -62,6 +70,7 @@ def reward(func: Callable[[Episode], object]) -> FunctionReward:
         ... def is_short(episode):
         ...     return float(len(episode.messages[-1]["content"]) < 100)
     """
+    refuse_generator(func, "a reward's function")
     return AsyncFunctionReward(func) if is_async(func) else FunctionReward(func)
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from turnwise import NoConfig, Resources
 from turnwise.errors import ConfigError, DataError
+from turnwise.terminal import write_error, write_output
 from turnwise_python_sandbox.config import SandboxConfig
 from turnwise_python_sandbox.result import RunResult, Status
 
@@ -73,11 +74,11 @@ def _read_source(file: str) -> str:
 
 
 def _print_json(result: RunResult) -> None:
-    sys.stdout.write(json.dumps(result.to_json()) + "\n")
+    write_output(json.dumps(result.to_json()) + "\n")
 
 
 def _print_streams(result: RunResult) -> None:
-    sys.stdout.write(result.stdout.encode("utf-8", "replace").decode())
-    sys.stderr.write(result.stderr.encode("utf-8", "replace").decode())
+    write_output(result.stdout.encode("utf-8", "replace").decode())
+    write_error(result.stderr.encode("utf-8", "replace").decode())
     if result.status is not Status.OK:
-        sys.stderr.write(f"sandbox: {result.status.value}, exit code {result.exit_code}, tier {int(result.tier)}\n")
+        write_error(f"sandbox: {result.status.value}, exit code {result.exit_code}, tier {int(result.tier)}\n")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import asdict
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +16,7 @@ from turnwise.errors import ConfigError
 from turnwise.plugin.host import load
 from turnwise.plugin.registry import Entry, did_you_mean
 from turnwise.protocols import Resources, Router
+from turnwise.terminal import Console, write_output
 from turnwise.types import PluginRecipe
 from turnwise_routing_bench import scale_command
 from turnwise_routing_bench.recorded_traces import load_trace
@@ -75,7 +74,7 @@ def run_routing(arguments: argparse.Namespace) -> int:
     rows = compare(traces, routers, arguments.replicas)
     if arguments.json:
         head = {"replicas": arguments.replicas, "seed": None if arguments.trace else arguments.seed}
-        sys.stdout.write(json.dumps({**head, "results": rows}, indent=2) + "\n")
+        write_output(json.dumps({**head, "results": rows}, indent=2) + "\n")
     else:
         Console().print(_table(rows))
     return 0

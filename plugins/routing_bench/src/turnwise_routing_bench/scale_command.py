@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import random
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Any, Final
 
 from attrs import asdict, evolve, frozen
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from turnwise.errors import ConfigError
+from turnwise.terminal import Console, write_output
 from turnwise_routing_bench.scale_costs import Costs, load_costs
 from turnwise_routing_bench.scale_result import FixedCosts, ScaleResult, as_plain, simulate
 from turnwise_routing_bench.scale_run import Death, Run
@@ -136,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         options = {name: getattr(arguments, name) for name in ("episodes", "cells", "seconds", "warm_up", "seed")}
         document = {"machine": measured.machine, **options, "results": rows}
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        write_output(json.dumps(document, indent=2) + "\n")
     else:
         console = Console(width=max(100, Console().width))
         console.print(f"costs of: {measured.machine}", style="dim", highlight=False)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any, Final
 
 from turnwise import NoConfig, Resources, load_config
 from turnwise.errors import ConfigError
+from turnwise.terminal import write_output
 from turnwise_task_files import load_tasks
 
 _OK: Final = 0
@@ -59,7 +59,7 @@ class TrlCommand:
 
         log = (train_async if arguments.overlap else train_sync)(config, tasks, arguments)
         (arguments.out / "log.json").write_text(json.dumps(log, indent=2) + "\n", encoding="utf-8")
-        sys.stdout.write(_format_rewards(log))
+        write_output(_format_rewards(log))
         return _OK
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from turnwise import NoConfig, Resources
 from turnwise.errors import ConfigError
 from turnwise.protocols.command import OK
+from turnwise.terminal import write_output
 from turnwise_trl_bridge.command import check_installed, check_out, positive_int
 
 
@@ -46,5 +46,5 @@ class SftCommand:
         log = train_sft(arguments)
         (arguments.out / "log.json").write_text(json.dumps(log, indent=2) + "\n", encoding="utf-8")
         losses = [entry["loss"] for entry in log if "loss" in entry]
-        sys.stdout.write(f"{len(losses)} steps; loss {losses[0]:.3f} in the first, {losses[-1]:.3f} in the last\n")
+        write_output(f"{len(losses)} steps; loss {losses[0]:.3f} in the first, {losses[-1]:.3f} in the last\n")
         return OK

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pprint import pformat
@@ -12,8 +11,7 @@ from attrs import asdict, define, field
 
 from turnwise.record.result import EpisodeResult
 from turnwise.types import Score, TrajectoryScore
-from turnwise_result_files.episode_rows import add_trajectory, read_episode
-from turnwise_result_files.row_file import JSON
+from turnwise_result_files.episode_rows import read_texts
 
 _WIDTH: Final = 100
 _SOURCE: Final = '''\
@@ -46,10 +44,7 @@ _MODULES: Final = {
 
 def write_case(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the source of a test about the episode of some rows: a row per record, with columns of JSON as text."""
-    parsed = [dict(row) | {name: json.loads(row[name]) for name in JSON} for row in rows]
-    episode = read_episode(parsed[0])
-    for row in parsed:
-        episode = add_trajectory(episode, row)
+    episode = read_texts([dict(row) for row in rows])
     writer = _Writer()
     body, reward = writer.episode(episode), writer.literal(episode.reward)
     return _SOURCE.format(imports=writer.imports(), episode=body, reward=reward)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from turnwise.errors import DataError
 from turnwise.types import Status
+from turnwise_result_files.row_checks import check_table
 from turnwise_viewer.row_groups import RowGroups
 
 COLUMNS: Final = (
@@ -86,6 +87,7 @@ class EpisodeIndex:
         if grown:
             self._rows, new = pa.schema([]).empty_table(), range(len(groups.sizes))
         read = groups.read(new, (*COLUMNS, "training_step") if groups.is_training else COLUMNS)
+        check_table(read)
         self._rows = pa.concat_tables([self._rows, read]) if self._rows.num_columns else read
         self._num_groups = len(groups.sizes)
         self.row_of_group = np.concatenate([[0], np.cumsum(groups.sizes, dtype=np.int64)])
@@ -163,6 +165,9 @@ def _episodes(rows: pa.Table) -> pa.Table:
         rows = rows.set_column(step, "global_step", rows["training_step"]).drop_columns(["training_step"])
     index = pc.fill_null(rows["trajectory_index"], 0).to_numpy()
     first = np.flatnonzero(index == 0)
+    # A record follows the one before it, so a row that starts no episode has the next number.
+    if lost := np.flatnonzero((index != 0) & (index != np.append(-1, index[:-1]) + 1)).tolist():
+        raise ValueError(f"row {lost[0]}: record {index[lost[0]]} does not follow the one before it")
     counts = np.diff(first, append=len(index))
     episodes = rows.take(first)
     rewards = rows["reward"].to_numpy()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from turnwise.record.columns import NO_VERSION, Origin
 from turnwise.types import JsonDict
-from turnwise_result_files.row_file import COUNTS, FAULT, JSON, SECONDS
+from turnwise_result_files.row_schema import COUNTS, FAULT, JSON, SECONDS
 from turnwise_viewer.token_text import TokenTexts
 
 Row = Mapping[str, Any]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from turnwise.errors import ConfigError
+from turnwise.terminal import write_error, write_output
 from turnwise.types import Status
 from turnwise_viewer.episode_index import Filter
 from turnwise_viewer.html_export import Choice, export
@@ -77,8 +77,8 @@ def export_runs(runs: Sequence[RunFolder], arguments: argparse.Namespace) -> Non
         total = export(runs, _choice(arguments), file, max_bytes)
     except OSError as error:
         raise ConfigError(f"--export {file}: cannot be written: {error.strerror}") from error
-    sys.stderr.write(f"{total} episodes, {file.stat().st_size / 1e6:.1f} MB\n")
-    sys.stdout.write(f"{file}\n")
+    write_error(f"{total} episodes, {file.stat().st_size / 1e6:.1f} MB\n")
+    write_output(f"{file}\n")
     if arguments.open:
         webbrowser.open(file.resolve().as_uri())
 

@@ -7,7 +7,6 @@ some runs have JSON lines. All three are read in pieces, so that no reader holds
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -19,7 +18,9 @@ import pyarrow.parquet as pq
 
 from turnwise.errors import DataError
 from turnwise.files import PARTIAL
-from turnwise_result_files.row_file import ADDED, JSON, SCHEMA, TRAINING, TRAINING_SCHEMA, VERSION, fill_columns
+from turnwise_result_files.row_checks import check_file, check_schema, fill_columns
+from turnwise_result_files.row_file import lines_to_table
+from turnwise_result_files.row_schema import SCHEMA, TRAINING, TRAINING_SCHEMA
 
 _LINES_PER_GROUP: Final = 64
 _COUNTED: Final = "validation"
@@ -53,6 +54,7 @@ def open_groups(file: Path) -> RowGroups:
     Raises:
         DataError: the file cannot be read, or another version of turnwise wrote it.
     """
+    check_file(file)
     is_partial = file.suffix == PARTIAL
     is_jsonl = (file.with_suffix("") if is_partial else file).suffix == ".jsonl"
     try:
@@ -61,23 +63,6 @@ def open_groups(file: Path) -> RowGroups:
         return _StreamGroups(file) if is_partial else _ParquetGroups(file)
     except (OSError, pa.ArrowInvalid, ValueError) as error:
         raise DataError(f"{file}: cannot be read as episodes: {error}") from error
-
-
-def _check_columns(file: Path, schema: pa.Schema) -> None:
-    """Refuse a file of another version, or one without a column that this version needs; others may be there."""
-    version = (schema.metadata or {}).get(b"turnwise_schema", str(VERSION).encode()).decode("utf-8", "replace")
-    if version not in map(str, range(1, VERSION + 1)):
-        known = f"versions 1 to {VERSION}"
-        raise DataError(f"{file}: its columns have version {version}, but this turnwise reads {known}")
-    for field in SCHEMA:
-        at = schema.get_field_index(field.name)
-        if at < 0 and ADDED.get(field.name, 1) > int(version):
-            continue
-        if at < 0:
-            raise DataError(f"{file}: has no column {field.name!r}; another version of turnwise wrote it")
-        if schema.field(at).type != field.type:
-            found = schema.field(at).type
-            raise DataError(f"{file}: column {field.name!r} has type {found}, but this turnwise reads {field.type}")
 
 
 def open_steps(folder: Path) -> RowGroups:
@@ -156,7 +141,7 @@ class _ParquetGroups:
     def __init__(self, file: Path) -> None:
         # Not mapped: pages of a mapped file stay with the process as long as there is memory.
         self._parquet = pq.ParquetFile(file)
-        _check_columns(file, self._parquet.schema_arrow)
+        check_schema(self._parquet.schema_arrow)
         self.is_training = "training_step" in self._parquet.schema_arrow.names
         metadata = self._parquet.metadata
         self.sizes: Sequence[int] = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
@@ -206,7 +191,7 @@ class _StreamGroups:
             schema = pa.ipc.read_schema(pa.ipc.read_message(self._file))
         except (pa.ArrowInvalid, EOFError, OSError):
             return False  # the writer has not written the head of the stream yet
-        _check_columns(self._path, schema)
+        check_schema(schema)
         self._schema, self._end = schema, self._file.tell()
         self._head = schema.serialize().to_pybytes()
         return True
@@ -260,18 +245,11 @@ class _JsonlGroups:
             self._end += len(line)
 
     def read(self, groups: Sequence[int], columns: Sequence[str]) -> pa.Table:
-        rows = []
+        lines = []
         for group in groups:
             self._file.seek(self._offsets[group])
-            rows += [self._row(self._file.readline(), columns) for _ in range(self.sizes[group])]
-        return pa.Table.from_pylist(rows, pa.schema([SCHEMA.field(name) for name in columns]))
-
-    def _row(self, line: bytes, columns: Sequence[str]) -> dict[str, object]:
-        try:
-            row = dict.fromkeys(ADDED) | json.loads(line)
-            return {name: json.dumps(row[name]) if name in JSON else row[name] for name in columns}
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{self._path}: not a file of episodes: {error!r}") from error
+            lines += [self._file.readline() for _ in range(self.sizes[group])]
+        return fill_columns(lines_to_table(lines), columns)
 
     def close(self) -> None:
         self._file.close()

@@ -16,12 +16,15 @@ import pyarrow as pa
 from attrs import define, field
 from numpy.typing import NDArray
 
-from turnwise.errors import DataError
+from turnwise.errors import DataError, describe
 from turnwise.files import PARTIAL
 from turnwise.types import JsonDict
 from turnwise_result_files import find_rows, read_running
-from turnwise_result_files.row_file import SCHEMA, SUFFIXES, TRAINING_SCHEMA
+from turnwise_result_files.episode_rows import read_texts
+from turnwise_result_files.row_file import SUFFIXES
+from turnwise_result_files.row_schema import SCHEMA, TRAINING_SCHEMA, Row
 from turnwise_result_files.running_episodes import RUNNING_FILE
+from turnwise_result_files.trajectories import UNREADABLE
 from turnwise_viewer.case_source import write_case
 from turnwise_viewer.episode_index import EpisodeIndex, Filter
 from turnwise_viewer.episode_record import describe_episode, describe_tokens, mean_advantage
@@ -121,7 +124,10 @@ class RunFolder:
                     return False  # the run replaced the file at this moment; the next call reads the new one
             self._identity = identity
             assert self._groups is not None
-            return self.index.update(self._groups)
+            try:
+                return self.index.update(self._groups)
+            except UNREADABLE as error:
+                raise DataError(f"{source}: cannot be read as episodes: {describe(error)}") from error
 
     def close(self) -> None:
         """Close the files."""
@@ -231,14 +237,14 @@ class RunFolder:
         with self._lock:
             number = self._number(key)
             name = self.index.table["key"][number].as_py()
-            rows = self._read_rows(number).to_pylist()
+            rows = self._read_whole(number)
         episode = describe_episode(rows)
         return {"key": name, **episode, **self._token_limits().describe(validation=bool(episode["validation"]))}
 
     def case(self, key: str | int) -> str:
         """Return an episode as the source of a test, by its key or by its number in the index."""
         with self._lock:
-            rows = self._read_rows(self._number(key)).to_pylist()
+            rows = self._read_whole(self._number(key))
         return write_case(rows)
 
     def advantages(self, numbers: Sequence[int]) -> list[float | None]:
@@ -314,6 +320,16 @@ class RunFolder:
         if self._last_read is None or self._last_read[0] != key:
             self._last_read = (key, self._groups.read(range(first, last + 1), names))
         return self._last_read[1].slice(row - int(starts[first]), count)
+
+    def _read_whole(self, number: int) -> list[Row]:
+        """Return the rows of an episode after the checks of `read_results`; `DataError` if one finds a fault."""
+        rows: list[Row] = self._read_rows(number).to_pylist()
+        try:
+            read_texts(rows)
+        except UNREADABLE as error:
+            name = self.index.table["key"][number].as_py()
+            raise DataError(f"{self._source}: episode {name} cannot be read: {describe(error)}") from error
+        return rows
 
     def _token_limits(self) -> TokenLimits:
         with _TOKENIZERS:

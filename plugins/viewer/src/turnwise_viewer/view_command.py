@@ -13,6 +13,7 @@ from pathlib import Path
 
 from turnwise.errors import ConfigError, describe
 from turnwise.protocols.command import OK
+from turnwise.terminal import write_error, write_output
 from turnwise_viewer.export_arguments import add_export_arguments, check_export_arguments, export_runs
 from turnwise_viewer.page_address import address_file, load_address, save_address
 from turnwise_viewer.run_folder import RunFolder
@@ -78,7 +79,7 @@ async def _serve(runs: Sequence[RunFolder], arguments: argparse.Namespace) -> No
         loop.add_signal_handler(each, stopped.set)
     server = await (_start_live(runs, arguments) if arguments.live else _start(runs, arguments.port))
     try:
-        sys.stdout.write(f"{server.url}\n")
+        write_output(f"{server.url}\n")
         sys.stdout.flush()
         if arguments.open:
             await asyncio.to_thread(webbrowser.open, server.url)
@@ -109,12 +110,12 @@ async def _start_live(runs: Sequence[RunFolder], arguments: argparse.Namespace) 
                 raise
             # Another view of these runs may have it, and keeps it for its next start.
             text = "another program has it, so a page that is still open cannot reconnect"
-            sys.stderr.write(f"turnwise: port {kept.port} of the last start: {text}\n")
+            write_error(f"turnwise: port {kept.port} of the last start: {text}\n")
             return await _start(runs, 0)
     server = await _start(runs, arguments.port)
     try:
         save_address(file, server.address)
     except OSError as error:
         text = "cannot be written, so a page cannot reconnect after a restart"
-        sys.stderr.write(f"turnwise: {file}: {text}: {describe(error)}\n")
+        write_error(f"turnwise: {file}: {text}: {describe(error)}\n")
     return server

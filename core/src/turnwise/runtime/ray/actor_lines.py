@@ -19,6 +19,7 @@ from attrs import frozen
 
 from turnwise.events.json_stream import as_json_line
 from turnwise.events.logging import LINE_LOCK, asks_for_json
+from turnwise.terminal import literal
 from turnwise.types import JsonDict
 
 PrintLines = Callable[[Mapping[str, Any]], object]
@@ -52,12 +53,12 @@ class ActorLines:
                 if is_other and asks_for_json():
                     origin["stream"] = "stderr" if data["is_err"] else "stdout"
                     others = filter(None, (as_json_line(line, **origin) for line, _entry in group))
-                    sys.stderr.write("".join(f"{line}\n" for line in others))
+                    sys.stderr.write("".join(f"{literal(line)}\n" for line in others))
                 elif is_other:
-                    self.print_others({**data, "lines": [line for line, _entry in group]})
+                    self.print_others({**data, "lines": [literal(line) for line, _entry in group]})
                 else:
                     lines = (json.dumps({**origin, **(entry or {})}, ensure_ascii=False) for _line, entry in group)
-                    stream.write("".join(f"{line}\n" for line in lines))
+                    stream.write("".join(f"{literal(line)}\n" for line in lines))
             stream.flush()
 
 

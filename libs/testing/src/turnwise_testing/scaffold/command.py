@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 
 from turnwise.plugin.host import load
 from turnwise.protocols.command import OK
+from turnwise.terminal import write_output
 from turnwise_testing.scaffold.kinds import KINDS
 from turnwise_testing.scaffold.project import Part, check_part, create, distribution_of, extend
 
@@ -43,6 +43,6 @@ class NewCommand:
             part = Part(kind=arguments.kind, name=arguments.name, distribution=distribution_of(folder))
             written = extend(part, kind, folder)
         place = shlex.quote(str(folder))
-        sys.stdout.write("".join(f"wrote {path}\n" for path in written))
-        sys.stdout.write(f"\nNext:\n  pip install -e {place}\n  pytest {place}\n  turnwise check {arguments.name}\n")
+        write_output("".join(f"wrote {path}\n" for path in written))
+        write_output(f"\nNext:\n  pip install -e {place}\n  pytest {place}\n  turnwise check {arguments.name}\n")
         return OK

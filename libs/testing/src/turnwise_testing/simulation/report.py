@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
+from rich.text import Text
 
 from turnwise.errors import ConfigError
+from turnwise.terminal import Console
 from turnwise_testing.simulation.pool import Tally, simulate
 from turnwise_testing.simulation.worker import SCENARIOS
 
@@ -66,13 +67,13 @@ def _run(console: Console, name: str, seeds: range, num_processes: int) -> int:
 
     tally = simulate(name, seeds, num_processes, show)
     rate = len(seeds) / (time.perf_counter() - started)
-    verdict = "[bold red]failed [/]" if tally.failures else "[green]passed [/]"
+    verdict = Text("failed ", "bold red") if tally.failures else Text("passed ", "green")
     num_failed = f"{len(tally.failures)} failed, " if tally.failures else ""
     console.print(
-        f"{verdict} {name}: {len(seeds)} seeds from {seeds.start}, {num_failed}{rate:.1f} seeds/s", highlight=False
+        verdict, f"{name}: {len(seeds)} seeds from {seeds.start}, {num_failed}{rate:.1f} seeds/s", highlight=False
     )
     for number, failure in enumerate(tally.failures):
         if number < _SHOWN:
-            console.print(failure.error, markup=False, highlight=False)
-        console.print(f"repeat it: turnwise check {failure.replay}", markup=False, highlight=False)
+            console.print(failure.error, highlight=False)
+        console.print(f"repeat it: turnwise check {failure.replay}", highlight=False)
     return len(tally.failures)

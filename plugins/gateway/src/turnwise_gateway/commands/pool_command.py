@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -13,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from attrs import asdict
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from turnwise.errors import DataError, InfrastructureError
+from turnwise.terminal import Console, write_output
 from turnwise.types import JsonDict
 from turnwise_gateway.pool.pool_view import PoolView, RolloutView
 from turnwise_gateway.pool.sqlite_store import SqliteStore
@@ -58,14 +57,15 @@ class PoolCommand:
             return 0
         view = PoolView(path)
         if action == "export":
-            sys.stdout.writelines(json.dumps(asdict(result)) + "\n" for result in view.results())
+            for result in view.results():
+                write_output(json.dumps(asdict(result)) + "\n")
         elif action == "requeue":
             store = SqliteStore.open(path)
             try:
                 number = store.reopen_dead(arguments.uids)
             finally:
                 store.close()
-            sys.stdout.write(f"rollouts that are ready again: {number}\n")
+            write_output(f"rollouts that are ready again: {number}\n")
         elif action == "list":
             chosen = [each for each in view.rollouts() if arguments.state in (None, each.state)]
             _print_rollouts(chosen, as_json=arguments.json)
@@ -109,7 +109,7 @@ def _print_status(view: PoolView, *, as_json: bool) -> None:
     leased, dead = ([each for each in rollouts if each.state is state] for state in (State.LEASED, State.DEAD))
     if as_json:
         shown = {"counts": counts, "leased": list(map(asdict, leased)), "dead": list(map(asdict, dead))}
-        sys.stdout.write(json.dumps(shown, indent=2) + "\n")
+        write_output(json.dumps(shown, indent=2) + "\n")
         return
     _print_counts(counts, as_json=False)
     if leased or dead:
@@ -118,14 +118,14 @@ def _print_status(view: PoolView, *, as_json: bool) -> None:
 
 def _print_counts(counts: JsonDict, *, as_json: bool) -> None:
     if as_json:
-        sys.stdout.write(json.dumps({"counts": counts}, indent=2) + "\n")
+        write_output(json.dumps({"counts": counts}, indent=2) + "\n")
     else:
-        sys.stdout.writelines(f"{name:<10} {number}\n" for name, number in counts.items())
+        write_output("".join(f"{name:<10} {number}\n" for name, number in counts.items()))
 
 
 def _print_rollouts(rollouts: Iterable[RolloutView], *, as_json: bool) -> None:
     if as_json:
-        sys.stdout.write(json.dumps([asdict(each) for each in rollouts], indent=2) + "\n")
+        write_output(json.dumps([asdict(each) for each in rollouts], indent=2) + "\n")
         return
     table = Table(*_COLUMNS)
     for each in rollouts:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from attrs import asdict, evolve, frozen
 
 from turnwise import EpisodeResult, Host, RolloutManager, RunConfig, Task, configure_logging, load_resolved
 from turnwise.errors import ConfigError, DataError
+from turnwise.terminal import write_output
 from turnwise_gateway.host import ModelClient, RunningServer
 from turnwise_gateway.replay.recorded_engine import RecordedEngine
 from turnwise_gateway.replay.replayed_session import DifferenceError, SessionReplay, find_difference
@@ -71,9 +71,9 @@ class ReplayCommand:
         configure_logging("error", config.telemetry.log_format, whole_stream=True)
         replayed = _replay_all(config, host, files)
         if arguments.json:
-            sys.stdout.write(json.dumps({"sessions": [asdict(each) for each in replayed]}, indent=2) + "\n")
+            write_output(json.dumps({"sessions": [asdict(each) for each in replayed]}, indent=2) + "\n")
         else:
-            sys.stdout.writelines(f"{_line(each)}\n" for each in replayed)
+            write_output("".join(f"{_line(each)}\n" for each in replayed))
         return 1 if any(each.difference for each in replayed) else 0
 
 

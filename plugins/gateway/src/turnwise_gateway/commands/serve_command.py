@@ -23,6 +23,7 @@ from turnwise import (
     load_resolved,
 )
 from turnwise.errors import ConfigError, InfrastructureError
+from turnwise.terminal import write_error, write_output
 from turnwise_gateway.host import RunningServer
 from turnwise_gateway.pool.control_server import ControlServer
 from turnwise_gateway.pull_site import announced
@@ -150,7 +151,7 @@ def _serve(config: RunConfig, host: Host, folder: ServedFolder, arguments: argpa
 
 
 def _print(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+    write_output(f"{line}\n")
     sys.stdout.flush()  # a program that starts this one waits for the addresses
 
 
@@ -178,7 +179,7 @@ def _interrupts(manager: RolloutManager) -> Iterator[None]:
     def handle() -> None:
         restore()
         with suppress(OSError, RuntimeError):  # Ctrl-C ends the reader of a pipe too, or interrupts another write
-            sys.stderr.write("\nturnwise: ending the sessions; press Ctrl-C again to exit without waiting\n")
+            write_error("\nturnwise: ending the sessions; press Ctrl-C again to exit without waiting\n")
         manager.abort()
 
     with handle_interrupts(handle) as restore:

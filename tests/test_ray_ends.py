@@ -152,8 +152,9 @@ def test_a_signal_while_ray_starts_is_an_interrupt(folder: Path, sent: signal.Si
 @pytest.mark.slow
 def test_agents_of_ray_end_after_a_killed_driver(folder: Path) -> None:
     """Nothing of the run is left, also where the driver had no time to end it."""
-    process = start(folder, HANGS, reward="./parts.py:hangs")
-    wait_until(lambda: (folder / "hangs").exists(), "no reward has started")
+    process = start(folder, HANGS, reward="./parts.py:hangs", plugins=[PLUGIN, "plain_functions"])
+    wait_until(lambda: (folder / "hangs").exists() or process.poll() is not None, "no reward has started", 600)
+    assert process.poll() is None, process.communicate()
     process.kill()
     process.communicate()
     wait_until(lambda: processes_of(folder) == {}, "processes of Ray are left")

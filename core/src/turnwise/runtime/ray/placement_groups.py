@@ -54,7 +54,7 @@ class PlacementGroups:
         )
         return options
 
-    async def close(self, first: int) -> None:
+    async def close(self, first: int = 0) -> None:
         """Remove every group from an index on. Idempotent."""
         for index in [each for each in self._groups if each >= first]:
             await self.remove(index)

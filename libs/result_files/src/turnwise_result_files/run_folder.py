@@ -99,8 +99,12 @@ def run_in_folder(
         with manager:
             todo = run.earlier.todo
             episodes = manager.iterate_numbered([], global_step=step, validation=validation, resume=todo)
-            with _interrupts(run, episodes.close):
-                run.collect(episodes)
+            try:
+                with _interrupts(run, episodes.close):
+                    run.collect(episodes)
+            except BaseException:  # of the disk: nobody takes the other episodes, so they need not run
+                manager.abort()
+                raise
     return run
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.record.columns import NO_VERSION, Origin
-from turnwise.types import JsonDict
+from turnwise.types import JsonDict, Message
+from turnwise_result_files.messages import calls_of
 from turnwise_result_files.row_schema import COUNTS, FAULT, JSON, SECONDS
 from turnwise_viewer.token_text import TokenTexts
 
@@ -37,15 +38,41 @@ def describe_episode(rows: Sequence[Row]) -> JsonDict:
         "fault": fault,
         "reward": sum(rewards) if rewards else None,
         "task": {
-            "messages": texts["task_messages"],
+            "messages": list(map(_show_message, texts["task_messages"])),
             "ground_truth": texts["ground_truth"],
             "agent_name": first["task_agent_name"],
             "extra": texts["task_extra"],
         },
-        "messages": texts["messages"],
+        "messages": list(map(_show_message, texts["messages"])),
         "metrics": metrics | {"num_tokens": texts["num_tokens"], "extra": texts["metrics_extra"]},
         "records": [_describe_record(row) for row in rows if row["trajectory_index"] is not None],
     }
+
+
+def _show_message(message: Message) -> JsonDict:
+    """Return a message of the forms that the page knows; a value of another form is shown as JSON text."""
+    shown = {
+        name: value if value is None or isinstance(value, str) else _text(value) for name, value in message.items()
+    }
+    shown["role"] = shown.get("role") or ""
+    if _is_objects(message.get("content")):
+        shown["content"] = message["content"]
+    if message.get("tool_calls"):
+        shown["tool_calls"] = [
+            {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
+            for name, function, arguments in calls_of(message)
+        ]
+    else:
+        shown.pop("tool_calls", None)
+    return shown
+
+
+def _is_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _describe_record(row: Row) -> JsonDict:

@@ -145,8 +145,8 @@ class TestRollout:
         """
         assert main(["rollout", "--resume", str(run_dir)]) == 2
         assert "holds no run" in capsys.readouterr().err
-        assert main(["rollout", "run.yaml", "--resume", str(run_dir)]) == 2
-        assert "give no config" in capsys.readouterr().err
+        assert main(["rollout", "run.yaml", "--resume", str(run_dir), "--overwrite"]) == 2
+        assert "give no --out and no --overwrite" in capsys.readouterr().err
         assert main(["rollout", "run.yaml"]) == 2
         assert "--out DIR, or --resume DIR" in capsys.readouterr().err
 

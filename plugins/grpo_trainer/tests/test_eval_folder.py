@@ -135,7 +135,7 @@ def test_results_are_replaced_only_when_asked(run_dir, capsys):
     ("arguments", "text"),
     [
         ((), "give a config, or --resume DIR"),
-        (("--resume", "."), "--resume .: holds no run: config.resolved.yaml is missing"),
+        (("--resume", "."), "--resume .: holds no run: config.resolved.yaml is missing; add the config to start one"),
         (("run.yaml", "--overwrite"), "--overwrite needs --out DIR"),
         (("run.yaml", "--retry-failed"), "--retry-failed needs --resume DIR"),
         (("run.yaml", "--out", "run.yaml"), "--out run.yaml: File exists"),

@@ -18,9 +18,13 @@ def text_of(message: Message) -> str:
 
 
 def calls_of(message: Message) -> Iterator[tuple[str, str, str]]:
-    """Yield the id, the name and the arguments as text of each tool call of a message."""
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") or {}
+    """Yield the id, the name and the arguments as text of each tool call of a message; one of no known form is text."""
+    calls = message.get("tool_calls") or ()
+    for call in calls if isinstance(calls, list | tuple) else (calls,):
+        function = call.get("function") or {} if isinstance(call, Mapping) else None
+        if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+            yield "", "", json.dumps(call, ensure_ascii=False)
+            continue
         arguments = function.get("arguments", "{}")
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         yield str(call.get("id", "")), str(function.get("name", "")), text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -98,9 +98,12 @@ def run_in_folder(
         with _running(run):
             todo = run.earlier.todo
             episodes = manager.iterate_numbered([], global_step=step, validation=validation, resume=todo)
-            # Closed here: after an error of the disk, workers would wait for ever for a taker of their episodes.
-            with closing(episodes), handle_interrupts(partial(_stop, run, episodes.close)):
-                run.collect(episodes)
+            try:
+                with handle_interrupts(partial(_stop, run, episodes.close)):
+                    run.collect(episodes)
+            except BaseException:  # of the disk: nobody takes the other episodes, so they need not run
+                manager.abort()
+                raise
     return run
 
 

@@ -8,6 +8,7 @@ a killed run leaves it behind, so a reader ignores a file that is not replaced a
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import Any, Final
 import structlog
 from attrs import asdict, define, field
 
+from turnwise.errors import describe
 from turnwise.events.observer import (
     EpisodeEvent,
     EpisodesRetried,
@@ -50,6 +52,14 @@ class _Running:
     num_tokens: int = 0
     last: str = "start"
     last_at: float = 0.0
+
+    def fits(self) -> bool:
+        """Return whether the values, which a file may have, are of their types."""
+        texts, numbers = (self.key, self.agent_name, self.worker, self.last), (self.num_turns, self.num_tokens)
+        times = (self.started_at, self.last_at)
+        return all(isinstance(each, str) for each in texts) and all(
+            isinstance(each, int | float) and math.isfinite(each) for each in (*numbers, *times)
+        )
 
 
 @define(eq=False)
@@ -126,8 +136,8 @@ class RunningEpisodes(Observer):
             if due:
                 try:
                     self._write(text)
-                except OSError:
-                    structlog.get_logger().warning("running episodes cannot be written", exc_info=True)
+                except OSError as error:
+                    structlog.get_logger().warning("running episodes cannot be written", reason=describe(error))
                     return
                 written_at = time.monotonic()
 
@@ -157,6 +167,8 @@ def read_running(folder: Path) -> dict[str, Any] | None:
     """
     try:
         found: dict[str, Any] = json.loads((folder / RUNNING_FILE).read_text(encoding="utf-8"))
-        return found if time.time() - found["written_at"] < _STALE_S else None
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        # The file says what runs now, and is replaced every few seconds: one that is no such file says nothing.
+        is_new = time.time() - found["written_at"] < _STALE_S and found["total"] >= 0
+        return found if is_new and all(_Running(**each).fits() for each in found["episodes"]) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

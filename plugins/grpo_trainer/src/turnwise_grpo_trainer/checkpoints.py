@@ -27,6 +27,8 @@ CHECKPOINTS_FOLDER: Final = "checkpoints"
 PROGRESS_FILE: Final = "loop.json"
 UNFINISHED_FILE: Final = "unfinished.jsonl"
 MODELS_FOLDER: Final = "trainer"
+MODEL_FOLDER: Final = "model"
+"""The trained model, in the folder of the training."""
 _NAME: Final = re.compile(r"step-(\d{8})")
 _REPLACED: Final = ".replaced"
 _REMOVED: Final = ".removed"

@@ -20,7 +20,6 @@ from turnwise_result_files.folder_lock import make_folder, writing_to
 
 OK: Final = 0
 INTERRUPTED: Final = 130
-MODEL_FOLDER: Final = "model"
 _EPILOG: Final = """\
 Examples:
   turnwise train examples/train_calculator.yaml --out runs/train
@@ -110,7 +109,7 @@ def prepare_out(out: Path, *, overwrite: bool, resume: bool) -> bool:
         ConfigError: it holds another training and neither option is set, or `resume` is set and it holds a trained
             model without a checkpoint.
     """
-    from turnwise_grpo_trainer.checkpoints import CHECKPOINTS_FOLDER, CheckpointStore
+    from turnwise_grpo_trainer.checkpoints import CHECKPOINTS_FOLDER, MODEL_FOLDER, CheckpointStore
     from turnwise_grpo_trainer.metric_log import METRICS_FILE
 
     store = CheckpointStore(out)

@@ -11,7 +11,7 @@ from turnwise import RolloutManager
 from turnwise.files import partial_path, write_text
 from turnwise.terminal import Console
 from turnwise_grpo_trainer.build import build_loop, build_trainer
-from turnwise_grpo_trainer.checkpoints import MODELS_FOLDER, CheckpointStore, parse_step, replace_folder
+from turnwise_grpo_trainer.checkpoints import MODEL_FOLDER, MODELS_FOLDER, CheckpointStore, parse_step, replace_folder
 from turnwise_grpo_trainer.interrupts import handle_signals
 from turnwise_grpo_trainer.learning_curve import as_markdown, as_table, compare_validations, draw_curve
 from turnwise_grpo_trainer.live_view import TrainView
@@ -21,7 +21,6 @@ from turnwise_grpo_trainer.model_card import write_card
 from turnwise_grpo_trainer.placement import borrows_devices, place_training
 from turnwise_grpo_trainer.run_config import save_config
 from turnwise_grpo_trainer.stage_table import stage_rows, stages_as_markdown, stages_as_table
-from turnwise_grpo_trainer.train_command import MODEL_FOLDER
 from turnwise_grpo_trainer.train_setup import TrainSetup
 from turnwise_result_files import RunningEpisodes
 

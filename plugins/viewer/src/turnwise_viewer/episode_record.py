@@ -7,17 +7,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from turnwise.errors import DataError, describe
 from turnwise.record.columns import NO_VERSION, Origin
-from turnwise.types import JsonDict
+from turnwise.types import JsonDict, Message
+from turnwise_result_files.episode_rows import read_texts
+from turnwise_result_files.messages import calls_of
 from turnwise_result_files.row_schema import COUNTS, FAULT, JSON, SECONDS
+from turnwise_result_files.trajectories import UNREADABLE
 from turnwise_viewer.token_text import TokenTexts
 
 Row = Mapping[str, Any]
 """A row of an episode file; columns of JSON text are text."""
 
 _TEXTS: Final = ("agent_name", "data_source", "objective", "status", "sample_index")
+
+
+def check_rows(table: pa.Table, where: str) -> list[dict[str, Any]]:
+    """Return the rows of an episode after the checks of `read_results`; `DataError` if one of them finds a fault."""
+    rows: list[dict[str, Any]] = table.to_pylist()
+    try:
+        read_texts(rows)
+    except UNREADABLE as error:
+        raise DataError(f"{where} cannot be read: {describe(error)}") from error
+    return rows
 
 
 def describe_episode(rows: Sequence[Row]) -> JsonDict:
@@ -37,15 +52,41 @@ def describe_episode(rows: Sequence[Row]) -> JsonDict:
         "fault": fault,
         "reward": sum(rewards) if rewards else None,
         "task": {
-            "messages": texts["task_messages"],
+            "messages": list(map(_show_message, texts["task_messages"])),
             "ground_truth": texts["ground_truth"],
             "agent_name": first["task_agent_name"],
             "extra": texts["task_extra"],
         },
-        "messages": texts["messages"],
+        "messages": list(map(_show_message, texts["messages"])),
         "metrics": metrics | {"num_tokens": texts["num_tokens"], "extra": texts["metrics_extra"]},
         "records": [_describe_record(row) for row in rows if row["trajectory_index"] is not None],
     }
+
+
+def _show_message(message: Message) -> JsonDict:
+    """Return a message of the forms that the page knows; a value of another form is shown as JSON text."""
+    shown: JsonDict = {
+        name: value if value is None or isinstance(value, str) else _text(value) for name, value in message.items()
+    }
+    shown["role"] = shown.get("role") or ""
+    if _is_objects(message.get("content")):
+        shown["content"] = message["content"]
+    if message.get("tool_calls"):
+        shown["tool_calls"] = [
+            {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
+            for name, function, arguments in calls_of(message)
+        ]
+    else:
+        shown.pop("tool_calls", None)
+    return shown
+
+
+def _is_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _describe_record(row: Row) -> JsonDict:

@@ -20,14 +20,13 @@ from turnwise.errors import DataError, describe
 from turnwise.files import PARTIAL
 from turnwise.types import JsonDict
 from turnwise_result_files import find_rows, read_running
-from turnwise_result_files.episode_rows import read_texts
 from turnwise_result_files.row_file import SUFFIXES
-from turnwise_result_files.row_schema import SCHEMA, TRAINING_SCHEMA, Row
+from turnwise_result_files.row_schema import SCHEMA, TRAINING_SCHEMA
 from turnwise_result_files.running_episodes import RUNNING_FILE
 from turnwise_result_files.trajectories import UNREADABLE
 from turnwise_viewer.case_source import write_case
 from turnwise_viewer.episode_index import EpisodeIndex, Filter
-from turnwise_viewer.episode_record import describe_episode, describe_tokens, mean_advantage
+from turnwise_viewer.episode_record import check_rows, describe_episode, describe_tokens, mean_advantage
 from turnwise_viewer.row_groups import RowGroups, list_steps, open_groups, open_steps
 from turnwise_viewer.running_requests import RunningRequests
 from turnwise_viewer.text_search import TEXT_COLUMNS, Found, SearchedFile, TextSearch
@@ -321,15 +320,9 @@ class RunFolder:
             self._last_read = (key, self._groups.read(range(first, last + 1), names))
         return self._last_read[1].slice(row - int(starts[first]), count)
 
-    def _read_whole(self, number: int) -> list[Row]:
+    def _read_whole(self, number: int) -> list[dict[str, Any]]:
         """Return the rows of an episode after the checks of `read_results`; `DataError` if one finds a fault."""
-        rows: list[Row] = self._read_rows(number).to_pylist()
-        try:
-            read_texts(rows)
-        except UNREADABLE as error:
-            name = self.index.table["key"][number].as_py()
-            raise DataError(f"{self._source}: episode {name} cannot be read: {describe(error)}") from error
-        return rows
+        return check_rows(self._read_rows(number), f"{self._source}: episode {self.index.table['key'][number]}")
 
     def _token_limits(self) -> TokenLimits:
         with _TOKENIZERS:

@@ -45,7 +45,7 @@ def _read_line(file: Path, number: int, line: str) -> dict[str, float | None]:
         values: dict[str, Any] = json.loads(line)
         step = int(values["step"])
         return {"step": step} | {name: _number(value) for name, value in values.items() if name != "step"}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"{file}, line {number}: not the metrics of a step: {error!r}") from error
 
 

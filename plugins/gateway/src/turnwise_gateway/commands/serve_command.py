@@ -72,7 +72,7 @@ class ServeCommand:
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        config, host = load_resolved(config_path(arguments, needs_out=True), arguments.overrides)
+        config, host = load_resolved(config_path(arguments, needs_out=True, may_start=False), arguments.overrides)
         if config.runtime.name != "local":
             raise ConfigError("turnwise gateway serve runs its engine in this process: set runtime=local")
         configure_logging(config.telemetry.log_level, config.telemetry.log_format, whole_stream=True)

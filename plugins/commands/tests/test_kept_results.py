@@ -12,6 +12,7 @@ from collections import Counter
 import pytest
 from cli_runs import NUM_HELD, num_readable, rollout, started, wait_for
 
+from turnwise import RolloutManager
 from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise.cli import main
 from turnwise.types import Status
@@ -358,6 +359,21 @@ class TestDisk:
             assert process.wait(timeout=600) == 2
 
         printed = (run_dir / "log").read_text()
+        assert "Traceback" not in printed
+        assert "removed while the run wrote to it" in printed.splitlines()[-1]
+
+    def test_a_folder_that_is_removed_before_the_first_file_ends_the_run(self, run_dir, monkeypatch, capsys):
+        """The config is written, and the file of the rows is not open yet."""
+        start = RolloutManager.iterate_numbered
+
+        def remove_and_start(*arguments, **options):
+            shutil.rmtree(run_dir / "out")
+            return start(*arguments, **options)
+
+        monkeypatch.setattr(RolloutManager, "iterate_numbered", remove_and_start)
+
+        assert rollout(run_dir) == 2
+        printed = capsys.readouterr().err
         assert "Traceback" not in printed
         assert "removed while the run wrote to it" in printed.splitlines()[-1]
 

@@ -101,8 +101,10 @@ def run_in_folder(
             try:
                 with handle_interrupts(partial(_stop, run, episodes.close)):
                     run.collect(episodes)
-            except BaseException:  # of the disk: nobody takes the other episodes, so they need not run
+            except BaseException as error:  # of the disk: nobody takes the other episodes, so they need not run
                 manager.abort()
+                if isinstance(error, OSError):
+                    run.refuse_removed()
                 raise
     return run
 
@@ -154,7 +156,7 @@ class FolderRun:
             write_text(self.out / CONFIG_FILE, self.config)
             self.config = None
 
-    def _refuse_removed(self) -> None:
+    def refuse_removed(self) -> None:
         """Raise `DataError` when the folder was removed: the run would end without it, or with a part of it."""
         if self.config is None and not (self.out / CONFIG_FILE).exists():
             raise DataError(f"{self.out}: was removed while the run wrote to it; start the run again")
@@ -174,13 +176,13 @@ class FolderRun:
             for result in self.earlier.finished:
                 writer.write(result)
             for _number, result in episodes:
-                self._refuse_removed()
+                self.refuse_removed()
                 if result.status is not Status.ABORTED or result.trajectories:  # an episode that started
                     self._replace_old_results()
                     results.append(writer.write(result))
                 update()
             self._replace_old_results()
-        self._refuse_removed()
+        self.refuse_removed()
         keep_unfinished(self.out, self.manager.unfinished)
         spent_s = self.earlier.wall_s
         self._summarize(results, None if spent_s is None else spent_s + time.perf_counter() - started)

@@ -19,6 +19,7 @@ from turnwise.events.observer import (
     RequestRouted,
     RewardFinished,
     RunStarted,
+    RunWaiting,
     ToolFinished,
     TurnFinished,
     WeightsUpdated,
@@ -68,6 +69,7 @@ def result(**fields):
 def test_every_event_moves_its_metrics(registry, observer):
     """Each event updates its metrics."""
     observer.on_run_started(RunStarted(num_episodes=5, global_step=0, validation=False))
+    observer.on_run_waiting(RunWaiting(seconds=12.5))
     observer.on_episode_started(EpisodeStarted(uid="t/0", task=TASK, agent_name="a"))
     observer.on_turn_finished(TURN)
     observer.on_reward_finished(RewardFinished(uid="t/0", reward=1.0, seconds=0.1))
@@ -82,6 +84,7 @@ def test_every_event_moves_its_metrics(registry, observer):
 
     expected = {
         ("episodes_requested_total",): 5,
+        ("quiet_seconds",): 12.5,
         ("episodes_in_flight",): 1,
         ("turns_total", "replica", "2"): 1,
         ("sampled_tokens_total", "replica", "2"): 20,

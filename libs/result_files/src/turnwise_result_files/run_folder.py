@@ -98,14 +98,8 @@ def run_in_folder(
         with _running(run):
             todo = run.earlier.todo
             episodes = manager.iterate_numbered([], global_step=step, validation=validation, resume=todo)
-            try:
-                with handle_interrupts(partial(_stop, run, episodes.close)):
-                    run.collect(episodes)
-            except BaseException as error:  # of the disk: nobody takes the other episodes, so they need not run
-                manager.abort()
-                if isinstance(error, OSError):
-                    run.refuse_removed()
-                raise
+            with handle_interrupts(partial(_stop, run, episodes.close)):
+                run.collect(episodes)
     return run
 
 
@@ -226,7 +220,13 @@ def _running(run: FolderRun) -> Iterator[None]:
     """Start and stop the manager; an interrupt of its end costs no result, because all of them are written."""
     try:
         with run.manager:
-            yield
+            try:
+                yield
+            except BaseException as error:  # of the disk: nobody takes the other episodes, so they need not run
+                run.manager.abort()
+                if isinstance(error, OSError):
+                    run.refuse_removed()
+                raise
     except KeyboardInterrupt:
         if not run.summary:
             raise

@@ -25,6 +25,7 @@ from turnwise.events.observer import (
     RequestRouted,
     RewardFinished,
     RunStarted,
+    RunWaiting,
     ToolFinished,
     TrainingStarted,
     TurnFinished,
@@ -84,6 +85,7 @@ class Metric:
 
 METRICS: Final = (
     Metric("turnwise_episodes_requested_total", "counter", "Episodes requested by runs."),
+    Metric("turnwise_quiet_seconds", "gauge", "Seconds without an event while everything waits; 0 when it goes on."),
     Metric("turnwise_episodes_in_flight", "gauge", "Episodes that have started and not ended."),
     Metric(
         "turnwise_episodes_total",
@@ -247,6 +249,9 @@ class MetricsObserver(Observer):
 
     def on_run_started(self, event: RunStarted) -> None:
         self._metrics["episodes_requested_total"].inc(event.num_episodes)
+
+    def on_run_waiting(self, event: RunWaiting) -> None:
+        self._metrics["quiet_seconds"].set(event.seconds)
 
     def on_episode_started(self, event: EpisodeStarted) -> None:
         # A restarted episode is still one episode, so a set of keys and not a counter.

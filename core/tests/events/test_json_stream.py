@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from turnwise.events.json_stream import as_json_line
@@ -72,3 +72,19 @@ def test_any_text_becomes_an_object_that_has_it(text: str) -> None:
         assert line == as_json_line(line)
     else:
         assert "" == line
+
+
+@example("\x7f\x9b\u202e", {"a": "\x7f\x9b\U000e0001"})
+@given(st.text(), st.dictionaries(st.text(max_size=3), st.text(), max_size=3))
+def test_texts_of_others_neither_move_the_cursor_nor_break_the_object(text, entry):
+    """A line of a library, and an object with any text in it: the shown line is printable ASCII, with equal values."""
+    line = text.replace("\n", " ").replace("\r", " ")
+    shown = as_json_line(line)
+    assert shown.isascii()
+    assert shown.isprintable()
+    if line.strip() and not line.startswith("{"):
+        assert line == json.loads(shown)["event"]
+
+    shown = as_json_line(json.dumps(entry, ensure_ascii=False))
+    assert shown.isascii()
+    assert entry == json.loads(shown)

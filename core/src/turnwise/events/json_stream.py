@@ -20,19 +20,28 @@ _open: list[tuple[int, subprocess.Popen[bytes]]] = []
 
 
 def as_json_line(line: str, **origin: object) -> str:
-    """Return a line that is a JSON object as it is, and any other as the event of one; "" for an empty line."""
+    """
+    Return a line that is a JSON object with the same values, and any other as the event of one; "" for an empty line.
+
+    All characters are ASCII: a control character in a text of others must reach neither a terminal nor break the JSON.
+    """
     if line.startswith("{"):
         try:
-            json.loads(line, parse_constant=_refuse)
+            entry = json.loads(line, parse_constant=_refuse)
         except ValueError:
             pass
         else:
-            return line
+            return line if line.isascii() and line.isprintable() else dump_line(entry)
     if not line.strip():
         return ""
     level = "error" if line.startswith("turnwise: error") else "info"
     now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-    return json.dumps({"event": line, "level": level, "timestamp": now, **origin}, ensure_ascii=False)
+    return dump_line({"event": line, "level": level, "timestamp": now, **origin})
+
+
+def dump_line(entry: dict[str, object]) -> str:
+    """Return an object as JSON in printable ASCII."""
+    return json.dumps(entry).replace("\x7f", "\\u007f")
 
 
 def _refuse(constant: str) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import io
 import json
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from turnwise.runtime.ray.actor_lines import ActorLines
@@ -49,3 +49,17 @@ def test_no_line_is_lost_or_moved(lines):
     shown = stream.getvalue().split("\n")[:-1]
     assert [line == LINE for line in lines] == [not each.startswith("other: ") for each in shown]
     assert [line for line in lines if line != LINE] == [each[7:] for each in shown if each.startswith("other: ")]
+
+
+@example("\x7f\x9b\U000e0001")
+@given(st.text())
+def test_a_text_in_a_log_line_reaches_the_terminal_as_escapes(text):
+    """The line stays one JSON object with this text, and has no control character."""
+    stream = io.StringIO()
+    with contextlib.redirect_stderr(stream):
+        ActorLines(lambda _data: None)(data_of(json.dumps(json.loads(LINE) | {"key": text}, ensure_ascii=False)))
+
+    (shown,) = stream.getvalue().splitlines()
+    assert shown.isascii()
+    assert shown.isprintable()
+    assert text == json.loads(shown)["key"]

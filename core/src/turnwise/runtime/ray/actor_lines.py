@@ -17,7 +17,7 @@ from typing import Any, Final
 import structlog
 from attrs import frozen
 
-from turnwise.events.json_stream import as_json_line
+from turnwise.events.json_stream import as_json_line, dump_line
 from turnwise.events.logging import LINE_LOCK, asks_for_json
 from turnwise.terminal import literal
 from turnwise.types import JsonDict
@@ -53,12 +53,12 @@ class ActorLines:
                 if is_other and asks_for_json():
                     origin["stream"] = "stderr" if data["is_err"] else "stdout"
                     others = filter(None, (as_json_line(line, **origin) for line, _entry in group))
-                    sys.stderr.write("".join(f"{literal(line)}\n" for line in others))
+                    sys.stderr.write("".join(f"{line}\n" for line in others))
                 elif is_other:
                     self.print_others({**data, "lines": [literal(line) for line, _entry in group]})
                 else:
-                    lines = (json.dumps({**origin, **(entry or {})}, ensure_ascii=False) for _line, entry in group)
-                    stream.write("".join(f"{literal(line)}\n" for line in lines))
+                    # In ASCII: a control character in a text of others must reach no terminal.
+                    stream.write("".join(f"{dump_line({**origin, **(entry or {})})}\n" for _line, entry in group))
             stream.flush()
 
 

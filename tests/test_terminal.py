@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 import structlog
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from test_architecture import SOURCES, name_of, parsed
 
@@ -205,3 +205,12 @@ def is_console(node: ast.AST) -> bool:
         and node.module == "rich.console"
         and any(alias.name == "Console" for alias in node.names)
     )
+
+
+@example("\x7f")
+@given(st.text())
+def test_json_stays_json(text: str) -> None:
+    """Commands print JSON with texts of others, which programs read."""
+    shown = literal(json.dumps(text))
+    assert text == json.loads(shown)
+    assert shown.isprintable()

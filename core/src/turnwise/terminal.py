@@ -25,8 +25,17 @@ _HARMFUL: Final = re.compile(
 
 
 def literal(text: str) -> str:
-    """Return a text with control characters and invisible characters as escapes; tabs and newlines stay."""
-    return _HARMFUL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    """
+    Return a text with control characters and invisible characters as escapes; tabs and newlines stay.
+
+    JSON in ASCII stays JSON with the same values.
+    """
+    return _HARMFUL.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    # Of the characters of JSON in ASCII only this one is harmful, and JSON does not know its usual escape.
+    return "\\u007f" if found[0] == "\x7f" else found[0].encode("unicode_escape").decode()
 
 
 def one_line(text: str) -> str:

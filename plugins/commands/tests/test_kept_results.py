@@ -12,11 +12,10 @@ from collections import Counter
 import pytest
 from cli_runs import NUM_HELD, num_readable, rollout, started, wait_for
 
-from turnwise import RolloutManager
 from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise.cli import main
 from turnwise.types import Status
-from turnwise_result_files import load_unfinished, read_results
+from turnwise_result_files import TrajectoryWriter, load_unfinished, read_results
 
 
 def resume(folder, *arguments):
@@ -362,15 +361,15 @@ class TestDisk:
         assert "Traceback" not in printed
         assert "removed while the run wrote to it" in printed.splitlines()[-1]
 
-    def test_a_folder_that_is_removed_before_the_first_file_ends_the_run(self, run_dir, monkeypatch, capsys):
-        """The config is written, and the file of the rows is not open yet."""
-        start = RolloutManager.iterate_numbered
+    def test_a_folder_that_is_removed_at_the_first_row_ends_the_run(self, run_dir, monkeypatch, capsys):
+        """The run has looked for the folder, and opens the file of the rows."""
+        write = TrajectoryWriter.write
 
-        def remove_and_start(*arguments, **options):
+        def remove_and_write(*arguments):
             shutil.rmtree(run_dir / "out")
-            return start(*arguments, **options)
+            return write(*arguments)
 
-        monkeypatch.setattr(RolloutManager, "iterate_numbered", remove_and_start)
+        monkeypatch.setattr(TrajectoryWriter, "write", remove_and_write)
 
         assert rollout(run_dir) == 2
         printed = capsys.readouterr().err

@@ -222,10 +222,8 @@ def _running(run: FolderRun) -> Iterator[None]:
         with run.manager:
             try:
                 yield
-            except BaseException as error:  # of the disk: nobody takes the other episodes, so they need not run
+            except BaseException:  # of the disk: nobody takes the other episodes, so they need not run
                 run.manager.abort()
-                if isinstance(error, OSError):
-                    run.refuse_removed()
                 raise
     except KeyboardInterrupt:
         if not run.summary:

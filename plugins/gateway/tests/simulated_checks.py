@@ -32,8 +32,8 @@ def check(result: EpisodeResult, all_attempts: Sequence[Attempt], handed: Mappin
         raise AssertionError(f"context: {error}") from None
     trained = Counter(
         mark
-        for record, line in zip(result.trajectories, result.lineage, strict=True)
-        if line.trained
+        for record, is_trained in zip(result.trajectories, result.trained, strict=True)
+        if is_trained
         for mark in marks_of(record)
     )
     reason = result.fault.message if result.fault else ""

@@ -80,14 +80,16 @@ class PullAgent:
         limits = evolve(self.config, idle_s=self.options.score_s)
         while True:
             attempt = await offer.attempts.get()
-            is_last = True
+            is_trained, result = True, None
             try:
                 await wait_for_agent(attempt.wait(), attempt.session, limits)
                 result = await offer.result(attempt)
-                is_last = result is not None
+                # A later lease may have ended meanwhile, and the result is of that one.
+                is_trained = result is not None and result.fence == attempt.leased.lease.fence
             finally:
                 attempt.leased.end()
-                attempt.close(is_trained=is_last)
-            if result is not None:
+                attempt.close(is_trained=is_trained)
+            # Its attempt follows, unless the agent died before it had a session.
+            if result is not None and (is_trained or offer.attempts.empty()):
                 return result, attempt
             offer.episode.record_metric("gateway/lost_attempts", 1)

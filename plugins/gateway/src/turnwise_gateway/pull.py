@@ -127,6 +127,13 @@ class Offer:
         self.attempts.put_nowait(attempt)
         return attempt
 
+    def close(self) -> None:
+        """End the attempts that nobody has looked at: the episode has its result, and their calls are refused."""
+        while not self.attempts.empty():
+            attempt = self.attempts.get_nowait()
+            attempt.leased.end()
+            attempt.close(is_trained=False)
+
     async def result(self, attempt: Attempt) -> PoolResult | None:
         """Return the end of the episode in the pool after an attempt; None when a further attempt follows."""
         return await self.pool.result_after(attempt.leased.lease)
@@ -182,6 +189,7 @@ class PullDesk:
 
     async def _withdraw(self, offer: Offer) -> None:
         del self._offers[offer.key]
+        offer.close()
         await self.pool.abandon(offer.task, owner="infra", reason="the episode has ended")
 
     def open(self, lease: Lease) -> ModelClient | None:

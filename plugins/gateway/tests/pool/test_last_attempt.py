@@ -7,6 +7,7 @@ import pytest
 
 from turnwise_gateway import pull_agent
 from turnwise_gateway.config import AgentLimits
+from turnwise_gateway.pull import Offer
 from turnwise_gateway.pull_agent import PullAgent
 
 
@@ -74,3 +75,17 @@ def test_a_later_lease_without_a_session(wait):
 
     assert attempts[0] is wait(attempts, fence=2)
     assert attempts[0].is_trained is False
+
+
+def test_an_attempt_that_nobody_has_looked_at_ends_with_the_episode():
+    """Its calls are refused as those of an ended session, and its records are not trained."""
+    offer = Offer(None, None, None, None, None, None)
+    attempt = Attempt(1)
+    attempt.leased.end = lambda: ended.append(1)
+    ended = []
+    offer.attempts.put_nowait(attempt)
+
+    offer.close()
+
+    assert [1] == ended
+    assert attempt.is_trained is False

@@ -71,7 +71,12 @@ def token_columns(rng: np.random.Generator, num_tokens: int) -> dict[str, pa.Arr
         "prompt_text": pa.array(["a task"] * GROUP),
         "response_text": pa.array(texts),
         "messages": pa.array(messages),
-        **{name: pa.array(['{"prompt": 100, "action": 900}'] * GROUP) for name in JSON if name != "messages"},
+        "task_messages": pa.array(['[{"role": "user", "content": "a task"}]'] * GROUP),
+        **{
+            name: pa.array(['{"prompt": 100, "action": 900}'] * GROUP)
+            for name in JSON
+            if name not in ("messages", "task_messages")
+        },
     }
 
 
@@ -80,6 +85,10 @@ def number_columns(rng: np.random.Generator, start: int) -> dict[str, pa.Array]:
     numbers = np.arange(start, start + GROUP)
     columns = {
         "uid": [f"{each // 8:016x}" for each in numbers],
+        "key": [f"{each:016x}" for each in numbers],
+        "worker": ["worker 0"] * GROUP,
+        "mask_ratio": rng.random(GROUP),
+        "tool_reward": np.zeros(GROUP),
         "sample_index": numbers // 8,
         "rollout_n": numbers % 8,
         "status": np.where(rng.random(GROUP) < 0.9, "completed", "truncated"),

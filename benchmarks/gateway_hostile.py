@@ -21,7 +21,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +67,14 @@ class OpenAgent:
 
     parts: SessionParts
     directory: SessionDirectory
-    keys: list[str]
+    keys: asyncio.Queue[str]
     ended: asyncio.Event
     resumable = False
 
     async def step(self, episode: Any) -> State:
         async with asyncio.TaskGroup() as group:
-            session = Session(episode, self.parts, f"s-{len(self.keys)}", group.create_task)
-            self.keys.append(self.directory.add(session.name, session))
+            session = Session(episode, self.parts, f"s-{episode.task.uid}", group.create_task)
+            self.keys.put_nowait(self.directory.add(session.name, session))
             await self.ended.wait()
             session.close()
         return State.TERMINATED
@@ -85,10 +84,11 @@ async def serve(context: int) -> None:
     """Serve two sessions until the standard input ends."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     resources = probe_resources()
+    # Only engine and limits of the probe are used; it makes no agent.
     probe = AgentProbe(make_agent=lambda: None, resources=resources, turns=("Done.",))  # type: ignore[arg-type,return-value]
     options = SessionOptions(max_calls=10**6)
     parts = SessionParts(chat=probe.chat, parser=resources.parser, options=options)
-    directory, keys, ended = SessionDirectory("m"), list[str](), asyncio.Event()
+    directory, keys, ended = SessionDirectory("m"), asyncio.Queue[str](), asyncio.Event()
     limits = probe.limits(prompt_length=context // 2, response_length=context // 2, max_records=10**6)
     agent = OpenAgent(parts, directory, keys, ended)
     engine = probe.engine()
@@ -96,9 +96,8 @@ async def serve(context: int) -> None:
     async with GatewayServer(directory) as server, asyncio.TaskGroup() as group:
         for number in range(2):
             group.create_task(probe.run(make_task(number), agent=agent, engine=engine, limits=limits))
-        while len(keys) < 2:  # noqa: ASYNC110 - an agent tells nobody
-            await asyncio.sleep(0.01)
-        sys.stdout.write(json.dumps([server.port, keys]) + "\n")
+        opened = [await keys.get() for _ in range(2)]
+        sys.stdout.write(json.dumps([server.port, opened]) + "\n")
         sys.stdout.flush()
         await asyncio.to_thread(sys.stdin.read)
         ended.set()
@@ -147,11 +146,12 @@ def main() -> None:
         return
     print(describe_machine())
     server = start(arguments.context)
-    memory: Callable[[], float] = lambda: psutil.Process(server.process.pid).memory_info().rss / 2**20  # noqa: E731
+    process = psutil.Process(server.process.pid)
     try:
         for hostile in (QUIET, *(each for each in HOSTILE if arguments.only in each.name)):
             longest, seconds, statuses = measure(server, hostile, arguments.at_once)
-            line = f"{longest * 1000:8.1f} ms longest wait  {seconds:7.2f} s  {memory():7.1f} MiB  {sorted(statuses)}"
+            mib = process.memory_info().rss / 2**20
+            line = f"{longest * 1000:8.1f} ms longest wait  {seconds:7.2f} s  {mib:7.1f} MiB  {sorted(statuses)}"
             print(f"{hostile.name:45} {line}", flush=True)
     finally:
         assert server.process.stdin is not None

@@ -35,7 +35,7 @@ WRITERS = {
 
 
 def lines_of(code: str, *options: str) -> list[str]:
-    """Run code in a process of its own; return the lines of its standard error."""
+    """Run code in a separate process; return the lines of its standard error."""
     command = [sys.executable, *options, "-c", START + code]
     done = subprocess.run(command, stderr=subprocess.PIPE, timeout=600, check=False)
     return done.stderr.decode().splitlines()

@@ -1,4 +1,4 @@
-"""A run in which nothing happens says what it waits for; all in virtual time."""
+"""A run without events reports its waits; all in virtual time."""
 
 from __future__ import annotations
 
@@ -22,22 +22,9 @@ from turnwise.runtime.local import LocalRuntime
 from turnwise.runtime.wait_reports import WaitReports
 from turnwise.runtime.worker import WorkerComponents
 from turnwise.tools.toolbox import ToolBox
+from turnwise_testing.virtual_loop import VirtualLoop
 
 PATIENT = Limits(tool_call_s=1e6, turn_s=1e6, episode_s=1e6, reward_s=1e6)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Its clock jumps to the next timer when no task is ready."""
-
-    now = 0.0
-
-    def time(self) -> float:
-        return self.now
-
-    def _run_once(self) -> None:
-        if not self._ready and self._scheduled:
-            self.now = max(self.now, self._scheduled[0].when())
-        super()._run_once()
 
 
 class Part:

@@ -130,7 +130,7 @@ class TestInterrupts:
     def test_an_engine_that_hangs_can_be_interrupted(self, run_dir, site, at, how):
         """
         Nothing bounds how long an engine may load; a signal ends it. One that hangs at its end costs no result, and the
-        exit code says what was written.
+        exit code is that of the written run.
         """
         command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", f"engine={{name: hangs, at: {at}}}"]
         with (run_dir / "log").open("w") as log:
@@ -304,25 +304,30 @@ class TestOddValues:
         assert "expected an integer from 0 to 2**63 - 1" in capsys.readouterr().err
 
 
+def rollout_on_full_disk(run_dir, site, num_bytes, *arguments):
+    """Run `turnwise rollout` where no file may be larger, and check that it ends in a line; return standard error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "turnwise.cli", "rollout", *arguments],
+        cwd=run_dir,
+        env=os.environ | {"PYTHONPATH": str(site)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
 class TestDisk:
     """A disk that takes no more."""
 
     @pytest.mark.slow
     def test_a_full_disk_is_one_line_and_keeps_what_was_written(self, run_dir, site):
         """A limit on the size of files: exit code 2, and --resume completes the run from the written episodes."""
-        command = [sys.executable, "-m", "turnwise.cli", "rollout", "run.yaml", "rollout.n=40", "--out", "out"]
-        done = subprocess.run(
-            command,
-            cwd=run_dir,
-            env=os.environ | {"PYTHONPATH": str(site)},
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)),
-            capture_output=True,
-            text=True,
-        )
+        printed = rollout_on_full_disk(run_dir, site, 60_000, "run.yaml", "rollout.n=40", "--out", "out")
 
-        assert done.returncode == 2, done.stderr
-        assert "Traceback" not in done.stderr
-        assert "out: cannot be written: File too large; --resume out continues from the written episodes" in done.stderr
+        assert "out: cannot be written: File too large; --resume out continues from the written episodes" in printed
         kept = num_readable(run_dir / "out")
         assert kept > 0
         assert resume(run_dir / "out") == 0
@@ -334,17 +339,9 @@ class TestDisk:
         out = run_dir / "out"
         for name in ("batch.safetensors", "metrics.json"):
             (out / name).unlink()
-        done = subprocess.run(
-            [sys.executable, "-m", "turnwise.cli", "rollout", "--resume", str(out)],
-            env=os.environ | {"PYTHONPATH": str(site)},
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)),
-            capture_output=True,
-            text=True,
-        )
+        printed = rollout_on_full_disk(run_dir, site, 2000, "--resume", str(out))
 
-        assert done.returncode == 2, done.stderr
-        assert "Traceback" not in done.stderr
-        assert f"{out}: cannot be written: File too large; --resume {out} continues" in done.stderr.splitlines()[-1]
+        assert f"{out}: cannot be written: File too large; --resume {out} continues" in printed.splitlines()[-1]
         assert resume(out) == 0
         check_complete(out)
 

@@ -157,7 +157,7 @@ def test_pools_share_nodes_where_they_fit():
 
 @pytest.mark.parametrize("max_in_flight", [16, 1_000_000])
 def test_open_files_of_many_programs(config_file, max_in_flight):
-    """The plan compares the descriptors of a worker's programs with those that a process may have."""
+    """The plan compares the descriptors of a worker's programs with the limit of a process."""
     arguments = [
         sys.executable,
         "-m",

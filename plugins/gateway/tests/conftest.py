@@ -5,6 +5,7 @@ import queue
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 from aiohttp import web
 
 from turnwise import ToolResult
+from turnwise.chat.render import HuggingFaceTokenizer
 from turnwise_gateway.calls import CallRefusedError, ModelReply, Usage
+from turnwise_gateway.dialects.request_body import _Scan
 from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
 from turnwise_testing.agent_probe import probe_resources
@@ -28,6 +31,25 @@ CODING_CLIS = {
 """The name of each coding agent in `versions.toml`, and its program; the package's own needs an installation script."""
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `session_scenarios`
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts bytes that are parsed and characters that are tokenised."""
+    counts: Counter[str] = Counter()
+    scan, encode = _Scan.of.__func__, HuggingFaceTokenizer.encode
+
+    def count_scan(cls: type[_Scan], source: bytes, base: int = 0) -> _Scan:
+        counts["parsed bytes"] += len(source) - base
+        return scan(cls, source, base)
+
+    def count_encode(self: HuggingFaceTokenizer, text: str) -> list[int]:
+        counts["tokenised characters"] += len(text)
+        return encode(self, text)
+
+    monkeypatch.setattr(_Scan, "of", classmethod(count_scan))
+    monkeypatch.setattr(HuggingFaceTokenizer, "encode", count_encode)
+    return counts
 
 
 def build_reply(**changes):

@@ -173,7 +173,7 @@ def is_running(pid):
 
 
 def test_children_that_left_the_group_end_with_the_program(tmp_path):
-    """A child in a session of its own is dead at the end of the episode, and the episode is completed."""
+    """A child in a separate session is dead at the end of the episode, and the episode is completed."""
     done = run(program("detached", tmp_path / "pid"))
 
     assert Status.COMPLETED is done.result.status

@@ -58,7 +58,7 @@ def open_json_stream() -> None:
     original = os.dup(_STREAM)
     reader, writer = os.pipe()
     command = [sys.executable, "-I", "-S", __file__]
-    # In a session of its own: Ctrl-C on a terminal would end it before it has the last lines.
+    # In a separate session: Ctrl-C on a terminal would end it before it has the last lines.
     process = subprocess.Popen(command, stdin=reader, stdout=subprocess.DEVNULL, start_new_session=True)
     sys.stderr.flush()
     os.dup2(writer, _STREAM)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
@@ -15,7 +16,7 @@ from turnwise.weights.memory import report_stage, report_update
 from turnwise.weights.sources import Weights
 
 
-class EngineControl:
+class EngineControl(ABC):
     """The part of `turnwise.RolloutManager` that changes the engines of a run; the manager has its fields."""
 
     runtime: Runtime
@@ -24,11 +25,12 @@ class EngineControl:
     # Held during an update, sleep or wake-up, because each depends on the state that another changes.
     _switching: threading.RLock
 
+    @abstractmethod
     def waiting_for(self, part: str) -> AbstractContextManager[None]:
-        raise NotImplementedError
+        """Say in the log that the run waits for a part, if that takes long."""
 
-    def _running_thread(self) -> LoopThread:
-        raise NotImplementedError
+    @abstractmethod
+    def _running_thread(self) -> LoopThread: ...
 
     def update_weights(self, weights: Weights, *, version: int | None = None) -> UpdateReport:
         """

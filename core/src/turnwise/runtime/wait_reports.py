@@ -1,4 +1,4 @@
-"""Says what a run waits for, when nothing has happened for some time."""
+"""Reports the parts that a run waits for, when nothing has happened for some time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turnwise.events.observer import RunWaiting, Wait
 from turnwise.runtime.interface import Runtime
 
 QUIET_S: Final = 10.0
-"""Seconds without an event after which a run says what it waits for; it says so again when they have doubled."""
+"""Seconds without an event after which a run reports its waits; it reports again when they have doubled."""
 _LOOK_S: Final = 2.5
 _MAX_SHOWN: Final = 5
 

@@ -42,7 +42,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def start(monkeypatch: pytest.MonkeyPatch) -> tuple[OwnRay, subprocess.Popen[bytes]]:
-    """Start a Ray that is one process in a session of its own."""
+    """Start a Ray that is one process in a separate session."""
     started: list[subprocess.Popen[bytes]] = []
 
     def init(**_options: object) -> None:

@@ -13,20 +13,7 @@ from turnwise.runtime.ray.waits import gather_actor_waits
 from turnwise.runtime.remote.dispatch import EpisodeDispatcher
 from turnwise.runtime.remote.replica_pool import ReplicaPool
 from turnwise.runtime.remote.supervision import ActorSlot, make_slots
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Its clock jumps to the next timer when no task is ready."""
-
-    now = 0.0
-
-    def time(self) -> float:
-        return self.now
-
-    def _run_once(self) -> None:
-        if not self._ready and self._scheduled:
-            self.now = max(self.now, self._scheduled[0].when())
-        super()._run_once()
+from turnwise_testing.virtual_loop import VirtualLoop
 
 
 def handle_of(waits: Any) -> SimpleNamespace:

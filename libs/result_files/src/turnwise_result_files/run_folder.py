@@ -222,7 +222,7 @@ def _running(run: FolderRun) -> Iterator[None]:
         with run.manager:
             try:
                 yield
-            except BaseException:  # of the disk: nobody takes the other episodes, so they need not run
+            except BaseException:  # such as a full disk: nobody takes the other episodes, so they need not run
                 run.manager.abort()
                 raise
     except KeyboardInterrupt:

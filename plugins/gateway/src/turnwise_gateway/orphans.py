@@ -56,6 +56,6 @@ def _find_marked(marks: frozenset[bytes]) -> set[int]:
 
 
 if __name__ == "__main__":
-    # A fork goes on, which is no child of the worker: Ray kills the children of an actor together with it.
+    # A fork goes on. It is no child of the worker, because Ray kills the children of an actor together with it.
     if os.fork() == 0 and sys.stdin.buffer.read() == b"":  # at a good end, there is a byte
         kill_marked(sys.argv[1:])

@@ -58,25 +58,6 @@ def run(scenario: Callable[[Site], Awaitable[None]], prompt_length: int = CONTEX
     return Sessions().run(serve, limits=limits)
 
 
-@pytest.fixture
-def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Counts bytes that are parsed and characters that are tokenised."""
-    counts: Counter[str] = Counter()
-    scan, encode = _Scan.of.__func__, HuggingFaceTokenizer.encode
-
-    def count_scan(cls: type[_Scan], source: bytes, base: int = 0) -> _Scan:
-        counts["parsed bytes"] += len(source) - base
-        return scan(cls, source, base)
-
-    def count_encode(self: HuggingFaceTokenizer, text: str) -> list[int]:
-        counts["tokenised characters"] += len(text)
-        return encode(self, text)
-
-    monkeypatch.setattr(_Scan, "of", classmethod(count_scan))
-    monkeypatch.setattr(HuggingFaceTokenizer, "encode", count_encode)
-    return counts
-
-
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda each: each.name)
 def test_a_hostile_body_is_bounded_work(hostile: Hostile, work: Counter[str]) -> None:
     """It is refused before more is parsed and tokenised than the context can hold; then an honest call works."""

@@ -11,14 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 from attrs import evolve
 from session_scenarios import ADD, Sessions, as_message, results_of, user
 
-from turnwise.chat.render import HuggingFaceTokenizer
 from turnwise.record.trajectory import Trajectory
 from turnwise_gateway.dialects import RequestMemory, read_exchange
-from turnwise_gateway.dialects.request_body import _Scan
 
 NUM_TURNS = 64
 FIRST = 4
@@ -27,25 +24,6 @@ TOOLS = [
     {**ADD, "function": {**ADD["function"], "name": f"tool_{number}", "description": "It adds two numbers. " * 10}}
     for number in range(20)
 ]
-
-
-@pytest.fixture
-def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Counts bytes that are parsed and characters that are tokenised."""
-    counts: Counter[str] = Counter()
-    scan, encode = _Scan.of.__func__, HuggingFaceTokenizer.encode
-
-    def count_scan(cls: type[_Scan], source: bytes, base: int = 0) -> _Scan:
-        counts["parsed bytes"] += len(source) - base
-        return scan(cls, source, base)
-
-    def count_encode(self: HuggingFaceTokenizer, text: str) -> list[int]:
-        counts["tokenised characters"] += len(text)
-        return encode(self, text)
-
-    monkeypatch.setattr(_Scan, "of", classmethod(count_scan))
-    monkeypatch.setattr(HuggingFaceTokenizer, "encode", count_encode)
-    return counts
 
 
 @contextmanager

@@ -29,10 +29,12 @@ os.environ.setdefault("RAY_AUTH_TOKEN", uuid.uuid4().hex)
 # Ray runs its actors at a lower priority, and then they wait for the tests beside theirs to leave a core.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
-# A shell lets the programs that it starts in the background ignore Ctrl-C, and they pass this on to every process that
-# a test starts and interrupts.
-if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell lets the programs that it starts in the background ignore Ctrl-C, and `nohup` lets them ignore SIGHUP. They
+# pass this on to every process that a test starts and interrupts.
+if threading.current_thread() is threading.main_thread():
+    for _signal, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(_signal) is signal.SIG_IGN:
+            signal.signal(_signal, _handler)
 
 # No deadlines: how long an example takes depends on the machine. `make test` uses "fast"; `make test-slow` runs all
 # properties again with "thorough", but for properties that set max_examples themselves: their number would be the same.

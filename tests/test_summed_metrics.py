@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from turnwise.events.observer import MemorySwitched, MetricsLogged, WeightsUpdated
+from turnwise.events.observer import MemorySwitched, MetricsLogged, RunWaiting, WeightsUpdated
 from turnwise_observability.metrics import METRICS, MetricsObserver
 
 ROOT = Path(__file__).parents[1]
@@ -109,6 +109,7 @@ def test_every_gauge_of_prometheus_has_the_last_level():
     observer = MetricsObserver(registry)
     levels = []
     for _ in range(2):
+        observer.on_run_waiting(RunWaiting(seconds=12.5))
         observer.on_weights_updated(WeightsUpdated(version=9, seconds=0.25, replica=1))
         observer.on_memory_switched(
             MemorySwitched(stage="sleep", seconds=0.75, bytes_before=100, bytes_after=10, replica=1)
@@ -119,4 +120,4 @@ def test_every_gauge_of_prometheus_has_the_last_level():
 
     assert levels[0] == levels[1]
     assert set(levels[0]) == gauges
-    assert set(levels[0].values()) == {9.0, 100.0, 10.0, 7.0, 0.5}
+    assert set(levels[0].values()) == {12.5, 9.0, 100.0, 10.0, 7.0, 0.5}

@@ -88,3 +88,16 @@ def test_texts_of_others_neither_move_the_cursor_nor_break_the_object(text, entr
     shown = as_json_line(json.dumps(entry, ensure_ascii=False))
     assert shown.isascii()
     assert entry == json.loads(shown)
+
+
+@given(st.sampled_from(["and another", "{", '{"', '[{"a": 1}] ', "x" * 50 + ' {"event": 1} ']), st.booleans())
+def test_a_log_line_behind_the_text_of_a_library_is_an_object(text, has_own_key):
+    """Another thread logs while a library has not ended its line: both are there, and the log line has its keys."""
+    entry = {"event": "ours", "level": "info", "timestamp": "2026-01-01T00:00:00Z"} | (
+        {"key": "k"} if has_own_key else {}
+    )
+
+    first, second = as_json_line(text + json.dumps(entry)).splitlines()
+
+    assert text == json.loads(first)["event"]
+    assert entry == json.loads(second)

@@ -139,7 +139,7 @@ class TestHarmlessness:
             ("a\n\tb é 漢 👩\u200d🔬", "a\n\tb é 漢 👩\u200d🔬"),
             ("\x1b[2J", "\\x1b[2J"),
             ("a\r\x08b\x07", "a\\r\\x08b\\x07"),
-            ("\x9b31m\x7f", "\\x9b31m\\x7f"),
+            ("\x9b31m\x7f", "\\x9b31m\\u007f"),
             ("\u202eabc\u2066", "\\u202eabc\\u2066"),
             ("\u2028\ufeff\u200b", "\\u2028\\ufeff\\u200b"),
             ("\U000e0041", "\\U000e0041"),

@@ -173,12 +173,13 @@ def is_running(pid):
 
 
 def test_children_that_left_the_group_end_with_the_program(tmp_path):
-    """A child in a separate session is dead at the end of the episode, and the episode is completed."""
+    """A child in a separate session is killed at the end of the episode, and the episode is completed."""
     done = run(program("detached", tmp_path / "pid"))
 
     assert Status.COMPLETED is done.result.status
     pid = int((tmp_path / "pid").read_text())
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    # The signal is sent when the episode ends; a busy system takes a moment to end the process.
+    wait_until(lambda: not is_running(pid), lambda: f"process {pid} runs")
 
 
 def test_an_agent_that_never_calls_is_not_waited_for():

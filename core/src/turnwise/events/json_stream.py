@@ -16,12 +16,16 @@ from datetime import UTC, datetime
 
 _STREAM = 2
 _END_S = 2.0
+_MAX_STARTS = 16
+_KEYS = {"event", "level", "timestamp"}
 _open: list[tuple[int, subprocess.Popen[bytes]]] = []
 
 
 def as_json_line(line: str, **origin: object) -> str:
     """
     Return a line that is a JSON object with the same values, and any other as the event of one; "" for an empty line.
+
+    A line that a library has not ended, and a line of the log behind it, are two objects on two lines.
 
     All characters are ASCII: a control character in a text of others must reach neither a terminal nor break the JSON.
     """
@@ -34,6 +38,9 @@ def as_json_line(line: str, **origin: object) -> str:
             return line if line.isascii() and line.isprintable() else dump_line(entry)
     if not line.strip():
         return ""
+    text, entry = _split(line)
+    if entry:
+        return "\n".join(filter(None, (as_json_line(text, **origin), as_json_line(entry, **origin))))
     level = "error" if line.startswith("turnwise: error") else "info"
     now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     return dump_line({"event": line, "level": level, "timestamp": now, **origin})
@@ -42,6 +49,24 @@ def as_json_line(line: str, **origin: object) -> str:
 def dump_line(entry: dict[str, object]) -> str:
     """Return an object as JSON in printable ASCII."""
     return json.dumps(entry).replace("\x7f", "\\u007f")
+
+
+def _split(line: str) -> tuple[str, str]:
+    """Return the text before a line of the log, and this line; "" if there is none."""
+    start = 0
+    for _ in range(_MAX_STARTS):
+        start = line.find('{"', start)
+        if start < 0:
+            break
+        try:
+            entry = json.loads(line[start:], parse_constant=_refuse)
+        except ValueError:
+            start += 1
+            continue
+        if start and _KEYS <= entry.keys():
+            return line[:start], line[start:]
+        break
+    return line, ""
 
 
 def _refuse(constant: str) -> None:

@@ -96,7 +96,9 @@ def _started(scenario: str, seeds: range, num_processes: int) -> Iterator[Iterat
     """Start the processes; yield an iterator over their messages, and end them at exit."""
     messages: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
     parts = [part for number in range(num_processes) if (part := seeds[number::num_processes])]
-    runs = [_PartRun(scenario, part, messages) for part in parts]
+    # Another command beside this one has another process id, and so starts with another core in most cases.
+    first_core = os.getpid()
+    runs = [_PartRun(_command(scenario, first_core + number), part, messages) for number, part in enumerate(parts)]
     for run in runs:
         run.start()
     try:
@@ -109,9 +111,9 @@ def _started(scenario: str, seeds: range, num_processes: int) -> Iterator[Iterat
 class _PartRun(threading.Thread):
     """Runs some seeds in a process, and after a seed that hangs the rest in a new one."""
 
-    def __init__(self, scenario: str, part: range, messages: SimpleQueue[dict[str, Any] | None]) -> None:
+    def __init__(self, command: Sequence[str], part: range, messages: SimpleQueue[dict[str, Any] | None]) -> None:
         super().__init__(daemon=True)
-        self._scenario, self._part, self._messages = scenario, part, messages
+        self._command, self._part, self._messages = command, part, messages
         self._process: subprocess.Popen[str] | None = None
         self._stopping = threading.Event()
 
@@ -134,7 +136,7 @@ class _PartRun(threading.Thread):
         # One hash seed for all processes, because the order of sets of texts is a part of a run.
         environment = os.environ | {"PYTHONHASHSEED": "0"}
         last: int | None = None
-        command = _command(self._scenario, part)
+        command = [*self._command, *map(str, (part.start, len(part), part.step))]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
             self._process = process
             assert process.stdout is not None
@@ -150,9 +152,9 @@ class _PartRun(threading.Thread):
         return part[:0]
 
 
-def _command(scenario: str, part: range) -> Sequence[str]:
-    numbers = map(str, (part.start, len(part), part.step))
-    return [sys.executable, "-m", "turnwise_testing.simulation", scenario, *numbers]
+def _command(scenario: str, core: int) -> Sequence[str]:
+    """Return the command of a process without its seeds. One of its threads runs at a time, so it needs one core."""
+    return [sys.executable, "-m", "turnwise_testing.simulation", scenario, "--core", str(core)]
 
 
 def _until_all_ended(messages: SimpleQueue[dict[str, Any] | None], num: int) -> Iterator[dict[str, Any]]:

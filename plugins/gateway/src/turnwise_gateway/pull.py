@@ -107,9 +107,15 @@ class Offer:
         """Name of the episode in the pool."""
         return self.task.uid, self.task.global_step, self.task.rollouts[0]
 
-    def open(self, lease: Lease) -> Attempt:
-        """Open the session of a lease; that of an earlier lease ends, because the episode has one lease at a time."""
+    def open(self, lease: Lease) -> Attempt | None:
+        """
+        Open the session of a lease; that of an earlier lease ends, because the episode has one lease at a time.
+
+        Return None for a lease that had a session before: it has expired since it was handed out.
+        """
         if self._last is not None:
+            if lease.fence <= self._last.leased.lease.fence:
+                return None
             self._last.leased.end()
         calls: set[asyncio.Task[None]] = set()
 
@@ -199,6 +205,8 @@ class PullDesk:
         if offer is None:
             return None
         attempt = offer.open(lease)
+        if attempt is None:
+            return None
         self._sessions[lease.id] = attempt.leased
         ended = [name for name, session in self._sessions.items() if session.ended.is_set()]
         for name in ended[: max(0, len(ended) - _MAX_ENDED)]:
@@ -206,7 +214,8 @@ class PullDesk:
         return attempt.client
 
     def end_lost(self, lease: Lease) -> None:
-        """End the session of a lease that expired."""
+        """End the session of a lease that expired; one that has none yet gets it, because its episode waits for it."""
+        self.open(lease)
         if (session := self._sessions.get(lease.id)) is not None:
             session.end()
 

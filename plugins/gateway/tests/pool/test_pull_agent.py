@@ -12,6 +12,9 @@ import pytest
 from pull_control import Control, error_of
 
 from turnwise import Status
+from turnwise_gateway.pool.store import Lease
+from turnwise_gateway.pull import PullDesk
+from turnwise_gateway.pull_pool import SharedPool
 
 
 def test_an_outside_agent_runs_and_scores_an_episode(run_with: Callable[..., Any], tmp_path: Path) -> None:
@@ -107,6 +110,44 @@ def test_a_lost_agent_is_the_machines_failure(run_with: Callable[..., Any]) -> N
 
     assert (Status.FAILED, "infra") == (done.result.status, done.result.fault.owner)
     assert "'w' expired" in done.result.fault.message
+
+
+@pytest.mark.parametrize("max_attempts", [1, 2])
+def test_a_lease_that_expires_before_it_has_a_session(
+    run_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, max_attempts: int
+) -> None:
+    """Its agent gets no lease, and the episode goes on: with the next attempt, or it fails after the last one."""
+    expired = asyncio.Event()
+    end_lost, have_opened = PullDesk.end_lost, SharedPool._have_opened
+
+    def note_lost(desk: PullDesk, lease: Lease) -> None:
+        end_lost(desk, lease)
+        expired.set()
+
+    async def open_late(pool: SharedPool, lease: Lease) -> bool:
+        await expired.wait()
+        return await have_opened(pool, lease)
+
+    monkeypatch.setattr(PullDesk, "end_lost", note_lost)
+    monkeypatch.setattr(SharedPool, "_have_opened", open_late)
+
+    async def outside(control: Control) -> None:
+        while not control.file.exists():  # noqa: ASYNC110 - the agent and the run know each other by the file alone
+            await asyncio.sleep(0.01)
+        await control.post("/tasks/lease", 204, worker="w", wait_s=20)
+        if max_attempts == 2:
+            leased = await control.lease()
+            await control.work(leased)
+            await control.end(leased, score=1.0)
+
+    (done,) = run_with(outside, lease_s=2.0, max_attempts=max_attempts)
+
+    if max_attempts == 1:
+        assert (Status.FAILED, "infra") == (done.result.status, done.result.fault.owner)
+        assert "'w' expired" in done.result.fault.message
+    else:
+        assert Status.COMPLETED is done.result.status
+        assert [True] == [each.trained for each in done.result.lineage]
 
 
 def test_an_agent_that_never_scores_is_timed_out(run_with: Callable[..., Any]) -> None:

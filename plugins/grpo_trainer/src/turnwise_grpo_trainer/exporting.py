@@ -13,7 +13,13 @@ from attrs import evolve
 from turnwise.config.structuring import structure
 from turnwise.errors import ConfigError
 from turnwise.files import partial_path, replace
-from turnwise_grpo_trainer.checkpoints import MODELS_FOLDER, CheckpointStore, parse_step, read_progress
+from turnwise_grpo_trainer.checkpoints import (
+    MODELS_FOLDER,
+    CheckpointStore,
+    check_checkpoint,
+    parse_step,
+    read_progress,
+)
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.lora import merged_weights, write_adapters
 from turnwise_grpo_trainer.model_card import write_card
@@ -44,7 +50,8 @@ def export_checkpoint(  # noqa: PLR0913 - the options of the command, by name
         The step of the checkpoint.
 
     Raises:
-        ConfigError: no such checkpoint, the folder exists, or the initial model is missing or another one.
+        ConfigError: no such checkpoint, a file of it was changed after it was written, the folder exists, or the
+            initial model is missing or another one.
     """
     run = load_saved_config(out)
     checkpoint = _find_checkpoint(CheckpointStore(out), which)
@@ -53,6 +60,7 @@ def export_checkpoint(  # noqa: PLR0913 - the options of the command, by name
     train = structure(dict(run.train), TrainConfig, path="train")
     if merge and train.lora is None:
         raise ConfigError(f"--merge: the training in {out} has no adapters; leave the option out")
+    check_checkpoint(checkpoint)
     spec = run.model_spec() if model is None else evolve(run.model_spec(), path=model)
     plain = evolve(train.policy, attn_implementation="sdpa", gradient_checkpointing=False)
     policy = load_policy(plain, spec, train.lora)

@@ -125,6 +125,8 @@ class RunFolder:
             assert self._groups is not None
             try:
                 return self.index.update(self._groups)
+            except DataError:
+                raise
             except UNREADABLE as error:
                 raise DataError(f"{source}: cannot be read as episodes: {describe(error)}") from error
 
@@ -134,6 +136,11 @@ class RunFolder:
             self._stop_searches()
             if self._groups is not None:
                 self._groups.close()
+
+    @property
+    def problem(self) -> str | None:
+        """Files of episodes that are left out because they cannot be read; None if there are none."""
+        return None if self._groups is None else self._groups.problem
 
     def describe(self) -> JsonDict:
         """Return the run as the API lists it."""

@@ -95,17 +95,20 @@ def find_mistake(text: str, error: MalformedError) -> int:
     if error.position is not None:
         return error.position
     starts: list[int] = []
+    parts: Any = json  # whose types say nothing of the scanner
 
-    def parse_object(text_and_start: tuple[str, int], *rest: Any) -> tuple[Any, int]:
+    def parse_object(text_and_start: tuple[str, int], *rest: Any) -> Any:
         try:
-            return json.decoder.JSONObject(text_and_start, *rest)
+            return parts.decoder.JSONObject(text_and_start, *rest)
         except MalformedError:
             starts.append(text_and_start[1] - 1)
             raise
 
-    decoder = json.JSONDecoder(object_pairs_hook=_build_object, parse_float=read_float, parse_constant=_refuse_constant)
+    decoder = parts.JSONDecoder(
+        object_pairs_hook=_build_object, parse_float=read_float, parse_constant=_refuse_constant
+    )
     decoder.parse_object = parse_object
-    decoder.scan_once = json.scanner.py_make_scanner(decoder)
+    decoder.scan_once = parts.scanner.py_make_scanner(decoder)
     with suppress(ValueError, RecursionError):
         decoder.raw_decode(text, _skip_space(text, 0))
     return starts[0] if starts else 0

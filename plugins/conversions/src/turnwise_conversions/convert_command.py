@@ -58,7 +58,7 @@ class ConvertCommand:
         _check_options(arguments)
         tools = _read_tools(arguments.tools)
         try:
-            if out.exists():
+            if out.exists() or out.is_symlink():
                 raise ConfigError(f"{out}: exists already; give another --out")
             out.parent.mkdir(parents=True, exist_ok=True)
             num_written, num_read = _convert(arguments, tools)

@@ -22,7 +22,7 @@ from attrs import frozen
 
 from turnwise import EpisodeResult, UnfinishedEpisode
 from turnwise.errors import ConfigError
-from turnwise.files import partial_path, replace
+from turnwise.files import PARTIAL, partial_path, replace
 from turnwise_grpo_trainer.checksums import CHECKSUMS_FILE, check_files, write_checksums
 from turnwise_result_files import TrajectoryWriter, load_unfinished, read_results, save_unfinished
 
@@ -35,6 +35,7 @@ MODEL_FOLDER: Final = "model"
 _NAME: Final = re.compile(r"step-(\d{8})")
 _REPLACED: Final = ".replaced"
 _REMOVED: Final = ".removed"
+_ANY_NAME: Final = re.compile(rf"{_NAME.pattern}({PARTIAL}|{_REPLACED}|{_REMOVED})?")
 
 
 @frozen(kw_only=True, eq=False)
@@ -195,8 +196,12 @@ class CheckpointStore:
 
     def remove_all(self) -> None:
         """Remove all checkpoints, complete or not; other files in the folder stay."""
-        for folder in self.folder.glob("step-*"):
+        for folder in self.all_paths():
             shutil.rmtree(folder)
+
+    def all_paths(self) -> list[Path]:
+        """Return the folders of checkpoints, complete or not, in any order."""
+        return [each for each in self.folder.glob("step-*") if _ANY_NAME.fullmatch(each.name) and _is_own_folder(each)]
 
 
 def check_checkpoint(folder: Path) -> None:
@@ -270,6 +275,10 @@ def replace_folder(partial: Path, folder: Path) -> None:
         os.replace(folder, replaced)
     replace(partial, folder)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _is_own_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _remove_folder(folder: Path) -> None:

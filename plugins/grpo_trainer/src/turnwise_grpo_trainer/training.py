@@ -69,9 +69,9 @@ def run_training(setup: TrainSetup, out: Path, *, resume: bool) -> None:
         try:
             if not resume:
                 store.remove_all()  # not earlier: if loading fails, the old training is still complete
-            save_config(setup.run, out)
             from_step = None if latest is None else parse_step(latest)
-            log.start(from_step=from_step)
+            log.start(from_step=from_step)  # the first file, by which `prepare_out` tells a training from other folders
+            save_config(setup.run, out)
             loop.episodes.start(from_step=from_step)
             if latest is not None:
                 store.load(loop, latest)

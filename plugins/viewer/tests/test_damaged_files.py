@@ -103,6 +103,8 @@ def test_the_other_pages_stay(tmp_path, serve, name, change):
         assert status == 200 or (status == 400 and file.name in answer["error"] and "\n" not in answer["error"]), body
     (listed,) = client.get("runs")["runs"]
     assert "\n" not in (listed["error"] or "")
+    if after["episodes"][0] == 400:  # the error stays as long as the damage
+        assert listed["error"] == json.loads(after["episodes"][1])["error"]
 
 
 WRONG = {

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint import save
 from training_site import assert_same, make_site, start, train, write_tasks
 
 from turnwise_grpo_trainer.checkpoints import CheckpointStore
+from turnwise_grpo_trainer.checksums import CHECKSUMS_FILE, write_checksums
 from turnwise_result_files import load_unfinished, read_results
 
 
@@ -246,7 +247,8 @@ def test_a_forged_checkpoint_runs_nothing(site: Path) -> None:
         output = "".join(process.communicate())
         assert 2 == process.returncode, output
         assert f"{checkpoint}" in output
-        assert "not a checkpoint of" in output or "cannot be read" in output, output
+        refusals = ("not a checkpoint of", "cannot be read", "was changed")
+        assert any(each in output for each in refusals), output
         assert "Traceback" not in output
         assert not exploded.exists()
 
@@ -255,13 +257,17 @@ def test_a_forged_checkpoint_runs_nothing(site: Path) -> None:
     for file in files:
         content = file.read_bytes()
         file.write_bytes(forged)
+        if file.name != CHECKSUMS_FILE:
+            write_checksums(checkpoint)  # as a forger would
         assert_refused()
         file.write_bytes(content)
+        write_checksums(checkpoint)
 
     (shard,) = checkpoint.rglob("*.safetensors")
     shard.unlink()
     save({"rng": torch.get_rng_state()}, checkpoint_id=shard.parent, no_dist=True)
     (shard.parent / ".metadata").write_bytes(forged)
+    write_checksums(checkpoint)
     assert_refused()
     pickle.loads(forged)
     assert exploded.exists()

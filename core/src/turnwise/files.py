@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 PARTIAL: Final = ".partial"
@@ -57,6 +58,12 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a UTF-8 file whole or not at all."""
     with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def check_writable(folder: Path) -> None:
+    """Raise `OSError` unless a file can be made in a folder."""
+    with TemporaryFile(dir=folder):
+        pass
 
 
 def replace(source: Path, target: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise_strict_json import MalformedError, check_value, load_json, read_arguments, read_json
+from turnwise_strict_json import MalformedError, check_value, find_mistake, load_json, read_arguments, read_json
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -56,6 +56,28 @@ def test_texts_that_are_no_json(text, reason):
 
     assert str(refused.value).startswith(reason)
     assert read_arguments(text) is None
+
+
+@given(st.lists(JSON), st.sampled_from(['{"b": 1, "b": 2}', '{"b": NaN}', '{"b": 1e999}']), st.lists(JSON))
+def test_the_place_of_a_mistake(before, wrong, after):
+    """It is the innermost object that has the mistake, or the place that the scanner reports."""
+    values = [json.dumps(value, indent=1) for value in before] + [f'{{"a": [{wrong}]}}'] + list(map(json.dumps, after))
+    text = f"\n[{', '.join(values)}]"
+    with pytest.raises(MalformedError) as refused:
+        load_json(text)
+
+    assert len(f"\n[{', '.join([*values[: len(before)], ''])}") + len('{"a": [') == find_mistake(text, refused.value)
+    with pytest.raises(MalformedError) as refused:
+        load_json(text.replace(wrong, "}"))
+    assert refused.value.position == find_mistake(text, refused.value) is not None
+
+
+def test_a_mistake_without_a_place():
+    """A value that is no object, and nesting too deep to look for it, have the start of the text."""
+    for text in ("NaN", "[" * 100_000, "[" * 500 + '{"a": 1, "a": 2}' + "]" * 500):
+        with pytest.raises(MalformedError) as refused:
+            load_json(text)
+        assert 0 == find_mistake(text, refused.value)
 
 
 @pytest.mark.parametrize(("depth", "fine"), [(5, True), (6, False), (900, False)])

@@ -397,9 +397,9 @@ class TestFileErrors:
     def test_json_that_python_alone_reads(self, tmp_path):
         """NaN is no JSON, and nesting has an end."""
         (tmp_path / "t.jsonl").write_text('{"prompt": "a", "x": NaN}')
-        assert error_of(tmp_path / "t.jsonl") == ", line 1: invalid JSON: NaN is no JSON number"
+        assert error_of(tmp_path / "t.jsonl") == ", line 1: invalid JSON: NaN is not JSON"
         (tmp_path / "t.jsonl").write_text("[" * 100_000)
-        assert error_of(tmp_path / "t.jsonl") == ", line 1: invalid JSON: nested too deeply"
+        assert error_of(tmp_path / "t.jsonl") == ", line 1: invalid JSON: its JSON is nested too deeply"
         (tmp_path / "t.jsonl").write_text('{"prompt": "a", "x": ' + "[" * 700 + "]" * 700 + "}")
         assert error_of(tmp_path / "t.jsonl") == ", line 1: nested too deeply"
 
@@ -526,7 +526,7 @@ class TestRowErrors:
             ({"prompt": "a", "reward_model": "[]"}, "reward_model: expected an object, got list"),
             (
                 {"prompt": "a", "reward_model": "rule"},
-                "reward_model: not a JSON object: Expecting value: line 1 column 1 (char 0)",
+                "reward_model: not a JSON object: it is not valid JSON: Expecting value at character 0",
             ),
             (
                 {"prompt": "a", "x": {"y": ["\ud800"]}},

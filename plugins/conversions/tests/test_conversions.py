@@ -239,6 +239,17 @@ def test_a_place_that_cannot_be_written_is_one_line(run, tmp_path, capsys, form)
         assert capsys.readouterr().err.startswith(f"turnwise: error: --out {out}: ")
 
 
+def test_a_text_with_other_line_breaks(tmp_path):
+    """Within a text of JSON, characters that only some readers take for line breaks end no line."""
+    text = "a\u2028b\u2029c\x85d"
+    messages = [{"role": "user", "content": text}, {"role": "assistant", "content": text}]
+    line = json.dumps({"messages": messages}, ensure_ascii=False)
+    (tmp_path / "in.jsonl").write_text(f"{line}\n{line}\n", encoding="utf-8")
+
+    assert convert(tmp_path / "in.jsonl", "--to", "sft", "--model", model_dir(), "--out", tmp_path / "out.parquet") == 0
+    assert 2 == pq.read_table(tmp_path / "out.parquet").num_rows
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [("{", "line 2: no JSON"), ('{"prompt": 1}', "line 2: expected an object with a list 'messages'")],

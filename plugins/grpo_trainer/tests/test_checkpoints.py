@@ -19,6 +19,7 @@ from turnwise.errors import ConfigError, DataError
 from turnwise.record.spec import EpisodeSpec
 from turnwise_grpo_trainer import checkpoints
 from turnwise_grpo_trainer.checkpoints import PROGRESS_FILE, CheckpointStore, TrainingState, parse_step
+from turnwise_grpo_trainer.checksums import CHECKSUMS_FILE
 
 
 def make_task(uid):
@@ -290,6 +291,7 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path, text, message):
     (folder / PROGRESS_FILE).unlink()
     if text is not None:
         (folder / PROGRESS_FILE).write_text(text)
+    (folder / CHECKSUMS_FILE).unlink()
 
     with pytest.raises(ConfigError, match=message) as caught:
         store.load(FakeTraining(), folder)
@@ -327,4 +329,4 @@ def test_progress_is_plain_json(tmp_path):
     """The progress file needs nothing but JSON to be read."""
     folder = CheckpointStore(tmp_path).save(FakeTraining(step=3))
 
-    assert {"step": 3, "kept_step": None} == json.loads((folder / PROGRESS_FILE).read_text())
+    assert {"step": 3, "kept_step": None, "has_checksums": True} == json.loads((folder / PROGRESS_FILE).read_text())

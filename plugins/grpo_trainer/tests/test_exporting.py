@@ -129,21 +129,25 @@ def test_another_data_type(trained, tmp_path):
     assert {torch.bfloat16} == {weight.dtype for weight in model.parameters()}
 
 
-def test_a_folder_is_not_replaced_by_accident(trained, tmp_path, capsys):
-    """An existing folder stays as it is, unless `--overwrite` is given; then nothing of it is left."""
+def test_only_an_earlier_export_is_replaced(trained, tmp_path, capsys):
+    """An existing folder stays as it is without `--overwrite`, and with it unless it is an export or empty."""
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "thesis").write_text("mine")
+    assert 0 == main(["export", str(trained[0]), "--to", str(folder), "--overwrite"])
+    capsys.readouterr()
 
     assert 2 == main(["export", str(trained[0]), "--to", str(folder)])
     assert f"turnwise: error: --to {folder}: exists; name another folder, or add --overwrite\n" == (
         capsys.readouterr().err
     )
-    assert ["thesis"] == [path.name for path in folder.iterdir()]
-
+    (folder / "old.safetensors").write_text("old")
     assert 0 == main(["export", str(trained[0]), "--to", str(folder), "--overwrite"])
-    assert not (folder / "thesis").exists()
+    assert not (folder / "old.safetensors").exists()
     assert (folder / "model.safetensors").exists()
+
+    (folder / "README.md").write_text("mine")
+    assert 2 == main(["export", str(trained[0]), "--to", str(folder), "--overwrite"])
+    assert "mine" == (folder / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,27 @@ import torch
 from attrs import evolve
 from safetensors.torch import load_file
 
+from turnwise.errors import ConfigError
+from turnwise_grpo_trainer.checksums import check_files, write_checksums
 from turnwise_grpo_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig, PolicyConfig, TrainConfig
 from turnwise_grpo_trainer.learner import Learner
 from turnwise_grpo_trainer.model_state import load_state
 
 SCRIPT = Path(__file__).with_name("sharded_process.py")
+
+
+def assert_changes_are_found(folder):
+    """Write the checksums of a sharded checkpoint, and check that a change of any shard is found; return the shards."""
+    write_checksums(folder)
+    assert check_files(folder)
+    shards = sorted(folder.glob("*.safetensors"))
+    for shard in shards:
+        content = shard.read_bytes()
+        shard.write_bytes(content[:-4] + bytes(byte ^ 1 for byte in content[-4:]))
+        with pytest.raises(ConfigError, match=shard.name):
+            check_files(folder)
+        shard.write_bytes(content)
+    return shards
 
 
 def train_in(world_size, folder, estimator, layout="padded"):
@@ -66,6 +82,8 @@ def test_weights_do_not_depend_on_the_processes(tmp_path, model_dir, spec, mixed
     # The checkpoint of two processes continues in one without shards.
     resumed = Learner.load(config, spec, temperature=1.0, response_length=64, device=torch.device("cpu"))
     load_state(resumed, tmp_path / "world2" / "state")
+    shards = assert_changes_are_found(tmp_path / "world2" / "state")
+    assert len(shards) == 2
     for step in (4, 5):
         resumed.update(evolve(mixed), step=step, version=0)
     from_two = dict(resumed.policy.full_weights())

@@ -175,7 +175,7 @@ def test_a_job_may_always_resume(train, tmp_path, there):
     if there is not None:
         out.mkdir()
     for name in there or ():
-        (out / name).mkdir(parents=True)
+        (out / name).touch() if name == METRICS_FILE else (out / name).mkdir(parents=True)
 
     assert 0 == train(lambda *_args, resume: started.append(resume), "--out", str(out), "--resume")
     assert [False] == started
@@ -184,6 +184,7 @@ def test_a_job_may_always_resume(train, tmp_path, there):
 def test_a_trained_model_without_a_checkpoint_is_kept(train, tmp_path, capsys):
     """A training that has ended, and whose checkpoints somebody removed, is not trained again without a word."""
     (tmp_path / "model").mkdir()
+    (tmp_path / METRICS_FILE).write_text('{"step": 1}\n')
 
     assert 2 == train(no_training, "--out", str(tmp_path), "--resume")
     assert "has a trained model, but no checkpoint; add --overwrite to train again" in capsys.readouterr().err

@@ -52,14 +52,3 @@ def test_odd_tool_calls_are_shown(tmp_path, serve, calls):
     assert len(shown.get("tool_calls", ())) == (len(calls) if isinstance(calls, list) else calls is not None)
     assert main(["view", str(run), "--export", str(tmp_path / "page.html")]) == 0
     assert main(["convert", str(run), "--to", "atif", "--out", str(tmp_path / "run.atif.jsonl")]) == 0
-
-
-@pytest.mark.parametrize("step", ["1e999", "NaN", "null", '"x"', "[" * 100_000])
-def test_an_odd_step_of_a_training_is_one_line(tmp_path, capsys, step):
-    """The export of a training whose log has no step in a line is refused with the file and the line."""
-    (tmp_path / "metrics.jsonl").write_text(f'{{"step": {step}}}\n')
-
-    assert main(["view", str(tmp_path), "--export", str(tmp_path / "page.html")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"turnwise: error: {tmp_path}/metrics.jsonl, line 1: not the metrics of a step")
-    assert error.count("\n") == 1

@@ -19,7 +19,7 @@ from turnwise.files import PARTIAL, write_text
 from turnwise.record.result import EpisodeResult
 from turnwise.terminal import Console, write_error
 from turnwise.types import JsonDict, Status
-from turnwise_result_files.folder_lock import make_folder, writing_to
+from turnwise_result_files.folder_lock import check_replaceable, make_folder, writing_to
 from turnwise_result_files.progress import Tally, progress_view
 from turnwise_result_files.resumption import (
     BATCH_FILE,
@@ -134,6 +134,8 @@ class FolderRun:
         elif self.config is not None and not self.overwrite:
             text = "holds the results of another run; choose another folder or add --overwrite"
             raise ConfigError(f"--out {self.out}: {text}")
+        else:
+            check_replaceable(self.out, self._old_results() if self.config is not None else (), CONFIG_FILE)
 
     def _old_results(self) -> list[Path]:
         names = (

@@ -1,5 +1,5 @@
 """
-Reads the JSON that models and agents write, strictly.
+Reads the JSON that models, agents and people write, strictly.
 
 A text that two readers could understand differently is an error: duplicate keys, `NaN`, infinite numbers, excessive
 nesting, and halves of surrogate pairs, which no tokenizer can read.
@@ -12,6 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "check_depth",
     "check_surrogates",
     "check_value",
+    "find_mistake",
     "load_json",
     "read_arguments",
     "read_float",
@@ -33,7 +35,18 @@ _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class MalformedError(ValueError):
-    """A text is malformed; the error's text names the mistake."""
+    """
+    A text is malformed; the error's text names the mistake.
+
+    Attributes:
+        problem: the mistake, without its place.
+        position: index of the mistake in the text, or None if the reader did not see it.
+    """
+
+    def __init__(self, text: str, problem: str | None = None, position: int | None = None) -> None:
+        super().__init__(text)
+        self.problem = text if problem is None else problem
+        self.position = position
 
 
 def read_json(text: str, start: int) -> tuple[Any, int]:
@@ -51,22 +64,54 @@ def read_json(text: str, start: int) -> tuple[Any, int]:
         return _decode(text, _skip_space(text, start))
     except json.JSONDecodeError as error:
         reason = error.msg.removesuffix(" at")
-        raise MalformedError(f"it is not valid JSON: {reason} at character {error.pos - start}") from error
+        text = f"it is not valid JSON: {reason} at character {error.pos - start}"
+        raise MalformedError(text, reason, error.pos) from error
     except RecursionError as error:
         raise MalformedError("its JSON is nested too deeply") from error
     except MalformedError:
         raise
     except ValueError as error:  # an integer of thousands of digits
-        raise MalformedError(f"it is not valid JSON: {error}") from error
+        raise MalformedError(f"it is not valid JSON: {error}", str(error)) from error
 
 
 def load_json(text: str) -> Any:
     """Return the value of a text that is JSON and nothing else; `MalformedError` for any other text."""
     start = _skip_space(text, 0)
     value, stop = read_json(text, start)
-    if _skip_space(text, stop) != len(text):
-        raise MalformedError("there is text after its JSON")
+    end = _skip_space(text, stop)
+    if end != len(text):
+        raise MalformedError("there is text after its JSON", position=end)
     return value
+
+
+def find_mistake(text: str, error: MalformedError) -> int:
+    """
+    Return the index of the mistake for which `load_json` refused a text.
+
+    The scanner in C does not say in which object a key is given twice or a number is refused. The one in Python, which
+    is slower and runs only here, does: the index is that of the innermost object's opening bracket, or of the start of
+    the text if no object has the mistake.
+    """
+    if error.position is not None:
+        return error.position
+    starts: list[int] = []
+    parts: Any = json  # whose types say nothing of the scanner
+
+    def parse_object(text_and_start: tuple[str, int], *rest: Any) -> Any:
+        try:
+            return parts.decoder.JSONObject(text_and_start, *rest)
+        except MalformedError:
+            starts.append(text_and_start[1] - 1)
+            raise
+
+    decoder = parts.JSONDecoder(
+        object_pairs_hook=_build_object, parse_float=read_float, parse_constant=_refuse_constant
+    )
+    decoder.parse_object = parse_object
+    decoder.scan_once = parts.scanner.py_make_scanner(decoder)
+    with suppress(ValueError, RecursionError):
+        decoder.raw_decode(text, _skip_space(text, 0))
+    return starts[0] if starts else 0
 
 
 def read_arguments(text: str) -> dict[str, Any] | None:

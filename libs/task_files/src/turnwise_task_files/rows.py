@@ -5,7 +5,8 @@ A row needs `messages`, or `prompt` (a list of messages, or a text that becomes 
 understood. `Task.extra` keeps every other column, and `reward_model` and `extra_info`:
 
 - `uid`, a text or an integer; derived from the content when the row has none.
-- `sample_index`, or verl's ``extra_info.index``; the row's number when neither is an integer from 0.
+- `sample_index`, which each row of a file has or none, and no two share; or verl's ``extra_info.index``, which rows of
+  joined data sets share; the row's number when neither is an integer from 0.
 - `ground_truth`, or verl's ``reward_model.ground_truth``.
 - `agent_name` and `data_source`.
 
@@ -27,14 +28,15 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from attrs import evolve
+from attrs import define, evolve, field
 
 from turnwise.errors import DataError, first_line
 from turnwise.options import DataColumn
 from turnwise.types import JsonDict, Task
+from turnwise_strict_json import MalformedError, find_mistake, load_json
 from turnwise_task_files.messages import kind_of, take_messages
 
 if TYPE_CHECKING:
@@ -117,6 +119,7 @@ def task_from_row(row: Mapping[str, object], *, row_number: int = 0, where: str 
 def _tasks(file: Path, format: str | None, columns: Mapping[DataColumn, str | None]) -> Iterator[Task]:
     renamed = {name: column for name, column in columns.items() if column is not None}
     first_seen: dict[str, str] = {}
+    indexes = _Indexes()
     repeats: Counter[str] = Counter()
     for number, (where, row) in enumerate(_rows(file, format)):
         if not isinstance(row, Mapping):
@@ -126,6 +129,7 @@ def _tasks(file: Path, format: str | None, columns: Mapping[DataColumn, str | No
         others = {name: value for name, value in row.items() if name not in {*columns, *renamed.values()}}
         row = others | {name: row[column] for name, column in renamed.items()}
         task = task_from_row(row, row_number=number, where=where)
+        indexes.add(None if row.get("sample_index") is None else task.sample_index, where)
         if row.get("uid") is None:
             # Some data sets repeat a row with its index on purpose: each copy is a separate task.
             repeats[task.uid] += 1
@@ -135,6 +139,26 @@ def _tasks(file: Path, format: str | None, columns: Mapping[DataColumn, str | No
             raise DataError(f"{where}: uid {task.uid!r} is also the uid of {first_seen[task.uid]}")
         first_seen[task.uid] = where
         yield task
+
+
+@define
+class _Indexes:
+    """The rows' own `sample_index`: a file gives each row a different one, or none to any row."""
+
+    first_row: str | None = None
+    rows: dict[int, str] = field(factory=dict)
+
+    def add(self, index: int | None, where: str) -> None:
+        """Add the index of a row; `DataError` if the file's rows cannot be told apart by their indexes."""
+        if self.first_row is not None and (index is None) == bool(self.rows):
+            has, lacks = (where, self.first_row) if index is not None else (self.first_row, where)
+            raise DataError(f"{lacks}: has no sample_index, but {has} has one; give one to every row or to none")
+        self.first_row = self.first_row or where
+        if index is None:
+            return
+        if index in self.rows:
+            raise DataError(f"{where}: sample_index {index} is also the sample_index of {self.rows[index]}")
+        self.rows[index] = where
 
 
 # Files
@@ -179,8 +203,10 @@ def _csv_rows(file: Path) -> Iterator[_Located]:
         _refuse_repeated(reader.fieldnames or (), file)
         for row in reader:
             where = f"{file}, line {reader.line_num}"
-            if None in row:
-                raise DataError(f"{where}: has more cells than the first line, which names the columns")
+            # The reader puts cells beyond the columns under None, and gives None to columns beyond the cells.
+            if None in row or None in row.values():
+                few_or_many = "more" if None in row else "fewer"
+                raise DataError(f"{where}: has {few_or_many} cells than the first line, which names the columns")
             index = row.get("sample_index") or ""
             numbers = {"sample_index": int(index)} if index.isdecimal() and len(index) < 100 else {}
             yield where, {name: cell or None for name, cell in row.items()} | numbers
@@ -225,20 +251,15 @@ def _decoded(data: bytes, file: Path, line: int, start: int) -> str:
 
 
 def _json(text: str, file: Path, line: int) -> object:
+    text = text.rstrip()  # without the line break at its end, behind which a text that is cut off would be wrong
     try:
-        # Without the line break at its end, behind which a text that is cut off would be wrong.
-        return json.loads(text.rstrip(), parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        place = f"{file}, line {line + error.lineno - 1}"
-        raise DataError(f"{place}: invalid JSON at column {error.colno}: {error.msg}") from None
-    except RecursionError:
-        raise DataError(f"{file}, line {line}: invalid JSON: nested too deeply") from None
-    except ValueError as error:
-        raise DataError(f"{file}, line {line}: invalid JSON: {first_line(error)}") from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+        return load_json(text)
+    except MalformedError as error:
+        at = find_mistake(text, error)
+        num_breaks, last_break = text.count("\n", 0, at), text.rfind("\n", 0, at)
+        place = f"{file}, line {line + num_breaks}: invalid JSON"
+        column = "" if error.position is None else f" at column {at - last_break}"
+        raise DataError(f"{place}{column}: {error.problem}") from None
 
 
 def _refuse_repeated(columns: Sequence[str], file: Path) -> None:
@@ -316,8 +337,8 @@ def _object(value: object, where: str) -> JsonDict:
     """Return a struct that may have been written as JSON text."""
     if isinstance(value, str):
         try:
-            value = _plain(json.loads(value, parse_constant=_refuse_constant), where)
-        except (ValueError, RecursionError) as error:
+            value = _plain(load_json(value), where)
+        except (MalformedError, RecursionError) as error:
             raise DataError(f"{where}: not a JSON object: {first_line(error)}") from None
     if not isinstance(value, dict):
         raise DataError(f"{where}: expected an object, got {kind_of(value)}")

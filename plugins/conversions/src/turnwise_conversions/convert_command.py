@@ -23,6 +23,7 @@ from turnwise_conversions.demonstrations import encode_demonstration
 from turnwise_conversions.hf_dataset import to_dataset
 from turnwise_conversions.openai_chat import to_chat
 from turnwise_result_files import read_results
+from turnwise_strict_json import MalformedError, load_json
 
 FORMATS: Final = ("atif", "openai", "datasets", "sft")
 _EXAMPLES: Final = """\
@@ -57,7 +58,7 @@ class ConvertCommand:
         _check_options(arguments)
         tools = _read_tools(arguments.tools)
         try:
-            if out.exists():
+            if out.exists() or out.is_symlink():
                 raise ConfigError(f"{out}: exists already; give another --out")
             out.parent.mkdir(parents=True, exist_ok=True)
             num_written, num_read = _convert(arguments, tools)
@@ -143,15 +144,15 @@ def _write_sft(source: Path, out: Path, chat: Chat, tools: Sequence[ToolSchema])
 def _read_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield the number and the object of each line; `DataError` for one that is no conversation."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # `splitlines` also splits within a text of JSON
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            value = load_json(line)
+        except MalformedError as error:
             raise DataError(f"{path}, line {number}: no JSON: {error}") from error
         messages = value.get("messages") if isinstance(value, Mapping) else None
         if not isinstance(messages, list) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
@@ -163,7 +164,7 @@ def _read_tools(path: Path | None) -> list[ToolSchema]:
     if path is None:
         return []
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = load_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--tools {path}: cannot be read: {error}") from error
     if not isinstance(value, list) or not all(isinstance(each, Mapping) and "function" in each for each in value):

@@ -2,7 +2,8 @@
 Checkpoints of a training: folders that appear complete or not at all.
 
 A checkpoint holds the models (`model_state`), the progress of the training as JSON, the episodes in the buffer as
-Parquet, and the interrupted episodes. So episodes that were not trained on yet are neither lost nor sampled again.
+Parquet, the interrupted episodes, and the checksums of these files. So episodes that were not trained on yet are
+neither lost nor sampled again.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
+import structlog
 from attrs import frozen
 
 from turnwise import EpisodeResult, UnfinishedEpisode
 from turnwise.errors import ConfigError
-from turnwise.files import partial_path, replace
+from turnwise.files import PARTIAL, partial_path, replace
+from turnwise_grpo_trainer.checksums import CHECKSUMS_FILE, check_files, write_checksums
 from turnwise_result_files import TrajectoryWriter, load_unfinished, read_results, save_unfinished
 
 CHECKPOINTS_FOLDER: Final = "checkpoints"
@@ -32,6 +35,7 @@ MODEL_FOLDER: Final = "model"
 _NAME: Final = re.compile(r"step-(\d{8})")
 _REPLACED: Final = ".replaced"
 _REMOVED: Final = ".removed"
+_ANY_NAME: Final = re.compile(rf"{_NAME.pattern}({PARTIAL}|{_REPLACED}|{_REMOVED})?")
 
 
 @frozen(kw_only=True, eq=False)
@@ -141,11 +145,12 @@ class CheckpointStore:
         partial.mkdir(parents=True)
         training.save_models(partial / MODELS_FOLDER)
         state = training.state_dict()
-        progress = state.progress | {"kept_step": training.kept_step}
+        progress = state.progress | {"kept_step": training.kept_step, "has_checksums": True}
         _write_episodes(partial / "waiting.parquet", state.waiting)
         _write_episodes(partial / "partial.parquet", state.partial)
         save_unfinished(partial / UNFINISHED_FILE, state.unfinished)
         (partial / PROGRESS_FILE).write_text(json.dumps(progress), encoding="utf-8")
+        write_checksums(partial)
         replace_folder(partial, folder)
         for old in self.paths()[: -self.keep_last]:
             if parse_step(old) != training.kept_step:
@@ -153,7 +158,12 @@ class CheckpointStore:
         return folder
 
     def load(self, training: Checkpointable, folder: Path) -> None:
-        """Restore a checkpoint; `ConfigError` if the folder is not one, or does not fit the training."""
+        """
+        Restore a checkpoint, whose files `check_checkpoint` has compared with their checksums.
+
+        Raises:
+            ConfigError: the folder is no checkpoint, or does not fit the training.
+        """
         try:
             state = TrainingState(
                 progress=read_progress(folder),
@@ -186,12 +196,36 @@ class CheckpointStore:
 
     def remove_all(self) -> None:
         """Remove all checkpoints, complete or not; other files in the folder stay."""
-        for folder in self.folder.glob("step-*"):
+        for folder in self.all_paths():
             shutil.rmtree(folder)
+
+    def all_paths(self) -> list[Path]:
+        """Return the folders of checkpoints, complete or not, in any order."""
+        return [each for each in self.folder.glob("step-*") if _ANY_NAME.fullmatch(each.name) and _is_own_folder(each)]
+
+
+def check_checkpoint(folder: Path) -> None:
+    """
+    Compare all files of a checkpoint with their checksums, before any is loaded; log that an old one has none.
+
+    Raises:
+        ConfigError: a file was changed, added or removed, or the folder is no checkpoint.
+    """
+    if check_files(folder):
+        return
+    if read_progress(folder).get("has_checksums"):
+        raise ConfigError(f"{folder}: {CHECKSUMS_FILE} is missing, so that a changed file would not be noticed")
+    structlog.get_logger().warning("an old checkpoint without checksums: changed files go unnoticed", path=str(folder))
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
-    """Return the JSON values of a checkpoint's `loop.json`; `ConfigError` when they are none of a training."""
+    """
+    Return the JSON values of a checkpoint's `loop.json`.
+
+    Raises:
+        ConfigError: they are none of a training, or were changed after the checkpoint was written.
+    """
+    check_files(folder, only=PROGRESS_FILE)
     try:
         progress: object = json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8"))
         if not isinstance(progress, dict):
@@ -221,6 +255,7 @@ def _is_validations(value: object) -> bool:
 _PROGRESS: Final[Mapping[str, tuple[str, Callable[[object], bool]]]] = {
     "step": ("a whole number from 0", _is_count),
     "version": ("a whole number from 0", _is_count),
+    "has_checksums": ("true", lambda value: value is True),
     "kept_step": ("a whole number from 0, or null", lambda value: value is None or _is_count(value)),
     "train_s": ("seconds", _is_seconds),
     "train_cpu_s": ("seconds", _is_seconds),
@@ -240,6 +275,10 @@ def replace_folder(partial: Path, folder: Path) -> None:
         os.replace(folder, replaced)
     replace(partial, folder)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _is_own_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _remove_folder(folder: Path) -> None:

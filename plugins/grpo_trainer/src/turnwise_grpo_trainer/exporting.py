@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -12,11 +13,17 @@ from attrs import evolve
 
 from turnwise.config.structuring import structure
 from turnwise.errors import ConfigError
-from turnwise.files import partial_path, replace
-from turnwise_grpo_trainer.checkpoints import MODELS_FOLDER, CheckpointStore, parse_step, read_progress
+from turnwise.files import check_writable, partial_path, replace
+from turnwise_grpo_trainer.checkpoints import (
+    MODELS_FOLDER,
+    CheckpointStore,
+    check_checkpoint,
+    parse_step,
+    read_progress,
+)
 from turnwise_grpo_trainer.config import TrainConfig
 from turnwise_grpo_trainer.lora import merged_weights, write_adapters
-from turnwise_grpo_trainer.model_card import write_card
+from turnwise_grpo_trainer.model_card import CARD_FILE, is_card, write_card
 from turnwise_grpo_trainer.model_files import copy_tokenizer, write_model
 from turnwise_grpo_trainer.model_state import load_policy_state
 from turnwise_grpo_trainer.models import load_policy
@@ -37,22 +44,23 @@ def export_checkpoint(  # noqa: PLR0913 - the options of the command, by name
         which: `latest`, `best`, or a step.
         model: the initial model, if it is no longer where the config has it.
         dtype: data type of the weights; None leaves them as trained.
-        overwrite: replace the folder if it exists.
+        overwrite: replace the folder if it is an earlier export or empty; any other one stays.
         merge: merge the adapters into the weights.
 
     Returns:
         The step of the checkpoint.
 
     Raises:
-        ConfigError: no such checkpoint, the folder exists, or the initial model is missing or another one.
+        ConfigError: no such checkpoint, a file of it was changed after it was written, the folder exists, or the
+            initial model is missing or another one.
     """
     run = load_saved_config(out)
     checkpoint = _find_checkpoint(CheckpointStore(out), which)
-    if folder.exists() and not overwrite:
-        raise ConfigError(f"--to {folder}: exists; name another folder, or add --overwrite")
+    _check_target(folder, overwrite=overwrite)
     train = structure(dict(run.train), TrainConfig, path="train")
     if merge and train.lora is None:
         raise ConfigError(f"--merge: the training in {out} has no adapters; leave the option out")
+    check_checkpoint(checkpoint)
     spec = run.model_spec() if model is None else evolve(run.model_spec(), path=model)
     plain = evolve(train.policy, attn_implementation="sdpa", gradient_checkpointing=False)
     policy = load_policy(plain, spec, train.lora)
@@ -77,6 +85,37 @@ def export_checkpoint(  # noqa: PLR0913 - the options of the command, by name
         shutil.rmtree(folder)
     replace(partial, folder)
     return step
+
+
+def _check_target(folder: Path, *, overwrite: bool) -> None:
+    """Refuse a folder that cannot be written, or that holds anything but an exported model; see `export_checkpoint`."""
+    if os.path.lexists(folder):
+        if not overwrite:
+            raise ConfigError(f"--to {folder}: exists; name another folder, or add --overwrite")
+        if reason := _why_kept(folder):
+            raise ConfigError(f"--to {folder}: stays, because it {reason}; name another folder")
+    try:
+        parent = folder.absolute().parent
+        parent.mkdir(parents=True, exist_ok=True)
+        check_writable(parent)
+        if folder.is_dir():
+            check_writable(folder)
+    except OSError as error:
+        raise ConfigError(f"--to {folder}: {error.strerror}") from error
+
+
+def _why_kept(folder: Path) -> str:
+    """Return why a folder must not be removed for an export; an empty text if it is empty or an earlier export."""
+    if folder.is_symlink() or not folder.is_dir():
+        return "is a symbolic link" if folder.is_symlink() else "is a file"
+    if os.path.ismount(folder) or folder.resolve() in (Path.cwd(), *Path.cwd().parents):
+        return "is a mount, or the current folder or one above it"
+    inside = sorted(folder.iterdir())
+    if found := next((each for each in inside if each.is_symlink() or not each.is_file()), None):
+        return f"has {found.name}, which no export writes"
+    if inside and not is_card(folder / CARD_FILE):
+        return f"has no {CARD_FILE} of an export"
+    return ""
 
 
 def _find_checkpoint(store: CheckpointStore, which: str) -> Path:

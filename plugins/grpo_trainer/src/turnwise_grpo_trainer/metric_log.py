@@ -40,6 +40,16 @@ def read_metrics(out: Path, *, up_to: int | None = None) -> list[dict[str, Any]]
     return [line for line in lines if up_to is None or line["step"] <= up_to]
 
 
+def is_metric_log(file: Path) -> bool:
+    """Return whether a file can be the log of a training: it has no whole line, or its first one has a step."""
+    try:
+        with file.open("rb") as stream:
+            line = stream.readline()
+        return not line.endswith(b"\n") or "step" in json.loads(line)
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
+
+
 @define(eq=False)
 class MetricLog:
     """

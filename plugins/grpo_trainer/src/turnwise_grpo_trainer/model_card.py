@@ -48,6 +48,15 @@ tokenizer = AutoTokenizer.from_pretrained("{name}")
 """
 
 
+def is_card(file: Path) -> bool:
+    """Return whether a file is a card of `write_card`."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return text.startswith("---\n") and " of a training with turnwise " in text
+
+
 def write_card(
     folder: Path, run: RunConfig, validations: Validations, step: int, *, name: str, adapters: bool = False
 ) -> None:

@@ -106,22 +106,33 @@ def prepare_out(out: Path, *, overwrite: bool, resume: bool) -> bool:
         never started, is at step 0.
 
     Raises:
-        ConfigError: it holds another training and neither option is set, or `resume` is set and it holds a trained
-            model without a checkpoint.
+        ConfigError: it holds another training and neither option is set, it holds a file that no training wrote and
+            that this one would replace, or `resume` is set and it holds a trained model without a checkpoint.
     """
     from turnwise_grpo_trainer.checkpoints import CHECKPOINTS_FOLDER, MODEL_FOLDER, CheckpointStore
     from turnwise_grpo_trainer.metric_log import METRICS_FILE
 
     store = CheckpointStore(out)
     store.recover_interrupted_save()
-    held = next((out / name for name in (METRICS_FILE, CHECKPOINTS_FOLDER) if (out / name).exists()), None)
+    held = METRICS_FILE if (out / METRICS_FILE).exists() else CHECKPOINTS_FOLDER if store.all_paths() else None
     if held is not None and not (overwrite or resume):
-        raise ConfigError(
-            f"--out {out}: holds another training ({held.name}); add --resume to continue it, or --overwrite"
-        )
+        raise ConfigError(f"--out {out}: holds another training ({held}); add --resume to continue it, or --overwrite")
+    _refuse_foreign(out, is_training=held is not None)
     if not resume or store.latest() is not None:
         return resume
     if (out / MODEL_FOLDER).exists():
         raise ConfigError(f"--resume: {out} has a trained model, but no checkpoint; add --overwrite to train again")
     structlog.get_logger().info("there is no checkpoint yet: the training starts at step 0", out=str(out))
     return False
+
+
+def _refuse_foreign(out: Path, *, is_training: bool) -> None:
+    """Raise `ConfigError` for a file or folder that the training would replace, and that no training wrote."""
+    from turnwise_grpo_trainer.checkpoints import MODEL_FOLDER
+    from turnwise_grpo_trainer.metric_log import METRICS_FILE, is_metric_log
+    from turnwise_grpo_trainer.run_config import CONFIG_FILE
+
+    # A training writes its metrics before the others. The folder may be that of a project, with a config and a model.
+    for name in [METRICS_FILE] if is_training else [CONFIG_FILE, MODEL_FOLDER]:
+        if (out / name).exists() and not (name == METRICS_FILE and is_metric_log(out / name)):
+            raise ConfigError(f"--out {out}: {name} stays, because no training wrote it; choose another folder")

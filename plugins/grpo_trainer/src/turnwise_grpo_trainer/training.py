@@ -11,7 +11,14 @@ from turnwise import RolloutManager
 from turnwise.files import partial_path, write_text
 from turnwise.terminal import Console
 from turnwise_grpo_trainer.build import build_loop, build_trainer
-from turnwise_grpo_trainer.checkpoints import MODEL_FOLDER, MODELS_FOLDER, CheckpointStore, parse_step, replace_folder
+from turnwise_grpo_trainer.checkpoints import (
+    MODEL_FOLDER,
+    MODELS_FOLDER,
+    CheckpointStore,
+    check_checkpoint,
+    parse_step,
+    replace_folder,
+)
 from turnwise_grpo_trainer.interrupts import handle_signals
 from turnwise_grpo_trainer.learning_curve import as_markdown, as_table, compare_validations, draw_curve
 from turnwise_grpo_trainer.live_view import TrainView
@@ -39,10 +46,13 @@ def run_training(setup: TrainSetup, out: Path, *, resume: bool) -> None:
         resume: continue from the latest checkpoint; otherwise existing checkpoints are removed.
 
     Raises:
+        ConfigError: a file of the checkpoint was changed after it was written.
         TrainingInterruptedError: Ctrl-C or SIGTERM; a checkpoint was written.
     """
     store = CheckpointStore(out, setup.train.checkpoint.keep_last)
     latest = store.latest() if resume else None
+    if latest is not None:
+        check_checkpoint(latest)
     view = TrainView(setup.train.num_steps, setup.train.tasks_per_step * setup.group_size, Console(stderr=True))
     place_training(setup)  # refuses devices that engine and trainer cannot share
     # The manager comes first: it reports a plugin's missing requirements before the model is loaded.
@@ -59,9 +69,9 @@ def run_training(setup: TrainSetup, out: Path, *, resume: bool) -> None:
         try:
             if not resume:
                 store.remove_all()  # not earlier: if loading fails, the old training is still complete
-            save_config(setup.run, out)
             from_step = None if latest is None else parse_step(latest)
-            log.start(from_step=from_step)
+            log.start(from_step=from_step)  # the first file, by which `prepare_out` tells a training from other folders
+            save_config(setup.run, out)
             loop.episodes.start(from_step=from_step)
             if latest is not None:
                 store.load(loop, latest)
@@ -78,6 +88,7 @@ def export_model(loop: TrainLoop, out: Path) -> None:
     step = loop.step
     if loop.setup.train.checkpoint.export == "best":
         best = loop.store.best()
+        check_checkpoint(best)
         loop.trainer.load(best / MODELS_FOLDER)
         step = parse_step(best)
     # A reader of the folder finds the whole model or none.

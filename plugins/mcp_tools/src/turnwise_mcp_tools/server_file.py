@@ -6,7 +6,6 @@ Claude Desktop, Claude Code and Cursor keep servers under `mcpServers`, VS Code 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from attrs import evolve
 from turnwise import structure
 from turnwise.errors import ConfigError
 from turnwise_mcp_tools.config import McpConfig, ServerConfig
+from turnwise_strict_json import load_json
 
 _VARIABLE: Final = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _KNOWN: Final = ("command", "args", "env", "cwd", "url", "headers")
@@ -42,7 +42,7 @@ def servers_of(config: McpConfig) -> dict[str, ServerConfig]:
 def read_servers(path: Path) -> dict[str, ServerConfig]:
     """Read the enabled servers of a file; `ConfigError` names the file and the problem."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = load_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except ValueError as error:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from turnwise import NoConfig, Resources, load_config
 from turnwise.errors import ConfigError
+from turnwise.files import check_writable
 from turnwise.terminal import write_output
 from turnwise_task_files import load_tasks
 
@@ -76,6 +77,7 @@ def check_out(folder: Path) -> None:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(f"--out {folder} is not an empty folder: choose another or empty it")
         folder.mkdir(parents=True, exist_ok=True)
+        check_writable(folder)
     except OSError as error:
         raise ConfigError(f"--out {folder}: {error.strerror}") from error
 

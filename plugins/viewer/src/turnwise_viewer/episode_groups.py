@@ -39,6 +39,7 @@ def list_groups(index: EpisodeIndex, wanted: Filter, page: slice, sort: str, adv
     }
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _rank(rewards: NDArray[Any], sort: str) -> float:
     scored = rewards[~np.isnan(rewards)]
     if not len(scored):
@@ -46,6 +47,8 @@ def _rank(rewards: NDArray[Any], sort: str) -> float:
     return float(scored.mean() if sort == "mean" else scored.min() - scored.max())
 
 
+# A reward can be as large as a float or not finite; a figure that no float can hold is null on the page, which says it.
+@np.errstate(over="ignore", invalid="ignore")
 def describe_group(index: EpisodeIndex, numbers: NDArray[np.int64], advantages: Advantages) -> JsonDict:
     """Return the group of some episodes, see `list_groups`."""
     rewards = index.column("reward")[numbers]

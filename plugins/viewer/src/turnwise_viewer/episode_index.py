@@ -172,7 +172,8 @@ def _episodes(rows: pa.Table) -> pa.Table:
     episodes = rows.take(first)
     rewards = rows["reward"].to_numpy()
     if len(first) and (counts > 1).any():
-        summed = np.add.reduceat(np.nan_to_num(rewards), first)
+        with np.errstate(over="ignore", invalid="ignore"):  # of rewards that no float can hold the sum of
+            summed = np.add.reduceat(np.where(np.isnan(rewards), 0.0, rewards), first)
         scored = np.add.reduceat(~np.isnan(rewards), first) > 0
         values = pa.array(summed, mask=~scored)
         episodes = episodes.set_column(episodes.column_names.index("reward"), "reward", values)

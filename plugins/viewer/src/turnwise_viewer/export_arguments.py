@@ -15,6 +15,7 @@ from turnwise_viewer.episode_index import Filter
 from turnwise_viewer.html_export import Choice, export
 from turnwise_viewer.run_folder import RunFolder
 from turnwise_viewer.text_search import check_searchable
+from turnwise_viewer.training_metrics import read_series
 
 _DEFAULT_MB: Final = 50.0
 """A browser opens a page of this size in some seconds."""
@@ -77,6 +78,9 @@ def export_runs(runs: Sequence[RunFolder], arguments: argparse.Namespace) -> Non
         total = export(runs, _choice(arguments), file, max_bytes)
     except OSError as error:
         raise ConfigError(f"--export {file}: cannot be written: {error.strerror}") from error
+    for run in runs:
+        for problem in filter(None, (run.problem, read_series(run.folder).problem)):
+            write_error(f"turnwise: {run.folder}/{problem}\n")
     write_error(f"{total} episodes, {file.stat().st_size / 1e6:.1f} MB\n")
     write_output(f"{file}\n")
     if arguments.open:

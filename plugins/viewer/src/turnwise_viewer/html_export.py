@@ -128,7 +128,7 @@ def _parts(runs: Sequence[RunFolder], chosen: Sequence[NDArray[np.int64]], head:
     yield 0, head.encode()
     described = [
         run.describe()
-        | {"path": run.name, "error": None, "num_episodes": len(numbers), "is_partial": False}
+        | {"path": run.name, "error": run.problem, "num_episodes": len(numbers), "is_partial": False}
         | {"num_all": len(run.index), "num_running": 0, "running_revision": ""}
         for run, numbers in zip(runs, chosen, strict=True)
     ]
@@ -150,7 +150,7 @@ def _shared(run: RunFolder, numbers: NDArray[np.int64]) -> Iterator[tuple[str, J
     kept = [each for each in groups if np.isin(each, numbers).any()]
     yield "rows", {"rows": rows}
     yield "groups", {"groups": [describe_group(index, each, run.advantages) for each in kept]}
-    yield "metrics", {"series": read_series(run.folder)}
+    yield "metrics", read_series(run.folder).as_json()
     yield "timeline", {"timeline": _shorten(run.timeline(), {row["key"] for row in rows})}
 
 

@@ -55,9 +55,9 @@ class Routes:
             web.get(f"{run}/episode", self._answer(lambda run, query: run.episode(query.text("key")))),
             web.get(f"{run}/case", self._answer(lambda run, query: {"source": run.case(query.text("key"))})),
             web.get(f"{run}/tokens", self._answer(_show_tokens)),
-            web.get(f"{run}/running", self._answer(lambda run, _query: run.running())),
+            web.get(f"{run}/running", self._answer(lambda run, _query: run.running(), needs_episodes=False)),
             web.get(f"{run}/groups", self._answer(_list_groups)),
-            web.get(f"{run}/metrics", self._answer(lambda run, _query: {"series": read_series(run.folder)})),
+            web.get(f"{run}/metrics", self._answer(_show_metrics, needs_episodes=False)),
             web.get(f"{run}/timeline", self._answer(_show_timeline)),
         ]
 
@@ -67,7 +67,10 @@ class Routes:
     def _describe_runs(self) -> JsonDict:
         return {"version": VERSION, "runs": [_describe_run(run) for run in self.runs]}
 
-    def _answer(self, answer: Callable[[RunFolder, Query], JsonDict]) -> Callable[[web.Request], Any]:
+    def _answer(
+        self, answer: Callable[[RunFolder, Query], JsonDict], *, needs_episodes: bool = True
+    ) -> Callable[[web.Request], Any]:
+        # A damaged file of episodes must not cost the answers that come from other files.
         async def handle(request: web.Request) -> web.Response:
             number = request.match_info["run"]
             if not (number.isdecimal() and number.isascii() and len(number) < 9 and int(number) < len(self.runs)):
@@ -76,7 +79,7 @@ class Routes:
 
             def respond() -> JsonDict:
                 with self.requests:
-                    return answer(_fresh(run), Query(request))
+                    return answer(_fresh(run) if needs_episodes else run, Query(request))
 
             return await _respond(respond)
 
@@ -175,6 +178,10 @@ def _show_tokens(run: RunFolder, query: Query) -> JsonDict:
     return run.tokens(query.text("key"), query.whole("record", 0))
 
 
+def _show_metrics(run: RunFolder, _query: Query) -> JsonDict:
+    return read_series(run.folder).as_json()
+
+
 def _show_timeline(run: RunFolder, query: Query) -> JsonDict:
     step = -1 if query.text("step", "") == "last" else query.step()
     timeline = run.timeline(query.text("key", ""), step)
@@ -182,9 +189,9 @@ def _show_timeline(run: RunFolder, query: Query) -> JsonDict:
 
 
 def _describe_run(run: RunFolder) -> JsonDict:
-    """Return a run, with the error if its files cannot be read now; the other runs must not suffer for it."""
+    """Return a run, with the error if a file cannot be read now; the other runs must not suffer for it."""
     try:
-        return _fresh(run).describe() | {"error": None}
+        return _fresh(run).describe() | {"error": run.problem}
     except DataError as error:
         return run.describe() | {"error": str(error)}
 

@@ -16,11 +16,12 @@ from typing import Final, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from turnwise.errors import DataError
+from turnwise.errors import DataError, describe
 from turnwise.files import PARTIAL
 from turnwise_result_files.row_checks import check_file, check_schema, fill_columns
 from turnwise_result_files.row_file import lines_to_table
 from turnwise_result_files.row_schema import SCHEMA, TRAINING, TRAINING_SCHEMA
+from turnwise_result_files.trajectories import UNREADABLE
 
 _LINES_PER_GROUP: Final = 64
 _COUNTED: Final = "validation"
@@ -36,6 +37,10 @@ class RowGroups(Protocol):
     @property
     def is_training(self) -> bool:
         """Whether the rows have the columns of a training step."""
+
+    @property
+    def problem(self) -> str | None:
+        """Files that are left out because they cannot be read; None if there are none."""
 
     def refresh(self) -> None:
         """Find the groups that were written since the last call."""
@@ -94,29 +99,45 @@ class _StepGroups:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[Path, RowGroups] = {}
-        self._places: list[tuple[RowGroups, int]] = []
+        self._places: list[tuple[Path, int]] = []
         self.sizes: list[int] = []
+        self.problem: str | None = None
 
     def refresh(self) -> None:
+        problems = []
         for file in list_steps(self._folder):
             if file not in self._files:
-                groups = self._files[file] = open_groups(file)
-                if not groups.is_training and not _is_held_out(file):
-                    raise DataError(f"{file}: has no column 'training_step', so it is no step of a training")
-                self._places += [(groups, index) for index in range(len(groups.sizes))]
+                try:
+                    groups = self._files[file] = _open_step(file)
+                except DataError as error:
+                    problems.append(str(error).replace(f"{self._folder.parent}/", ""))
+                    continue
+                self._places += [(file, index) for index in range(len(groups.sizes))]
                 self.sizes += groups.sizes
+        more = f" (and {len(problems) - 1} more files)" if len(problems) > 1 else ""
+        self.problem = f"{problems[0]}{more}" if problems else None
 
     def read(self, groups: Sequence[int], columns: Sequence[str]) -> pa.Table:
-        tables = [
-            _read_as_step(file, [index for _file, index in places], columns)
-            for file, places in groupby((self._places[group] for group in groups), key=itemgetter(0))
-        ]
+        tables = []
+        for file, places in groupby((self._places[group] for group in groups), key=itemgetter(0)):
+            try:
+                tables.append(_read_as_step(self._files[file], [index for _file, index in places], columns))
+            except UNREADABLE as error:
+                raise DataError(f"{file}: cannot be read as episodes: {describe(error)}") from error
         schema = pa.schema([TRAINING_SCHEMA.field(name) for name in columns])
         return pa.concat_tables(tables) if tables else schema.empty_table()
 
     def close(self) -> None:
         for groups in self._files.values():
             groups.close()
+
+
+def _open_step(file: Path) -> RowGroups:
+    groups = open_groups(file)
+    if not groups.is_training and not _is_held_out(file):
+        groups.close()
+        raise DataError(f"{file}: has no column 'training_step', so it is no step of a training")
+    return groups
 
 
 def _is_held_out(file: Path) -> bool:
@@ -138,6 +159,8 @@ def _read_as_step(file: RowGroups, groups: Sequence[int], columns: Sequence[str]
 
 
 class _ParquetGroups:
+    problem = None
+
     def __init__(self, file: Path) -> None:
         # Not mapped: pages of a mapped file stay with the process as long as there is memory.
         self._parquet = pq.ParquetFile(file)
@@ -161,6 +184,7 @@ class _StreamGroups:
     """Batches of an Arrow stream, found by their offsets; a batch that is not yet whole is left for later."""
 
     is_training = False
+    problem = None
 
     def __init__(self, file: Path) -> None:
         self._path = file
@@ -226,6 +250,7 @@ class _JsonlGroups:
     """Groups of lines, found by their offsets; a last line without its newline is left for later."""
 
     is_training = False
+    problem = None
 
     def __init__(self, file: Path) -> None:
         self._path = file

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from turnwise_result_files.trajectories import UNREADABLE
 from turnwise_viewer.case_source import write_case
 from turnwise_viewer.episode_index import EpisodeIndex, Filter
 from turnwise_viewer.episode_record import check_rows, describe_episode, describe_tokens, mean_advantage
+from turnwise_viewer.file_states import FileStates, grew, read_states
 from turnwise_viewer.row_groups import RowGroups, list_steps, open_groups, open_steps
 from turnwise_viewer.running_requests import RunningRequests
 from turnwise_viewer.text_search import TEXT_COLUMNS, Found, SearchedFile, TextSearch
@@ -64,7 +64,7 @@ class RunFolder:
     name: str
     index: EpisodeIndex = field(factory=EpisodeIndex)
     _source: Path | None = None
-    _identity: _Identity = ()
+    _identity: FileStates = ()
     _groups: RowGroups | None = None
     _texts: TokenTexts | None = None
     _texts_missing: str = ""
@@ -111,22 +111,27 @@ class RunFolder:
         """Read what the run has written since the last call; return whether there is anything new."""
         with self._lock:
             source = self._find_source()
-            identity = _identity(source)
+            identity = read_states(source)
             if source is None or not identity or (source, identity) == (self._source, self._identity):
                 return False
-            if source != self._source or not _grew(self._identity, identity, is_stream=source.suffix == PARTIAL):
+            if source != self._source or not grew(self._identity, identity, is_stream=source.suffix == PARTIAL):
                 try:
                     self._reopen(source)
                 except DataError:
-                    if _identity(source) == identity:
+                    if read_states(source) == identity:
                         raise
                     return False  # the run replaced the file at this moment; the next call reads the new one
-            self._identity = identity
+            # Without states the next call reads the files again, and so a page keeps the error.
+            self._identity = ()
             assert self._groups is not None
             try:
-                return self.index.update(self._groups)
+                is_new = self.index.update(self._groups)
+            except DataError:
+                raise
             except UNREADABLE as error:
                 raise DataError(f"{source}: cannot be read as episodes: {describe(error)}") from error
+            self._identity = identity
+            return is_new
 
     def close(self) -> None:
         """Close the files."""
@@ -134,6 +139,11 @@ class RunFolder:
             self._stop_searches()
             if self._groups is not None:
                 self._groups.close()
+
+    @property
+    def problem(self) -> str | None:
+        """Files of episodes that are left out because they cannot be read; None if there are none."""
+        return None if self._groups is None else self._groups.problem
 
     def describe(self) -> JsonDict:
         """Return the run as the API lists it."""
@@ -166,7 +176,7 @@ class RunFolder:
 
     def _describe_revision(self) -> str:
         """Return a text that changes when a file of the run changes."""
-        others = [_identity(file) for name in (METRICS_FILE, TRACE_FILE) if (file := self.folder / name).exists()]
+        others = [read_states(file) for name in (METRICS_FILE, TRACE_FILE) if (file := self.folder / name).exists()]
         return hashlib.sha256(repr((self._identity, others)).encode()).hexdigest()[:16]
 
     def search(self, text: str, wanted: Filter, num_hits: int, sort: str = "row", *, descending: bool = False) -> Found:
@@ -374,26 +384,3 @@ def _names() -> list[str]:
 
 def _open_source(source: Path) -> RowGroups:
     return open_steps(source) if source.is_dir() else open_groups(source)
-
-
-_Identity = tuple[tuple[str | int, ...], ...]
-"""Name, device, inode, size and time of each file of a run."""
-
-
-def _identity(source: Path | None) -> _Identity:
-    """Return the state of the files of a run; empty if there are none."""
-    if source is None:
-        return ()
-    try:
-        files = list_steps(source) if source.is_dir() else [source]
-        stats = [(file.name, os.stat(file)) for file in files]
-    except FileNotFoundError:  # a writer gives a file its final name at this moment
-        return ()
-    return tuple((name, each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns) for name, each in stats)
-
-
-def _grew(before: _Identity, now: _Identity, *, is_stream: bool) -> bool:
-    """Return whether the files before are still the same, so that only what is new must be read."""
-    if is_stream:
-        return bool(before) and before[0][:3] == now[0][:3]
-    return bool(before) and now[: len(before)] == before

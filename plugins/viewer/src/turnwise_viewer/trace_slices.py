@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from turnwise.errors import DataError
+from turnwise.errors import DataError, describe
 from turnwise.types import JsonDict
 
 TRACE_FILE: Final = "trace.json"
@@ -40,8 +40,8 @@ def read_timeline(folder: Path, find_key: FindKey, wanted: Callable[[str | None]
         return _lay_out(events, find_key, wanted)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file}: not a trace of turnwise: {error!r}") from error
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise DataError(f"{file}: not a trace of turnwise: {describe(error)}") from error
 
 
 def _lay_out(events: list[dict[str, Any]], find_key: FindKey, wanted: Callable[[str | None], bool] | None) -> JsonDict:

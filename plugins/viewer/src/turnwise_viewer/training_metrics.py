@@ -7,47 +7,93 @@ import math
 from pathlib import Path
 from typing import Any, Final
 
-from turnwise.errors import DataError
+from attrs import frozen
+
+from turnwise.errors import DataError, first_line
 from turnwise.types import JsonDict
 
 METRICS_FILE: Final = "metrics.jsonl"
+_LARGEST_STEP: Final = 2**53
+"""Above it, the page's numbers are not exact."""
+
+_Values = dict[str, float | None]
 
 
-def read_series(folder: Path) -> JsonDict | None:
+@frozen
+class TrainingMetrics:
     """
-    Return the logged metrics of a training by name, as `{"steps": [...], "values": [...]}`; None without a log.
+    The log of a training.
+
+    Attributes:
+        series: `{"steps": [...], "values": [...]}` by name, with null for numbers that are not finite; None without a
+            log.
+        problem: the first line that is no such line, in whole or in part, and how many more there are; None if all
+            are.
+    """
+
+    series: JsonDict | None = None
+    problem: str | None = None
+
+    def as_json(self) -> JsonDict:
+        """Return the answer of the API."""
+        return {"series": self.series, "problem": self.problem}
+
+
+def read_series(folder: Path) -> TrainingMetrics:
+    """
+    Return the logged metrics of a training. A line that is damaged costs its own values only.
 
     A last line without its newline is left out: the training is writing it, or was killed.
 
     Raises:
-        DataError: a line is not JSON, or has no step.
+        DataError: the file cannot be read.
     """
     file = folder / METRICS_FILE
     try:
-        text = file.read_text(encoding="utf-8")
+        lines = file.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
+        return TrainingMetrics()
+    except OSError as error:
         raise DataError(f"{file}: cannot be read: {error}") from error
-    series: dict[str, dict[str, list[float | None]]] = {}
-    for number, line in enumerate(text.rpartition("\n")[0].splitlines(), 1):
-        values = _read_line(file, number, line)
-        step = values.pop("step")
+    series: dict[str, dict[str, list[Any]]] = {}
+    problems = []
+    for number, line in enumerate(lines, 1):
+        try:
+            step, values = _read_line(line)
+        except (ValueError, TypeError, RecursionError) as error:
+            problems.append(f"{METRICS_FILE}, line {number}: not the metrics of a step: {first_line(error)}")
+            continue
         for name, value in values.items():
-            each = series.setdefault(name, {"steps": [], "values": []})
-            each["steps"].append(step)
-            each["values"].append(value)
-    return dict(series)
+            if value is None or isinstance(value, int | float):
+                each = series.setdefault(name, {"steps": [], "values": []})
+                each["steps"].append(step)
+                each["values"].append(_finite(value))
+            else:
+                problems.append(f"{METRICS_FILE}, line {number}: {name!r} is no number, but {value!r:.40}")
+    return TrainingMetrics(dict(series), _summarize(problems))
 
 
-def _read_line(file: Path, number: int, line: str) -> dict[str, float | None]:
+def _read_line(line: bytes) -> tuple[int, dict[str, object]]:
+    values = json.loads(line.decode("utf-8"))
+    if not isinstance(values, dict):
+        raise TypeError(f"it is {values!r:.40}")
+    if "step" not in values:
+        raise ValueError("it has no step")
+    step = values.pop("step")
+    if type(step) is not int or not 0 <= step <= _LARGEST_STEP:
+        raise ValueError(f"its step is {step!r:.40}, not a whole number from 0")
+    return step, values
+
+
+def _finite(value: float | None) -> float | None:
     try:
-        values: dict[str, Any] = json.loads(line)
-        step = int(values["step"])
-        return {"step": step} | {name: _number(value) for name, value in values.items() if name != "step"}
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise DataError(f"{file}, line {number}: not the metrics of a step: {error!r}") from error
+        return float(value) if value is not None and math.isfinite(value) else None
+    except OverflowError:  # a whole number that no float can hold
+        return None
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+def _summarize(problems: list[str]) -> str | None:
+    if not problems:
+        return None
+    more = len(problems) - 1
+    return problems[0] + (f"; {more} more {'line is' if more == 1 else 'lines are'} wrong" if more else "")

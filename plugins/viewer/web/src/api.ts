@@ -181,6 +181,12 @@ export interface Group {
   episodes: EpisodeRow[];
 }
 
+export interface Metrics {
+  series: Record<string, Series> | null;
+  /** The first line of the log that cannot be read. */
+  problem: string | null;
+}
+
 export interface Series {
   steps: number[];
   values: (number | null)[];

@@ -49,7 +49,7 @@ function App() {
     }
   });
   useEffect(() => {
-    document.title = `${literal(place.query.get("key") ?? "") || (VIEWS[place.view[0]]?.[1] ?? "turnwise")} · turnwise`;
+    document.title = `${literal(place.query.get("key") ?? "") || (Object.values(VIEWS).find(([view]) => view === place.view)?.[1] ?? "turnwise")} · turnwise`;
   });
   if (!runs) return <Problem text={error} />;
   const run = runs[place.run];

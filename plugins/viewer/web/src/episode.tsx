@@ -3,7 +3,7 @@ import { get, type Episode as EpisodeType, type EpisodeRecord, type Message, typ
 import { Copy, Fact, Problem, Status, Text, useKeys, useLoaded } from "./parts";
 import { Paths } from "./paths";
 import { link, type Place } from "./router";
-import { asText, literal, number, seconds } from "./text";
+import { asText, cut, literal, number, seconds, shorten } from "./text";
 import { EpisodeTime } from "./time";
 import { limitOf, TokenView } from "./tokens";
 
@@ -72,7 +72,7 @@ function Head({ episode, run }: { episode: EpisodeType; run: number }) {
           </Fact>
         ))}
         <Fact name="expected">
-          <bdi>{literal(asText(episode.task.ground_truth)).slice(0, 200) || "–"}</bdi>
+          <bdi>{shorten(asText(episode.task.ground_truth), 200) || "–"}</bdi>
         </Fact>
         <Fact name="agent">{literal(episode.agent_name)}</Fact>
         {episode.replicas && episode.replicas.length > 0 && (
@@ -263,7 +263,7 @@ const PREVIEW = 100;
 
 /** The beginning of a folded text. */
 function Preview({ text }: { text: string }) {
-  const line = text.slice(0, PREVIEW).split("\n", 1)[0];
+  const line = cut(text, PREVIEW).split("\n", 1)[0];
   return (
     <code class="preview">
       <bdi>{literal(line)}</bdi>

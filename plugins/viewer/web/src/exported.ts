@@ -37,7 +37,7 @@ export async function answer(path: string, parameters: Parameters): Promise<unkn
 /** Keep the slices of an episode or of a step, and those of no episode between their first and last. */
 function chooseSlices(timeline: WholeTimeline, rows: EpisodeRow[], wanted: Parameters): WholeTimeline {
   if (!(given(wanted.key) || given(wanted.step))) return timeline;
-  const step = wanted.step === "last" ? Math.max(...rows.map((each) => each.global_step)) : Number(wanted.step);
+  const step = wanted.step === "last" ? rows.reduce((newest, each) => Math.max(newest, each.global_step), -Infinity) : Number(wanted.step);
   const keys = new Set(given(wanted.key) ? [wanted.key] : rows.filter((each) => each.global_step === step).map((each) => each.key));
   const found = timeline.rows.flatMap((row) => row.slices).filter((each) => keys.has(each[4] ?? ""));
   const [start, end] = endsOf(found);

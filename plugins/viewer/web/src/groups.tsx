@@ -3,7 +3,7 @@ import type { Episode, Group } from "./api";
 import { difference, type Part } from "./difference";
 import { Field, Problem, Status, useLoaded } from "./parts";
 import { link, type Place, replaceQuery } from "./router";
-import { asText, literal, number, seconds, signed } from "./text";
+import { asText, cut, literal, number, seconds, signed } from "./text";
 
 const PAGE = 25;
 
@@ -148,7 +148,7 @@ function Marked({ parts }: { parts: Part[] }) {
     <div class="text">
       <bdi>
         {parts.map(([text, isShared]) => {
-          const shown = text.slice(0, Math.max(0, left));
+          const shown = cut(text, Math.max(0, left));
           left -= text.length;
           return isShared || shown === "" ? literal(shown) : <mark>{literal(shown)}</mark>;
         })}

@@ -2,7 +2,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { get } from "./api";
 import { countConnections, RECONNECTED } from "./live";
-import { literal } from "./text";
+import { cut, literal } from "./text";
 
 export interface Loaded<T> {
   value: T | null;
@@ -70,7 +70,7 @@ const CLIPPED = 20_000;
 /** A text of any origin, always as text; long ones are clipped until they are asked for. */
 export function Text({ text, label }: { text: string; label?: string }) {
   const [all, setAll] = useState(false);
-  const shown = all ? text : text.slice(0, CLIPPED);
+  const shown = all ? text : cut(text, CLIPPED);
   return (
     <div class="text" role="group" aria-label={label}>
       <bdi>{literal(shown)}</bdi>

@@ -1,7 +1,7 @@
 import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Episode, EpisodeRecord, Tokens, Turn } from "./api";
 import { replaceQuery } from "./router";
-import { isSpecial, literal, number } from "./text";
+import { isSpecial, literal, logProbability, number } from "./text";
 
 // Records have up to some ten thousands of tokens; only chunks near the visible part are in the page.
 const CHUNK = 200;
@@ -240,7 +240,7 @@ function Detail({ tokens, record, index, marks }: { tokens: Tokens; record: Epis
     ["text", piece === undefined ? "–" : piece === "" ? "part of the next character" : literal(JSON.stringify(piece))],
     ["origin", tokens.origin_names[tokens.origins[index]]],
     ["in the loss", tokens.mask[index] ? "yes" : "no"],
-    ["log-probability", logprob === null ? "–" : logprob.toFixed(5)],
+    ["log-probability", logProbability(logprob)],
     ["probability", logprob === null ? "–" : number(Math.exp(logprob))],
     ["weight version", String(tokens.weight_versions[index] ?? "–")],
     ["position", String(tokens.position_ids[index])],

@@ -1,7 +1,8 @@
 import { useMemo, useState } from "preact/hooks";
-import type { Run, Series } from "./api";
+import type { Metrics, Run, Series } from "./api";
 import { Problem, useLoaded } from "./parts";
 import { link, type Place, replaceQuery } from "./router";
+import { scaleOf } from "./scale";
 import { literal, number } from "./text";
 
 type AllSeries = Record<string, Series>;
@@ -21,8 +22,8 @@ const CHARTS: [title: string, names: string[]][] = [
 export function Training({ place, runs }: { place: Place; runs: Run[] }) {
   const other = place.query.get("with");
   const second = other !== null && runs[Number(other)] ? Number(other) : null;
-  const first_ = useLoaded<{ series: AllSeries | null }>(`runs/${place.run}/metrics`, { revision: runs[place.run].revision });
-  const second_ = useLoaded<{ series: AllSeries | null }>(second === null ? null : `runs/${second}/metrics`, { revision: second === null ? "" : runs[second].revision });
+  const first_ = useLoaded<Metrics>(`runs/${place.run}/metrics`, { revision: runs[place.run].revision });
+  const second_ = useLoaded<Metrics>(second === null ? null : `runs/${second}/metrics`, { revision: second === null ? "" : runs[second].revision });
   const [more, setMore] = useState("");
   const series = first_.value?.series;
   const lines: Line[] = [];
@@ -32,7 +33,9 @@ export function Training({ place, runs }: { place: Place; runs: Run[] }) {
   return (
     <section aria-labelledby="heading">
       <h1 id="heading">Training</h1>
-      <Problem text={first_.error || second_.error} />
+      {[first_, second_].map(({ value, error }) => (
+        <Problem text={error || (value?.problem ?? "")} />
+      ))}
       {first_.value && !series && <p class="empty">This run has no metrics of a training: only `turnwise train` writes metrics.jsonl.</p>}
       {series && (
         <>
@@ -77,6 +80,8 @@ interface Line {
 const WIDTH = 460;
 const HEIGHT = 220;
 const LEFT = 64;
+/** Width of the widest character of a label. */
+const LETTER = 9;
 const BOTTOM = 26;
 const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
 
@@ -89,9 +94,13 @@ function Chart({ title, names, lines }: { title: string; names: string[]; lines:
   const all = curves.flatMap((each) => each.points);
   const steps = [...new Set(all.map(([at]) => at))].sort((a, b) => a - b);
   const values = [...all.map(([, value]) => value), ...band.flat().flatMap(([, low, high]) => [low, high])];
-  const [low, high] = widen(Math.min(...values), Math.max(...values));
-  const x = (at: number) => LEFT + ((at - steps[0]) / (steps[steps.length - 1] - steps[0] || 1)) * (WIDTH - LEFT - 12);
-  const y = (value: number) => 8 + (1 - (value - low) / (high - low)) * (HEIGHT - BOTTOM - 8);
+  const scale = scaleOf(values);
+  const labels = scale.ticks.map((value) => number(value, 2));
+  // As wide as the widest label, which must not be cut.
+  const left = Math.max(LEFT, 14 + LETTER * Math.max(...labels.map((each) => each.length)));
+  const span = steps[steps.length - 1] - steps[0] || 1;
+  const x = (at: number) => left + ((at - steps[0]) / span) * (WIDTH - left - 12);
+  const y = (value: number) => 8 + (1 - scale.place(value)) * (HEIGHT - BOTTOM - 8);
   const nearest = (event: MouseEvent) => {
     const box = (event.currentTarget as SVGElement).getBoundingClientRect();
     const at = ((event.clientX - box.left) / box.width) * WIDTH;
@@ -101,11 +110,11 @@ function Chart({ title, names, lines }: { title: string; names: string[]; lines:
     <figure class="chart">
       <figcaption>{literal(title)}</figcaption>
       <svg viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label={`${title} over ${steps.length} steps, from ${number(values[0])} to ${number(values[values.length - 1])}`} onMouseMove={nearest} onMouseLeave={() => setStep(null)}>
-        {ticks(low, high).map((value) => (
+        {scale.ticks.map((value, index) => (
           <g class="grid">
-            <line x1={LEFT} x2={WIDTH - 12} y1={y(value)} y2={y(value)} />
-            <text x={LEFT - 6} y={y(value) + 4} text-anchor="end">
-              {number(value, 2)}
+            <line x1={left} x2={WIDTH - 12} y1={y(value)} y2={y(value)} />
+            <text x={left - 6} y={y(value) + 4} text-anchor="end">
+              {labels[index]}
             </text>
           </g>
         ))}
@@ -168,20 +177,6 @@ function intervalOf(series: AllSeries, names: string[]): [number, number, number
   const low = pointsOf(series["validation/reward/low"]);
   const high = new Map(pointsOf(series["validation/reward/high"]));
   return low.flatMap(([step, value]): [number, number, number][] => (high.has(step) ? [[step, value, high.get(step)!]] : []));
-}
-
-function widen(low: number, high: number): [number, number] {
-  const room = (high - low) * 0.06 || Math.abs(low) * 0.1 || 1;
-  return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
-}
-
-function ticks(low: number, high: number): number[] {
-  const rough = (high - low) / 4;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough)!;
-  const found = [];
-  for (let value = Math.ceil(low / step) * step; value <= high; value += step) found.push(Number(value.toPrecision(6)));
-  return found;
 }
 
 const ROWS: [string, string][] = [

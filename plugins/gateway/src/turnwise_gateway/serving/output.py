@@ -16,7 +16,7 @@ from turnwise.errors import ConfigError
 from turnwise.files import partial_path, replace, write_text
 from turnwise.types import TokenArray
 from turnwise_result_files import TrajectoryWriter, read_results
-from turnwise_result_files.folder_lock import FolderLockedError, lock_folder
+from turnwise_result_files.folder_lock import check_replaceable, make_folder, writing_to
 from turnwise_result_files.resumption import CONFIG_FILE, TRAJECTORIES_FILE
 
 CONTROL_FILE: Final = "control.json"
@@ -43,13 +43,13 @@ class ServedFolder:
 
     def start(self, config: RunConfig, *, overwrite: bool) -> None:
         """Write the config of a new run; `ConfigError` if there are results that must not be replaced."""
-        old = [file for file in (self._file, partial_path(self._file)) if file.exists()]
+        kept = (self.path / REQUESTS_DIR).glob("*.jsonl")
+        old = [file for file in (self._file, partial_path(self._file), *kept) if file.exists()]
         if old and not overwrite:
             text = "holds the results of another run; choose another folder, add --overwrite, or --resume it"
             raise ConfigError(f"--out {self.path}: {text}")
+        check_replaceable(self.path, old, CONFIG_FILE)
         for file in old:
-            file.unlink()
-        for file in (self.path / REQUESTS_DIR).glob("*.jsonl"):
             file.unlink()
         write_text(self.path / CONFIG_FILE, dump_yaml(with_absolute_paths(config)))
 
@@ -97,11 +97,6 @@ class ServedFolder:
 @contextmanager
 def locked_folder(path: Path) -> Iterator[ServedFolder]:
     """Make the folder if it is missing, and hold it inside the `with` statement; `ConfigError` if that fails."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with lock_folder(path):
-            yield ServedFolder(path)
-    except FolderLockedError as error:
-        raise ConfigError(str(error)) from None
-    except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+    make_folder(path)
+    with writing_to(path, f"turnwise gateway serve --resume {path} continues"):
+        yield ServedFolder(path)

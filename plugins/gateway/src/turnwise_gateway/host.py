@@ -14,7 +14,8 @@ from attrs import define, field, frozen
 from turnwise import ToolCall, ToolResult
 from turnwise.errors import InfrastructureError
 from turnwise.types import ToolSchema
-from turnwise_gateway.calls import Answer, CallRefusedError, ModelCall, SessionBackend
+from turnwise_gateway.callers import ProcessCensus, ProgramCallers
+from turnwise_gateway.calls import Answer, CallerCheck, CallRefusedError, ModelCall, SessionBackend
 from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
 
@@ -86,6 +87,7 @@ class RunningServer:
     _directory: SessionDirectory = field(init=False)
     _server: GatewayServer = field(init=False)
     _ended: deque[str] = field(factory=deque, init=False)
+    _census: ProcessCensus | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._directory = SessionDirectory(self.model)
@@ -106,12 +108,29 @@ class RunningServer:
     async def stop(self) -> None:
         """Close all connections."""
         await self._server.stop()
+        if self._census is not None:
+            self._census.sockets.close()
+
+    def bind_callers(self, name: str) -> ProgramCallers:
+        """Return a check that admits the processes of one program to the session of this name, for `open`."""
+        if self._census is None:
+            self._census = ProcessCensus()
+        return ProgramCallers(name, self._census)
 
     @contextmanager
-    def open(self, name: str, session: SessionBackend) -> Iterator[ModelClient]:
-        """Let calls reach a session inside the `with` statement; later ones are refused."""
+    def open(self, name: str, session: SessionBackend, check: CallerCheck | None = None) -> Iterator[ModelClient]:
+        """
+        Let calls reach a session inside the `with` statement; later ones are refused.
+
+        Args:
+            name: of the session.
+            session: answers the calls.
+            check: tells whose calls it answers; None for all with its key.
+        """
         door = _Door(session, session.limits)
         key = self._directory.add(name, door)
+        if check is not None:
+            self._server.bind(door, check)
         url = self._server.url(name)
         try:
             yield ModelClient(

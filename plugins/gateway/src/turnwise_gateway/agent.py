@@ -24,7 +24,7 @@ from turnwise.errors import ConfigError
 from turnwise.types import JsonDict
 from turnwise_gateway.callers import ProgramCallers
 from turnwise_gateway.config import AgentLimits, ExternalConfig
-from turnwise_gateway.host import ModelClient, ServerHost
+from turnwise_gateway.host import ModelClient, RunningServer, ServerHost
 from turnwise_gateway.keeper import KEEPER
 from turnwise_gateway.peer_socket import can_find_inodes
 from turnwise_gateway.pool.scores import MAX_NUMBER
@@ -97,8 +97,15 @@ class ExternalAgent:
         await self._servers.aclose()
 
     async def step(self, episode: Episode) -> State:
+        async with self._host.serve() as server:
+            if self._function is not None:
+                return await self._attempt(episode, server)
+            async with server.hold_program():
+                return await self._attempt(episode, server)
+
+    async def _attempt(self, episode: Episode, server: RunningServer) -> State:
         failure: Exception | None = None
-        async with asyncio.TaskGroup() as calls, self._host.serve() as server:
+        async with asyncio.TaskGroup() as calls:
             session = Session(episode, self.parts, secrets.token_hex(8), calls.create_task)
             backend = log_session(session, self.config.keep_requests)
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -17,6 +17,7 @@ from turnwise.types import ToolSchema
 from turnwise_gateway.callers import ProcessCensus, ProgramCallers
 from turnwise_gateway.calls import Answer, CallerCheck, CallRefusedError, ModelCall, SessionBackend
 from turnwise_gateway.limits import CallLimits
+from turnwise_gateway.program_places import ProgramPlaces
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
 
 _MAX_ENDED: Final = 1024
@@ -88,6 +89,7 @@ class RunningServer:
     _server: GatewayServer = field(init=False)
     _ended: deque[str] = field(factory=deque, init=False)
     _census: ProcessCensus | None = field(default=None, init=False)
+    _programs: ProgramPlaces = field(factory=ProgramPlaces, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._directory = SessionDirectory(self.model)
@@ -110,6 +112,10 @@ class RunningServer:
         await self._server.stop()
         if self._census is not None:
             self._census.sockets.close()
+
+    def hold_program(self) -> AbstractAsyncContextManager[None]:
+        """Wait until another program fits into the limit of descriptors, and hold its place."""
+        return self._programs.hold()
 
     def bind_callers(self, name: str) -> ProgramCallers:
         """Return a check that admits the processes of one program to the session of this name, for `open`."""

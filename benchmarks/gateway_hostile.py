@@ -6,8 +6,8 @@ Measures how long an honest agent waits for a reply beside an agent that sends h
 The server is a process with a session for each of the two agents and an engine that answers at once. For each body of
 the tests' table, the hostile agent sends it some times at once, and the honest one calls in a loop until all are
 answered. The figures are the longest wait of the honest agent, the time until the last hostile answer, and the memory
-of the server afterwards. Other processes of the machine lengthen all waits, so the first line is a run without a
-hostile body.
+of the server: before, the most during, and afterwards. Other processes of the machine lengthen all waits, so the first
+line is a run without a hostile body.
 """
 
 from __future__ import annotations
@@ -133,11 +133,23 @@ def measure(server: Server, hostile: Hostile, at_once: int) -> tuple[float, floa
     return longest, time.perf_counter() - started, statuses
 
 
+def forget_most_memory(pid: int) -> None:
+    """Let the system measure the most memory of a process anew."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def read_most_memory(pid: int) -> int:
+    """Return the most resident bytes of a process since then."""
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024
+
+
 def main() -> None:
     """Measure all bodies, and print a line for each."""
     parser = argparse.ArgumentParser(description="Measure the wait of an honest agent beside a hostile one.")
     parser.add_argument("--context", type=int, default=512, help="tokens of prompt and response together")
     parser.add_argument("--at-once", type=int, default=1, help="equal hostile requests at once")
+    parser.add_argument("--rounds", type=int, default=1, help="times that the whole table is measured")
     parser.add_argument("--only", default="", help="only bodies whose name has this text")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -148,10 +160,13 @@ def main() -> None:
     server = start(arguments.context)
     process = psutil.Process(server.process.pid)
     try:
-        for hostile in (QUIET, *(each for each in HOSTILE if arguments.only in each.name)):
+        for hostile in (QUIET, *(each for each in HOSTILE if arguments.only in each.name)) * arguments.rounds:
+            before = process.memory_info().rss
+            forget_most_memory(process.pid)
             longest, seconds, statuses = measure(server, hostile, arguments.at_once)
-            mib = process.memory_info().rss / 2**20
-            line = f"{longest * 1000:8.1f} ms longest wait  {seconds:7.2f} s  {mib:7.1f} MiB  {sorted(statuses)}"
+            memory = [before, read_most_memory(process.pid), process.memory_info().rss]
+            mib = " ".join(f"{each / 2**20:6.0f}" for each in memory)
+            line = f"{longest * 1000:8.1f} ms longest wait  {seconds:7.2f} s  {mib} MiB  {sorted(statuses)}"
             print(f"{hostile.name:45} {line}", flush=True)
     finally:
         assert server.process.stdin is not None

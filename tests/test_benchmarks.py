@@ -10,6 +10,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 SMALL_RUNS = {
     "decode_speed.py": ("--requests", "1", "--tokens", "4", "--rounds", "1"),
+    "gateway_callers.py": ("--programs", "2", "--sockets", "2"),
     "gateway_cost.py": ("--runs", "1", "--turns", "2"),
     "gateway_hostile.py": ("--only", "chat: 1 MiB of text"),
     "parallel_decoding.py": ("--tokens", "8", "--repeats", "1"),

@@ -33,3 +33,8 @@ def raise_descriptor_limit() -> int:
 def count_needed(num_episodes: int) -> int:
     """Return the descriptors of a worker that runs this number of agents as programs at once."""
     return SPARE + EACH_EPISODE * num_episodes
+
+
+def count_fitting(num_descriptors: int) -> int:
+    """Return how many agents may run as programs at once in a worker with this number of descriptors; at least one."""
+    return max(1, (num_descriptors - SPARE) // EACH_EPISODE)

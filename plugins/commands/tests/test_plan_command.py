@@ -173,5 +173,7 @@ def test_open_files_of_many_programs(config_file, max_in_flight):
     )
 
     assert plan["open_files"]["needed"] == 256 + 6 * max_in_flight
+    assert plan["open_files"]["programs"] == (plan["open_files"]["limit"] - 256) // 6
     assert f"{256 + 6 * max_in_flight:,}" in shown
+    assert (f"{plan['open_files']['programs']:,} of them fit" in shown) == (max_in_flight > 16)
     assert ("lower rollout.max_in_flight" in shown) == (max_in_flight > 16)

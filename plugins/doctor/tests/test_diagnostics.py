@@ -131,7 +131,7 @@ def test_few_open_files(monkeypatch, limit, state):
 
     assert finding.state == state
     assert f"{limit:,}" in finding.explanation
-    assert ("1,792" in finding.explanation) == (state == "limited")
+    assert ("1,792: 128 of them fit" in finding.explanation) == (state == "limited")
 
 
 def test_a_machine_without_shared_memory(monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,10 @@ def write_rollout(folder: Path, num_tasks: int, agent: dict[str, Any], *, max_in
     (folder / "run.yaml").write_text(yaml.safe_dump(config))
 
 
-def start_rollout(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """Start `turnwise rollout`; its output is in the file `log`."""
+def start_rollout(folder: Path, *arguments: str, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """Start `turnwise rollout`, by a command that comes before it; its output is in the file `log`."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "turnwise.cli", "rollout", *arguments]
+    command = [*before, sys.executable, "-m", "turnwise.cli", "rollout", *arguments]
     with (folder / "log").open("w") as log:
         return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)
 

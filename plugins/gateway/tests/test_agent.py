@@ -17,6 +17,7 @@ from turnwise_gateway import make_external
 from turnwise_gateway.agent import show_task
 from turnwise_gateway.config import ExternalConfig
 from turnwise_gateway.program import INHERITED
+from turnwise_result_files import read_results
 from turnwise_testing.agent_probe import AgentProbe, make_task, probe_resources
 from turnwise_tool_parsers.think_tags import ThinkTags, ThinkTagsConfig
 
@@ -342,3 +343,18 @@ def test_a_run_without_a_template_is_refused():
     """The agent renders prompts, so it needs a chat template."""
     with pytest.raises(ConfigError, match="chat template"):
         make_external(ExternalConfig(command=("true",)), Resources())
+
+
+def test_programs_without_descriptors_wait(tmp_path):
+    """Under a hard limit that is too small for all programs at once, the others wait, and all episodes are complete."""
+    command = ["python", str(PROGRAMS / "call_plainly.py"), "score"]
+    write_rollout(tmp_path, 6, {"command": command}, max_in_flight=6)
+    limited = ["sh", "-c", 'ulimit -n 276; exec "$@"', "sh"]  # 256 for everything else, and three programs
+
+    with start_rollout(tmp_path, "run.yaml", "--out", "out", before=limited) as process:
+        assert process.wait(600) == 0, (tmp_path / "log").read_text()
+
+    log = (tmp_path / "log").read_text()
+    assert [Status.COMPLETED] * 6 == [result.status for result in read_results(tmp_path / "out")], log
+    assert 1 == log.count("programs of agents wait for each other")
+    assert '"programs_at_once": 3' in log

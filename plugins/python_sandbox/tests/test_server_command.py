@@ -197,15 +197,20 @@ def test_the_landlock_command_of_the_own_user(spec: ServerSpec) -> None:
 
 
 def test_the_landlock_command_of_another_user(spec: ServerSpec) -> None:
-    """Every hidden path goes by descriptor, and the server keeps exactly these descriptors."""
+    """Every hidden path goes by descriptor, and programs keep those that they import through."""
     inherited = InheritedPaths()
     command = build_landlock_command(evolve(spec, uid=OTHER_UID), 7, "/tmp/programs", inherited)
     outer = json.loads(command[-1])
     settings = json.loads(outer["command"][-1])
+    home = inherited.make_reachable(spec.interpreter.home, OTHER_UID)
 
     assert ("drop_privileges", OTHER_UID, {}) == (command[-2], outer["uid"], outer["covers"])
     assert outer["command"][0].startswith("/proc/self/fd/")
-    assert sorted(inherited.fds) == sorted(settings["inherited_fds"])
+    imported = {
+        int(path.split("/")[4]) for path in (*settings["import_path"], home) if path.startswith("/proc/self/fd/")
+    }
+    assert sorted(imported) == settings["inherited_fds"]
+    assert imported < set(inherited.fds)
     assert not [path for path in settings["readable"] if path.startswith(spec.interpreter.home)]
     assert settings["max_threads"] == spec.config.max_threads
     inherited.close()

@@ -13,7 +13,7 @@ from rich.text import Text
 from turnwise import PoolPlacement, RunConfig, RunPlacement, plan_placement
 from turnwise.config.resolve import load_resolved
 from turnwise.config.weights import MemoryConfig
-from turnwise.descriptors import count_needed, raise_descriptor_limit
+from turnwise.descriptors import count_fitting, count_needed, raise_descriptor_limit
 from turnwise.protocols.command import OK
 from turnwise.terminal import Console, write_output
 from turnwise.types import JsonDict
@@ -64,8 +64,9 @@ def plan_as_json(placement: RunPlacement, memory: MemoryConfig) -> JsonDict:
 
 
 def plan_open_files(config: RunConfig) -> dict[str, int]:
-    """Return the descriptors that a worker needs if each of its episodes is a program, and the limit."""
-    return {"needed": count_needed(config.rollout.max_in_flight), "limit": raise_descriptor_limit()}
+    """Return the descriptors that a worker needs if each of its episodes is a program, the limit, and what fits."""
+    limit = raise_descriptor_limit()
+    return {"needed": count_needed(config.rollout.max_in_flight), "limit": limit, "programs": count_fitting(limit)}
 
 
 def find_largest_bundle(placement: RunPlacement) -> dict[str, float]:
@@ -120,9 +121,11 @@ def _table(placement: RunPlacement, memory: MemoryConfig, open_files: Mapping[st
     return table
 
 
-def _open_files(needed: int, limit: int) -> str:
+def _open_files(needed: int, limit: int, programs: int) -> str:
     text = f"a worker may have {limit:,}, and needs up to {needed:,} if its agents are programs"
-    return f"{text}; lower rollout.max_in_flight or raise `ulimit -Hn`" if needed > limit else text
+    if needed <= limit:
+        return text
+    return f"{text}: {programs:,} of them fit and the others wait; lower rollout.max_in_flight or raise `ulimit -Hn`"
 
 
 def _pool_rows(placement: RunPlacement) -> list[tuple[str, str]]:

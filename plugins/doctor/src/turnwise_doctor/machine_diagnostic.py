@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from turnwise.config.run import RolloutConfig
-from turnwise.descriptors import count_needed, raise_descriptor_limit
+from turnwise.descriptors import count_fitting, count_needed, raise_descriptor_limit
 from turnwise.protocols import Finding
 from turnwise_doctor.core_diagnostics import installed_version
 
@@ -121,7 +121,7 @@ def open_files_finding() -> Finding:
     limit, needed = raise_descriptor_limit(), count_needed(RolloutConfig().max_in_flight)
     text = f"a process may have {limit:,} open files"
     if limit < needed:
-        text += f"; a worker whose agents are programs needs up to {needed:,}"
+        text += f"; a worker whose agents are programs needs up to {needed:,}: {count_fitting(limit):,} of them fit"
         return Finding("open files", "limited", text, "raise `ulimit -Hn`, or lower rollout.max_in_flight")
     return Finding("open files", "ok", text)
 

@@ -22,9 +22,11 @@ from attrs import define, field
 from turnwise import Episode, Resources, State, Task
 from turnwise.errors import ConfigError
 from turnwise.types import JsonDict
+from turnwise_gateway.callers import ProgramCallers
 from turnwise_gateway.config import AgentLimits, ExternalConfig
-from turnwise_gateway.host import ModelClient, ServerHost
+from turnwise_gateway.host import ModelClient, RunningServer, ServerHost
 from turnwise_gateway.keeper import KEEPER
+from turnwise_gateway.peer_socket import can_find_inodes
 from turnwise_gateway.pool.scores import MAX_NUMBER
 from turnwise_gateway.program import Program, ProgramFailedError, inherited
 from turnwise_gateway.replay.request_file import end_log, log_session
@@ -73,6 +75,7 @@ class ExternalAgent:
     resources: Resources
     parts: SessionParts = field(init=False)
     _function: AgentFunction | None = field(init=False)
+    _binds_keys: bool = field(init=False)
     _host: ServerHost = field(init=False)
     _servers: AsyncExitStack = field(factory=AsyncExitStack, init=False)
 
@@ -82,6 +85,10 @@ class ExternalAgent:
         self.parts = build_parts(self.config, self.resources)
         self._function = _import_function(self.config.function) if self.config.function else None
         self._host = ServerHost(self.config.model)
+        can_bind = bool(self.config.command) and can_find_inodes()
+        if self.config.bind_keys and not can_bind:
+            raise ConfigError("agent.bind_keys: only keys of programs (`command`) can be bound, and only on Linux")
+        self._binds_keys = can_bind and self.config.bind_keys is not False
 
     async def open(self) -> dict[str, str]:
         return {"agents": (await self._servers.enter_async_context(self._host.serve())).url}
@@ -90,33 +97,43 @@ class ExternalAgent:
         await self._servers.aclose()
 
     async def step(self, episode: Episode) -> State:
+        async with self._host.serve() as server:
+            if self._function is not None:
+                return await self._attempt(episode, server)
+            async with server.hold_program():
+                return await self._attempt(episode, server)
+
+    async def _attempt(self, episode: Episode, server: RunningServer) -> State:
         failure: Exception | None = None
-        async with asyncio.TaskGroup() as calls, self._host.serve() as server:
+        async with asyncio.TaskGroup() as calls:
             session = Session(episode, self.parts, secrets.token_hex(8), calls.create_task)
             backend = log_session(session, self.config.keep_requests)
             try:
-                with server.open(session.name, backend) as client:
-                    await self._run(session, client)
+                callers = server.bind_callers(session.name) if self._binds_keys else None
+                with server.open(session.name, backend, callers) as client:
+                    await self._run(session, client, callers)
             except Exception as error:  # noqa: BLE001 - raised below: a task group would hide its class, and so its owner
                 failure = error
             finally:
                 session.close()
+                if callers is not None:
+                    callers.count(session.episode)
                 end_log(backend)
         if failure is not None:
             raise failure
         return State.TERMINATED
 
-    async def _run(self, session: Session, client: ModelClient) -> None:
+    async def _run(self, session: Session, client: ModelClient, callers: ProgramCallers | None) -> None:
         """Run the agent to its end, and note the score that it reports."""
         episode = session.episode
         if self._function is not None:
             agent = _call_function(self._function, episode, client)
         else:
-            agent = self._run_program(session, client)
+            agent = self._run_program(session, client, callers)
         await wait_for_agent(agent, session, self.config)
         check_turns(session)
 
-    async def _run_program(self, session: Session, client: ModelClient) -> None:
+    async def _run_program(self, session: Session, client: ModelClient, callers: ProgramCallers | None) -> None:
         episode = session.episode
 
         def take_line(line: str) -> None:
@@ -134,6 +151,8 @@ class ExternalAgent:
         command = (sys.executable if name == "python" else name, *arguments)
         with KEEPER.watch() as mark:
             program = await Program.start(command, environment, take_line, mark)
+            if callers is not None:
+                callers.begin(program.process.pid, mark)
             # A child of the program may still call, and is no agent any more.
             code = await program.wait(session.refuse_calls)
         if code != 0:

@@ -224,6 +224,13 @@ class ScoredBackend(SessionBackend, Protocol):
         """
 
 
+class CallerCheck(Protocol):
+    """Tells whose calls a session answers, besides its key."""
+
+    async def admits(self, client: tuple[Any, ...], server: tuple[Any, ...]) -> bool:
+        """Return whether a session answers the calls of a connection between two addresses; `OSError` for no answer."""
+
+
 class Directory(Protocol):
     """Finds the session of a key."""
 

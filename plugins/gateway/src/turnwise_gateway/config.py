@@ -48,6 +48,8 @@ class ExternalConfig(AgentLimits):
         environment: more variables for the program.
         inherit: names of variables of the worker that the program gets besides `program.INHERITED`; `all` passes on all
             of them, with every secret of the run.
+        bind_keys: lets a session answer only the processes of the program that it gave its key to; None does so for a
+            `command` on Linux.
         keep_requests: folder for a file with the requests of each session, for `turnwise gateway replay`; None keeps
             none.
     """
@@ -57,6 +59,7 @@ class ExternalConfig(AgentLimits):
     pull: PullOptions | None = None
     environment: Mapping[str, str] = field(factory=dict)
     inherit: tuple[str, ...] | Literal["all"] = ()
+    bind_keys: bool | None = None
     keep_requests: Path | None = None
 
     def __attrs_post_init__(self) -> None:

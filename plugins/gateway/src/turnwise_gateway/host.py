@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -14,8 +14,10 @@ from attrs import define, field, frozen
 from turnwise import ToolCall, ToolResult
 from turnwise.errors import InfrastructureError
 from turnwise.types import ToolSchema
-from turnwise_gateway.calls import Answer, CallRefusedError, ModelCall, SessionBackend
+from turnwise_gateway.callers import ProcessCensus, ProgramCallers
+from turnwise_gateway.calls import Answer, CallerCheck, CallRefusedError, ModelCall, SessionBackend
 from turnwise_gateway.limits import CallLimits
+from turnwise_gateway.program_places import ProgramPlaces
 from turnwise_gateway.server import GatewayServer, ServerOptions, SessionDirectory
 
 _MAX_ENDED: Final = 1024
@@ -86,6 +88,8 @@ class RunningServer:
     _directory: SessionDirectory = field(init=False)
     _server: GatewayServer = field(init=False)
     _ended: deque[str] = field(factory=deque, init=False)
+    _census: ProcessCensus | None = field(default=None, init=False)
+    _programs: ProgramPlaces = field(factory=ProgramPlaces, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._directory = SessionDirectory(self.model)
@@ -106,12 +110,33 @@ class RunningServer:
     async def stop(self) -> None:
         """Close all connections."""
         await self._server.stop()
+        if self._census is not None:
+            self._census.sockets.close()
+
+    def hold_program(self) -> AbstractAsyncContextManager[None]:
+        """Wait until another program fits into the limit of descriptors, and hold its place."""
+        return self._programs.hold()
+
+    def bind_callers(self, name: str) -> ProgramCallers:
+        """Return a check that admits the processes of one program to the session of this name, for `open`."""
+        if self._census is None:
+            self._census = ProcessCensus()
+        return ProgramCallers(name, self._census)
 
     @contextmanager
-    def open(self, name: str, session: SessionBackend) -> Iterator[ModelClient]:
-        """Let calls reach a session inside the `with` statement; later ones are refused."""
+    def open(self, name: str, session: SessionBackend, check: CallerCheck | None = None) -> Iterator[ModelClient]:
+        """
+        Let calls reach a session inside the `with` statement; later ones are refused.
+
+        Args:
+            name: of the session.
+            session: answers the calls.
+            check: tells whose calls it answers; None for all with its key.
+        """
         door = _Door(session, session.limits)
         key = self._directory.add(name, door)
+        if check is not None:
+            self._server.bind(door, check)
         url = self._server.url(name)
         try:
             yield ModelClient(

@@ -44,15 +44,19 @@ def _find_marked(marks: frozenset[bytes]) -> set[int]:
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if not name.isdecimal():
             continue
-        try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                variables = file.read().split(b"\0")
-        except OSError:  # it has ended, or belongs to another user
-            continue
-        given = [each.removeprefix(_PREFIX) for each in variables if each.startswith(_PREFIX)]
-        if any(mark in marks or mark.partition(b".")[0] in marks for mark in given):
+        if any(mark in marks or mark.partition(b".")[0] in marks for mark in read_marks(int(name))):
             found.add(int(name))
     return found
+
+
+def read_marks(pid: int) -> list[bytes]:
+    """Return the marks in the environment of a process; none if it has ended, or belongs to another user."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+            variables = file.read().split(b"\0")
+    except OSError:
+        return []
+    return [each.removeprefix(_PREFIX) for each in variables if each.startswith(_PREFIX)]
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ class CallRefusedError(Exception):
     - `context_length_exceeded`: 400; the conversation has `num_tokens` tokens of at most `max_tokens`.
     - `unsupported`: 400; the field `param` would change what is sampled, and the engine cannot do it.
     - `invalid`: 400; the field `param` is wrong.
+    - `foreign_caller`: 403; the key belongs to another program.
     - `overloaded`: 429; the client may try again after `retry_after_s` seconds.
     - `engine`: 500, or a broken stream; the engine failed.
     """

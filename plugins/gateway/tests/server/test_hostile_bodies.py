@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from io import BytesIO
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from hostile_bodies import HOSTILE, PATHS, Hostile
 from session_scenarios import Sessions
 
 from turnwise.chat.render import HuggingFaceTokenizer
+from turnwise_gateway import memory
 from turnwise_gateway.dialects.request_body import _Scan
 from turnwise_gateway.limits import CallLimits
 from turnwise_gateway.server import GatewayServer, SessionDirectory
@@ -129,6 +131,26 @@ def test_a_long_body_is_read_in_a_thread(dialect: str, monkeypatch: pytest.Monke
 
     assert threads
     assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize("hostile", [each for each in HOSTILE if "one tool" in each.name])
+def test_memory_of_a_long_request_is_given_back(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the work of a long request, the C library gives its memory back; for a short one, nobody asks it to."""
+    trims: list[int] = []
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _name: SimpleNamespace(malloc_trim=trims.append))
+    found: list[Any] = []
+
+    async def scenario(site: Site) -> None:
+        for path, body in ((PATHS["chat"], HONEST), (hostile.path, hostile.build())):
+            found.append((await site.post(path, body))[0])
+            found.append(len(trims))
+
+    run(scenario, prompt_length=1 << 14)
+
+    honest, before, status, after = found
+    assert (200, 0) == (honest, before)
+    assert status < 500
+    assert after >= 1
 
 
 def test_a_refusal_by_size_is_the_end_of_the_context() -> None:

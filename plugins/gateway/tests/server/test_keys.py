@@ -1,5 +1,6 @@
 """Keys: two headers, compared as bytes; a wrong one creates nothing and is written nowhere."""
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -128,3 +129,53 @@ def test_hosts_of_a_remote_server(refused, host, fine):
     else:
         with pytest.raises(refused, match="Host"):
             options.check_host([host])
+
+
+class Check:
+    """Admits connections, or fails, as a test says; it notes those that it was asked about."""
+
+    def __init__(self, answer):
+        self.answer, self.asked = answer, []
+
+    async def admits(self, client, server):
+        self.asked.append(client)
+        if isinstance(self.answer, OSError):
+            raise self.answer
+        return self.answer
+
+
+def post(connection, path, key):
+    """Send a call in a connection that stays open, and return its status."""
+    connection.request("POST", path, BODY, {"X-Api-Key": key})
+    response = connection.getresponse()
+    response.read()
+    return response.status
+
+
+def test_a_check_is_asked_once_for_each_connection(gateway):
+    """A connection that a session has admitted is not looked at again, unless it comes with the key of another one."""
+    checks = Check(True), Check(True)
+    other = type(gateway.backend)()
+    keys = gateway.key, gateway.directory.add("s-2", other)
+    for backend, check in zip((gateway.backend, other), checks, strict=True):
+        gateway.server.bind(backend, check)
+    connections = [http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=600) for _ in range(2)]
+
+    for number in (0, 0, 1, 1):
+        assert [200, 200] == [post(each, "/v1/chat/completions", keys[number]) for each in connections]
+
+    assert [2, 2] == [len(set(check.asked)) for check in checks] == [len(check.asked) for check in checks]
+    for each in connections:
+        each.close()
+
+
+@pytest.mark.parametrize(("answer", "expected"), [(False, 403), (OSError(24, "Too many open files"), 429)])
+def test_a_connection_that_is_not_admitted_reaches_no_session(gateway, answer, expected):
+    """A connection without permission is refused at each of its requests; without descriptors it may try again."""
+    gateway.server.bind(gateway.backend, check := Check(answer))
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.server.port, timeout=600)
+
+    assert [expected] * 2 == [post(connection, "/v1/chat/completions", gateway.key) for _ in range(2)]
+    assert ([], []) == (gateway.backend.calls, gateway.backend.refusals)
+    assert 2 == len(check.asked)
+    connection.close()

@@ -77,12 +77,16 @@ async def _ask_all(servers: Iterable[Server]) -> list[_Offer]:
 
 
 async def _ask(server: Server) -> _Offer:
-    session = server.new_session()
-    await session.open()
+    session, start_s = server.new_session(), server.config.start_s
+    deadline = asyncio.get_running_loop().time() + start_s
+    await session.open()  # it has the same deadline, and ends the server when that is over
     try:
-        has_resources = await session.ask(client_requests.has_resources)
-        tools = await session.ask(client_requests.list_tools)
-        prompts = await session.ask(client_requests.list_prompts) if server.config.prompts else []
+        async with asyncio.timeout_at(deadline):
+            has_resources = await session.ask(client_requests.has_resources)
+            tools = await session.ask(client_requests.list_tools)
+            prompts = await session.ask(client_requests.list_prompts) if server.config.prompts else []
+    except TimeoutError as error:
+        raise InfrastructureError(f"MCP server {server.name!r} did not list its tools within {start_s:g} s") from error
     except ToolError as error:
         raise InfrastructureError(f"MCP server {server.name!r}: {str(error).removeprefix('Error: ')}") from error
     finally:

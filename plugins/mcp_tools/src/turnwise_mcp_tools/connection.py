@@ -8,10 +8,8 @@ tasks, so a task of the connection holds the client from the start to the end.
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
@@ -20,6 +18,7 @@ from typing import Final, TextIO
 
 import httpx2
 import structlog
+from anyio import CancelScope
 from attrs import define, field
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client.session import IncomingMessage
@@ -28,11 +27,11 @@ from mcp.types import CONNECTION_CLOSED, Implementation, ToolListChangedNotifica
 
 from turnwise.errors import InfrastructureError, describe
 from turnwise_mcp_tools.config import ServerConfig
+from turnwise_mcp_tools.last_lines import LastLines
 
 CLOSE_S = 10.0
 """Seconds that a server may take to end; the client kills a program before that."""
 _CONNECT_S = 10.0
-_LAST_LINES = 3
 _SHOWN_CHARS = 300
 
 
@@ -56,6 +55,7 @@ class Connection:
     has_new_tools: bool = field(default=False, init=False)
     _client: Client | None = field(default=None, init=False)
     _holder: asyncio.Task[None] | None = field(default=None, init=False)
+    _connecting: CancelScope = field(factory=CancelScope, init=False)
     _closing: asyncio.Event = field(factory=asyncio.Event, init=False)
     _last_lines: list[str] = field(factory=list, init=False)
     _has_babbled: bool = field(default=False, init=False)
@@ -76,6 +76,7 @@ class Connection:
             async with asyncio.timeout(self.start_s):
                 self._client = await connected
         except BaseException as error:
+            self._connecting.cancel()
             await self.close()
             if isinstance(error, TimeoutError):
                 raise InfrastructureError(self._failure(f"did not answer within {self.start_s:g} s")) from error
@@ -114,15 +115,16 @@ class Connection:
     async def _hold(self, connected: asyncio.Future[Client]) -> None:
         _CURRENT.set(self)  # a task has a context of its own, which the tasks of the client copy
         try:
-            with io.TextIOWrapper(tempfile.TemporaryFile(), encoding="utf-8", errors="replace") as log:
+            async with LastLines.of_pipe() as lines:
                 try:
-                    async with self._connect(log) as client:
-                        if not connected.done():  # the opener may have left
-                            connected.set_result(client)
-                        await self._closing.wait()
+                    # A scope's cancellation lets the client end the program; that of the task would leave it behind.
+                    with self._connecting:
+                        async with self._connect(lines.pipe) as client:
+                            if not connected.done():  # the opener may have left
+                                connected.set_result(client)
+                            await self._closing.wait()
                 finally:
-                    log.seek(0)
-                    self._last_lines = [line.strip() for line in log if line.strip()][-_LAST_LINES:]
+                    self._last_lines = lines.read()
         except BaseException as error:
             # An error after the start belongs to the calls, which fail with it.
             if not connected.done():

@@ -113,12 +113,14 @@ def build_landlock_command(spec: ServerSpec, control_fd: int, directory: str, in
     package = inherited.make_reachable(PACKAGE, uid)
     # Before the list of descriptors is written down: PYTHONHOME needs one too.
     inherited.make_reachable(interpreter.home, uid)
+    # A program needs no descriptor of the executable, of this package, or of a folder that only Landlock is told about.
+    kept = inherited.fds_of({interpreter.home, *interpreter.packages, *spec.config.readable})
     settings = _encode_settings(
         spec,
         control_fd,
         workspace_root=directory,
         readable=readable,
-        inherited_fds=inherited.fds,
+        inherited_fds=sorted(kept),
         import_path=packages,
     )
     return _run_as_user(spec, {}, [executable, *_FLAGS, "-c", BOOTSTRAP, package, "server", settings])

@@ -35,6 +35,7 @@ _WORDS: Final = {
     "invalid": _Words(400, _INVALID, "invalid_value", _INVALID),
     "unknown_host": _Words(400, _INVALID, "unknown_host", _INVALID),
     "unauthorized": _Words(401, "authentication_error", "invalid_api_key", "authentication_error"),
+    "foreign_caller": _Words(403, "permission_error", "foreign_caller", "permission_error"),
     "not_found": _Words(404, _INVALID, "not_found", "not_found_error"),
     "not_allowed": _Words(405, _INVALID, "method_not_allowed", _INVALID),
     "timeout": _Words(408, _INVALID, "request_timeout", _INVALID),

@@ -127,7 +127,7 @@ def build_app(
         try:
             options.check_host(request.headers.getall("Host", []))
             _check_token(request, [secret, find_key(request) if find_key else None])
-            connection.prove()
+            connection.prove(options)
             request[_RECEIVE_S] = options.receive_s
             return await handler(request)
         except RequestError as error:

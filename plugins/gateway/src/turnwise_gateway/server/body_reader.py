@@ -11,6 +11,7 @@ from attrs import define, field
 from turnwise.threads import in_thread
 from turnwise_gateway.dialects import Exchange, RequestMemory, read_count, read_exchange
 from turnwise_gateway.limits import MAX_INLINE_BYTES, CallLimits
+from turnwise_gateway.memory import run_and_give_back
 from turnwise_gateway.server.routes import Route
 
 
@@ -39,4 +40,4 @@ class BodyReader:
         if len(body) <= MAX_INLINE_BYTES:
             return read()
         async with self._turn:  # a session has one thread at most
-            return await in_thread(read, {})
+            return await in_thread(run_and_give_back, {"work": read})

@@ -11,7 +11,7 @@ from aiohttp import web
 from attrs import define
 
 from turnwise.types import JsonObject
-from turnwise_gateway.calls import CallRefusedError, Dialect, Directory, SessionBackend
+from turnwise_gateway.calls import CallerCheck, CallRefusedError, Dialect, Directory, SessionBackend
 from turnwise_gateway.dialects import (
     describe_error,
     headers_of,
@@ -23,10 +23,13 @@ from turnwise_gateway.server.closing import close_runner
 from turnwise_gateway.server.delivery import SERVER_HEADERS, Delivery, connection_of
 from turnwise_gateway.server.listening import listen
 from turnwise_gateway.server.options import ServerOptions
-from turnwise_gateway.server.receipt import AgentsServer, read_body
+from turnwise_gateway.server.receipt import AgentsServer, Connection, read_body
 from turnwise_gateway.server.routes import Route, find_route, guess_dialect, is_base
 from turnwise_gateway.server.tool_replies import ToolReplies
 
+FOREIGN_CALLER = (
+    "the API key was given to another program; the agent's option `bind_keys: false` lets proxies and containers call"
+)
 _SHUTDOWN_S = 1.0
 """Time for calls in flight when the server stops; then their handlers are cancelled."""
 
@@ -72,6 +75,7 @@ class GatewayServer:
         self._runner: web.ServerRunner | None = None
         self._readers: WeakKeyDictionary[SessionBackend, BodyReader] = WeakKeyDictionary()
         self._tool_replies: WeakKeyDictionary[SessionBackend, ToolReplies] = WeakKeyDictionary()
+        self._checks: WeakKeyDictionary[SessionBackend, CallerCheck] = WeakKeyDictionary()
         self._num_in_flight = 0
         self._port = 0
 
@@ -97,8 +101,13 @@ class GatewayServer:
         root = f"http://[{name}]:{self._port}" if ":" in name else f"http://{name}:{self._port}"
         return root if session_id is None else f"{root}/s/{session_id}"
 
+    def bind(self, backend: SessionBackend, check: CallerCheck) -> None:
+        """Let a session answer only the connections that a check admits."""
+        self._checks[backend] = check
+
     def forget_requests(self, backend: SessionBackend) -> None:
-        """Free the requests of a session that is over."""
+        """Free the requests of a session that is over, and its check: it answers nobody any more."""
+        self._checks.pop(backend, None)
         self._readers.pop(backend, None)
         self._tool_replies.pop(backend, None)
 
@@ -155,6 +164,7 @@ class GatewayServer:
             return web.Response(headers=SERVER_HEADERS)
         line.route = route = find_route(request.method, path)
         backend = self._authenticate(request, route)
+        await self._check_caller(connection_of(request), backend)
         if route.action == "models":
             return _write(self._list_models())
         if request.version < (1, 1):
@@ -197,9 +207,22 @@ class GatewayServer:
         """Return the session of the request's key; one key in either header is enough."""
         for key in _keys(request):
             if (backend := self._directory.find(key, route.session_id)) is not None:
-                connection_of(request).prove()
                 return backend
         raise CallRefusedError("unauthorized", "the API key is missing or wrong")
+
+    async def _check_caller(self, connection: Connection, backend: SessionBackend) -> None:
+        """Refuse the key of a session in a connection that its check does not admit; each connection is asked once."""
+        check, transport = self._checks.get(backend), connection.transport
+        if check is not None and not connection.is_proved(backend) and transport is not None:
+            ends = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+            try:
+                is_admitted = await check.admits(*ends)
+            except OSError as error:  # there are no descriptors, for example
+                wait_s = self._options.retry_after_s
+                raise CallRefusedError("overloaded", "the caller cannot be found", retry_after_s=wait_s) from error
+            if not is_admitted:
+                raise CallRefusedError("foreign_caller", FOREIGN_CALLER)
+        connection.prove(backend)
 
     def _list_models(self) -> dict[str, object]:
         # One list with the keys of both vendors: the route is the same for both.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -31,9 +32,9 @@ class Connection(web.RequestHandler):
         "_is_broken",
         "_is_ending",
         "_is_full",
-        "_is_known",
         "_is_left",
         "_on_break",
+        "_proved",
         "_receive_s",
         "_waiting",
     )
@@ -41,7 +42,7 @@ class Connection(web.RequestHandler):
     def __init__(self, server: web.Server, receive_s: float, waiting: WaitingConnections, **options: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._receive_s, self._waiting = receive_s, waiting
-        self._is_known = False
+        self._proved: weakref.ref[object] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._on_break: Callable[[], None] | None = None
         self._is_ending = self._is_full = self._is_left = self._had_all = self._is_broken = False
@@ -91,14 +92,18 @@ class Connection(web.RequestHandler):
         self._waiting.remove(self)
         self._is_ending, self._on_break = False, None
 
-    def prove(self) -> None:
-        """Say that a request had a right key."""
-        self._is_known = True
+    def prove(self, session: object) -> None:
+        """Say that a request had the right key of a session, and that the session answers this connection."""
+        self._proved = weakref.ref(session)
+
+    def is_proved(self, session: object) -> bool:
+        """Return whether the last right key was that of this session."""
+        return self._proved is not None and self._proved() is session
 
     def end_request(self) -> None:
         """Say that a request has its response; the connection waits for the next one, unless the client has left."""
         if self.transport is not None:
-            self._waiting.add(self, is_known=self._is_known)
+            self._waiting.add(self, is_known=self._proved is not None)
 
     def begin_end(self) -> None:
         """Say that the last bytes of a response go to the transport next, which has no buffer."""

@@ -18,6 +18,7 @@ from turnwise import Chat, Message
 from turnwise.threads import in_thread
 from turnwise.types import TokenArray, ToolSchema
 from turnwise_gateway.calls import CallRefusedError
+from turnwise_gateway.memory import run_and_give_back
 
 MAX_INLINE_CHARS: Final = 32 * 1024
 """Texts of this size become tokens in some milliseconds."""
@@ -72,7 +73,7 @@ class Rendering:
     async def prepare(self, missing: LongTextError) -> None:
         """Make tokens of a text in a thread."""
         try:
-            ids = await in_thread(missing.render, {})
+            ids = await in_thread(run_and_give_back, {"work": missing.render})
         except Exception as error:  # noqa: BLE001 - raised by the lookup, as for a short text
             self._known.append((missing.key, partial(_raise, error)))
         else:

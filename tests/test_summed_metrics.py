@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[1]
 SUMMED = {
     # Counts of events, of which each call of the method records one or more.
     "'environment/steps'": "count",
+    "'gateway/callers'": "count: processes, once at the end of a program",
+    "'gateway/foreign_callers'": "count: connections, once at the end of a program",
     "'gateway/lost_attempts'": "count",
     "'gateway/refused_tool_calls'": "count",
     "'left_behind'": "count",

@@ -49,7 +49,7 @@ class LastLines(asyncio.Protocol):
         del self._end[:-_KEPT_BYTES]
 
     def read(self) -> list[str]:
-        """Return the last lines that are not empty, also those that are still in the pipe."""
+        """Return the last lines that are not empty, the ones in the pipe included."""
         for _ in range(_MAX_PARTS):  # a process may go on to write
             try:
                 data = self._output.read(_PART_BYTES)

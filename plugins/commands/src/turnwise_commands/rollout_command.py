@@ -99,7 +99,7 @@ def _finish(run: FolderRun) -> int:
     console.print(results_table(run.results, limit=_SHOWN_EPISODES))
     _refuse_failures(run)
     if run.interrupted:
-        console.print(f"to run the rest: turnwise rollout --resume {run.out}", soft_wrap=True)
+        write_error(f"turnwise: interrupted; to run the rest: turnwise rollout --resume {run.out}\n")
         return INTERRUPTED
     return OK
 

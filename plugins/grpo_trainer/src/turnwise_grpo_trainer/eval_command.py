@@ -74,7 +74,7 @@ class EvalCommand:
         folder = arguments.resume or arguments.out
         episodes = roll_out(setup) if folder is None else roll_out_to(folder, setup, arguments)
         if episodes is None:
-            write_error(f"turnwise: to run the rest: turnwise eval --resume {folder}\n")
+            write_error(f"turnwise: interrupted; to run the rest: turnwise eval --resume {folder}\n")
             return INTERRUPTED
         check_not_all_failed(episodes)
         report = evaluate_episodes(episodes, n=n, ks=ks, threshold=arguments.threshold, seed=setup.run.rollout.seed)

@@ -67,6 +67,7 @@ def run_training(setup: TrainSetup, out: Path, *, resume: bool) -> None:
                 store.load(loop, latest)
             with view, handle_signals(loop.interrupt):
                 loop.run()
+            log.refuse_removed()
             export_model(loop, out)
         finally:
             trainer.close()

@@ -16,7 +16,7 @@ from turnwise.errors import ConfigError
 from turnwise.files import partial_path, replace, write_text
 from turnwise.types import TokenArray
 from turnwise_result_files import TrajectoryWriter, read_results
-from turnwise_result_files.folder_lock import FolderLockedError, lock_folder
+from turnwise_result_files.folder_lock import make_folder, removed_folder, writing_to
 from turnwise_result_files.resumption import CONFIG_FILE, TRAJECTORIES_FILE
 
 CONTROL_FILE: Final = "control.json"
@@ -82,8 +82,10 @@ class ServedFolder:
             yield
 
     def write(self, result: EpisodeResult) -> EpisodeResult:
-        """Write an episode to the disk and return it as it was written."""
+        """Write an episode to the disk and return it as it was written; `DataError` if the folder was removed."""
         assert self._writer is not None, "episodes are written inside `writing`"
+        if not (self.path / CONFIG_FILE).exists():
+            raise removed_folder(self.path)
         written = self._writer.write(result)
         self._writer.flush()
         self.num_written += 1
@@ -96,12 +98,7 @@ class ServedFolder:
 
 @contextmanager
 def locked_folder(path: Path) -> Iterator[ServedFolder]:
-    """Make the folder if it is missing, and hold it inside the `with` statement; `ConfigError` if that fails."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with lock_folder(path):
-            yield ServedFolder(path)
-    except FolderLockedError as error:
-        raise ConfigError(str(error)) from None
-    except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+    """Make the folder if it is missing, and hold it inside the `with` statement; one line if that fails."""
+    make_folder(path)
+    with writing_to(path, f"--resume {path} continues from the written episodes"):
+        yield ServedFolder(path)

@@ -206,8 +206,7 @@ class _Run:
         )
         client = None
         if self.cell.command == "serve":
-            ends_itself = fault.startswith("SIG") and self.cell.moment in ("starting", "running")
-            arguments = {"stops": not ends_itself}
+            arguments = {"stops": fault == "none" or self.cell.moment in ("writing", "closing")}
             client = threading.Thread(target=talk, args=(process, control, old), kwargs=arguments, daemon=True)
             client.start()
         code, error = self._wait(process)
@@ -234,12 +233,15 @@ class _Run:
     def _arguments(self) -> list[str]:
         config, out = str(self.site / "run.yaml"), str(self.out)
         if self.cell.command == "train":
-            return ["train", config, "--out", out, "--resume"]
+            slowly = ["engine.latency_s=1.5"] if self.cell.fault in RAYS and self.cell.moment == "running" else []
+            return ["train", config, *slowly, "--out", out, "--resume"]
         if self.cell.command == "sft":
             rows, model = str(self.site / "sft.parquet"), str(Path(turnwise_calculator_demo.__file__).parent / "model")
             return ["sft", rows, "--model", model, "--batch-size", "2", "--out", out, "--resume"]
         words = ["gateway", "serve"] if self.cell.command == "serve" else [self.cell.command]
         changes = ["runtime.ray.max_restarts=0"] if self.cell.fault in RAYS else []
+        if self.cell.fault in RAYS and self.cell.moment == "running":
+            changes.append("engine.token_latency_s=0.3")  # the run is longer than the patience of Ray
         if self._holds:
             changes.append(f"engine.hold={self.released}")
         return [*words, config, *changes, "--resume", out]
@@ -263,6 +265,7 @@ class _Run:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": uuid.uuid4().hex,
             "RAY_worker_niceness": "0",
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "5",  # a minute otherwise, after which Ray ends the driver
             MARK: str(self.folder),
         }
         if fault != "none":

@@ -138,7 +138,9 @@ class CheckpointStore:
         folder = self.folder_of(training.step)
         partial = partial_path(folder)
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        # Not with their parents: a folder that was removed would come back with a part of the training.
+        self.folder.mkdir(exist_ok=True)
+        partial.mkdir()
         training.save_models(partial / MODELS_FOLDER)
         state = training.state_dict()
         progress = state.progress | {"kept_step": training.kept_step}

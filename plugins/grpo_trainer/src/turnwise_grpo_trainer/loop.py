@@ -153,7 +153,6 @@ class TrainLoop:
         self._is_collecting = True
         with timer.stage(self.source.stage):
             groups = self.source.collect(self.step + 1)
-        self.log.refuse_removed()
         metrics = self._train_on(groups, timer)
         self.train_s += timer.wall_s
         self.train_cpu_s += timer.cpu_s
@@ -272,7 +271,6 @@ class TrainLoop:
         started = time.perf_counter()
         episodes = self.manager.rollout(tasks, global_step=self.step, validation=True)
         self.stop.check()
-        self.log.refuse_removed()
         check_not_all_failed(episodes)
         metrics = {f"validation/{name}": value for name, value in compute_episode_metrics(episodes).items()}
         metrics |= _reward_interval(episodes)
@@ -285,7 +283,6 @@ class TrainLoop:
 
     def save(self) -> None:
         """Write a checkpoint; running episodes are interrupted for it, and resume afterwards."""
-        self.log.refuse_removed()
         with self.source.paused(), self.view.activity("checkpoint"):
             self.store.save(self)
         self._saved_step = self.step

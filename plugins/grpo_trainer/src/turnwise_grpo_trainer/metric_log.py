@@ -13,7 +13,6 @@ from attrs import define, field
 from turnwise.errors import ConfigError
 from turnwise.events.observer import MetricsLogged, TrainingStarted
 from turnwise.files import write_text
-from turnwise_result_files.folder_lock import removed_folder
 
 METRICS_FILE: Final = "metrics.jsonl"
 
@@ -68,11 +67,6 @@ class MetricLog:
         kept = read_metrics(self.out, up_to=from_step) if resumed else []
         write_text(self.out / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in kept))
         self.emit("on_training_started", TrainingStarted(folder=self.out, settings=self.settings, resumed=resumed))
-
-    def refuse_removed(self) -> None:
-        """Raise `DataError` when the folder was removed: the files behind would be all that is left of the training."""
-        if not (self.out / METRICS_FILE).exists():
-            raise removed_folder(self.out)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Log the metrics of a step; non-finite values become null in the file."""

@@ -67,7 +67,6 @@ def run_training(setup: TrainSetup, out: Path, *, resume: bool) -> None:
                 store.load(loop, latest)
             with view, handle_signals(loop.interrupt):
                 loop.run()
-            log.refuse_removed()
             export_model(loop, out)
         finally:
             trainer.close()
@@ -84,6 +83,7 @@ def export_model(loop: TrainLoop, out: Path) -> None:
     # A reader of the folder finds the whole model or none.
     partial = partial_path(out / MODEL_FOLDER)
     shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()  # fails if the folder was removed, where others would make it anew
     loop.trainer.export(partial)
     write_card(partial, loop.setup.run, loop.validations, step, name=out.name)
     replace_folder(partial, out / MODEL_FOLDER)

@@ -56,13 +56,15 @@ class Held:
 
     Attributes:
         parts: the tokens of each finished episode by its name, or true for each finished step.
-        is_complete: every file of a complete run is there.
+        is_complete: every file of a complete run is there, and every episode has ended.
+        num_failed: episodes that have failed.
         left: temporary files.
         doubled: parts that are there more than once.
     """
 
     parts: dict[str, Any] = field(factory=dict)
     is_complete: bool = False
+    num_failed: int = 0
     left: tuple[str, ...] = ()
     doubled: tuple[str, ...] = ()
 
@@ -167,7 +169,7 @@ def run_cell(cell: Cell, site: Path, folder: Path) -> Outcome:
         first = run.start_and_wait(fault=cell.fault)
         run.released.touch()
         resumed = [run.start_and_wait()]
-        if resumed[0].code == 1 and "--retry-failed" in resumed[0].last_line:
+        if "--retry-failed" in resumed[0].last_line:
             resumed.append(run.start_and_wait("--retry-failed"))
         reached = cell.fault == "none" or run.note.exists()
         return Outcome(cell, reached, first, tuple(resumed), time.monotonic() - started)
@@ -315,21 +317,24 @@ def held_in(out: Path, command: str) -> Held:
         steps = _trained_steps(out)
         parts = {f"step {step}": True for step in steps}
         is_complete = max(steps, default=0) == NUM_STEPS and (out / "report.md").exists() and (out / "model").is_dir()
-        return Held(parts, is_complete, left, _doubled(_logged_steps(out)))
+        return Held(parts, is_complete, 0, left, _doubled(_logged_steps(out)))
     if command == "sft":
         is_complete = (out / "log.json").exists() and (out / "model.safetensors").exists()
-        return Held({"model": True} if is_complete else {}, is_complete, left)
-    parts, names = {}, []
+        return Held({"model": True} if is_complete else {}, is_complete, 0, left)
+    parts, names, failed = {}, [], set()
     for name in ("trajectories.parquet", "trajectories.parquet.partial"):
         with suppress(DataError):
             for each in read_results(out / name):
+                if each.status is Status.FAILED:
+                    failed.add(each.uid)
                 if each.status in (Status.COMPLETED, Status.TRUNCATED):
                     parts[each.uid] = [record.input_ids.tolist() for record in each.trajectories]
                     names.append(each.uid)
     files = {"rollout": ("batch.safetensors", "metrics.json"), "eval": ("metrics.json", "evaluation.json"), "serve": ()}
     there = all((out / name).exists() for name in files[command])
     number = NUM_SESSIONS if command == "serve" else NUM_EPISODES
-    return Held(parts, there and len(parts) >= number, left, _doubled(names))
+    failed -= parts.keys()
+    return Held(parts, there and len(parts) + len(failed) >= number, len(failed), left, _doubled(names))
 
 
 def _is_temporary(name: str) -> bool:

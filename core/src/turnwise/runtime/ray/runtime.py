@@ -148,19 +148,30 @@ class RayRuntime:
             if num_left == 0:
                 idle.set()
 
-        async with asyncio.TaskGroup() as waiting:
-            interrupting = waiting.create_task(self._interrupt_at(interrupt, emit_and_deliver)) if interrupt else None
-            while (first := await feed.take()) is not None:
-                numbered = [first, *iter(feed.take_waiting, None)]
-                num_left += len(numbered)
-                idle.clear()
-                self.dispatcher.submit(numbered, emit_and_deliver)
-                self.workers.distribute()
-            if num_left:
-                await idle.wait()
-            # The event may never be set, and the group would wait for it.
-            if interrupting:
-                interrupting.cancel()
+        try:
+            async with asyncio.TaskGroup() as waiting:
+                others = [waiting.create_task(self._watch_ray())]
+                if interrupt is not None:
+                    others.append(waiting.create_task(self._interrupt_at(interrupt, emit_and_deliver)))
+                while (first := await feed.take()) is not None:
+                    numbered = [first, *iter(feed.take_waiting, None)]
+                    num_left += len(numbered)
+                    idle.clear()
+                    self.dispatcher.submit(numbered, emit_and_deliver)
+                    self.workers.distribute()
+                if num_left:
+                    await idle.wait()
+                # They may never end, and the group would wait for them.
+                for each in others:
+                    each.cancel()
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None  # of the one task that can fail, or of this function
+
+    async def _watch_ray(self) -> None:
+        """Raise `EngineError` when Ray has lost a part: a minute later, its C++ code would end this process."""
+        while True:
+            await asyncio.sleep(self.config.ray.heartbeat_s)
+            self.cluster.check_parts()
 
     async def _interrupt_at(self, interrupt: asyncio.Event, deliver: Deliver) -> None:
         await interrupt.wait()

@@ -45,7 +45,13 @@ RAY: Final = {
     "name": "ray",
     "num_workers": 1,
     "num_replicas": 1,
-    "ray": {"heartbeat_s": 1.0, "heartbeat_timeout_s": 10.0, "backoff_s": 0.1, "max_restarts": 1},
+    "ray": {
+        "heartbeat_s": 1.0,
+        "heartbeat_timeout_s": 10.0,
+        "backoff_s": 0.1,
+        "max_restarts": 1,
+        "start_timeout_s": 90.0,
+    },
 }
 
 
@@ -243,7 +249,7 @@ class _Run:
         words = ["gateway", "serve"] if self.cell.command == "serve" else [self.cell.command]
         changes = ["runtime.ray.max_restarts=0"] if self.cell.fault in RAYS else []
         if self.cell.fault in RAYS and self.cell.moment == "running":
-            changes.append("engine.token_latency_s=0.3")  # the run is longer than the patience of Ray
+            changes.append("engine.token_latency_s=0.3")  # the run ends long after the fault
         if self._holds:
             changes.append(f"engine.hold={self.released}")
         return [*words, config, *changes, "--resume", out]
@@ -267,7 +273,6 @@ class _Run:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": uuid.uuid4().hex,
             "RAY_worker_niceness": "0",
-            "RAY_gcs_rpc_server_reconnect_timeout_s": "5",  # a minute otherwise, after which Ray ends the driver
             MARK: str(self.folder),
         }
         if fault != "none":

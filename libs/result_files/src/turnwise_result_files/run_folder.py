@@ -163,6 +163,7 @@ class FolderRun:
 
     def collect(self, episodes: Iterator[tuple[int, EpisodeResult]]) -> None:
         """Take every episode, write it, and then the batch and the metrics."""
+        self.refuse_removed()  # the writer would make the folder anew
         started = time.perf_counter()
         chat = self.manager.chat
         if self.config is None:

@@ -100,6 +100,7 @@ def run_in_folder(
             episodes = manager.iterate_numbered([], global_step=step, validation=validation, resume=todo)
             with handle_interrupts(partial(_stop, run, episodes.close)):
                 run.collect(episodes)
+        run.refuse_removed()
     return run
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -74,7 +75,8 @@ class EvalCommand:
         folder = arguments.resume or arguments.out
         episodes = roll_out(setup) if folder is None else roll_out_to(folder, setup, arguments)
         if episodes is None:
-            write_error(f"turnwise: interrupted; to run the rest: turnwise eval --resume {folder}\n")
+            with suppress(OSError):  # Ctrl-C ends the reader of a pipe too
+                write_error(f"turnwise: interrupted; to run the rest: turnwise eval --resume {folder}\n")
             return INTERRUPTED
         check_not_all_failed(episodes)
         report = evaluate_episodes(episodes, n=n, ks=ks, threshold=arguments.threshold, seed=setup.run.rollout.seed)

@@ -65,6 +65,7 @@ class EvalCommand:
         from turnwise import configure_logging
         from turnwise_grpo_trainer.episode_metrics import check_not_all_failed
         from turnwise_grpo_trainer.evaluation import evaluate_episodes, exclusion_notes, results_table
+        from turnwise_result_files.folder_lock import writing_to
 
         ks = _parse_ks(arguments.k)
         setup = _read_setup(arguments)
@@ -85,7 +86,8 @@ class EvalCommand:
         for note in exclusion_notes(report):
             console.print(note, soft_wrap=True)
         if folder is not None:
-            write_text(folder / EVALUATION_FILE, json.dumps(report, indent=2) + "\n")
+            with writing_to(folder, f"turnwise eval --resume {folder} writes the results"):
+                write_text(folder / EVALUATION_FILE, json.dumps(report, indent=2) + "\n")
             console.print(f"wrote {folder}; to look at one episode: turnwise show {folder} 0", soft_wrap=True)
         return OK
 

@@ -61,8 +61,8 @@ class ServeCommand:
             f"episode goes to DIR/trajectories.parquet. DIR/{CONTROL_FILE} has the addresses and the secret of the\n"
             "control port; only its owner can read it. Without a reward in the config, the scores are the rewards.\n\n"
             "Ctrl-C or SIGTERM ends it: open sessions are written as aborted ones, with the turns that they have.\n"
-            "--resume DIR serves again and adds to the episodes of DIR, also after a kill. A job may always give CONFIG\n"
-            "and --resume DIR: it starts if DIR holds none.\n"
+            "--resume DIR serves again and adds to the episodes of DIR, also after a kill. A job may always give\n"
+            "CONFIG and --resume DIR: it starts if DIR holds none.\n"
             "Exit codes: 0; 2 for a bad config or bad input; 1 for anything else that failed."
         )
         add_folder_arguments(
@@ -158,6 +158,7 @@ def _serve(config: RunConfig, host: Host, folder: ServedFolder, arguments: argpa
         _print(f"control port  {url}")
         _print(f"secret        {site.secret if arguments.print_keys else f'in {control_file}'}")
         counts = _collect(manager, feed, desk, folder)
+    folder.refuse_removed()
     _print(f"wrote {folder.path}: {folder.num_written} episodes {counts or ''}".rstrip())
 
 

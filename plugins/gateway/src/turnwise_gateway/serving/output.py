@@ -76,6 +76,7 @@ class ServedFolder:
     @contextmanager
     def writing(self, decode: Decode | None) -> Iterator[None]:
         """Keep the file of episodes open inside the `with` statement; it has the earlier ones first."""
+        self.refuse_removed()  # the writer would make the folder anew
         with TrajectoryWriter(self._file, decode=decode) as self._writer:
             for result in self.earlier:
                 self._writer.write(result)
@@ -84,12 +85,16 @@ class ServedFolder:
     def write(self, result: EpisodeResult) -> EpisodeResult:
         """Write an episode to the disk and return it as it was written; `DataError` if the folder was removed."""
         assert self._writer is not None, "episodes are written inside `writing`"
-        if not (self.path / CONFIG_FILE).exists():
-            raise removed_folder(self.path)
+        self.refuse_removed()
         written = self._writer.write(result)
         self._writer.flush()
         self.num_written += 1
         return written
+
+    def refuse_removed(self) -> None:
+        """Raise `DataError` if the folder was removed: nothing would be left of the sessions."""
+        if not (self.path / CONFIG_FILE).exists():
+            raise removed_folder(self.path)
 
     @property
     def _file(self) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+from end_cells import Cell
 from end_runs import NUM_SESSIONS, Ended, Outcome
 
 FULL_SIZE = {"rollout": 10, "eval": 10, "train": 3, "sft": 1, "serve": NUM_SESSIONS}
@@ -18,8 +19,9 @@ def find_problems(outcome: Outcome) -> list[str]:
     problems += _problems_of_the_end(outcome)
     problems += [f"the end: {each}" for each in _plain(first, is_killed=cell.fault == "SIGKILL")]
     if cell.fault != "SIGKILL":
-        # The episodes of a full disk stay in the partial file.
-        kept = {"trajectories.parquet.partial"} if cell.fault == "full disk" else set()
+        # The episodes stay in the partial file where the disk is full, or a second signal stops a gateway that writes.
+        is_kept = cell.fault == "full disk" or (cell.command == "serve" and first.code == 130)
+        kept = {"trajectories.parquet.partial"} if is_kept else set()
         problems += [f"left after the end: {name}" for name in (*first.files, *first.held.left) if name not in kept]
     last = outcome.resumed[-1]
     for each in outcome.resumed:
@@ -42,9 +44,8 @@ def _problems_of_the_end(outcome: Outcome) -> list[str]:
         return ["the command hung"]
     if cell.fault == "SIGKILL":
         return [] if code == -signal.SIGKILL else [f"exit code {code} after SIGKILL"]
-    if cell.command == "serve" and cell.fault in INTERRUPTS:
-        expected = (130,) if cell.moment == "starting" else (0, 130) if cell.fault == "SIGINT twice" else (0,)
-        return [] if code in expected else [f"exit code {code}"]
+    if cell.command == "serve":
+        return [] if code in _codes_of_serve(cell) else [f"exit code {code}"]
     if 2 * first.held.num_failed > FULL_SIZE[cell.command]:
         return [] if code == 1 else [f"exit code {code} of a run that failed"]
     if is_complete:
@@ -54,6 +55,19 @@ def _problems_of_the_end(outcome: Outcome) -> list[str]:
     if cell.fault in INTERRUPTS:
         return [] if code == 130 else [f"exit code {code} after {cell.fault}"]
     return [] if code in (1, 2) else [f"exit code {code}"]
+
+
+def _codes_of_serve(cell: Cell) -> tuple[int, ...]:
+    """Return the exit codes of a gateway, which a signal ends: 0 after the first one, and 130 after a second one."""
+    if cell.fault == "none":
+        return (0,)
+    if cell.fault not in INTERRUPTS:
+        return (0, 2) if cell.moment == "closing" else (2,)
+    if cell.moment == "starting":
+        return (130,)
+    # The gateway writes and closes because of a signal, so that of the cell is the second one.
+    is_second = cell.moment in ("writing", "closing") or cell.fault == "SIGINT twice"
+    return (0, 130) if is_second else (0,)
 
 
 def _plain(end: Ended, *, is_killed: bool) -> list[str]:

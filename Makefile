@@ -19,7 +19,7 @@ DOCS_READY := $(DOCS_VENV)/.ready
 # each process compiles all sources again, and the collection of the tests takes about twice as long.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-train test test-slow test-failed simulate repeat promises test-long coverage test-all engines test-vllm test-sglang test-verl test-engines engine-table test-gpu bench-gpu lint bench docs site viewer viewer-packages gateway-clients mcp-servers environments test-environments clean
+.PHONY: demo demo-train test test-slow test-failed simulate repeat promises ends test-long coverage test-all engines test-vllm test-sglang test-verl test-engines engine-table test-gpu bench-gpu lint bench docs site viewer viewer-packages gateway-clients mcp-servers environments test-environments clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -51,6 +51,11 @@ repeat: $(READY)  ## the quick tests in random orders, TIMES times beside BUSY p
 
 promises: $(READY)  ## the tests of the gateway's promises, and which promises they show; runs kills on Ray for minutes
 	$(BIN)/python plugins/gateway/tests/promises.py
+
+# Cells to run, as a regular expression of their names; a later call runs those that have no outcome in runs/ends.jsonl.
+ENDS ?=
+ends: $(READY)  ## every end of a run: signals, full disks, lost parts of Ray, in an hour or two; ENDS="train ray" runs some
+	$(BIN)/python tests/end_table.py --only "$(ENDS)" --page docs/reference/ends.md
 
 test-long: $(READY)  ## every property with 1,000 examples, whatever its own number is; for a night
 	$(PYTEST) -m "not gpu and hypothesis" --hypothesis-profile long

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import resource
 import signal
 import time
 from collections import Counter
@@ -92,25 +91,6 @@ def test_killed_and_resumed(site: Path) -> None:
 
     assert_same(whole, train(site, "cut", "--resume"))
     assert trained_on(whole) == trained_on(out)
-
-
-@pytest.mark.slow
-def test_a_disk_that_is_full_at_the_first_checkpoint(site: Path) -> None:
-    """It is one line that names --resume, which starts again and ends with the same bits; there is no half model."""
-    few = ("train.num_steps=2", "data.validation_path=null")
-    whole = train(site, "whole", *few)
-    command = ("train", str(site / "config.yaml"), *few, "--out", str(site / "cut"), "--resume")
-    limit = 1_000_000  # bytes that a file may have, less than the weights
-
-    process = start(site, *command, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
-    _, error = process.communicate()
-
-    assert 2 == process.returncode, error
-    assert "Traceback" not in error
-    assert "cannot be written: File too large; turnwise train CONFIG" in error.splitlines()[-1]
-    assert not (site / "cut" / "model").exists()
-    train(site, "cut", *few, "--resume")
-    assert_same(whole, site / "cut")
 
 
 @pytest.mark.slow

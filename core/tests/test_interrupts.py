@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -28,3 +30,37 @@ def test_an_ignored_sighup_stays_ignored():
             assert signal.SIG_IGN is signal.getsignal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+ENDING = """
+import atexit, os, signal, sys
+import turnwise.cli
+
+sys.argv = ["turnwise", *WORDS]
+atexit.register(lambda: os.kill(os.getpid(), signal.SENT))
+sys.exit(turnwise.cli.main())
+"""
+
+
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(("words", "code"), [(["plugins"], 0), (["config", "show", "missing.yaml"], 2)])
+def test_a_signal_behind_the_end_of_a_command(sent, words, code):
+    """Python has not ended yet: the exit code is that of the command, and nothing is printed."""
+    program = ENDING.replace("SENT", sent).replace("WORDS", repr(words))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert code == done.returncode, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "interrupted" not in done.stderr
+
+
+def test_a_second_signal_while_the_first_is_reported():
+    """It ends the process at once, without a traceback."""
+    report = "import turnwise.cli as cli\nwrite = cli.write_error\n"
+    report += "cli.write_error = lambda text: (write(text), os.kill(os.getpid(), signal.SIGINT))\n"
+    report += "cli.load = lambda _recipe: os.kill(os.getpid(), signal.SIGINT)\n"
+    program = ENDING.replace("import turnwise.cli\n", report).replace("SENT", "SIGINT").replace("*WORDS", "'plugins'")
+    program = program.replace("turnwise.cli.main", "cli.main")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert (130, "turnwise: interrupted\n") == (done.returncode, done.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -24,24 +25,42 @@ def handle_interrupts(handle: Callable[[], None]) -> Iterator[Callable[[], None]
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
-    signals = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signals.append(signal.SIGHUP)
-    before = {each: signal.getsignal(each) for each in signals}
+    before = {each: signal.getsignal(each) for each in _signals()}
 
     def restore() -> None:
         for each, handler in before.items():
             signal.signal(each, handler)
 
-    def call(_signal: int, _frame: FrameType | None) -> None:
-        handle()
-
-    for each in signals:
-        signal.signal(each, call)
+    _set_handlers(handle)
     try:
         yield restore
     finally:
         restore()
+
+
+def end_at_interrupts(code: Callable[[], int]) -> None:
+    """
+    End this process at each such signal from now on with an exit code: its command has ended, or cannot handle one.
+
+    Python takes up to seconds to end. A signal in this time would replace the exit code, or print a traceback.
+    """
+    if threading.current_thread() is threading.main_thread():
+        _set_handlers(lambda: os._exit(code()))
+
+
+def _signals() -> list[signal.Signals]:
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
+    return signals
+
+
+def _set_handlers(handle: Callable[[], None]) -> None:
+    def call(_signal: int, _frame: FrameType | None) -> None:
+        handle()
+
+    for each in _signals():
+        signal.signal(each, call)
 
 
 def raise_interrupt() -> None:

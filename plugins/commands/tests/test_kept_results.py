@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -10,7 +9,7 @@ import sys
 from collections import Counter
 
 import pytest
-from cli_runs import NUM_HELD, num_readable, rollout, started, wait_for
+from cli_runs import NUM_HELD, rollout, started, wait_for
 
 from turnwise.batch.rollout_batch import RolloutBatch
 from turnwise.cli import main
@@ -70,21 +69,6 @@ class TestInterrupts:
         assert len(read_results(run_dir / "out" / "trajectories.parquet")) == 10
         assert json.loads((run_dir / "out" / "metrics.json").read_text())["interrupted"] is True
         assert len(load_unfinished(run_dir / "out" / "unfinished.jsonl")) == NUM_HELD
-
-    @pytest.mark.slow
-    def test_a_second_interrupt_keeps_the_finished_episodes(self, run_dir, site):
-        """It exits without waiting, and finished episodes can be read and resumed."""
-        with started(run_dir, site) as process:
-            process.send_signal(signal.SIGINT)
-            wait_for(lambda: process.poll() is not None or "interrupted" in (run_dir / "log").read_text(), process)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=600) == 130
-
-        assert "Traceback" not in (run_dir / "log").read_text()
-        assert len(read_results(run_dir / "out")) >= 10 - NUM_HELD
-        (run_dir / "released").touch()
-        assert resume(run_dir / "out") == 0
-        check_complete(run_dir / "out")
 
     @pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
     def test_an_interrupted_run_is_resumed(self, run_dir, site, how):
@@ -304,59 +288,8 @@ class TestOddValues:
         assert "expected an integer from 0 to 2**63 - 1" in capsys.readouterr().err
 
 
-def rollout_on_full_disk(run_dir, site, num_bytes, *arguments):
-    """Run `turnwise rollout` where no file may be larger, and check that it ends in a line; return standard error."""
-    done = subprocess.run(
-        [sys.executable, "-m", "turnwise.cli", "rollout", *arguments],
-        cwd=run_dir,
-        env=os.environ | {"PYTHONPATH": str(site)},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes)),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr
-
-
 class TestDisk:
     """A disk that takes no more."""
-
-    @pytest.mark.slow
-    def test_a_full_disk_is_one_line_and_keeps_what_was_written(self, run_dir, site):
-        """A limit on the size of files: exit code 2, and --resume completes the run from the written episodes."""
-        printed = rollout_on_full_disk(run_dir, site, 60_000, "run.yaml", "rollout.n=40", "--out", "out")
-
-        assert "out: cannot be written: File too large; --resume out continues from the written episodes" in printed
-        kept = num_readable(run_dir / "out")
-        assert kept > 0
-        assert resume(run_dir / "out") == 0
-        assert len({r.uid for r in read_results(run_dir / "out")}) == 200
-
-    def test_a_disk_that_is_full_at_the_batch(self, run_dir, site):
-        """Also there it is one line, and --resume writes the batch."""
-        assert rollout(run_dir) == 0
-        out = run_dir / "out"
-        for name in ("batch.safetensors", "metrics.json"):
-            (out / name).unlink()
-        printed = rollout_on_full_disk(run_dir, site, 2000, "--resume", str(out))
-
-        assert f"{out}: cannot be written: File too large; --resume {out} continues" in printed.splitlines()[-1]
-        assert resume(out) == 0
-        check_complete(out)
-
-    @pytest.mark.parametrize("until", [0, 1])
-    def test_a_folder_that_is_removed_ends_the_run(self, run_dir, site, until):
-        """At the next episode, in one line and with exit code 2, whatever the folder held; more episodes would come."""
-        (run_dir / "released").touch()  # no episode waits
-        with started(run_dir, site, "rollout.n=4000", "rollout.max_in_flight=2", until=until) as process:
-            wait_for((run_dir / "out/config.resolved.yaml").exists, process)
-            shutil.rmtree(run_dir / "out")
-            assert process.wait(timeout=600) == 2
-
-        printed = (run_dir / "log").read_text()
-        assert "Traceback" not in printed
-        assert "removed while the run wrote to it" in printed.splitlines()[-1]
 
     def test_a_folder_that_is_removed_at_the_first_row_ends_the_run(self, run_dir, monkeypatch, capsys):
         """The run has looked for the folder, and opens the file of the rows."""

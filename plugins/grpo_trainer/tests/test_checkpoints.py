@@ -175,6 +175,7 @@ def test_a_kill_at_each_operation_of_a_second_save(tmp_path, step):
     """Whichever file operation is the last, a listed checkpoint is complete, and there is at least one."""
     for kill in range(40):
         store = CheckpointStore(tmp_path / str(kill), keep_last=1)
+        store.out.mkdir()
         store.save(FakeTraining(step=5))
         finished = False
         with kill_after(kill):

@@ -84,3 +84,30 @@ def test_wrong_folders_are_one_line(rows, model, capsys):
     assert "--model nowhere: no such folder" in error
     assert "is not an empty folder" in error
     assert f"--out {below_a_file}: Not a directory" in error
+
+
+def test_a_job_may_always_resume(rows, model, tmp_path, monkeypatch, capsys):
+    """It trains from the start after an interrupt, does nothing to a complete model, and writes to no other folder."""
+    out, seen = tmp_path / "out", []
+    command = ["sft", str(rows[0]), "--model", str(model), "--out", str(out), "--resume"]
+
+    def train(arguments):
+        seen.append(arguments.out)
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+        return [{"loss": 1.0}]
+
+    monkeypatch.setattr("turnwise_trl_bridge.sft.train_sft", train)
+
+    assert main(command) == 130
+    assert "has no complete model; the same command with --resume trains again" in capsys.readouterr().err
+    assert main(command[:-1]) == 2
+    assert "is not an empty folder" in capsys.readouterr().err
+    assert main(command) == main(command) == 0
+    assert "the model is complete" in capsys.readouterr().err
+    assert seen == [out, out]
+    assert main([*command, "--seed", "1"]) == 2
+    assert "has another training: seed is 0, not 1" in capsys.readouterr().err
+    (out / "sft.json").unlink()
+    assert main(command) == 2
+    assert "is not empty, and no training of turnwise sft" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from typing import NoReturn
 from turnwise.descriptors import raise_descriptor_limit
 from turnwise.errors import ConfigError, DataError, PluginError, TemplateError, TurnwiseError, describe
 from turnwise.events.json_stream import close_json_stream
-from turnwise.interrupts import ENDS_WITHOUT_HANDLERS, handle_interrupts, raise_interrupt
+from turnwise.interrupts import ENDS_WITHOUT_HANDLERS, end_at_interrupts, handle_interrupts, raise_interrupt
 from turnwise.plugin.host import Host, load
 from turnwise.protocols import Command, Resources
 from turnwise.protocols.command import BAD_INPUT, FAILED, INTERRUPTED
@@ -30,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0; 2 for bad input, after one line on standard error; 130 when it was interrupted; 1 for any other failure.
     """
+    code = INTERRUPTED
+    if arguments is None:  # else the process and its signals belong to a caller
+        end_at_interrupts(lambda: code)
     code = _main(list(sys.argv[1:] if arguments is None else arguments))
     close_json_stream()
     if arguments is None and ENDS_WITHOUT_HANDLERS.is_set():

@@ -184,3 +184,17 @@ def test_ray_starts_without_its_usual_warnings(
     monkeypatch.setattr(ray, "init", init)
     OwnRay().start()
     assert {"the disk is full"} == {record.getMessage() for record in caplog.records}
+
+
+def test_a_part_without_which_no_actor_runs() -> None:
+    """The raylet and the GCS are such parts, and others are not, such as the reader of logs."""
+    own = OwnRay()
+    parts = {name: subprocess.Popen(SLEEP) for name in ("log_monitor", "gcs_server", "raylet")}
+    own._parts = list(parts.items())
+    found = []
+    for part in parts.values():
+        found.append(own.dead_part())
+        part.kill()
+        part.wait()
+
+    assert [None, None, "gcs_server"] == found

@@ -39,11 +39,11 @@ def add_folder_arguments(
     parser.add_argument("--overwrite", action="store_true", help="replace the results that DIR holds")
 
 
-def config_path(arguments: argparse.Namespace, *, needs_out: bool, may_start: bool = True) -> str:
+def config_path(arguments: argparse.Namespace, *, needs_out: bool) -> str:
     """
     Return the config to read: the given one, or the config of the run to resume.
 
-    With `may_start`, a job may always give its config and `--resume DIR`: it starts the run if the folder holds none.
+    A job may always give its config and `--resume DIR`: it starts the run if the folder holds none.
 
     Raises:
         ConfigError: options exclude each other, `--out` is missing and needed, or the folder to resume holds no run and
@@ -52,8 +52,6 @@ def config_path(arguments: argparse.Namespace, *, needs_out: bool, may_start: bo
     if arguments.resume is not None:
         if arguments.out is not None or arguments.overwrite:
             raise ConfigError("--resume DIR continues the run in DIR: give no --out and no --overwrite")
-        if arguments.config is not None and not may_start:
-            raise ConfigError("--resume DIR uses the config of that run: give no config")
         return str(config_of(arguments.resume) if arguments.config is None else arguments.config)
     if getattr(arguments, "retry_failed", False):
         raise ConfigError("--retry-failed needs --resume DIR")
@@ -84,5 +82,5 @@ def _is_start(arguments: argparse.Namespace) -> bool:
 def existing_results(arguments: argparse.Namespace) -> Existing:
     """Return how the options treat results that the folder holds."""
     if arguments.resume is not None and not _is_start(arguments):
-        return "retry_failed" if arguments.retry_failed else "resume"
+        return "retry_failed" if getattr(arguments, "retry_failed", False) else "resume"
     return "overwrite" if arguments.overwrite else "refuse"

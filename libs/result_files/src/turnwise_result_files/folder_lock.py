@@ -85,6 +85,11 @@ def make_folder(out: Path) -> None:
             raise ConfigError(f"--out {out}: is {kind}; name a folder in it, such as {place / 'runs' / 'first'}")
 
 
+def removed_folder(out: Path) -> DataError:
+    """Return the error for a folder that was removed during a run."""
+    return DataError(f"{out}: was removed while the run wrote to it; start the run again")
+
+
 @contextmanager
 def writing_to(out: Path, remedy: str) -> Iterator[None]:
     """
@@ -96,7 +101,7 @@ def writing_to(out: Path, remedy: str) -> Iterator[None]:
 
     Raises:
         ConfigError: another process holds the folder.
-        DataError: the disk refuses what the block writes.
+        DataError: the disk refuses what the block writes, or the folder was removed.
     """
     try:
         with lock_folder(out):
@@ -105,6 +110,8 @@ def writing_to(out: Path, remedy: str) -> Iterator[None]:
     except FolderLockedError as error:
         raise ConfigError(str(error)) from None
     except OSError as error:
+        if not out.is_dir():
+            raise removed_folder(out) from error
         if error.errno not in _DISK_ERRORS:
             raise
         raise DataError(f"{out}: cannot be written: {error.strerror}; {remedy}") from error

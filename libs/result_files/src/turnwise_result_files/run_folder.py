@@ -14,12 +14,12 @@ from attrs import define, evolve, field
 from turnwise import Host, RolloutManager, RunConfig, Task, handle_interrupts
 from turnwise.config.file import dump_yaml, with_absolute_paths
 from turnwise.config.parts import Choice
-from turnwise.errors import ConfigError, DataError
+from turnwise.errors import ConfigError
 from turnwise.files import PARTIAL, write_text
 from turnwise.record.result import EpisodeResult
 from turnwise.terminal import Console, write_error
 from turnwise.types import JsonDict, Status
-from turnwise_result_files.folder_lock import check_replaceable, make_folder, writing_to
+from turnwise_result_files.folder_lock import check_replaceable, make_folder, removed_folder, writing_to
 from turnwise_result_files.progress import Tally, progress_view
 from turnwise_result_files.resumption import (
     BATCH_FILE,
@@ -100,6 +100,7 @@ def run_in_folder(
             episodes = manager.iterate_numbered([], global_step=step, validation=validation, resume=todo)
             with handle_interrupts(partial(_stop, run, episodes.close)):
                 run.collect(episodes)
+        run.refuse_removed()
     return run
 
 
@@ -112,7 +113,7 @@ class FolderRun:
         config: resolved config that is still to be written; None when the folder holds it.
         overwrite: results of another run are replaced, once there are new ones; without it they raise `ConfigError`.
         results: newest result of each episode, in the order of the tasks.
-        interrupted: whether Ctrl-C, SIGTERM or SIGHUP ended this part.
+        stop_requested: whether Ctrl-C, SIGTERM or SIGHUP asked this part to stop.
         was_complete: the folder had all files of the run already.
         summary: the content of the metrics file.
     """
@@ -124,9 +125,10 @@ class FolderRun:
     config: str | None = None
     overwrite: bool = False
     results: list[EpisodeResult] = field(factory=list)
-    interrupted: bool = False
+    stop_requested: bool = False
     was_complete: bool = False
     summary: JsonDict = field(factory=dict)
+    _num_left: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         if self.config is not None and not self._old_results():
@@ -136,6 +138,11 @@ class FolderRun:
             raise ConfigError(f"--out {self.out}: {text}")
         else:
             check_replaceable(self.out, self._old_results() if self.config is not None else (), CONFIG_FILE)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal has cut this part off; one behind the last episode has cut nothing off."""
+        return self.stop_requested and self._num_left > 0
 
     def _old_results(self) -> list[Path]:
         names = (
@@ -155,10 +162,11 @@ class FolderRun:
     def refuse_removed(self) -> None:
         """Raise `DataError` when the folder was removed: the run would end without it, or with a part of it."""
         if self.config is None and not (self.out / CONFIG_FILE).exists():
-            raise DataError(f"{self.out}: was removed while the run wrote to it; start the run again")
+            raise removed_folder(self.out)
 
     def collect(self, episodes: Iterator[tuple[int, EpisodeResult]]) -> None:
         """Take every episode, write it, and then the batch and the metrics."""
+        self.refuse_removed()  # the writer would make the folder anew
         started = time.perf_counter()
         chat = self.manager.chat
         if self.config is None:
@@ -179,6 +187,8 @@ class FolderRun:
                 update()
             self._replace_old_results()
         self.refuse_removed()
+        ended = {each.uid for each in results if each.status is not Status.ABORTED}
+        self._num_left = len(self.earlier.places) - len(ended) - self.tally.num_dropped
         keep_unfinished(self.out, self.manager.unfinished)
         spent_s = self.earlier.wall_s
         self._summarize(results, None if spent_s is None else spent_s + time.perf_counter() - started)
@@ -207,10 +217,10 @@ class FolderRun:
 
 def _stop(run: FolderRun, stop_waiting: Callable[[], None]) -> None:
     """Ask the episodes to stop; the second time, stop waiting for them. Raises nothing, so no file is left half."""
-    if run.interrupted:
+    if run.stop_requested:
         stop_waiting()
         return
-    run.interrupted = True
+    run.stop_requested = True
     text = "interrupted: saving finished episodes; press Ctrl-C again to exit without waiting"
     with suppress(OSError, RuntimeError):  # Ctrl-C ends the reader of a pipe too, or interrupts another write
         write_error(f"\nturnwise: {text}\n")

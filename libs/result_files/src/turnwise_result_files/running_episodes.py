@@ -88,7 +88,8 @@ class RunningEpisodes(Observer):
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()
-            (self.folder / RUNNING_FILE).unlink(missing_ok=True)
+            for file in (self.folder / RUNNING_FILE, partial_path(self.folder / RUNNING_FILE)):  # of a full disk
+                file.unlink(missing_ok=True)
 
     def on_episode_started(self, event: EpisodeStarted) -> None:
         key = episode_key(event.uid, event.global_step, validation=event.validation)

@@ -79,7 +79,7 @@ class TrajectoryWriter:
         rows_per_group: int = 64,
     ) -> None:
         """
-        Prepare to write; the first rows create the file and missing directories.
+        Prepare to write and make missing directories; the first rows create the file.
 
         Args:
             path: ends in `.parquet` or `.jsonl`.
@@ -94,6 +94,8 @@ class TrajectoryWriter:
         kind = SUFFIXES.get(self._path.suffix)
         if kind is None:
             raise DataError(f"{path}: suffix {self._path.suffix!r} is none of {', '.join(SUFFIXES)}")
+        # Not at the first row: a folder that was removed meanwhile would come back with some rows and nothing else.
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         self._kind: type[RowFile] = kind
         self._decode = decode
         self._training_step = training_step
@@ -167,7 +169,6 @@ class TrajectoryWriter:
 
     def _open(self) -> RowFile:
         if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._kind(self._path, self._schema)
         return self._file
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -99,7 +100,8 @@ def _finish(run: FolderRun) -> int:
     console.print(results_table(run.results, limit=_SHOWN_EPISODES))
     _refuse_failures(run)
     if run.interrupted:
-        console.print(f"to run the rest: turnwise rollout --resume {run.out}", soft_wrap=True)
+        with suppress(OSError):  # Ctrl-C ends the reader of a pipe too
+            write_error(f"turnwise: interrupted; to run the rest: turnwise rollout --resume {run.out}\n")
         return INTERRUPTED
     return OK
 

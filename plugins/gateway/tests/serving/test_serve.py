@@ -135,7 +135,6 @@ def test_a_killed_gateway_is_resumed(tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         ([], "give a config and --out DIR"),
-        (["run.yaml", "--resume", "out"], "--resume DIR uses the config of that run"),
         (["--resume", "out"], "holds no run"),
         (["missing.yaml", "--out", "out"], "missing.yaml"),
     ],

@@ -13,7 +13,8 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
@@ -140,18 +141,16 @@ class CheckpointStore:
     def save(self, training: Checkpointable) -> Path:
         """Write a checkpoint, then remove old ones; return its folder."""
         folder = self.folder_of(training.step)
-        partial = partial_path(folder)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        training.save_models(partial / MODELS_FOLDER)
-        state = training.state_dict()
-        progress = state.progress | {"kept_step": training.kept_step, "has_checksums": True}
-        _write_episodes(partial / "waiting.parquet", state.waiting)
-        _write_episodes(partial / "partial.parquet", state.partial)
-        save_unfinished(partial / UNFINISHED_FILE, state.unfinished)
-        (partial / PROGRESS_FILE).write_text(json.dumps(progress), encoding="utf-8")
-        write_checksums(partial)
-        replace_folder(partial, folder)
+        self.folder.mkdir(exist_ok=True)  # not with its parents, see `whole_folder`
+        with whole_folder(folder) as partial:
+            training.save_models(partial / MODELS_FOLDER)
+            state = training.state_dict()
+            progress = state.progress | {"kept_step": training.kept_step, "has_checksums": True}
+            _write_episodes(partial / "waiting.parquet", state.waiting)
+            _write_episodes(partial / "partial.parquet", state.partial)
+            save_unfinished(partial / UNFINISHED_FILE, state.unfinished)
+            (partial / PROGRESS_FILE).write_text(json.dumps(progress), encoding="utf-8")
+            write_checksums(partial)
         for old in self.paths()[: -self.keep_last]:
             if parse_step(old) != training.kept_step:
                 _remove_folder(old)
@@ -263,6 +262,24 @@ _PROGRESS: Final[Mapping[str, tuple[str, Callable[[object], bool]]]] = {
     **{name: ("an object", lambda value: isinstance(value, dict)) for name in ("buffer", "health", "source")},
 }
 """Values of `loop.json` by key."""
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """
+    Write a folder whole or not at all: yield a temporary one, which gets its name, or is removed after an error.
+
+    Its parents must exist: a folder of a training that was removed would come back with a part of the training.
+    """
+    partial = partial_path(folder)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        replace_folder(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def replace_folder(partial: Path, folder: Path) -> None:

@@ -58,6 +58,7 @@ class EpisodeLog:
     def write(self, step: int, episodes: Sequence[EpisodeResult], advantages: Sequence[Columns]) -> Path:
         """Write the file of a step, in the order of the batch; return it."""
         path = self.folder / f"step-{step:08d}.parquet"
+        self.folder.mkdir(exist_ok=True)  # not with its parents, see `whole_folder`
         with TrajectoryWriter(path, decode=self.decode, training_step=step) as writer:
             for episode, columns in zip(episodes, advantages, strict=True):
                 writer.write(episode, columns)
@@ -67,6 +68,7 @@ class EpisodeLog:
         """Write the held-out episodes of a step, unless no files are wanted."""
         if self.every:
             path = self.folder / f"validation-{step:08d}.parquet"
+            self.folder.mkdir(exist_ok=True)
             with TrajectoryWriter(path, decode=self.decode) as writer:
                 for episode in episodes:
                     writer.write(episode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -64,6 +65,7 @@ class EvalCommand:
         from turnwise import configure_logging
         from turnwise_grpo_trainer.episode_metrics import check_not_all_failed
         from turnwise_grpo_trainer.evaluation import evaluate_episodes, exclusion_notes, results_table
+        from turnwise_result_files.folder_lock import writing_to
 
         ks = _parse_ks(arguments.k)
         setup = _read_setup(arguments)
@@ -74,7 +76,8 @@ class EvalCommand:
         folder = arguments.resume or arguments.out
         episodes = roll_out(setup) if folder is None else roll_out_to(folder, setup, arguments)
         if episodes is None:
-            write_error(f"turnwise: to run the rest: turnwise eval --resume {folder}\n")
+            with suppress(OSError):  # Ctrl-C ends the reader of a pipe too
+                write_error(f"turnwise: interrupted; to run the rest: turnwise eval --resume {folder}\n")
             return INTERRUPTED
         check_not_all_failed(episodes)
         report = evaluate_episodes(episodes, n=n, ks=ks, threshold=arguments.threshold, seed=setup.run.rollout.seed)
@@ -83,7 +86,8 @@ class EvalCommand:
         for note in exclusion_notes(report):
             console.print(note, soft_wrap=True)
         if folder is not None:
-            write_text(folder / EVALUATION_FILE, json.dumps(report, indent=2) + "\n")
+            with writing_to(folder, f"turnwise eval --resume {folder} writes the results"):
+                write_text(folder / EVALUATION_FILE, json.dumps(report, indent=2) + "\n")
             console.print(f"wrote {folder}; to look at one episode: turnwise show {folder} 0", soft_wrap=True)
         return OK
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 from turnwise import RolloutManager
-from turnwise.files import partial_path, write_text
+from turnwise.files import write_text
 from turnwise.terminal import Console
 from turnwise_grpo_trainer.build import build_loop, build_trainer
 from turnwise_grpo_trainer.checkpoints import (
@@ -17,7 +16,7 @@ from turnwise_grpo_trainer.checkpoints import (
     CheckpointStore,
     check_checkpoint,
     parse_step,
-    replace_folder,
+    whole_folder,
 )
 from turnwise_grpo_trainer.interrupts import handle_signals
 from turnwise_grpo_trainer.learning_curve import as_markdown, as_table, compare_validations, draw_curve
@@ -92,11 +91,9 @@ def export_model(loop: TrainLoop, out: Path) -> None:
         loop.trainer.load(best / MODELS_FOLDER)
         step = parse_step(best)
     # A reader of the folder finds the whole model or none.
-    partial = partial_path(out / MODEL_FOLDER)
-    shutil.rmtree(partial, ignore_errors=True)
-    loop.trainer.export(partial)
-    write_card(partial, loop.setup.run, loop.validations, step, name=out.name)
-    replace_folder(partial, out / MODEL_FOLDER)
+    with whole_folder(out / MODEL_FOLDER) as partial:
+        loop.trainer.export(partial)
+        write_card(partial, loop.setup.run, loop.validations, step, name=out.name)
 
 
 def write_results(loop: TrainLoop, out: Path, console: Console) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ def train_sft(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             logging_steps=1,
             save_strategy="no",
             report_to="none",
+            # An interrupt would print the bar behind the last line.
+            disable_tqdm=not sys.stderr.isatty(),
             bf16=torch.cuda.is_available(),
             seed=arguments.seed,
         ),

@@ -5,12 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any, Final
 
 from turnwise import NoConfig, Resources
 from turnwise.errors import ConfigError
+from turnwise.files import partial_path, raise_disk_error, write_text
 from turnwise.protocols.command import OK
-from turnwise.terminal import write_output
+from turnwise.terminal import write_error, write_output
+from turnwise.types import JsonObject
+from turnwise_result_files.folder_lock import make_folder, writing_to
 from turnwise_trl_bridge.command import check_installed, check_out, positive_int
+
+OPTIONS_FILE: Final = "sft.json"
+"""The options of the training; the first file, so a folder with it may be written to again."""
+LOG_FILE: Final = "log.json"
+"""The last file: where it exists, the model is complete."""
 
 
 class SftCommand:
@@ -26,11 +35,14 @@ class SftCommand:
             "Examples:\n"
             "  turnwise convert tune.jsonl --to sft --model models/qwen3 --out sft.parquet\n"
             "  turnwise sft sft.parquet --model models/qwen3 --out runs/sft\n\n"
-            "No row is cut. Writes the model, the tokenizer and log.json to DIR."
+            f"No row is cut. Writes the model, the tokenizer and {LOG_FILE} to DIR. The training has no checkpoints.\n"
+            "A job may always pass --resume: it trains from the start if DIR has no complete model.\n"
+            "Exit codes: 0; 2 for bad input; 130 if interrupted; 1 if it failed."
         )
         parser.add_argument("rows", type=Path, help="Parquet file of `turnwise convert --to sft` for this model")
         parser.add_argument("--model", required=True, type=Path, metavar="DIR", help="folder of the model")
         parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="output folder, empty or missing")
+        parser.add_argument("--resume", action="store_true", help="train again after an interrupt, or start")
         parser.add_argument("--epochs", type=positive_int, default=1, help="passes over the rows (default 1)")
         parser.add_argument("--batch-size", type=positive_int, default=8, help="rows per step (default 8)")
         parser.add_argument("--learning-rate", type=float, default=1e-5, help="learning rate of AdamW (default 1e-5)")
@@ -40,11 +52,52 @@ class SftCommand:
         check_installed("sft")
         if not arguments.model.is_dir():
             raise ConfigError(f"--model {arguments.model}: no such folder")
-        check_out(arguments.out)
-        from turnwise_trl_bridge.sft import train_sft
-
-        log = train_sft(arguments)
-        (arguments.out / "log.json").write_text(json.dumps(log, indent=2) + "\n", encoding="utf-8")
+        out, options = arguments.out, _options(arguments)
+        (make_folder if arguments.resume else check_out)(out)
+        with writing_to(out, "the same command with --resume trains again"):
+            if arguments.resume and _is_complete(out, options):
+                write_error(f"turnwise: {out}: the model is complete\n")
+                return OK
+            write_text(out / OPTIONS_FILE, json.dumps(options, indent=2) + "\n")
+            try:
+                log = _train(arguments)
+            except KeyboardInterrupt:
+                write_error(f"turnwise: {out} has no complete model; the same command with --resume trains again\n")
+                raise
+            write_text(out / LOG_FILE, json.dumps(log, indent=2) + "\n")
         losses = [entry["loss"] for entry in log if "loss" in entry]
         write_output(f"{len(losses)} steps; loss {losses[0]:.3f} in the first, {losses[-1]:.3f} in the last\n")
         return OK
+
+
+def _options(arguments: argparse.Namespace) -> JsonObject:
+    """Return the options that decide the model."""
+    paths = {name: str(getattr(arguments, name).absolute()) for name in ("rows", "model")}
+    return paths | {name: getattr(arguments, name) for name in ("epochs", "batch_size", "learning_rate", "seed")}
+
+
+def _is_complete(out: Path, options: JsonObject) -> bool:
+    """Return whether a folder has the whole model; `ConfigError` if it has something else than such a training."""
+    partial_path(out / OPTIONS_FILE).unlink(missing_ok=True)
+    if not any(out.iterdir()):
+        return False
+    try:
+        before = json.loads((out / OPTIONS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--resume: {out} is not empty, and no training of turnwise sft: {error}") from error
+    for name, value in options.items():
+        if before.get(name) != value:
+            raise ConfigError(f"--resume: {out} has another training: {name} is {before.get(name)!r}, not {value!r}")
+    return (out / LOG_FILE).exists()
+
+
+def _train(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    from safetensors import SafetensorError
+
+    from turnwise_trl_bridge.sft import train_sft
+
+    try:
+        return train_sft(arguments)
+    except SafetensorError as error:
+        raise_disk_error(error)
+        raise

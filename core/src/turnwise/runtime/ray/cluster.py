@@ -102,6 +102,12 @@ class Cluster:
             end_ray(Cluster._own)
             raise ConfigError(_NO_TOKEN)
 
+    def check_parts(self) -> None:
+        """Raise `EngineError` if this process has started Ray and a part of it has ended."""
+        own = Cluster._own if self._connected else None
+        if own is not None and (name := own.dead_part()) is not None:
+            raise EngineError(f"the {name} of Ray has ended, so the run ends; --resume continues a run in a folder")
+
     async def nodes(self) -> list[Node]:
         """Return the nodes of the cluster, as `ray.nodes` does."""
         import ray

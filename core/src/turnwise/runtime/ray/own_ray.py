@@ -27,6 +27,8 @@ from turnwise.interrupts import ENDS_WITHOUT_HANDLERS
 END_S: Final = 10.0
 """Seconds for Ray to end, and once more after its processes were ended."""
 
+_NEEDED: Final = ("gcs_server", "raylet")
+
 _MARK: Final = "TURNWISE_RAY"
 """Variable in the environment of all processes that one Ray has started, whoever their parent is."""
 
@@ -44,7 +46,7 @@ class OwnRay:
 
     session: Path | None = None
     _mark: str = field(factory=lambda: uuid4().hex, init=False)
-    _parts: list[subprocess.Popen[bytes]] = field(factory=list, init=False)
+    _parts: list[tuple[str, subprocess.Popen[bytes]]] = field(factory=list, init=False)
 
     def start(self, **options: Any) -> None:
         """Start Ray and connect to it; options and errors as of `ray.init`."""
@@ -62,11 +64,15 @@ class OwnRay:
         node = getattr(ray._private.worker, "_global_node", None)  # noqa: SLF001 - see above
         if node is not None:
             self.session = Path(node.get_session_dir_path())
-            self._parts = [each.process for parts in node.all_processes.values() for each in parts]
+            self._parts = [(str(name), each.process) for name, parts in node.all_processes.items() for each in parts]
 
     def is_whole(self) -> bool:
         """Return whether all parts of this Ray still run."""
-        return all(part.poll() is None for part in self._parts)
+        return all(part.poll() is None for _name, part in self._parts)
+
+    def dead_part(self) -> str | None:
+        """Return the name of a part that has ended and without which no actor can go on; None if there is none."""
+        return next((name for name, part in self._parts if name in _NEEDED and part.poll() is not None), None)
 
     def kill(self) -> list[int]:
         """Kill the processes of this Ray that still run, and return their ids."""

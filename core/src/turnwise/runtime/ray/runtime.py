@@ -9,7 +9,7 @@ worker dies, others run its unfinished episodes again (`turnwise.runtime.ray.wor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -134,7 +134,7 @@ class RayRuntime:
         if not self.config.ray.autoscaling:
             check_capacity(self.placement, await self.cluster.nodes())
         self._supervision = asyncio.get_running_loop().create_task(self._supervise())
-        await wait_until_started(self._slots)
+        await self._unless_ray_dies(wait_until_started(self._slots))
 
     async def run(self, feed: EpisodeFeed, deliver: Deliver, interrupt: asyncio.Event | None = None) -> None:
         # Set while every submitted episode is delivered, in whatever way it ended.
@@ -148,19 +148,41 @@ class RayRuntime:
             if num_left == 0:
                 idle.set()
 
-        async with asyncio.TaskGroup() as waiting:
-            interrupting = waiting.create_task(self._interrupt_at(interrupt, emit_and_deliver)) if interrupt else None
-            while (first := await feed.take()) is not None:
-                numbered = [first, *iter(feed.take_waiting, None)]
-                num_left += len(numbered)
-                idle.clear()
-                self.dispatcher.submit(numbered, emit_and_deliver)
-                self.workers.distribute()
-            if num_left:
-                await idle.wait()
-            # The event may never be set, and the group would wait for it.
-            if interrupting:
-                interrupting.cancel()
+        async def run_all() -> None:
+            nonlocal num_left
+            async with asyncio.TaskGroup() as waiting:
+                interrupting = (
+                    waiting.create_task(self._interrupt_at(interrupt, emit_and_deliver)) if interrupt else None
+                )
+                while (first := await feed.take()) is not None:
+                    numbered = [first, *iter(feed.take_waiting, None)]
+                    num_left += len(numbered)
+                    idle.clear()
+                    self.dispatcher.submit(numbered, emit_and_deliver)
+                    self.workers.distribute()
+                if num_left:
+                    await idle.wait()
+                # The event may never be set, and the group would wait for it.
+                if interrupting:
+                    interrupting.cancel()
+
+        await self._unless_ray_dies(run_all())
+
+    async def _unless_ray_dies(self, work: Coroutine[object, object, None]) -> None:
+        """Wait for some work, or raise the `EngineError` of `_watch_ray` if that comes first."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watching = tasks.create_task(self._watch_ray())
+                await work
+                watching.cancel()
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None  # a group has one task, so it is this one's error or the work's
+
+    async def _watch_ray(self) -> None:
+        """Raise `EngineError` when Ray has lost a part: a minute later, its C++ code would end this process."""
+        while True:
+            await asyncio.sleep(self.config.ray.heartbeat_s)
+            self.cluster.check_parts()
 
     async def _interrupt_at(self, interrupt: asyncio.Event, deliver: Deliver) -> None:
         await interrupt.wait()

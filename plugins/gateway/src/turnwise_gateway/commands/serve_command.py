@@ -34,7 +34,12 @@ from turnwise_gateway.serving.output import CONTROL_FILE, REQUESTS_DIR, ServedFo
 from turnwise_gateway.serving.routes import build_serving_app
 from turnwise_gateway.serving.served_agent import add_served_agent, model_name
 from turnwise_result_files import RunningEpisodes
-from turnwise_result_files.folder_arguments import add_folder_arguments, config_path
+from turnwise_result_files.folder_arguments import (
+    add_folder_arguments,
+    check_same_config,
+    config_path,
+    existing_results,
+)
 from turnwise_task_files import load_tasks
 
 
@@ -56,11 +61,15 @@ class ServeCommand:
             f"episode goes to DIR/trajectories.parquet. DIR/{CONTROL_FILE} has the addresses and the secret of the\n"
             "control port; only its owner can read it. Without a reward in the config, the scores are the rewards.\n\n"
             "Ctrl-C or SIGTERM ends it: open sessions are written as aborted ones, with the turns that they have.\n"
-            "--resume DIR serves again with the config of DIR and adds to its episodes, also after a kill.\n"
+            "--resume DIR serves again and adds to the episodes of DIR, also after a kill. A job may always give\n"
+            "CONFIG and --resume DIR: it starts if DIR holds none.\n"
             "Exit codes: 0; 2 for a bad config or bad input; 1 for anything else that failed."
         )
         add_folder_arguments(
-            parser, example="engine.device=cpu", resumes="serve again with the config of DIR", has_retries=False
+            parser,
+            example="engine.device=cpu",
+            resumes="serve again with the config of DIR, or start CONFIG there",
+            has_retries=False,
         )
         parser.add_argument("--port", type=_port, default=0, metavar="N", help="port of the agents; 0 takes a free one")
         parser.add_argument(
@@ -72,7 +81,8 @@ class ServeCommand:
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        config, host = load_resolved(config_path(arguments, needs_out=True, may_start=False), arguments.overrides)
+        config, host = load_resolved(config_path(arguments, needs_out=True), arguments.overrides)
+        check_same_config(arguments, config)
         if config.runtime.name != "local":
             raise ConfigError("turnwise gateway serve runs its engine in this process: set runtime=local")
         configure_logging(config.telemetry.log_level, config.telemetry.log_format, whole_stream=True)
@@ -124,10 +134,11 @@ def _serve(config: RunConfig, host: Host, folder: ServedFolder, arguments: argpa
     served = add_served_agent(config, host, desk)
     manager = RolloutManager.from_config(served, host, observers=[RunningEpisodes(folder.path)])
     decode = manager.chat.tokenizer.decode if manager.chat else None
-    if arguments.resume is None:
-        folder.start(config, overwrite=arguments.overwrite)
-    else:
+    existing = existing_results(arguments)
+    if existing == "resume":
         folder.resume(decode)
+    else:
+        folder.start(config, overwrite=existing == "overwrite")
     desk.numbers = folder.numbers()
     if arguments.keep_requests:
         desk.recorder = partial(log_session, folder=folder.path / REQUESTS_DIR)
@@ -147,6 +158,7 @@ def _serve(config: RunConfig, host: Host, folder: ServedFolder, arguments: argpa
         _print(f"control port  {url}")
         _print(f"secret        {site.secret if arguments.print_keys else f'in {control_file}'}")
         counts = _collect(manager, feed, desk, folder)
+    folder.refuse_removed()
     _print(f"wrote {folder.path}: {folder.num_written} episodes {counts or ''}".rstrip())
 
 

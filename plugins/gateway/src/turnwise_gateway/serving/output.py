@@ -16,7 +16,7 @@ from turnwise.errors import ConfigError
 from turnwise.files import partial_path, replace, write_text
 from turnwise.types import TokenArray
 from turnwise_result_files import TrajectoryWriter, read_results
-from turnwise_result_files.folder_lock import check_replaceable, make_folder, writing_to
+from turnwise_result_files.folder_lock import check_replaceable, make_folder, removed_folder, writing_to
 from turnwise_result_files.resumption import CONFIG_FILE, TRAJECTORIES_FILE
 
 CONTROL_FILE: Final = "control.json"
@@ -76,18 +76,25 @@ class ServedFolder:
     @contextmanager
     def writing(self, decode: Decode | None) -> Iterator[None]:
         """Keep the file of episodes open inside the `with` statement; it has the earlier ones first."""
+        self.refuse_removed()  # the writer would make the folder anew
         with TrajectoryWriter(self._file, decode=decode) as self._writer:
             for result in self.earlier:
                 self._writer.write(result)
             yield
 
     def write(self, result: EpisodeResult) -> EpisodeResult:
-        """Write an episode to the disk and return it as it was written."""
+        """Write an episode to the disk and return it as it was written; `DataError` if the folder was removed."""
         assert self._writer is not None, "episodes are written inside `writing`"
+        self.refuse_removed()
         written = self._writer.write(result)
         self._writer.flush()
         self.num_written += 1
         return written
+
+    def refuse_removed(self) -> None:
+        """Raise `DataError` if the folder was removed: nothing would be left of the sessions."""
+        if not (self.path / CONFIG_FILE).exists():
+            raise removed_folder(self.path)
 
     @property
     def _file(self) -> Path:
@@ -96,7 +103,7 @@ class ServedFolder:
 
 @contextmanager
 def locked_folder(path: Path) -> Iterator[ServedFolder]:
-    """Make the folder if it is missing, and hold it inside the `with` statement; `ConfigError` if that fails."""
+    """Make the folder if it is missing, and hold it inside the `with` statement; one line if that fails."""
     make_folder(path)
-    with writing_to(path, f"turnwise gateway serve --resume {path} continues"):
+    with writing_to(path, f"turnwise gateway serve --resume {path} continues from the written episodes"):
         yield ServedFolder(path)

@@ -18,9 +18,9 @@ QUICK = {
     "rollout local, running, SIGINT",
     "rollout local, running, folder gone",
     "rollout local, writing, SIGTERM",
-    "rollout local, writing, full disk",
 }
 SLOW = {
+    "rollout local, writing, full disk",
     "rollout local, starting, SIGINT twice",
     "rollout local, running, SIGINT twice",
     "rollout local, running, full disk",
@@ -39,7 +39,6 @@ SLOW = {
     "serve local, writing, SIGKILL",
 }
 ON_RAY = {
-    "rollout ray, running, SIGINT twice",
     "rollout ray, running, SIGKILL",
     "rollout ray, running, replicas lost",
     "rollout ray, writing, raylet stopped",

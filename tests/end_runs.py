@@ -207,7 +207,7 @@ class _Run:
             cwd=self.folder,
             env=self._environment(fault),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
@@ -295,17 +295,16 @@ class _Run:
 
 
 class _Reader:
-    """Reads standard output and standard error of a process in threads, and keeps the latter."""
+    """Keeps the standard error of a process: a pipe, because a file would be full where the disk is."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._lines: list[str] = []
-        assert process.stdout is not None
         self._thread = threading.Thread(target=self._keep, args=(process.stderr,), daemon=True)
         self._thread.start()
-        threading.Thread(target=process.stdout.read, daemon=True).start()
 
     def _keep(self, stream: Any) -> None:
-        self._lines.extend(stream)
+        with stream:
+            self._lines.extend(stream)
 
     def text(self) -> str:
         """Return standard error so far, to its end if that comes soon."""

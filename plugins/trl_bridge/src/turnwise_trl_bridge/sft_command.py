@@ -13,7 +13,7 @@ from turnwise.files import partial_path, raise_disk_error, write_text
 from turnwise.protocols.command import OK
 from turnwise.terminal import write_error, write_output
 from turnwise.types import JsonObject
-from turnwise_result_files.folder_lock import make_folder, writing_to
+from turnwise_result_files.folder_lock import make_folder, removed_folder, writing_to
 from turnwise_trl_bridge.command import check_installed, check_out, positive_int
 
 OPTIONS_FILE: Final = "sft.json"
@@ -58,12 +58,16 @@ class SftCommand:
             if arguments.resume and _is_complete(out, options):
                 write_error(f"turnwise: {out}: the model is complete\n")
                 return OK
-            write_text(out / OPTIONS_FILE, json.dumps(options, indent=2) + "\n")
+            options_text = json.dumps(options, indent=2) + "\n"
+            write_text(out / OPTIONS_FILE, options_text)
             try:
                 log = _train(arguments)
             except KeyboardInterrupt:
                 write_error(f"turnwise: {out} has no complete model; the same command with --resume trains again\n")
                 raise
+            if not (out / OPTIONS_FILE).exists():
+                write_text(out / OPTIONS_FILE, options_text)  # TRL made the folder anew; --resume may write there
+                raise removed_folder(out)
             write_text(out / LOG_FILE, json.dumps(log, indent=2) + "\n")
         losses = [entry["loss"] for entry in log if "loss" in entry]
         write_output(f"{len(losses)} steps; loss {losses[0]:.3f} in the first, {losses[-1]:.3f} in the last\n")

@@ -36,8 +36,8 @@ from turnwise_testing.scripted_run import PLUGIN, environment_of, write_scripted
 PROGRAM: Final = Path(__file__).with_name("end_faults.py")
 HUNG_S: Final = 300.0
 """A command that takes longer is killed, and its cell has failed; a busy machine needs a minute on Ray."""
-GONE_S: Final = 30.0
-"""Processes that live longer after their command are left."""
+GONE_S: Final = 120.0
+"""Processes that live longer after their command are left. Ray's agents notice the end of a killed Ray late."""
 NUM_EPISODES: Final = 10
 NUM_STEPS: Final = 3
 NUM_SESSIONS: Final = 2

@@ -40,7 +40,6 @@ SLOW = {
 }
 ON_RAY = {
     "rollout ray, running, SIGKILL",
-    "rollout ray, running, replicas lost",
     "rollout ray, writing, raylet stopped",
     "rollout ray, writing, GCS killed",
 }

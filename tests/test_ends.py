@@ -30,6 +30,7 @@ SLOW = {
     "eval local, running, full disk",
     "train local, running, SIGINT",
     "train local, first checkpoint, SIGKILL",
+    "train local, running, full disk",
     "train local, first checkpoint, full disk",
     "train local, running, folder gone",
     "sft local, running, SIGINT",

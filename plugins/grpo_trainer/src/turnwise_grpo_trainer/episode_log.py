@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +13,7 @@ from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from turnwise import EpisodeResult
+from turnwise.files import partial_path
 from turnwise.types import FloatArray, TokenArray, TokenScore
 from turnwise_result_files import TrajectoryWriter
 
@@ -58,8 +60,7 @@ class EpisodeLog:
     def write(self, step: int, episodes: Sequence[EpisodeResult], advantages: Sequence[Columns]) -> Path:
         """Write the file of a step, in the order of the batch; return it."""
         path = self.folder / f"step-{step:08d}.parquet"
-        self.folder.mkdir(exist_ok=True)  # not with its parents, see `whole_folder`
-        with TrajectoryWriter(path, decode=self.decode, training_step=step) as writer:
+        with self._writing(path, training_step=step) as writer:
             for episode, columns in zip(episodes, advantages, strict=True):
                 writer.write(episode, columns)
         return path
@@ -67,11 +68,20 @@ class EpisodeLog:
     def write_validation(self, step: int, episodes: Sequence[EpisodeResult]) -> None:
         """Write the held-out episodes of a step, unless no files are wanted."""
         if self.every:
-            path = self.folder / f"validation-{step:08d}.parquet"
-            self.folder.mkdir(exist_ok=True)
-            with TrajectoryWriter(path, decode=self.decode) as writer:
+            with self._writing(self.folder / f"validation-{step:08d}.parquet") as writer:
                 for episode in episodes:
                     writer.write(episode)
+
+    @contextmanager
+    def _writing(self, path: Path, **options: Any) -> Iterator[TrajectoryWriter]:
+        """Open a file for episodes; a full disk leaves no half file, because a resumed training writes it again."""
+        self.folder.mkdir(exist_ok=True)  # not with its parents, see `whole_folder`
+        try:
+            with TrajectoryWriter(path, decode=self.decode, **options) as writer:
+                yield writer
+        except BaseException:
+            partial_path(path).unlink(missing_ok=True)
+            raise
 
 
 def split_advantages(

@@ -71,7 +71,7 @@ class OwnRay:
         return all(part.poll() is None for _name, part in self._parts)
 
     def dead_part(self) -> str | None:
-        """Return the name of a part that has ended and without which no actor can go on; None if there is none."""
+        """Return the name of a part that has ended and without which no actor can run; None if there is none."""
         return next((name for name, part in self._parts if name in _NEEDED and part.poll() is not None), None)
 
     def kill(self) -> list[int]:

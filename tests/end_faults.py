@@ -60,7 +60,8 @@ class Fault:
         elif self.name == "full disk":
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         elif self.name == "folder gone":
-            shutil.rmtree(self.out)
+            # One step, because another thread may write to the folder while its files are removed.
+            shutil.rmtree(self.out.rename(self.out.with_name("removed")), ignore_errors=True)
         elif self.name == "replicas lost":
             threading.Thread(target=self._kill_replicas, daemon=True).start()
         elif kind in PARTS_OF_RAY:

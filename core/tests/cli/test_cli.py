@@ -1,13 +1,17 @@
 """The program `turnwise`: its commands, help, and the list of plugins."""
 
+import errno
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from turnwise.cli import main
+from turnwise.cli import _run, main
+from turnwise.errors import ConfigError
 from turnwise_testing.installation import install_plugin
 
 PLUGIN = """
@@ -112,6 +116,21 @@ def test_an_output_without_space(command):
     assert done.returncode == 2
     assert done.stderr.splitlines()[0].endswith("OSError: [Errno 28] No space left on device")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("limit", ["ENOSPC", "EDQUOT", "EFBIG", "no temporary folder"])
+def test_a_command_on_a_full_disk_is_one_line(limit, monkeypatch, tmp_path):
+    """Whichever error the system or the library has for it."""
+
+    def run(_options):
+        if limit.isupper():
+            raise OSError(getattr(errno, limit), "no more")
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "missing")])
+        tempfile.gettempdir()
+
+    with pytest.raises(ConfigError, match=r"^command 'acme': .*(no more|No usable temporary directory)"):
+        _run(SimpleNamespace(command=SimpleNamespace(run=run)), "command 'acme'")
 
 
 def test_the_usage_is_that_of_the_command(capsys):

@@ -130,11 +130,19 @@ def _run(options: argparse.Namespace, label: str) -> int:
     except (TurnwiseError, BrokenPipeError):
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        if _tells_full_disk(error):
             raise ConfigError(f"{label}: {describe(error)}") from error
         write_error(traceback.format_exc() + f"turnwise: error: {label}: {describe(error)}\n")
         return FAILED
     return code
+
+
+def _tells_full_disk(error: Exception) -> bool:
+    if not isinstance(error, OSError):
+        return False
+    # `tempfile` says so where it can write to no folder, and has no errno for a full disk.
+    has_no_temporary = error.errno == errno.ENOENT and "No usable temporary directory" in str(error)
+    return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} or has_no_temporary
 
 
 def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:

@@ -40,6 +40,7 @@ SLOW = {
     "serve local, writing, SIGKILL",
 }
 ON_RAY = {
+    "rollout ray, starting, SIGTERM",
     "rollout ray, running, SIGKILL",
     "rollout ray, writing, raylet stopped",
     "rollout ray, writing, GCS killed",

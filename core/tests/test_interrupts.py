@@ -32,6 +32,14 @@ def test_an_ignored_sighup_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
+def test_a_handled_signal_ends_an_alarm():
+    """Ray's C++ code handles SIGTERM too, and sets one that would abort the process while it ends."""
+    with handle_interrupts(lambda: None):
+        signal.alarm(600)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert 0 == signal.alarm(0)
+
+
 ENDING = """
 import atexit, os, signal, sys
 import turnwise.cli

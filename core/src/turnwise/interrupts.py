@@ -57,6 +57,8 @@ def _signals() -> list[signal.Signals]:
 
 def _set_handlers(handle: Callable[[], None]) -> None:
     def call(_signal: int, _frame: FrameType | None) -> None:
+        # Ray's C++ code sees SIGTERM before Python does, and sets an alarm that aborts the process three seconds later.
+        signal.alarm(0)
         handle()
 
     for each in _signals():

@@ -92,6 +92,7 @@ def test_a_seed_that_hangs_is_reported_and_the_others_run(monkeypatch):
 ORDER = """
 import asyncio, json
 from turnwise_testing.simulation.scheduler import Scheduler
+from turnwise_testing.virtual_loop import VirtualLoop
 order = []
 
 async def work(name, seconds):
@@ -109,9 +110,9 @@ async def main():
 
 
 def test_polite_runs_have_the_order_of_asyncio():
-    """Without a disturbance, tasks and timers continue as on asyncio's loop."""
+    """Without a disturbance, tasks and timers continue as on asyncio's loop with a clock that no machine delays."""
     simulated = run_code(ORDER + "Scheduler(0).run(lambda: asyncio.run(main()))\nprint(json.dumps(order))")
-    real = run_code(ORDER + "asyncio.run(main())\nprint(json.dumps(order))")
+    real = run_code(ORDER + "asyncio.Runner(loop_factory=VirtualLoop).run(main())\nprint(json.dumps(order))")
 
     assert real == simulated
 

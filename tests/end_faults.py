@@ -93,7 +93,7 @@ class Fault:
                 finally:
                     self._note_handled()
 
-            handle.is_watched = True  # type: ignore[attr-defined]
+            handle.is_watched = True  # type: ignore[attr-defined]  # an attribute of ours on a function
             return install(number, handle)
 
         signal.signal = watched

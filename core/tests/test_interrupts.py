@@ -53,7 +53,7 @@ sys.exit(turnwise.cli.main())
 @pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize(("words", "code"), [(["plugins"], 0), (["config", "show", "missing.yaml"], 2)])
 def test_a_signal_behind_the_end_of_a_command(sent, words, code):
-    """Python has not ended yet: the exit code is that of the command, and nothing is printed."""
+    """The exit code of the command stays, and the signal prints nothing."""
     program = ENDING.replace("SENT", sent).replace("WORDS", repr(words))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 

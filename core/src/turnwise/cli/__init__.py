@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(words: list[str]) -> int:
     """Run one command, and print its errors."""
     # A stream is None if it was closed; the file stays open to the end.
+    # Open until the process ends, so no `with` statement closes them.
     sys.stdout, sys.stderr = (each or Path(os.devnull).open("w") for each in (sys.stdout, sys.stderr))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may have less than Unicode

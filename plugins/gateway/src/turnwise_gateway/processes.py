@@ -86,7 +86,7 @@ def find_tree(processes: Mapping[int, Process], leader: int, mark: str) -> Itera
 
 
 def _is_inside(pid: int, processes: Mapping[int, Process], leader: int, inside: dict[int, bool]) -> bool:
-    """Return whether a process descends from the leader, or is in its session; `inside` has what is known."""
+    """Return whether a process descends from the leader, or is in its session; `inside` has earlier answers."""
     path = []
     while pid not in inside:
         path.append(pid)

@@ -116,7 +116,7 @@ def test_a_lost_agent_is_the_machines_failure(run_with: Callable[..., Any]) -> N
 def test_a_lease_that_expires_before_it_has_a_session(
     run_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, max_attempts: int
 ) -> None:
-    """Its agent gets no lease, and the episode goes on: with the next attempt, or it fails after the last one."""
+    """Its agent gets no lease. The episode continues with the next attempt, or fails after the last one."""
     expired = asyncio.Event()
     end_lost, have_opened = PullDesk.end_lost, SharedPool._have_opened
 

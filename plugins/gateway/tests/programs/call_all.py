@@ -38,7 +38,7 @@ def call(variables, path, body):
 
 
 def write(path, value):
-    """Write a JSON file, which nobody sees before it is whole."""
+    """Write a JSON file, which no reader sees before it is whole."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(value))
     part.rename(path)

@@ -106,7 +106,7 @@ class GatewayServer:
         self._checks[backend] = check
 
     def forget_requests(self, backend: SessionBackend) -> None:
-        """Free the requests of a session that is over, and its check: it answers nobody any more."""
+        """Free the requests and the check of a session that has ended, because it answers no call any more."""
         self._checks.pop(backend, None)
         self._readers.pop(backend, None)
         self._tool_replies.pop(backend, None)

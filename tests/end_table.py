@@ -11,7 +11,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def main() -> int:
     counts = f"{bad} of them break a promise, and {known_bad} as they are known to"
     print(f"{len(wrong)} cells have run, {counts}; {len(missing)} have not run")
     if options.page is not None:
-        options.page.write_text(page_of(known), encoding="utf-8")
+        options.page.write_text(page_of(known, _read_rows(options.page)), encoding="utf-8")
     return 1 if bad else 0
 
 
@@ -90,55 +90,66 @@ def _run(cells: Sequence[Cell], kept: Path, parallel: int) -> dict[Cell, Outcome
     return found
 
 
-def page_of(known: dict[Cell, Outcome]) -> str:
-    """Return the page of the documentation."""
+def page_of(known: dict[Cell, Outcome], earlier: Mapping[Cell, str]) -> str:
+    """Return the page of the documentation; cells without an outcome keep their row of an earlier page."""
+    rows = {**earlier, **{cell: _row(cell, outcome) for cell, outcome in known.items()}}
     text = (HERE / "end_page.md").read_text(encoding="utf-8")
-    exceptions = "".join(f"- {name}: {reason}.\n" for name, reason in KNOWN.items())
-    text += f"\nCells that break a promise:\n\n{exceptions}"
-    return text + "".join(_section(command, runtime, known) for command in COMMANDS for runtime in RUNTIMES)
+    if KNOWN:
+        text += "\nCells that break a promise:\n\n" + "".join(f"- {name}: {why}.\n" for name, why in KNOWN.items())
+    return text + "".join(_section(command, runtime, rows) for command in COMMANDS for runtime in RUNTIMES)
 
 
-def _section(command: str, runtime: str, known: dict[Cell, Outcome]) -> str:
+def _title(command: str, runtime: str) -> str:
     place = "in one process" if runtime == "local" else "on Ray"
-    title = f"\n## `{'gateway serve' if command == 'serve' else command}` {place}\n\n"
-    reason = Cell(command, runtime, "starting", "none").missing()
-    if reason:
+    return f"## `{'gateway serve' if command == 'serve' else command}` {place}"
+
+
+def _read_rows(page: Path) -> dict[Cell, str]:
+    """Return the rows of a page."""
+    sections = {_title(command, runtime): (command, runtime) for command in COMMANDS for runtime in RUNTIMES}
+    found, section = {}, None
+    for line in page.read_text(encoding="utf-8").splitlines() if page.exists() else []:
+        section = sections.get(line, section)
+        if section and line.startswith("| ") and not line.startswith(("| moment |", "| --- |")):
+            moment, fault = (each.strip() for each in line.split("|")[1:3])
+            found[Cell(*section, moment or "starting", fault)] = line
+    return found
+
+
+def _section(command: str, runtime: str, rows: Mapping[Cell, str]) -> str:
+    title = f"\n{_title(command, runtime)}\n\n"
+    undisturbed = Cell(command, runtime, "starting", "none")
+    if reason := undisturbed.missing():
         return f"{title}There are no such cells: {reason}.\n"
+    cells = [undisturbed, *(Cell(command, runtime, moment, fault) for moment in MOMENTS for fault in FAULTS[1:])]
     lines = [
         "| moment | fault | exit code | last line | kept | `--resume` | left |",
         "| --- | --- | --- | --- | --- | --- | --- |",
+        *(rows[cell] for cell in cells if cell in rows),
     ]
-    cells = [Cell(command, runtime, moment, fault) for moment in MOMENTS for fault in FAULTS[1:]]
-    undisturbed = Cell(command, runtime, "starting", "none")
-    return title + "\n".join([*lines, *_rows([undisturbed, *cells], known)]) + "\n" + _not_run(cells, known)
+    return title + "\n".join(lines) + "\n" + _not_run(cells, rows)
 
 
-def _not_run(cells: Iterable[Cell], known: dict[Cell, Outcome]) -> str:
+def _not_run(cells: Iterable[Cell], rows: Mapping[Cell, str]) -> str:
     """Return a list of the cells without an outcome."""
     left: dict[str, list[str]] = {}
     for cell in cells:
-        if not cell.missing() and cell not in known:
+        if not cell.missing() and cell not in rows:
             left.setdefault(cell.moment, []).append(cell.fault)
     lines = "".join(f"- {moment}: {', '.join(faults)}\n" for moment, faults in left.items())
     return f"\nNot run for this page:\n\n{lines}" if lines else ""
 
 
-def _rows(cells: Iterable[Cell], known: dict[Cell, Outcome]) -> Iterable[str]:
-    for cell in cells:
-        if cell.missing():
-            continue
-        moment = "" if cell.fault == "none" else cell.moment
-        outcome = known.get(cell)
-        if outcome is None:  # see `_not_run`
-            continue
-        first = outcome.first
-        kept = f"{len(first.held.parts)} of {FULL_SIZE[cell.command]}"
-        resumed = "; ".join(f"{each.code}{_quoted(each.last_line)}" for each in outcome.resumed)
-        left = ", ".join(first.processes) or "nothing"
-        yield (
-            f"| {moment} | {cell.fault} | {'hung' if first.code is None else first.code} |{_quoted(first.last_line)} |"
-            f" {kept} | {resumed} | {left} |"
-        )
+def _row(cell: Cell, outcome: Outcome) -> str:
+    moment = "" if cell.fault == "none" else cell.moment
+    first = outcome.first
+    kept = f"{len(first.held.parts)} of {FULL_SIZE[cell.command]}"
+    resumed = "; ".join(f"{each.code}{_quoted(each.last_line)}" for each in outcome.resumed)
+    left = ", ".join(first.processes) or "nothing"
+    return (
+        f"| {moment} | {cell.fault} | {'hung' if first.code is None else first.code} |{_quoted(first.last_line)} |"
+        f" {kept} | {resumed} | {left} |"
+    )
 
 
 def _quoted(line: str) -> str:
